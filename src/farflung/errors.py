@@ -1,0 +1,47 @@
+"""The one family of errors a user may see.
+
+Each message names what was expected, what was found and what to do. The command line prints the message
+as one line and exits non-zero; anything else that escapes is a defect of ours and ends in a traceback.
+"""
+
+from __future__ import annotations
+
+
+class FarflungError(Exception):
+    """Base of every error that a user can cause or cure."""
+
+    exit_code = 2
+
+
+class CaptureError(FarflungError):
+    """The model cannot become an OP-DAG; names the op, the module path and the user's source line."""
+
+
+class GraphError(FarflungError):
+    """An OP-DAG that came from outside breaks a rule of the wire format or of the opset."""
+
+
+class JobError(FarflungError):
+    """The job file or the `Job` it returned cannot be used."""
+
+
+class PlanError(FarflungError):
+    """No plan exists for this model on these workers."""
+
+
+class IdentityError(FarflungError):
+    """A token, certificate or certificate authority was refused."""
+
+
+class ProtocolError(FarflungError):
+    """A peer sent something that the protocol does not allow; the connection is closed."""
+
+
+class ConnectionFailed(FarflungError):
+    """A peer could not be reached, or was lost."""
+
+
+class RunFailed(FarflungError):
+    """A training run ended before its last step; the message says why and what was kept."""
+
+    exit_code = 1

@@ -1,0 +1,321 @@
+"""Control messages. One msgpack-encoded tagged struct each; unknown tags and fields are refused.
+
+A connection's direction and the peer's role decide which union is legal on it, so a worker cannot send what
+only a submitter may say.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from farflung.errors import ProtocolError
+from farflung.plan import Plan
+from farflung.runtime.training import Training
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Text = Annotated[str, Meta(max_length=2000)]
+Address = Annotated[str, Meta(max_length=300)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Base of every control message."""
+
+
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker offers. `memory_bytes` is what its owner lets jobs use."""
+
+    kind: Id
+    name: Text
+    cores: Count
+    memory_bytes: Count
+    torch: Text
+    opset: Text
+
+
+# worker -> broker
+
+
+class Register(Message, frozen=True):
+    """First message of a worker. `addresses` are HOST:PORT on which peers reach it; `boot` is new per process."""
+
+    device: Device
+    site: Text
+    addresses: Annotated[list[Address], Meta(max_length=16)]
+    boot: Id
+
+
+class Loaded(Message, frozen=True):
+    """The worker has verified its segments, holds their whole state and is linked to its neighbours."""
+
+    job: Id
+    attempt: Count
+
+
+class Refused(Message, frozen=True):
+    """The worker will not run this job; `reason` is one line for the user."""
+
+    job: Id
+    attempt: Count
+    reason: Text
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One segment's part of a unit.
+
+    `square_sum` is the float64 sum of squares over the gradients the segment owns, `finite` whether all of
+    them (and its loss) are; `loss` is its float64 sum of w_m * loss_m (0.0 without the loss).
+    """
+
+    segment: Count
+    square_sum: float
+    finite: bool
+    loss: float
+
+
+class UnitReady(Message, frozen=True):
+    """Every microbatch of the unit has run here; `bytes_sent` went out on data links since the last ready."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+    shares: Annotated[list[Share], Meta(max_length=100_000)]
+    bytes_sent: Count
+
+
+class Broken(Message, frozen=True):
+    """The worker cannot go on with the job (a peer was lost, an error in a segment)."""
+
+    job: Id
+    attempt: Count
+    reason: Text
+
+
+# broker -> worker
+
+
+class Registered(Message, frozen=True):
+    """The broker admits the worker to the backup pool."""
+
+    worker: Id
+    lease_seconds: float
+
+
+class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One segment of the job as the OP-DAG wire format writes it."""
+
+    segment: Count
+    program: bytes
+
+
+class Load(Message, frozen=True):
+    """Take these segments. `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id."""
+
+    job: Id
+    attempt: Count
+    plan: Plan
+    training: Training
+    programs: Annotated[list[SegmentProgram], Meta(max_length=100_000)]
+    addresses: dict[Id, list[Address]]
+    submitter: Id
+
+
+class Begin(Message, frozen=True):
+    """Every worker has loaded: run unit 0, then each next unit when the one before is decided."""
+
+    job: Id
+    attempt: Count
+
+
+class Decide(Message, frozen=True):
+    """The unit is decided: a training step is applied with gradients times `scale`, an evaluation only ends."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+    scale: float
+
+
+class SendState(Message, frozen=True):
+    """Send the owned parameters and buffers of every segment, as they stand, to the submitter."""
+
+    job: Id
+    attempt: Count
+
+
+class Stop(Message, frozen=True):
+    """Drop the job's work and memory and go back to the backup pool."""
+
+    job: Id
+    attempt: Count
+    reason: Text
+
+
+# submitter -> broker
+
+
+class Submit(Message, frozen=True):
+    """A job: the OP-DAG on the wire (no weights), how to train it, and on how many workers.
+
+    `workers` = 0 takes every idle worker that the model can be cut for.
+    """
+
+    name: Text
+    graph: bytes
+    training: Training
+    workers: Count
+
+
+class Collected(Message, frozen=True):
+    """The submitter holds and has written the state it asked for."""
+
+    job: Id
+    attempt: Count
+
+
+class Cancel(Message, frozen=True):
+    """End the job; with `collect` the workers first send the state of the last applied step."""
+
+    job: Id
+    reason: Text
+    collect: bool
+
+
+class Ask(Message, frozen=True):
+    """What is going on? Answered by `Status`; any role may ask."""
+
+
+# broker -> submitter
+
+
+class Accepted(Message, frozen=True):
+    """The job's id, and its state in words ("waiting for 1 more worker (have 1, plan needs 2)")."""
+
+    job: Id
+    state: Text
+
+
+class Planned(Message, frozen=True):
+    """The plan: dial these workers, send each segment's state to its worker, then feed when `Running`.
+
+    `owned[s]` names the parameters and buffers that segment s owns: what the submitter sends to its worker
+    and gets back at the end. A parameter used by several segments is owned by the first of them.
+    """
+
+    job: Id
+    attempt: Count
+    plan: Plan
+    owned: list[list[str]]
+    addresses: dict[Id, list[Address]]
+
+
+class Running(Message, frozen=True):
+    """Every worker has loaded; unit 0 has begun."""
+
+    job: Id
+    attempt: Count
+
+
+class UnitDone(Message, frozen=True):
+    """A unit was decided. `loss` is the sum of the shares in segment order, `gradient_norm` before clipping."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+    loss: float
+    gradient_norm: float
+    bytes_sent: Count
+
+
+class Collecting(Message, frozen=True):
+    """Workers now send their state (of step `step`); `state` and `reason` tell how the job ends."""
+
+    job: Id
+    attempt: Count
+    step: Count
+    state: Text
+    reason: Text
+
+
+class Ended(Message, frozen=True):
+    """The job is over: `state` is done, failed or cancelled."""
+
+    job: Id
+    state: Text
+    reason: Text
+
+
+class Denied(Message, frozen=True):
+    """The broker refuses what was asked, with one line for the user."""
+
+    reason: Text
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One worker as `farflung status` shows it; `state` is idle, loading, running or lost."""
+
+    worker: str
+    state: str
+    device: str
+    site: str
+    address: str
+    last_seen_seconds: float
+    job: str
+
+
+class JobStatus(msgspec.Struct, frozen=True):
+    """One job as `farflung status` shows it."""
+
+    job: str
+    name: str
+    state: str
+    reason: str
+    step: int
+    steps: int
+    loss: float | None
+    samples_per_second: float | None
+    workers: list[str]
+
+
+class Status(Message, frozen=True):
+    """Everything `farflung status` prints."""
+
+    version: str
+    uptime_seconds: float
+    workers: list[WorkerStatus]
+    jobs: list[JobStatus]
+    backup_pool: list[str]
+    timeouts: dict[str, float]
+
+
+FromWorker = Register | Loaded | Refused | UnitReady | Broken | Ask
+FromSubmitter = Submit | Collected | Cancel | Ask
+FromViewer = Ask
+ToWorker = Registered | Load | Begin | Decide | SendState | Stop | Denied | Status
+ToSubmitter = (
+    Accepted | Planned | Running | UnitDone | Collecting | Ended | Denied | Status
+)
+
+AnyMessage = TypeVar("AnyMessage")
+
+
+def encode(message: Message) -> bytes:
+    """The message as it travels."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes, union: Any) -> Any:
+    """Read one message of `union` (one of the unions above).
+
+    Raises
+    ------
+    ProtocolError
+        The bytes are not msgpack, not one of the union's messages, or break a field's bounds.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=union)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"a control message was refused: {error}") from None

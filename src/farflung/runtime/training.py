@@ -1,0 +1,41 @@
+"""How a job is trained: the numbers every worker, the broker and the submitter must agree on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.runtime.optimizer import Optimizer
+from farflung.schedule import Unit, unit_sequence
+
+Whole = Annotated[int, Meta(ge=1, le=10**9)]
+
+
+class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Batch arithmetic, optimizer, seed and clipping of one job.
+
+    A step runs `microbatches` of `microbatch_size` samples; the loss of each is weighted 1/microbatches.
+    `clip` bounds the global gradient norm. Evaluation runs `validation_microbatches` (0: none) before the
+    first step, after the last and after each `validate_every` steps.
+    """
+
+    steps: Whole
+    microbatches: Whole
+    microbatch_size: Whole
+    optimizer: Optimizer
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    clip: float | None = None
+    validate_every: Whole | None = None
+    validation_microbatches: Annotated[int, Meta(ge=0, le=10**6)] = 0
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
+            raise ValueError(f"clip must be a positive number, found {self.clip}")
+
+    def units(self) -> Iterator[Unit]:
+        """Every unit of the job in order."""
+        return unit_sequence(self.steps, self.microbatches, self.validate_every, self.validation_microbatches)

@@ -1,0 +1,37 @@
+"""Units of work in the order a job runs them: training steps, with evaluation passes between commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Unit(NamedTuple):
+    """One unit: a training step (`train`), or a forward-only pass over the validation set.
+
+    `number` counts all units of a job from 0; `step` is the number of steps applied before this unit.
+    """
+
+    number: int
+    train: bool
+    step: int
+    microbatches: int
+
+
+def unit_sequence(
+    steps: int, microbatches: int, validate_every: int | None, validation_microbatches: int
+) -> Iterator[Unit]:
+    """Every unit of a job in order.
+
+    With `validation_microbatches` > 0 the model is evaluated before the first step, after the last one and,
+    where `validate_every` is given, after each `validate_every` steps.
+    """
+    number = 0
+    for step in range(steps + 1):
+        due = step in (0, steps) or (validate_every is not None and step % validate_every == 0)
+        if validation_microbatches and due:
+            yield Unit(number, False, step, validation_microbatches)
+            number += 1
+        if step < steps:
+            yield Unit(number, True, step, microbatches)
+            number += 1

@@ -1,0 +1,189 @@
+"""What a user declares: a model, its data, and how it is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from farflung.data import Collate, collate
+from farflung.errors import JobError
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.training import Training
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MAXIMUM_COUNT = 10**9
+MAXIMUM_SEED = 2**63 - 1
+
+
+class Dataset(Protocol):
+    """A map-style data set, as `torch.utils.data` has them; items are dicts of tensors."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """One training run, as the job file's `job()` returns it.
+
+    Parameters
+    ----------
+    model
+        Called with a collated batch as keyword arguments; returns the mean scalar loss, or an object or
+        dict with `loss`, unless `loss` makes it.
+    data, validation
+        Map-style data sets whose items are dicts of tensors of equal shapes.
+    optimizer
+        `farflung.AdamW` or `farflung.SGD`.
+    batch
+        Samples of one step, over all microbatches.
+    microbatches
+        Equal parts of a batch, each sent through the pipeline by itself; divides `batch`.
+    steps
+        Optimizer steps of the run.
+    loss
+        `loss(outputs, batch)` makes the mean scalar loss from what the model returned.
+    seed
+        Fixes the order of the data and every random number of the training.
+    clip
+        Upper bound of the global gradient norm.
+    validate_every
+        Steps between evaluations; the first and the last step have one whenever `validation` is given.
+    validation_batches
+        Microbatch-sized batches of one evaluation, spread evenly over `validation`.
+    collate
+        Makes a batch, a dict of tensors, of a list of items; without it tensors are stacked.
+    sample
+        Called with the trained model in evaluation mode; the text it returns ends the run.
+    name
+        What `farflung status` calls the job; the job file's name if None.
+
+    Raises
+    ------
+    JobError
+        A field is of the wrong type or out of range, or the data has too few items or unfit ones.
+    """
+
+    model: nn.Module
+    data: Dataset
+    optimizer: Optimizer
+    batch: int
+    microbatches: int
+    steps: int
+    loss: Callable[[Any, dict[str, Tensor]], Tensor] | None = None
+    validation: Dataset | None = None
+    seed: int = 0
+    clip: float | None = None
+    validate_every: int | None = None
+    validation_batches: int = 8
+    collate: Collate | None = None
+    sample: Callable[[Any], str] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_module(self.model)
+        _require_optimizer(self.optimizer)
+        for name in ("batch", "microbatches", "steps", "validation_batches"):
+            _require_whole(name, getattr(self, name), 1, MAXIMUM_COUNT)
+        if self.validate_every is not None:
+            _require_whole("validate_every", self.validate_every, 1, MAXIMUM_COUNT)
+        _require_whole("seed", self.seed, 0, MAXIMUM_SEED)
+        _require_clip(self.clip)
+        for name in ("loss", "collate", "sample"):
+            _require_callable(name, getattr(self, name))
+        if self.name is not None and (not isinstance(self.name, str) or not 0 < len(self.name) <= 64):
+            raise JobError(f"name must be a text of 1 to 64 characters, found {self.name!r}")
+        self._require_even_batch()
+        self._require_items("data", self.data, self.batch)
+        if self.validation is not None:
+            self._require_items("validation", self.validation, self.microbatch_size)
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of one microbatch."""
+        return self.batch // self.microbatches
+
+    @property
+    def validation_microbatches(self) -> int:
+        """Microbatches of one evaluation: 0 without `validation`, never more than it has."""
+        if self.validation is None:
+            return 0
+        return min(self.validation_batches, len(self.validation) // self.microbatch_size)
+
+    def training(self) -> Training:
+        """How the job is trained, as workers and broker are told."""
+        return Training(
+            steps=self.steps,
+            microbatches=self.microbatches,
+            microbatch_size=self.microbatch_size,
+            optimizer=self.optimizer,
+            seed=self.seed,
+            clip=self.clip,
+            validate_every=self.validate_every,
+            validation_microbatches=self.validation_microbatches,
+        )
+
+    def _require_even_batch(self) -> None:
+        if self.batch % self.microbatches:
+            below = self.batch - self.batch % self.microbatches
+            nearest = f"{below} or {below + self.microbatches}" if below else str(self.microbatches)
+            raise JobError(
+                f"batch must be divisible by microbatches, found batch={self.batch} and"
+                f" microbatches={self.microbatches}: try batch={nearest}"
+            )
+
+    def _require_items(self, name: str, data: Dataset, least: int) -> None:
+        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise JobError(
+                f"{name} must be a map-style data set (with __len__ and __getitem__), found {_kind(data)}"
+            )
+        if len(data) < least:
+            raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
+        try:
+            collate([data[0]], self.collate)
+        except JobError as error:
+            raise JobError(f"{name} is unfit: {error}") from None
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _require_module(model: object) -> None:
+    from torch import nn
+
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise JobError(f"model must be a module, found the class {model.__name__}: call it")
+    if not isinstance(model, nn.Module):
+        raise JobError(f"model must be a torch.nn.Module, found {_kind(model)}")
+
+
+def _require_optimizer(optimizer: object) -> None:
+    if not isinstance(optimizer, AdamW | SGD):
+        raise JobError(
+            f"optimizer must be farflung.AdamW(...) or farflung.SGD(...), found {_kind(optimizer)}:"
+            " each worker builds its own from the numbers"
+        )
+
+
+def _require_whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise JobError(f"{name} must be a whole number from {least} to {most}, found {value!r}")
+
+
+def _require_clip(clip: object) -> None:
+    if clip is None:
+        return
+    if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf:
+        raise JobError(f"clip must be a positive number or None, found {clip!r}")
+
+
+def _require_callable(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise JobError(f"{name} must be callable or None, found {_kind(value)}")

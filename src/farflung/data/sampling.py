@@ -1,0 +1,128 @@
+"""Which items a step trains on, and how items become a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from farflung.errors import JobError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+Collate = Callable[[Sequence[Any]], Mapping[str, "Tensor"]]
+"""Makes one batch of items: named tensors whose first dimension is the batch."""
+
+
+class SampleOrder:
+    """Maps a global sample index to an item of the data set: a fresh seeded permutation each epoch.
+
+    Any place is reached without replaying what came before it, so a run resumes anywhere. The last
+    incomplete batch of an epoch is dropped: sample s belongs to step s // batch. The order depends on the
+    arguments alone, not on machine or version: a counter-based generator's raw bits are sorted.
+
+    Parameters
+    ----------
+    length
+        Items of the data set.
+    batch
+        Samples of one step over all microbatches; at most `length`.
+    seed
+        The job's seed, from 0 to 2**63 - 1.
+
+    Raises
+    ------
+    JobError
+        There are fewer items than one batch needs.
+    """
+
+    def __init__(self, length: int, batch: int, seed: int) -> None:
+        if not 1 <= batch <= length:
+            raise JobError(f"one batch needs {batch} items (at least 1), the data has {length}")
+        self.length = length
+        self.batch = batch
+        self.seed = seed
+        self.steps_per_epoch = length // batch
+
+    def dataset_index(self, sample: int) -> int:
+        """The item that global sample number `sample`, counted from 0, is."""
+        step, offset = divmod(sample, self.batch)
+        return self.indices(step)[offset]
+
+    def indices(self, step: int) -> list[int]:
+        """The `batch` items of step `step`; microbatch m takes the m-th slice of equal size."""
+        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+        start = step_of_epoch * self.batch
+        order = _permutation(self.length, self.seed, epoch)
+        return [int(index) for index in order[start : start + self.batch]]
+
+
+def spread_indices(length: int, count: int) -> list[int]:
+    """`count` items spread evenly over a data set of `length`: the same at every evaluation."""
+    return [position * length // count for position in range(count)]
+
+
+def collate(items: Sequence[Any], collate: Collate | None = None) -> dict[str, Tensor]:
+    """Stack items, dicts of tensors, into one batch; or let the user's `collate` do it.
+
+    Returns
+    -------
+    Tensors by name, each (len(items), ...).
+
+    Raises
+    ------
+    JobError
+        An item is no dict of tensors, items have other names or shapes than the first, or the user's
+        `collate` returned something else than a dict of tensors.
+    """
+    import torch
+
+    if collate is not None:
+        batch = collate(items)
+        _require_tensors(batch, "collate returned")
+        return dict(batch)
+    for item in items:
+        _require_tensors(item, "an item of the data is")
+        if item.keys() != items[0].keys():
+            raise JobError(
+                f"every item must have the same names, found {sorted(items[0])} and {sorted(item)}"
+            )
+    for name in items[0]:
+        _require_alike(name, [item[name] for item in items])
+    return {name: torch.stack([item[name] for item in items]) for name in items[0]}
+
+
+@lru_cache(maxsize=2)
+def _permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    import numpy as np
+
+    bits = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(length)
+    return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
+
+
+def _require_tensors(found: object, what: str) -> None:
+    from torch import Tensor
+
+    expected = "a dict of tensors by argument name was expected"
+    if not isinstance(found, Mapping):
+        raise JobError(f"{what} a {type(found).__name__}: {expected}")
+    if not found:
+        raise JobError(f"{what} empty: {expected}")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise JobError(f"{what} a dict with {name!r}: {type(value).__name__}: {expected}")
+
+
+def _require_alike(name: str, tensors: list[Tensor]) -> None:
+    shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+    if len(shapes) > 1:
+        raise JobError(
+            f"items of one batch must have equal shapes, {name!r} has {' and '.join(map(str, shapes[:3]))}:"
+            " pad them with Job(collate=)"
+        )
+    dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+    if len(dtypes) > 1:
+        raise JobError(f"items of one batch must have one dtype, {name!r} has {' and '.join(dtypes)}")

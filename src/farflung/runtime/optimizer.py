@@ -1,0 +1,163 @@
+"""Optimizers and learning rates as declarations that travel; a worker builds torch's own from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """The declared rate at every step, after a linear rise over `warmup_steps`."""
+
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require_whole("warmup_steps", self.warmup_steps, 0)
+
+    def ratio(self, step: int) -> float:
+        """What the declared rate is multiplied by at `step`, counted from 0."""
+        return _warmup_ratio(step, self.warmup_steps)
+
+
+class WarmupCosine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """A linear rise over `warmup_steps`, then half a cosine down to `minimum_ratio` at `total_steps`.
+
+    The rate stays at its minimum from there on; `total_steps` does not follow the job's `steps`.
+    """
+
+    warmup_steps: int
+    total_steps: int
+    minimum_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_whole("warmup_steps", self.warmup_steps, 0)
+        _require_whole("total_steps", self.total_steps, self.warmup_steps + 1)
+        _require_number("minimum_ratio", self.minimum_ratio, 0.0, 1.0)
+
+    def ratio(self, step: int) -> float:
+        """What the declared rate is multiplied by at `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return _warmup_ratio(step, self.warmup_steps)
+        progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        return self.minimum_ratio + (1.0 - self.minimum_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+Schedule = Constant | WarmupCosine
+
+
+class AdamW(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """`torch.optim.AdamW` by its numbers; weight decay applies to every parameter, as there.
+
+    Raises
+    ------
+    ValueError
+        A number is not finite or out of its range; from the wire, `msgspec.ValidationError`.
+    """
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    schedule: Schedule = msgspec.field(default_factory=Constant)
+
+    def __post_init__(self) -> None:
+        _require_number("lr", self.lr, 0.0)
+        if not isinstance(self.betas, tuple) or len(self.betas) != 2:
+            raise ValueError(f"betas must be a tuple of two numbers, found {self.betas!r}")
+        for beta in self.betas:
+            _require_number("betas", beta, 0.0, 1.0, below=True)
+        _require_number("eps", self.eps, 0.0)
+        _require_number("weight_decay", self.weight_decay, 0.0)
+        _require_schedule(self.schedule)
+
+
+class SGD(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """`torch.optim.SGD` by its numbers; weight decay applies to every parameter, as there.
+
+    Raises
+    ------
+    ValueError
+        A number is not finite or out of its range; from the wire, `msgspec.ValidationError`.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    schedule: Schedule = msgspec.field(default_factory=Constant)
+
+    def __post_init__(self) -> None:
+        _require_number("lr", self.lr, 0.0)
+        _require_number("momentum", self.momentum, 0.0, 1.0, below=True)
+        _require_number("dampening", self.dampening, 0.0, 1.0)
+        _require_number("weight_decay", self.weight_decay, 0.0)
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ValueError("nesterov needs a momentum above 0 and no dampening")
+        _require_schedule(self.schedule)
+
+
+Optimizer = AdamW | SGD
+
+
+def learning_rate(optimizer: Optimizer, step: int) -> float:
+    """The rate that step `step`, counted from 0, is applied with."""
+    return optimizer.lr * optimizer.schedule.ratio(step)
+
+
+def build(optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Torch's optimizer over `parameters` (at least one), at the rate of step 0."""
+    import torch
+
+    rate = learning_rate(optimizer, 0)
+    if isinstance(optimizer, AdamW):
+        return torch.optim.AdamW(
+            parameters,
+            lr=rate,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=rate,
+        momentum=optimizer.momentum,
+        dampening=optimizer.dampening,
+        weight_decay=optimizer.weight_decay,
+        nesterov=optimizer.nesterov,
+    )
+
+
+def set_learning_rate(built: torch.optim.Optimizer, optimizer: Optimizer, step: int) -> None:
+    """Give what `build` returned the rate of step `step`, counted from 0."""
+    for group in built.param_groups:
+        group["lr"] = learning_rate(optimizer, step)
+
+
+def _warmup_ratio(step: int, warmup_steps: int) -> float:
+    return min(1.0, (step + 1) / (warmup_steps + 1))
+
+
+def _require_whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
+        raise ValueError(f"{name} must be a whole number from {least} to 10**9, found {value!r}")
+
+
+def _require_number(
+    name: str, value: float, least: float, most: float = math.inf, *, below: bool = False
+) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not least <= value <= most or (below and value == most):
+        limit = "" if math.isinf(most) else f" and {'below' if below else 'at most'} {most:g}"
+        raise ValueError(f"{name} must be a finite number, at least {least:g}{limit}, found {value!r}")
+
+
+def _require_schedule(schedule: object) -> None:
+    if not isinstance(schedule, Constant | WarmupCosine):
+        raise ValueError(f"schedule must be farflung.Constant or farflung.WarmupCosine, found {schedule!r}")

@@ -33,6 +33,10 @@ class IdentityError(FarflungError):
     """A token, certificate or certificate authority was refused."""
 
 
+class StoreError(FarflungError):
+    """The broker's store cannot be used: in use, damaged, of a newer farflung, or its disk is full."""
+
+
 class ProtocolError(FarflungError):
     """A peer sent something that the protocol does not allow; the connection is closed."""
 

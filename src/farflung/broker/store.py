@@ -1,0 +1,237 @@
+"""What the broker must not forget, in one SQLite file: its event log, tokens and certificates.
+
+Every write is on disk when the call returns (WAL, synchronous=FULL). One broker at a time owns a folder; a
+token may be added beside it by another process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from farflung.errors import StoreError
+
+STORE_FILE = "broker.sqlite"
+LOCK_FILE = "broker.lock"
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE tokens (
+    digest BLOB PRIMARY KEY, role TEXT NOT NULL, uses INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0,
+    expires_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE certificates (
+    id TEXT PRIMARY KEY, role TEXT NOT NULL, key_digest BLOB NOT NULL, token_digest BLOB NOT NULL,
+    certificate BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (sequence INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL);
+"""
+_BUSY_SECONDS = 10.0
+_PAGE_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token as stored: `digest` is the SHA-256 of its secret, `expires_at` in Unix seconds."""
+
+    digest: bytes
+    role: str
+    uses: int
+    used: int
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has an id: the SHA-256 of its public key, the token that let it in, its newest certificate (PEM)."""
+
+    id: str
+    role: str
+    key_digest: bytes
+    token_digest: bytes
+    certificate: bytes
+
+
+class Store:
+    """The file `broker.sqlite` in a broker's folder; made when absent. Threads may share it.
+
+    Raises
+    ------
+    StoreError
+        On opening: another broker owns the folder (unless `sole` is False), or the file is damaged, is no
+        farflung store, or was written by a newer farflung. Later: the disk is full or fails.
+    """
+
+    def __init__(self, folder: Path, sole: bool = True) -> None:
+        self._path = folder / STORE_FILE
+        self._guard = threading.RLock()
+        if not folder.exists():
+            folder.mkdir(mode=0o700, parents=True)
+        self._lock = _lock_folder(folder) if sole else None
+        try:
+            with self._errors():
+                self._connection = self._connect()
+        except BaseException:
+            self._unlock()
+            raise
+
+    def close(self) -> None:
+        """Close the file and let another broker have the folder."""
+        self._connection.close()
+        self._unlock()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is written together or, if it raises, not at all; no other writer comes between."""
+        with self._guard, self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.commit()
+            except BaseException:
+                self._connection.rollback()
+                raise
+
+    def append(self, events: Sequence[bytes]) -> None:
+        """Add events to the log, in one transaction."""
+        now = time.time()
+        with self.transaction():
+            self._connection.executemany(
+                "INSERT INTO events (at, body) VALUES (?, ?)", [(now, event) for event in events]
+            )
+
+    def events(self) -> Iterator[bytes]:
+        """Every event in the order it was appended."""
+        last = 0
+        while rows := self._rows(
+            "SELECT sequence, body FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?", last, _PAGE_ROWS
+        ):
+            last = rows[-1][0]
+            for _, body in rows:
+                yield body
+
+    def add_token(self, token: TokenRecord) -> None:
+        """Remember a token."""
+        with self.transaction():
+            self._connection.execute(
+                "INSERT INTO tokens (digest, role, uses, used, expires_at) VALUES (?, ?, ?, ?, ?)",
+                (token.digest, token.role, token.uses, token.used, token.expires_at),
+            )
+
+    def token(self, digest: bytes) -> TokenRecord | None:
+        """The token with this digest."""
+        rows = self._rows("SELECT digest, role, uses, used, expires_at FROM tokens WHERE digest = ?", digest)
+        return TokenRecord(*rows[0]) if rows else None
+
+    def spend(self, digest: bytes) -> None:
+        """Count one more use of a token; belongs in the transaction that writes the holder."""
+        with self._guard, self._errors():
+            self._connection.execute("UPDATE tokens SET used = used + 1 WHERE digest = ?", (digest,))
+
+    def holder(self, id: str) -> Holder | None:
+        """Who has this id."""
+        columns = "id, role, key_digest, token_digest, certificate"
+        rows = self._rows(f"SELECT {columns} FROM certificates WHERE id = ?", id)
+        return Holder(*rows[0]) if rows else None
+
+    def write_holder(self, holder: Holder) -> None:
+        """Record who has an id, and its newest certificate."""
+        with self._guard, self._errors():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO certificates (id, role, key_digest, token_digest, certificate) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (holder.id, holder.role, holder.key_digest, holder.token_digest, holder.certificate),
+            )
+
+    def _rows(self, query: str, *values: object) -> list[tuple]:
+        with self._guard, self._errors():
+            return self._connection.execute(query, values).fetchall()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            self._check_version(connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            _make_schema(connection)
+            self._check_content(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_version(self, connection: sqlite3.Connection) -> None:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > _SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._path} was written by a newer farflung (schema {version}, this one knows up to "
+                f"{_SCHEMA_VERSION}): install that version again"
+            )
+
+    def _check_content(self, connection: sqlite3.Connection) -> None:
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise StoreError(_damaged(self._path, verdict))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise StoreError(
+                f"{self._path} cannot be used ({error}): free the disk or end what holds it"
+            ) from None
+        except sqlite3.DatabaseError as error:
+            raise StoreError(_damaged(self._path, str(error))) from None
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _make_schema(connection: sqlite3.Connection) -> None:
+    # Inside the write lock, because a broker and `token create` may both be the first to come.
+    connection.execute("BEGIN IMMEDIATE")
+    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            raise sqlite3.DatabaseError("it holds tables of another program")
+        for statement in _SCHEMA.split(";"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _damaged(path: Path, found: str) -> str:
+    return f"{path} is damaged or no farflung store ({found}): put a copy back, or choose another --folder"
+
+
+def _lock_folder(folder: Path) -> int:
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreError(
+            f"another broker (process {holder}) runs on {folder}: stop it, or choose another --folder"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor

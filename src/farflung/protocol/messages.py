@@ -15,8 +15,10 @@ from farflung.errors import ProtocolError
 from farflung.plan import Plan
 from farflung.runtime.training import Training
 
+TEXT_LENGTH = 2000
+
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
-Text = Annotated[str, Meta(max_length=2000)]
+Text = Annotated[str, Meta(max_length=TEXT_LENGTH)]
 Address = Annotated[str, Meta(max_length=300)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 

@@ -1,0 +1,116 @@
+"""The step commit: a unit is over on every worker, or on none.
+
+Segments that apply together form a commit group with one coordinator. Today the group is the whole job and
+the coordinator the broker; nothing outside this file may rely on that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from farflung.errors import ProtocolError
+from farflung.plan import Plan
+from farflung.protocol.messages import Share, UnitReady
+from farflung.schedule import Unit
+
+NORM_OFFSET = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a complete group decides.
+
+    `scale` multiplies every gradient of the step. `loss` is the sum of the shares, `gradient_norm` the global
+    norm before clipping (0.0 for an evaluation). `trouble` is empty, or says why the step cannot be applied.
+    """
+
+    scale: float
+    loss: float
+    gradient_norm: float
+    bytes_sent: int
+    trouble: str
+
+
+@dataclass(frozen=True)
+class CommitGroup:
+    """The shares of one unit in one attempt, as far as they have come."""
+
+    attempt: int
+    unit: Unit
+    owners: Mapping[str, tuple[int, ...]]
+    shares: Mapping[int, Share]
+    bytes_sent: int = 0
+
+    @classmethod
+    def opened(cls, plan: Plan, attempt: int, unit: Unit) -> CommitGroup:
+        """A group that waits for every segment of `plan`."""
+        owners = {worker: tuple(plan.segments_of(worker)) for worker in plan.workers()}
+        return cls(attempt, unit, owners, {})
+
+    @property
+    def complete(self) -> bool:
+        """Whether every segment's share has come."""
+        return len(self.shares) == sum(map(len, self.owners.values()))
+
+    def awaited(self) -> list[str]:
+        """Workers whose shares are missing, in plan order."""
+        return [
+            worker for worker, owned in self.owners.items() if owned and not self.shares.keys() >= set(owned)
+        ]
+
+    def add(self, worker: str, ready: UnitReady) -> CommitGroup:
+        """The group with `worker`'s shares.
+
+        Raises
+        ------
+        ProtocolError
+            The shares are of another attempt or unit, came before, are not exactly those of the worker's
+            segments, or hold a negative sum of squares.
+        """
+        if (ready.attempt, ready.unit) != (self.attempt, self.unit.number):
+            raise ProtocolError(
+                f"worker {worker} is ready for unit {ready.unit} of attempt {ready.attempt}, "
+                f"expected unit {self.unit.number} of attempt {self.attempt}"
+            )
+        found = sorted(share.segment for share in ready.shares)
+        if found != sorted(self.owners.get(worker, ())):
+            raise ProtocolError(
+                f"worker {worker} sent shares of segments {found[:20]}, "
+                f"the plan gives it {sorted(self.owners.get(worker, ()))[:20]}"
+            )
+        if self.shares.keys() & set(found):
+            raise ProtocolError(f"worker {worker} was ready for unit {ready.unit} before")
+        if any(share.square_sum < 0 for share in ready.shares):
+            raise ProtocolError(f"worker {worker} sent a negative sum of squares")
+        added = {share.segment: share for share in ready.shares}
+        return replace(self, shares={**self.shares, **added}, bytes_sent=self.bytes_sent + ready.bytes_sent)
+
+    def verdict(self, clip: float | None) -> Verdict:
+        """Add the shares in segment order and decide; the group must be complete."""
+        shares = [self.shares[segment] for segment in sorted(self.shares)]
+        loss = _in_order(share.loss for share in shares)
+        if not self.unit.train:
+            return Verdict(1.0, loss, 0.0, self.bytes_sent, "")
+        norm = math.sqrt(_in_order(share.square_sum for share in shares))
+        finite = all(share.finite for share in shares) and math.isfinite(norm)
+        scale = 1.0 if clip is None or not finite else min(1.0, clip / (norm + NORM_OFFSET))
+        trouble = "" if finite and math.isfinite(loss) else _trouble(loss)
+        return Verdict(scale, loss, norm, self.bytes_sent, trouble)
+
+
+def _in_order(numbers: Iterable[float]) -> float:
+    # Not `sum`: it compensates from Python 3.12 on, so the same run would differ between Pythons.
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total
+
+
+def _trouble(loss: float) -> str:
+    if math.isnan(loss):
+        return "the loss became NaN"
+    if math.isinf(loss):
+        return "the loss became infinite"
+    return "a gradient became NaN or infinite"

@@ -1,0 +1,159 @@
+"""What happens to the broker (events), and what it then does (commands)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.plan import Plan
+from farflung.protocol.messages import (
+    Broken,
+    Cancel,
+    Collected,
+    Device,
+    Loaded,
+    Message,
+    Refused,
+    Register,
+    SegmentProgram,
+    Submit,
+    UnitReady,
+)
+from farflung.runtime.training import Training
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of every event. `now` is in seconds since 1970 and never runs backwards within one broker."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Restarted(Event):
+    """The broker has just replayed its log; no link of before is left."""
+
+
+@dataclass(frozen=True)
+class Tick(Event):
+    """Time has passed. `patience_seconds` is what any wait for progress may last at least."""
+
+    patience_seconds: float
+
+
+@dataclass(frozen=True)
+class WorkerJoins(Event):
+    """A worker registers.
+
+    `heard_seconds` ago its older link, if one is open, last brought anything; it is suspect after
+    `suspect_seconds` of silence.
+    """
+
+    worker: str
+    register: Register
+    heard_seconds: float | None
+    suspect_seconds: float
+    lease_seconds: float
+
+
+@dataclass(frozen=True)
+class WorkerLeaves(Event):
+    """A registered worker's link closed."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerSays(Event):
+    """A message of a registered worker."""
+
+    worker: str
+    message: Loaded | Refused | UnitReady | Broken
+
+
+@dataclass(frozen=True)
+class SubmitterSays(Event):
+    """A message of a submitter."""
+
+    submitter: str
+    message: Submit | Collected | Cancel
+
+
+@dataclass(frozen=True)
+class SubmitterLeaves(Event):
+    """The link over which `job` was submitted closed."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanMade(Event):
+    """The planner is done; `programs` and `owned` have one entry a segment."""
+
+    job: str
+    attempt: int
+    plan: Plan
+    programs: list[SegmentProgram]
+    owned: list[list[str]]
+
+
+@dataclass(frozen=True)
+class PlanFailed(Event):
+    """There is no plan, for a reason the user can read."""
+
+    job: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Send:
+    """To a registered worker."""
+
+    worker: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Tell:
+    """To the link over which `job` was submitted, if it still is there."""
+
+    job: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Reply:
+    """To the link that brought the event."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class Admit:
+    """The link that brought the event is now the worker's; an older one is closed with `reason`."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Tell the link that brought the event why it is refused, and close it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunPlanner:
+    """Plan the job on these workers, off the loop; answered by `PlanMade` or `PlanFailed`."""
+
+    job: str
+    attempt: int
+    graph: bytes
+    training: Training
+    workers: tuple[tuple[str, Device], ...]
+
+
+Command = Send | Tell | Reply | Admit | Reject | RunPlanner

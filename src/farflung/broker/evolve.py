@@ -1,0 +1,185 @@
+"""What each fact does to the state. Nothing here decides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import singledispatch
+
+from farflung.broker import facts
+from farflung.broker.commit import CommitGroup
+from farflung.broker.progress import next_unit
+from farflung.broker.records import (
+    COLLECTING,
+    LOADING,
+    PLANNING,
+    QUEUED,
+    RUNNING,
+    Job,
+    Pace,
+    State,
+    Worker,
+)
+
+
+def evolve(state: State, fact: facts.Fact) -> State:
+    """The state after `fact`.
+
+    Raises
+    ------
+    ProtocolError
+        A `WorkerReady` breaks the rules of its commit group.
+    """
+    return _evolve(fact, state)
+
+
+@singledispatch
+def _evolve(fact: object, state: State) -> State:
+    raise TypeError(f"not a fact: {fact!r}")
+
+
+@_evolve.register
+def _(fact: facts.WorkerAdmitted, state: State) -> State:
+    return state.with_worker(
+        Worker(fact.worker, fact.device, fact.site, tuple(fact.addresses), fact.boot, connected=True)
+    )
+
+
+@_evolve.register
+def _(fact: facts.WorkerLost, state: State) -> State:
+    return state.with_worker(
+        replace(state.workers[fact.worker], connected=False, job=None, trouble=fact.reason)
+    )
+
+
+@_evolve.register
+def _(fact: facts.JobSubmitted, state: State) -> State:
+    return state.with_job(
+        Job(fact.job, fact.name, fact.submitter, fact.graph, fact.training, fact.workers, Pace(fact.at))
+    )
+
+
+@_evolve.register
+def _(fact: facts.JobPlanning, state: State) -> State:
+    job = replace(
+        state.jobs[fact.job],
+        state=PLANNING,
+        reason="",
+        attempt=fact.attempt,
+        members=tuple(fact.workers),
+        pace=Pace(fact.at),
+    )
+    return _held(state, job, fact.workers).with_job(job)
+
+
+@_evolve.register
+def _(fact: facts.JobRequeued, state: State) -> State:
+    job = state.jobs[fact.job]
+    queued = replace(job, state=QUEUED, reason=fact.reason, members=(), words="", pace=Pace(fact.at))
+    return _held(state, job, ()).with_job(queued)
+
+
+@_evolve.register
+def _(fact: facts.JobLoading, state: State) -> State:
+    job = replace(
+        state.jobs[fact.job],
+        state=LOADING,
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        loaded=frozenset(),
+        pace=Pace(fact.at),
+    )
+    return _held(state, state.jobs[fact.job], job.members).with_job(job)
+
+
+@_evolve.register
+def _(fact: facts.JobRunning, state: State) -> State:
+    job = replace(state.jobs[fact.job], state=RUNNING, pace=Pace(fact.at))
+    return state.with_job(_at_next_unit(job))
+
+
+@_evolve.register
+def _(fact: facts.UnitDecided, state: State) -> State:
+    job = state.jobs[fact.job]
+    assert job.unit is not None
+    trained = job.unit.train
+    moved = replace(
+        job,
+        pace=_paced(job, fact.at),
+        step=job.step + trained,
+        loss=fact.loss if trained else job.loss,
+    )
+    return state.with_job(_at_next_unit(moved))
+
+
+@_evolve.register
+def _(fact: facts.JobCollecting, state: State) -> State:
+    job = state.jobs[fact.job]
+    pace = replace(job.pace, moved_at=fact.at)
+    return state.with_job(
+        replace(
+            job, state=COLLECTING, reason=fact.reason, ending=fact.state, unit=None, group=None, pace=pace
+        )
+    )
+
+
+@_evolve.register
+def _(fact: facts.JobEnded, state: State) -> State:
+    job = state.jobs[fact.job]
+    # What an ended job no longer needs would stay in memory for the broker's life.
+    ended = replace(
+        job,
+        state=fact.state,
+        reason=fact.reason,
+        graph=b"",
+        plan=None,
+        unit=None,
+        group=None,
+        loaded=frozenset(),
+        words="",
+    )
+    return _held(state, job, ()).with_job(ended)
+
+
+@_evolve.register
+def _(fact: facts.WorkerLoaded, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(replace(job, loaded=job.loaded | {fact.worker}))
+
+
+@_evolve.register
+def _(fact: facts.WorkerReady, state: State) -> State:
+    job = state.jobs[fact.job]
+    assert job.plan is not None and job.unit is not None
+    group = job.group or CommitGroup.opened(job.plan, job.attempt, job.unit)
+    return state.with_job(replace(job, group=group.add(fact.worker, fact.ready)))
+
+
+@_evolve.register
+def _(fact: facts.WaitExplained, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], words=fact.words))
+
+
+def _held(state: State, job: Job, keep: Collection[str]) -> State:
+    """`job` holds the workers `keep` and no others."""
+    for name in {*job.members, *keep}:
+        worker = state.workers[name]
+        if name in keep:
+            state = state.with_worker(replace(worker, job=job.job))
+        elif worker.job == job.job:
+            state = state.with_worker(replace(worker, job=None))
+    return state
+
+
+def _at_next_unit(job: Job) -> Job:
+    return replace(job, unit=next_unit(job.training, job.unit), group=None)
+
+
+def _paced(job: Job, at: float) -> Pace:
+    assert job.unit is not None
+    seconds = max(at - job.pace.moved_at, 1e-9)
+    slowest = max(job.pace.slowest or 0.0, seconds / job.unit.microbatches)
+    speed = job.pace.samples_per_second
+    if job.unit.train:
+        speed = job.unit.microbatches * job.training.microbatch_size / seconds
+    return Pace(at, slowest, speed)

@@ -1,0 +1,187 @@
+"""The life of a job: queued, planning, loading, running, collecting, and one of three ends."""
+
+from __future__ import annotations
+
+from farflung.broker import facts
+from farflung.broker.events import PlanMade, Reply, RunPlanner, Send
+from farflung.broker.records import (
+    CANCELLED,
+    COLLECTING,
+    DONE,
+    FAILED,
+    LOADING,
+    PLANNING,
+    QUEUED,
+    RUNNING,
+    Job,
+)
+from farflung.broker.turn import Turn
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import (
+    TEXT_LENGTH,
+    Accepted,
+    Begin,
+    Cancel,
+    Collected,
+    Collecting,
+    Ended,
+    Load,
+    Planned,
+    Running,
+    SendState,
+    Stop,
+    Submit,
+)
+
+
+def submit(turn: Turn, submitter: str, message: Submit) -> None:
+    """Put a job at the end of the queue."""
+    job = f"job-{len(turn.state.jobs) + 1}"
+    turn.emit(
+        facts.JobSubmitted(
+            turn.now, job, message.name, submitter, message.graph, message.training, message.workers
+        )
+    )
+
+
+def start_queued(turn: Turn) -> None:
+    """Begin queued jobs in order while workers last, and say to the others what they wait for."""
+    blocked: Job | None = None
+    for job in list(turn.state.jobs.values()):
+        if job.state != QUEUED:
+            continue
+        if blocked is not None:
+            # Strictly first in, first out: a large job would wait for ever behind small ones.
+            _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
+            continue
+        idle = turn.state.backup_pool()
+        needs = job.asked or max(1, len(idle))
+        if len(idle) >= needs:
+            _plan(turn, job, idle[:needs])
+        else:
+            _explain(turn, job, _waiting(needs, len(idle)))
+            blocked = job
+
+
+def loaded(turn: Turn, job: Job, worker: str) -> None:
+    """A worker holds its part; the last one lets the job run."""
+    if job.state != LOADING or worker in job.loaded:
+        return
+    turn.emit(facts.WorkerLoaded(job.job, worker))
+    job = turn.state.jobs[job.job]
+    if job.loaded >= set(job.members):
+        turn.emit(facts.JobRunning(turn.now, job.job))
+        turn.send_members(job, Begin(job.job, job.attempt))
+        turn.tell(job.job, Running(job.job, job.attempt))
+
+
+def load(turn: Turn, job: Job, made: PlanMade) -> None:
+    """Hand the plan to its workers and to the submitter."""
+    turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned))
+    addresses = {name: list(turn.state.workers[name].addresses) for name in made.plan.workers()}
+    for name in addresses:
+        mine = set(made.plan.segments_of(name))
+        near = made.plan.neighbours(name)
+        message = Load(
+            job=job.job,
+            attempt=job.attempt,
+            plan=made.plan,
+            training=job.training,
+            programs=[program for program in made.programs if program.segment in mine],
+            addresses={peer: found for peer, found in addresses.items() if peer in near},
+            submitter=job.submitter,
+        )
+        turn.do(Send(name, message))
+    turn.tell(job.job, Planned(job.job, job.attempt, made.plan, made.owned, addresses))
+
+
+def collect(turn: Turn, job: Job, state: str, reason: str) -> None:
+    """Let the workers send their state; the job then ends as `state`."""
+    reason = reason[:TEXT_LENGTH]
+    turn.emit(facts.JobCollecting(turn.now, job.job, state, reason))
+    turn.send_members(job, SendState(job.job, job.attempt))
+    turn.tell(job.job, Collecting(job.job, job.attempt, job.step, state, reason))
+
+
+def collected(turn: Turn, job: Job, message: Collected) -> None:
+    """The submitter has what it wanted.
+
+    Raises
+    ------
+    ProtocolError
+        The job is not being collected.
+    """
+    if message.attempt < job.attempt:
+        return
+    if job.state != COLLECTING or message.attempt > job.attempt:
+        raise ProtocolError(f"the submitter says it collected {job.job}, which is {job.state}")
+    end(turn, job, job.ending, job.reason)
+
+
+def cancel(turn: Turn, job: Job, message: Cancel) -> None:
+    """End the job at the submitter's word; the unit under way is dropped."""
+    if not message.collect:
+        end(turn, job, CANCELLED, message.reason)
+    elif job.state == RUNNING:
+        collect(turn, job, CANCELLED, message.reason)
+    elif job.state == COLLECTING:
+        turn.do(Reply(Collecting(job.job, job.attempt, job.step, job.ending, job.reason)))
+    else:
+        end(turn, job, CANCELLED, message.reason)
+
+
+def give_up(turn: Turn, job: Job, reason: str) -> None:
+    """The attempt cannot go on. Before a plan is out the job only waits again; after, it fails."""
+    if job.state == PLANNING:
+        turn.emit(facts.JobRequeued(turn.now, job.job, reason))
+    elif job.state == COLLECTING and job.ending != DONE:
+        end(turn, job, job.ending, f"{job.reason}; its weights are not complete: {reason}")
+    else:
+        kept = f"; {job.step} of {job.training.steps} steps were applied" if job.step else ""
+        end(turn, job, FAILED, reason + kept)
+
+
+def end(turn: Turn, job: Job, state: str, reason: str) -> None:
+    """The job is over: its workers go back to the backup pool."""
+    reason = reason[:TEXT_LENGTH]
+    turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
+    if job.plan is not None:
+        for name in job.members:
+            if turn.state.workers[name].connected:
+                turn.do(Send(name, Stop(job.job, job.attempt, reason or state)))
+    turn.tell(job.job, Ended(job.job, state, reason))
+
+
+def is_planning(job: Job, attempt: int) -> bool:
+    """Whether an answer of the planner for `attempt` is still awaited."""
+    return job.state == PLANNING and job.attempt == attempt
+
+
+def moment(job: Job) -> str:
+    """Where the job stands, for a sentence."""
+    if job.state == RUNNING and job.unit is not None:
+        return f"at step {job.step + 1}" if job.unit.train else f"while evaluating after step {job.step}"
+    if job.state == COLLECTING:
+        return f"while the weights of step {job.step} were collected"
+    return f"while the job was {job.state}"
+
+
+def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
+    attempt = job.attempt + 1
+    turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
+    devices = tuple((name, turn.state.workers[name].device) for name in workers)
+    count = f"{len(workers)} worker" + "s" * (len(workers) != 1)
+    turn.tell(job.job, Accepted(job.job, f"planning for {count}"))
+    turn.do(RunPlanner(job.job, attempt, job.graph, job.training, devices))
+
+
+def _waiting(needs: int, have: int) -> str:
+    missing = needs - have
+    return f"waiting for {missing} more worker{'s' * (missing != 1)} (have {have}, plan needs {needs})"
+
+
+def _explain(turn: Turn, job: Job, words: str) -> None:
+    words = f"{job.reason}; {words}"[:TEXT_LENGTH] if job.reason else words
+    if words != job.words:
+        turn.emit(facts.WaitExplained(job.job, words))
+        turn.tell(job.job, Accepted(job.job, words))

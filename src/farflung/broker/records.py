@@ -1,0 +1,113 @@
+"""The broker's state as data: workers, jobs, and nothing that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from farflung.broker.commit import CommitGroup
+from farflung.plan import Plan
+from farflung.protocol.messages import Device
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+QUEUED, PLANNING, LOADING, RUNNING, COLLECTING = "queued", "planning", "loading", "running", "collecting"
+DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
+OVER = (DONE, FAILED, CANCELLED)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker that the broker knows. `job` is the one it works for, `trouble` why it is not connected."""
+
+    worker: str
+    device: Device
+    site: str
+    addresses: tuple[str, ...]
+    boot: str
+    connected: bool
+    job: str | None = None
+    trouble: str = ""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it stands in the backup pool."""
+        return self.connected and self.job is None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a job moves, from the times of its decided units.
+
+    `moved_at` is when the job last moved (seconds since 1970), `slowest` the longest unit so far in seconds
+    a microbatch.
+    """
+
+    moved_at: float
+    slowest: float | None = None
+    samples_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. `unit` is the one under way; `step` counts applied training steps.
+
+    `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
+    will have. `loaded`, `group` and `words` are observed and empty after a replay.
+    """
+
+    job: str
+    name: str
+    submitter: str
+    graph: bytes
+    training: Training
+    asked: int
+    pace: Pace
+    state: str = QUEUED
+    reason: str = ""
+    attempt: int = 0
+    members: tuple[str, ...] = ()
+    plan: Plan | None = None
+    unit: Unit | None = None
+    step: int = 0
+    loss: float | None = None
+    ending: str = ""
+    loaded: frozenset[str] = frozenset()
+    group: CommitGroup | None = None
+    words: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in OVER
+
+
+@dataclass(frozen=True)
+class State:
+    """Every worker and every job the broker has known, jobs in order of submission."""
+
+    workers: Mapping[str, Worker]
+    jobs: Mapping[str, Job]
+
+    @classmethod
+    def empty(cls) -> State:
+        """The state of a broker on a new folder."""
+        return cls({}, {})
+
+    def backup_pool(self) -> list[str]:
+        """Idle workers, in the order of their ids, so that equal fleets get equal plans."""
+        return sorted(worker.worker for worker in self.workers.values() if worker.idle)
+
+    def with_worker(self, worker: Worker) -> State:
+        """The state with this worker in place of its namesake."""
+        return replace(self, workers={**self.workers, worker.worker: worker})
+
+    def with_job(self, job: Job) -> State:
+        """The state with this job in place of its namesake."""
+        return replace(self, jobs={**self.jobs, job.job: job})
+
+
+def durable(state: State) -> State:
+    """The part of `state` that a replay of the decisions gives."""
+    jobs = {name: replace(job, loaded=frozenset(), group=None, words="") for name, job in state.jobs.items()}
+    return replace(state, jobs=jobs)

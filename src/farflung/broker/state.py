@@ -1,0 +1,214 @@
+"""The broker as a pure state machine: an event in, facts and commands out.
+
+No clock, socket, thread or file: time is a field of the event, and the service appends the decisions among
+the facts to the store before it carries out the commands. Any history can be replayed as a list of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import singledispatch
+
+from farflung.broker import events, facts, jobs, units
+from farflung.broker.events import Admit, Command, Reject, Reply, Send
+from farflung.broker.evolve import evolve
+from farflung.broker.facts import AnyDecision, Decision, Fact
+from farflung.broker.overdue import overdue
+from farflung.broker.records import FAILED, PLANNING, QUEUED, Job, State, durable
+from farflung.broker.turn import Turn
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import (
+    Broken,
+    Cancel,
+    Collected,
+    Denied,
+    Ended,
+    Loaded,
+    Refused,
+    Registered,
+    Submit,
+    UnitReady,
+)
+
+__all__ = ["Outcome", "State", "decide", "durable", "evolve", "replay"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an event brought about. `state` is the state of before with every fact evolved, in order."""
+
+    state: State
+    facts: tuple[Fact, ...]
+    commands: tuple[Command, ...]
+
+    def decisions(self) -> list[AnyDecision]:
+        """The facts that must be on disk before a command leaves."""
+        return [fact for fact in self.facts if isinstance(fact, Decision)]
+
+
+def decide(state: State, event: events.Event) -> Outcome:
+    """What the broker makes of `event`.
+
+    Raises
+    ------
+    ProtocolError
+        The event is a message that its sender may not send now. The state stays as it was; the service closes
+        the sender's link.
+    """
+    turn = Turn(state, event.now)
+    _decide(event, turn)
+    jobs.start_queued(turn)
+    return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands))
+
+
+def replay(decisions: Iterable[AnyDecision]) -> State:
+    """The durable state after these decisions."""
+    state = State.empty()
+    for fact in decisions:
+        state = evolve(state, fact)
+    return durable(state)
+
+
+@singledispatch
+def _decide(event: object, turn: Turn) -> None:
+    raise TypeError(f"not an event: {event!r}")
+
+
+@_decide.register
+def _(event: events.Restarted, turn: Turn) -> None:
+    for worker in list(turn.state.workers.values()):
+        if worker.connected:
+            turn.emit(facts.WorkerLost(turn.now, worker.worker, "the broker was restarted"))
+    for job in list(turn.state.jobs.values()):
+        if not job.over:
+            where = f"at step {job.step}" if job.step else f"while the job was {job.state}"
+            jobs.end(turn, job, FAILED, f"the broker was restarted {where}; submit the job again")
+
+
+@_decide.register
+def _(event: events.Tick, turn: Turn) -> None:
+    for job in list(turn.state.jobs.values()):
+        if reason := overdue(job, event.now, event.patience_seconds):
+            if job.state == PLANNING:  # giving up would only plan again
+                jobs.end(turn, job, FAILED, reason)
+            else:
+                jobs.give_up(turn, job, reason)
+
+
+@_decide.register
+def _(event: events.WorkerJoins, turn: Turn) -> None:
+    """Admit the worker, or refuse it because its id is in use.
+
+    Two live processes with one identity would throw each other out for ever, so while the older link brings
+    heartbeats a newcomer with another boot is refused. An older link that missed heartbeats is that of a
+    machine that was switched off or moved: it gives way at once, without waiting for the lease. So does the
+    same process (same boot) on a new link.
+    """
+    register = event.register
+    known = turn.state.workers.get(event.worker)
+    if known is not None and known.connected:
+        heard = event.heard_seconds
+        if known.boot != register.boot and heard is not None and heard < event.suspect_seconds:
+            turn.do(
+                Reject(
+                    f"a worker with the id {event.worker} is connected already (heard {heard:.1f} s ago): "
+                    "stop that process, or join here with another --folder and --name"
+                )
+            )
+            return
+        _lose(turn, event.worker, "it connected again")
+    turn.emit(
+        facts.WorkerAdmitted(
+            turn.now, event.worker, register.device, register.site, register.addresses, register.boot
+        )
+    )
+    turn.do(Admit(event.worker, "this worker connected again over a newer link"))
+    turn.do(Send(event.worker, Registered(event.worker, event.lease_seconds)))
+
+
+@_decide.register
+def _(event: events.WorkerLeaves, turn: Turn) -> None:
+    if turn.state.workers[event.worker].connected:
+        _lose(turn, event.worker, event.reason)
+
+
+@_decide.register
+def _(event: events.WorkerSays, turn: Turn) -> None:
+    message = event.message
+    job = _named_job(turn, event)
+    if job is None:
+        return
+    match message:
+        case Loaded():
+            jobs.loaded(turn, job, event.worker)
+        case UnitReady():
+            units.ready(turn, job, event.worker, message)
+        case Refused() | Broken():
+            verb = "refused the job" if isinstance(message, Refused) else "could not go on"
+            jobs.give_up(turn, job, f"worker {event.worker} {verb} {jobs.moment(job)}: {message.reason}")
+
+
+@_decide.register
+def _(event: events.SubmitterSays, turn: Turn) -> None:
+    message = event.message
+    if isinstance(message, Submit):
+        jobs.submit(turn, event.submitter, message)
+        return
+    job = turn.state.jobs.get(message.job)
+    if job is None or job.submitter != event.submitter:
+        turn.do(
+            Reply(Denied(f"{event.submitter} has no job {message.job} here: `farflung status` lists jobs"))
+        )
+    elif job.over:
+        turn.do(Reply(Ended(job.job, job.state, job.reason)))
+    elif isinstance(message, Cancel):
+        jobs.cancel(turn, job, message)
+    elif isinstance(message, Collected):
+        jobs.collected(turn, job, message)
+
+
+@_decide.register
+def _(event: events.SubmitterLeaves, turn: Turn) -> None:
+    job = turn.state.jobs[event.job]
+    if not job.over:
+        reason = f"the submitter disconnected {jobs.moment(job)}: {event.reason}"
+        jobs.end(turn, job, FAILED, reason)
+
+
+@_decide.register
+def _(event: events.PlanMade, turn: Turn) -> None:
+    job = turn.state.jobs[event.job]
+    if jobs.is_planning(job, event.attempt):
+        jobs.load(turn, job, event)
+
+
+@_decide.register
+def _(event: events.PlanFailed, turn: Turn) -> None:
+    job = turn.state.jobs[event.job]
+    if jobs.is_planning(job, event.attempt):
+        jobs.end(turn, job, FAILED, event.reason)
+
+
+def _lose(turn: Turn, name: str, reason: str) -> None:
+    job = turn.state.workers[name].job
+    turn.emit(facts.WorkerLost(turn.now, name, reason))
+    if job is not None:
+        held = turn.state.jobs[job]
+        jobs.give_up(turn, held, f"worker {name} was lost {jobs.moment(held)}: {reason}")
+
+
+def _named_job(turn: Turn, event: events.WorkerSays) -> Job | None:
+    """The live job the message is about; None when the message is of an attempt that is over."""
+    message = event.message
+    job = turn.state.jobs.get(message.job)
+    if job is None or message.attempt > job.attempt:
+        raise ProtocolError(
+            f"worker {event.worker} speaks of attempt {message.attempt} of job {message.job}, "
+            "which this broker never began"
+        )
+    if job.over or job.state == QUEUED or message.attempt < job.attempt:
+        return None
+    if event.worker not in job.members or job.state == PLANNING:
+        raise ProtocolError(f"worker {event.worker} speaks of job {job.job}, which it was not given")
+    return job

@@ -1,0 +1,129 @@
+"""A broker's history in a few words: events in, what was said to whom out."""
+
+from __future__ import annotations
+
+from farflung.broker import events, facts
+from farflung.broker.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
+from farflung.broker.state import Outcome, State, decide
+from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.protocol.messages import (
+    Cancel,
+    Collected,
+    Device,
+    Loaded,
+    Message,
+    Register,
+    SegmentProgram,
+    Share,
+    Submit,
+    UnitReady,
+)
+from farflung.runtime.optimizer import SGD
+from farflung.runtime.training import Training
+
+DEVICE = Device("cpu", "a small box", 2, 2**30, "2.13.0", "1")
+
+
+def training(**changes: object) -> Training:
+    """Three steps of two microbatches of four samples, clipped at 1."""
+    given = {
+        "steps": 3,
+        "microbatches": 2,
+        "microbatch_size": 4,
+        "optimizer": SGD(0.1),
+        "clip": 1.0,
+        **changes,
+    }
+    return Training(**given)  # type: ignore[arg-type]
+
+
+def plan_over(workers: list[str]) -> Plan:
+    """A chain of one segment a worker, and a last one on the first worker (a loop, as ties make)."""
+    hosts = [*workers, workers[0]]
+    placements = [Placement(number, [host], 1000, 4000, 3) for number, host in enumerate(hosts)]
+    edges = [Edge(0, FEEDER, 0, 64, False)]
+    edges += [Edge(number + 1, number, number + 1, 64, True) for number in range(len(hosts) - 1)]
+    return Plan(placements, edges, microbatches=2, window=2)
+
+
+class Scenario:
+    """Feeds events to the pure state machine and remembers every outcome."""
+
+    def __init__(self, *workers: str) -> None:
+        self.state = State.empty()
+        self.now = 1000.0
+        self.facts: list[facts.Fact] = []
+        self.commands: list[Command] = []
+        for worker in workers:
+            self.join(worker)
+
+    def feed(self, event: events.Event) -> Outcome:
+        outcome = decide(self.state, event)
+        self.state = outcome.state
+        self.facts.extend(outcome.facts)
+        self.commands.extend(outcome.commands)
+        self.now += 1.0
+        return outcome
+
+    def join(self, worker: str, boot: str = "boot-1", heard_seconds: float | None = None) -> Outcome:
+        register = Register(DEVICE, "lab", [f"{worker}.example:7000"], boot)
+        return self.feed(events.WorkerJoins(self.now, worker, register, heard_seconds, 3.0, 10.0))
+
+    def leave(self, worker: str, reason: str = "connection reset") -> Outcome:
+        return self.feed(events.WorkerLeaves(self.now, worker, reason))
+
+    def submit(self, workers: int = 2, submitter: str = "ana", **changes: object) -> Outcome:
+        message = Submit("gpt", b"graph", training(**changes), workers)
+        return self.feed(events.SubmitterSays(self.now, submitter, message))
+
+    def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
+        held = self.state.jobs[job]
+        members = list(held.members) or ["gone"]
+        plan = plan_over(members)
+        programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
+        owned = [[f"weight-{part.segment}"] for part in plan.placements]
+        attempt = held.attempt if attempt is None else attempt
+        return self.feed(events.PlanMade(self.now, job, attempt, plan, programs, owned))
+
+    def loaded(self, worker: str, job: str = "job-1", attempt: int = 1) -> Outcome:
+        return self.feed(events.WorkerSays(self.now, worker, Loaded(job, attempt)))
+
+    def ready(self, worker: str, unit: int, job: str = "job-1", **share: object) -> Outcome:
+        return self.feed(events.WorkerSays(self.now, worker, self.shares(worker, unit, job, **share)))
+
+    def shares(self, worker: str, unit: int, job: str = "job-1", **share: object) -> UnitReady:
+        held = self.state.jobs[job]
+        values = {"square_sum": 4.0, "finite": True, "loss": 0.5, **share}
+        plan = held.plan or plan_over(list(held.members))
+        parts = [Share(number, **values) for number in plan.segments_of(worker)]  # type: ignore[arg-type]
+        return UnitReady(job, held.attempt, unit, parts, bytes_sent=10)
+
+    def running(self, workers: int = 2, **changes: object) -> None:
+        """Bring job-1 to its first unit."""
+        self.submit(workers, **changes)
+        self.planned()
+        for worker in self.state.jobs["job-1"].members:
+            self.loaded(worker)
+
+    def all_ready(self, unit: int, **share: object) -> None:
+        for worker in self.state.jobs["job-1"].members:
+            self.ready(worker, unit, **share)
+
+    def collected(self, job: str = "job-1", attempt: int = 1, submitter: str = "ana") -> Outcome:
+        return self.feed(events.SubmitterSays(self.now, submitter, Collected(job, attempt)))
+
+    def cancel(self, collect: bool, job: str = "job-1", submitter: str = "ana") -> Outcome:
+        return self.feed(events.SubmitterSays(self.now, submitter, Cancel(job, "Ctrl-C", collect)))
+
+
+def sent(outcome_commands: object, worker: str) -> list[Message]:
+    """What these commands send to `worker`."""
+    return [c.message for c in outcome_commands if isinstance(c, Send) and c.worker == worker]  # type: ignore[attr-defined]
+
+
+def told(outcome_commands: object, job: str = "job-1") -> list[Message]:
+    """What these commands tell the job's submitter."""
+    return [c.message for c in outcome_commands if isinstance(c, Tell) and c.job == job]  # type: ignore[attr-defined]
+
+
+__all__ = ["Admit", "Reject", "Reply", "RunPlanner", "Scenario", "plan_over", "sent", "told", "training"]

@@ -376,15 +376,18 @@ class Chaos:
     """Plays a random history with the messages that honest and confused peers could send."""
 
     def __init__(self, data: st.DataObject) -> None:
-        self.story = Scenario()
+        self.story = Scenario(*WORKERS)
         self.data = data
 
     def play(self, count: int) -> None:
-        moves = (self.join, self.join, self.leave, self.submit, self.plan, self.load, self.load)
-        moves += (self.ready,) * 6 + (self.collect, self.cancel, self.quit, self.stray, self.tick)
+        destructive = (self.leave, self.cancel, self.quit)
+        moves = (self.join, self.submit, self.stray, self.tick, self.collect)
+        moves += (self.plan,) * 4 + (self.load,) * 4 + (self.ready,) * 12
         for _ in range(count):
             try:
-                self.data.draw(st.sampled_from(moves))()
+                # One blow in twenty moves, so that histories get far enough to have something to lose.
+                struck = self.data.draw(st.integers(0, 19)) == 7
+                self.data.draw(st.sampled_from(destructive if struck else moves))()
             except ProtocolError:
                 pass
 
@@ -392,7 +395,8 @@ class Chaos:
         return self.data.draw(st.sampled_from(WORKERS))
 
     def _job(self) -> str | None:
-        jobs = list(self.story.state.jobs)
+        jobs = [job.job for job in self.story.state.jobs.values() if not job.over][:2]
+        jobs = jobs or list(self.story.state.jobs)
         return self.data.draw(st.sampled_from(jobs)) if jobs else None
 
     def join(self) -> None:
@@ -413,15 +417,17 @@ class Chaos:
         if (job := self._job()) is None:
             return
         attempt = self.story.state.jobs[job].attempt
-        if self.data.draw(st.booleans()):
-            self.story.planned(job, max(0, attempt - self.data.draw(st.integers(0, 1))))
+        choice = self.data.draw(st.integers(0, 9))
+        if choice < 9:
+            self.story.planned(job, max(0, attempt - (choice == 8)))
         else:
             self.story.feed(events.PlanFailed(self.story.now, job, attempt, "no plan"))
 
     def load(self) -> None:
         if (job := self._job()) is not None:
-            for worker in self.story.state.jobs[job].members:
-                self.story.loaded(worker, job, self.story.state.jobs[job].attempt)
+            held = self.story.state.jobs[job]
+            for worker in held.members:
+                self.story.loaded(worker, job, held.attempt)
 
     def ready(self) -> None:
         if (job := self._job()) is None:

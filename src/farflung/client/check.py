@@ -1,0 +1,101 @@
+"""A job's model captured and held beside eager, on the submitter's own machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from torch import Tensor, nn
+
+from farflung.client.job import Job
+from farflung.data import SampleOrder, collate
+from farflung.errors import CaptureError, JobError
+from farflung.opdag.capture import Capture, capture
+from farflung.opdag.capture.capture import LossModule
+from farflung.planner import plan_graph
+from farflung.runtime.check import LOSS_TOLERANCE, CheckReport, Comparison, compare, received, require_same
+
+Batch = dict[str, Tensor]
+
+
+def example_batch(job: Job) -> Batch:
+    """A collated batch of the job's first samples: a microbatch, but never fewer than two samples."""
+    return _microbatches(job, 0, max(2, job.microbatch_size))[0]
+
+
+def capture_job(job: Job, self_check: bool = True) -> Capture:
+    """Capture the job's model; with `self_check` one training step of the graph is held against eager first.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot be captured, or the graph does not compute what the module does.
+    """
+    captured = capture(job.model, example_batch(job), job.loss)
+    if not self_check:
+        return captured
+    report = _compare(job, captured, segments=1, steps=1)
+    same = msgspec.structs.replace(report, ok=report.ok or _only_evaluation_differs(report))
+    require_same(same, "the captured graph")
+    if report.evaluation_difference > LOSS_TOLERANCE:
+        remark = "forward branches on self.training: the captured evaluation loss is not that of model.eval()"
+        if job.validation is not None:
+            raise CaptureError(f"{remark}: leave `validation` out of the job, or use dropout and BatchNorm only")
+        return Capture(captured.graph, captured.origins, (*captured.lints, remark))
+    return captured
+
+
+def check_job(
+    job: Job, segments: int, steps: int = 2, progress: Callable[[str], None] | None = None
+) -> CheckReport:
+    """Capture the job's model, cut it into `segments`, train it for `steps` steps beside eager.
+
+    The job's own model is not changed. `progress` is told each stage in words.
+
+    Raises
+    ------
+    CaptureError, PlanError, JobError
+        The model cannot be captured, or cut so often.
+    """
+    if segments < 1 or steps < 1:
+        raise JobError(f"check needs at least 1 segment and 1 step, found {segments} and {steps}")
+    tell = progress or (lambda _: None)
+    tell("capturing the model")
+    captured = capture(job.model, example_batch(job), job.loss)
+    tell(f"{len(captured.graph.nodes)} nodes; training {steps} steps beside eager")
+    return _compare(job, captured, segments, steps)
+
+
+def _only_evaluation_differs(report: CheckReport) -> bool:
+    return msgspec.structs.replace(report, evaluation_difference=0.0) == report or (
+        report.loss_difference <= LOSS_TOLERANCE
+        and report.worst_gradient_difference <= 1e-4
+        and report.worst_parameter_difference <= 1e-4
+    )
+
+
+def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckReport:
+    training = msgspec.structs.replace(
+        job.training(), steps=steps, validate_every=None, validation_microbatches=1
+    )
+    planned = plan_graph(
+        captured.graph, training.microbatches, training.microbatch_size, [f"worker-{n}" for n in range(segments)]
+    )
+    programs = received(planned.programs, training.microbatch_size)
+
+    def loss_of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        wrapper = LossModule(module, job.loss)
+        return lambda batch: wrapper(dict(batch))
+
+    comparison = Comparison(job.model, loss_of, captured.graph, planned.plan, programs, training)
+    batches = [_microbatches(job, step, job.microbatch_size) for step in range(steps)]
+    return compare(comparison, batches, planned.cut_bytes, segments)
+
+
+def _microbatches(job: Job, step: int, size: int) -> list[Batch]:
+    order = SampleOrder(len(job.data), job.batch, job.seed)
+    indices = order.indices(step)
+    if len(indices) < size:
+        indices = [n % len(job.data) for n in range(size)]
+    parts = [indices[at : at + size] for at in range(0, len(indices) - size + 1, size)]
+    return [collate([job.data[n] for n in part], job.collate) for part in parts]

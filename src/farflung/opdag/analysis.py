@@ -1,0 +1,42 @@
+"""Facts about a graph that cuts and backward passes need: who depends on what."""
+
+from __future__ import annotations
+
+from farflung.opdag.graph import FLOATING, Graph
+from farflung.opdag.opset import lookup
+
+
+def differentiable_values(graph: Graph) -> set[int]:
+    """Values whose gradient is needed: floating point and dependent on a trainable parameter."""
+    found = {entry.value for entry in graph.inputs if entry.trainable}
+    for node in graph.nodes:
+        if node.op != "aten.detach.default" and any(value in found for value in node.reads()):
+            found.update(v for v in node.writes() if graph.values[v].dtype in FLOATING)
+    return found
+
+
+def static_values(graph: Graph) -> set[int]:
+    """Values that depend on no parameter, no mutated buffer and no random number.
+
+    Masks, positions and rotary tables are such values: any segment can recompute them.
+    """
+    mutated = set(graph.mutations)
+    found = {
+        entry.value for entry in graph.inputs if entry.kind != "parameter" and entry.name not in mutated
+    }
+    for node in graph.nodes:
+        if all(value in found for value in node.reads()) and not lookup(node.op).draws(node):
+            found.update(node.writes())
+    return found
+
+
+def live_nodes(graph: Graph) -> list[bool]:
+    """For each node, whether the loss or a mutation depends on it."""
+    needed = {graph.loss, *graph.mutations.values()}
+    live = [False] * len(graph.nodes)
+    for at in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[at]
+        if any(value in needed for value in node.writes()):
+            live[at] = True
+            needed.update(node.reads())
+    return live

@@ -1,0 +1,103 @@
+"""Refusals and remarks: what capture would otherwise get wrong in silence, and errors with the user's line."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.utils.checkpoint
+
+from farflung.errors import CaptureError
+
+_TORCH = str(Path(torch.__file__).parent)
+_SELF = str(Path(__file__).parent)
+
+
+def user_line(frames: traceback.StackSummary) -> str | None:
+    """`file:line in function` of the innermost frame outside torch and farflung, or None."""
+    for frame in reversed(frames):
+        if not frame.filename.startswith((_TORCH, _SELF, "<")) and "importlib" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return None
+
+
+def line_of_stack_trace(text: str | None) -> str:
+    """`file:line` of the innermost user frame in a stack trace that export attached to a node."""
+    for match in reversed(re.findall(r'File "([^"]+)", line (\d+)', text or "")):
+        if not match[0].startswith((_TORCH, _SELF)) and not match[0].startswith("torch/"):
+            return f"{match[0]}:{match[1]}"
+    return ""
+
+
+@contextmanager
+def forbid_custom_functions() -> Iterator[None]:
+    """Refuse `autograd.Function`: export traces through it and loses its backward without a word."""
+
+    def refuse(cls: type, *args: object, **kwargs: object) -> None:
+        line = user_line(traceback.extract_stack()) or "unknown place"
+        raise CaptureError(
+            f"{cls.__name__} is a custom autograd.Function, whose backward cannot be captured ({line}): "
+            "write it with differentiable torch ops"
+        )
+
+    original = torch.autograd.Function.__dict__["apply"]
+    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def watch_checkpointing() -> Iterator[list[str]]:
+    """Note activation checkpointing: the graph holds the plain ops, so it saves no memory there."""
+    remarks: list[str] = []
+    original = torch.utils.checkpoint.checkpoint
+
+    def checkpoint(function, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if not remarks:
+            line = user_line(traceback.extract_stack())
+            remarks.append(f"activation checkpointing is dropped by capture ({line})")
+        kwargs = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
+        return function(*args, **kwargs)
+
+    torch.utils.checkpoint.checkpoint = checkpoint  # type: ignore[assignment]
+    try:
+        yield remarks
+    finally:
+        torch.utils.checkpoint.checkpoint = original
+
+
+_CHECKPOINT_OPTIONS = frozenset(
+    {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
+)
+
+_KNOWN = (
+    ("GuardOnDataDependentSymNode", "control flow depends on a tensor's data"),
+    ("DataDependent", "control flow depends on a tensor's data"),
+    ("DynamicOutputShape", "an op's output size depends on a tensor's data"),
+    ("ConstraintViolation", "the batch dimension is used in a way that fixes it"),
+)
+
+
+def explain_failure(error: Exception) -> CaptureError:
+    """The one-line form of an exception that `torch.export` raised, with the user's source line."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for cause in causes:
+        if isinstance(cause, CaptureError):
+            return cause
+    lines = [user_line(traceback.extract_tb(cause.__traceback__)) for cause in causes]
+    line = next((found for found in reversed(lines) if found), "unknown place")
+    text = " ".join(type(cause).__name__ + " " + str(cause)[:400] for cause in causes)
+    for name, meaning in _KNOWN:
+        if name in text:
+            hint = "use torch.where or move the decision out of forward"
+            return CaptureError(f"{meaning} at {line}: {hint}")
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return CaptureError(f"the model cannot be captured: {type(error).__name__}: {first[:300]} (at {line})")

@@ -1,0 +1,273 @@
+"""An exported program to the OP-DAG's normal form.
+
+`view` becomes `reshape` (strides differ between machines), copies and aliases vanish, sizes become integers
+or `BatchSize`, arguments go by schema name with defaults left out, device and layout arguments do not exist.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind, OutputKind
+
+from farflung.errors import CaptureError, GraphError
+from farflung.opdag import opset, wire
+from farflung.opdag.analysis import live_nodes
+from farflung.opdag.capture.arguments import batch_size, dtype_name, to_argument
+from farflung.opdag.capture.lints import line_of_stack_trace
+from farflung.opdag.graph import Argument, Constant, Graph, Input, Node, Ref, ValueType
+
+_ALIASES = frozenset(
+    {"clone", "alias", "lift_fresh_copy", "contiguous", "lift_fresh", "detach_copy", "_assert_tensor_metadata"}
+)
+_RENAMED = {"view": "reshape", "_unsafe_view": "reshape", "view_copy": "reshape", "to": "_to_copy"}
+_IGNORED_ARGUMENTS = frozenset(
+    {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "generator"}
+)
+_ASSERTS = ("_assert", "sym_", "_check", "runtime_assert")
+_ADVICE = {
+    "transformers": "set experts_implementation='batched_mm' in the model's configuration",
+    "torchvision": "use a plain torch op",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a node came from: the module's path and the user's source line, as far as export knows them."""
+
+    module: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"in module {self.module or '(root)'}, {self.line or 'source line unknown'}"
+
+
+class Normaliser:
+    """One pass over an exported program; `run` returns the graph, the origins and the remarks."""
+
+    def __init__(
+        self, exported: torch.export.ExportedProgram, input_names: list[str], module: nn.Module
+    ) -> None:
+        self._exported = exported
+        self._names = input_names
+        self._module = module
+        self._values: list[ValueType] = []
+        self._inputs: list[Input] = []
+        self._nodes: list[Node] = []
+        self._constants: dict[str, Constant] = {}
+        self._origins: dict[int, Origin] = {}
+        self._ids: dict[fx.Node, int | list[int]] = {}
+        self._lints: list[str] = []
+
+    def run(self) -> tuple[Graph, Mapping[int, Origin], tuple[str, ...]]:
+        """Walk the exported graph once and validate what comes out as if it came from outside."""
+        nodes = list(self._exported.graph.nodes)
+        self._add_inputs([node for node in nodes if node.op == "placeholder"])
+        for node in nodes:
+            if node.op == "call_function":
+                self._add_call(node)
+            elif node.op == "get_attr":
+                raise CaptureError(f"a nested graph cannot be captured: {self._origin(node)}")
+        loss, mutations = self._outputs(next(node for node in nodes if node.op == "output"))
+        graph = self._finish(loss, mutations)
+        self._check_inputs_used(graph)
+        return graph, self._origins, tuple(self._lints)
+
+    def _add_inputs(self, placeholders: list[fx.Node]) -> None:
+        user_names = iter(self._names)
+        parameters = dict(self._module.named_parameters(remove_duplicate=False))
+        for node, spec in zip(placeholders, self._exported.graph_signature.input_specs, strict=True):
+            target = (spec.target or "").removeprefix("module.")
+            if spec.kind is InputKind.USER_INPUT:
+                self._add_input(node, "input", next(user_names))
+            elif not node.users and spec.kind is not InputKind.BUFFER:
+                continue  # the other name of a tied parameter
+            elif spec.kind is InputKind.PARAMETER:
+                self._add_input(node, "parameter", target, parameters[target].requires_grad)
+            elif spec.kind is InputKind.BUFFER:
+                self._add_input(node, "buffer", target)
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                self._add_input(node, "constant", target)
+                self._constants[target] = _constant(self._exported.constants[str(spec.target)])
+            else:
+                raise CaptureError(f"an input of kind {spec.kind.name} ({node.name}) cannot be captured")
+
+    def _add_input(self, node: fx.Node, kind: Any, name: str, trainable: bool = False) -> None:
+        value = self._new_value(node.meta["val"])
+        self._ids[node] = value
+        self._inputs.append(Input(value, kind, name, trainable))
+
+    def _new_value(self, fake: Tensor) -> int:
+        self._values.append(ValueType(dtype_name(fake.dtype), [batch_size(size) for size in fake.shape]))
+        return len(self._values) - 1
+
+    def _add_call(self, node: fx.Node) -> None:
+        meta = node.meta.get("val")
+        if isinstance(meta, torch.SymInt | torch.SymBool | torch.SymFloat | int | bool | float):
+            return  # arithmetic on sizes: folded into the arguments that use it
+        if node.target is operator.getitem:
+            source, index = node.args
+            ids = self._ids[source]  # type: ignore[index]
+            assert isinstance(ids, list) and isinstance(index, int)
+            self._ids[node] = ids[index]
+            return
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise CaptureError(f"{_display(target)} cannot be captured: {self._origin(node)}")
+        name = target._schema.name.removeprefix("aten::")
+        if meta is None or name.startswith(_ASSERTS):
+            return
+        if not self._alias(node, name, meta):
+            self._add_node(node, target, name, meta)
+
+    def _alias(self, node: fx.Node, name: str, meta: Any) -> bool:
+        """Ops that only copy are their source; true if the node was one."""
+        if name == "copy" and node.args[0].meta["val"].shape == node.args[1].meta["val"].shape:  # type: ignore[union-attr]
+            source = node.args[1]
+        elif name in _ALIASES or name in ("_to_copy", "to"):
+            source = node.args[0]
+        else:
+            return False
+        if source.meta["val"].dtype != meta.dtype:  # type: ignore[union-attr]
+            return False
+        self._ids[node] = self._ids[source]  # type: ignore[index]
+        return True
+
+    def _add_node(self, node: fx.Node, target: torch._ops.OpOverload, name: str, meta: Any) -> None:
+        op_name = f"aten.{_RENAMED.get(name, name)}.{self._overload(name, target)}"
+        if target.namespace != "aten" or op_name not in opset.table():
+            shown = f"{target.namespace}.{name}.{target._overloadname}"
+            advice = _ADVICE.get(target.namespace, "replace it by ops of the opset (docs/opset.md)")
+            raise CaptureError(f"op {shown} is not in the opset: {self._origin(node)}: {advice}")
+        arguments = self._arguments(node, target, op_name)
+        outputs = meta if isinstance(meta, list | tuple) else [meta]
+        used = self._used_outputs(node, len(outputs))
+        ids = [self._new_value(fake) if at in used else -1 for at, fake in enumerate(outputs)]
+        self._ids[node] = ids if isinstance(meta, list | tuple) else ids[0]
+        self._origins[len(self._nodes)] = self._origin(node)
+        self._nodes.append(Node(len(self._nodes), op_name, arguments, ids))
+
+    def _overload(self, name: str, target: torch._ops.OpOverload) -> str:
+        return "default" if name in _RENAMED else target._overloadname or "default"
+
+    def _used_outputs(self, node: fx.Node, count: int) -> set[int]:
+        if not isinstance(node.meta["val"], list | tuple):
+            return {0}
+        readers = [user for user in node.users if user.target is operator.getitem and user.users]
+        return {int(user.args[1]) for user in readers} & set(range(count))  # type: ignore[arg-type]
+
+    def _arguments(
+        self, node: fx.Node, target: torch._ops.OpOverload, op_name: str
+    ) -> dict[str, Argument]:
+        schema = target._schema.arguments
+        given = {schema[at].name: value for at, value in enumerate(node.args)} | dict(node.kwargs)
+        known = opset.table()[op_name].parameters
+        arguments: dict[str, Argument] = {}
+        for entry in schema:
+            value = given.get(entry.name, entry.default_value)
+            if entry.name in _IGNORED_ARGUMENTS or (entry.has_default_value() and value == entry.default_value):
+                continue
+            name = "shape" if op_name == "aten.reshape.default" and entry.name == "size" else entry.name
+            if name not in known:
+                raise CaptureError(
+                    f"argument {name}={value} of {op_name} is not in the opset: {self._origin(node)}"
+                )
+            arguments[name] = self._argument(value, known[name], node)
+        return arguments
+
+    def _argument(self, value: Any, parameter: opset.Parameter, node: fx.Node) -> Argument:
+        def reference(source: fx.Node) -> Argument:
+            meta = source.meta.get("val")
+            if source not in self._ids and not isinstance(meta, Tensor):
+                return to_argument(meta, reference)
+            ids = self._ids[source]
+            assert isinstance(ids, int)
+            return Ref(ids)
+
+        try:
+            converted = to_argument(value, reference)
+        except CaptureError as error:
+            raise CaptureError(f"{error} ({node.target}: {self._origin(node)})") from None
+        if parameter.is_list and converted is not None and not isinstance(converted, list):
+            return [converted]  # type: ignore[list-item]
+        return converted
+
+    def _outputs(self, output: fx.Node) -> tuple[int, dict[str, int]]:
+        loss, mutations = -1, {}
+        for spec, node in zip(
+            self._exported.graph_signature.output_specs, output.args[0], strict=True  # type: ignore[arg-type]
+        ):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                loss = self._ids[node]  # type: ignore[index, assignment]
+            elif spec.kind is OutputKind.BUFFER_MUTATION:
+                mutations[str(spec.target).removeprefix("module.")] = self._ids[node]  # type: ignore[index]
+            else:
+                raise CaptureError(f"the model changes an input in place ({spec.target}): copy it first")
+        return loss, mutations  # type: ignore[return-value]
+
+    def _finish(self, loss: int, mutations: dict[str, int]) -> Graph:
+        graph = Graph(
+            version=wire.FORMAT_VERSION,
+            opset=opset.version(),
+            values=self._values,
+            inputs=self._inputs,
+            nodes=self._nodes,
+            loss=loss,
+            mutations=mutations,
+            ties=self._ties(),
+            constants=self._constants,
+        )
+        live = live_nodes(graph)
+        nodes = [node for node, alive in zip(self._nodes, live, strict=True) if alive]
+        read = {value for node in nodes for value in node.reads()} | set(mutations.values())
+        inputs = [entry for entry in self._inputs if entry.kind == "input" or entry.value in read]
+        constants = {entry.name: self._constants[entry.name] for entry in inputs if entry.kind == "constant"}
+        graph = Graph(
+            graph.version, graph.opset, graph.values, inputs, nodes, loss, mutations, graph.ties, constants
+        )
+        try:
+            return wire.load_graph(wire.dump(graph), batch=2)
+        except GraphError as error:
+            raise CaptureError(f"the captured graph breaks its own rules: {error}") from error
+
+    def _ties(self) -> dict[str, str]:
+        used = {entry.name for entry in self._inputs if entry.kind == "parameter"}
+        by_tensor: dict[int, str] = {}
+        parameters = list(self._module.named_parameters(remove_duplicate=False))
+        for name, parameter in parameters:
+            if name in used:
+                by_tensor[id(parameter)] = name
+        return {
+            name: by_tensor[id(parameter)]
+            for name, parameter in parameters
+            if name not in used and id(parameter) in by_tensor
+        }
+
+    def _check_inputs_used(self, graph: Graph) -> None:
+        read = {value for node in graph.nodes for value in node.reads()}
+        for entry in graph.inputs_of("input"):
+            if entry.value not in read:
+                raise CaptureError(
+                    f"the loss does not depend on input {entry.name!r}: leave it out of the data set's items"
+                )
+
+    def _origin(self, node: fx.Node) -> Origin:
+        stack = node.meta.get("nn_module_stack") or {}
+        paths = [str(path) for path, _ in stack.values() if not str(path).startswith("_")]
+        module = paths[-1].removeprefix("L__self___").removeprefix("module.") if paths else ""
+        return Origin("" if module == "module" else module, line_of_stack_trace(node.meta.get("stack_trace")))
+
+
+def _display(target: Any) -> str:
+    return getattr(target, "__name__", str(target))
+
+
+def _constant(tensor: Tensor) -> Constant:
+    dense = tensor.detach().cpu().contiguous()
+    raw = dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b""
+    return Constant(dtype_name(dense.dtype), list(dense.shape), raw)

@@ -1,0 +1,146 @@
+"""The OP-DAG: values, inputs, nodes. Data only; msgspec gives it its wire form (see `wire`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+ValueId = Annotated[int, Meta(ge=0, le=1_000_000)]
+Size = Annotated[int, Meta(ge=-(2**40), le=2**40)]
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
+
+DTypeName = Literal[
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+]
+ITEM_BYTES: dict[str, int] = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+InputKind = Literal["input", "parameter", "buffer", "constant"]
+
+
+class BatchSize(msgspec.Struct, frozen=True, tag_field="k", tag="b", forbid_unknown_fields=True):
+    """A size that follows the microbatch: `factor * batch + offset`."""
+
+    factor: Size
+    offset: Size = 0
+
+    def at(self, batch: int) -> int:
+        """The size for a microbatch of `batch` samples."""
+        return self.factor * batch + self.offset
+
+
+class Ref(msgspec.Struct, frozen=True, tag_field="k", tag="v", forbid_unknown_fields=True):
+    """An argument that is a value of the graph."""
+
+    id: ValueId
+
+
+class DType(msgspec.Struct, frozen=True, tag_field="k", tag="t", forbid_unknown_fields=True):
+    """An argument that is an element type."""
+
+    name: DTypeName
+
+
+Dimension = Size | BatchSize
+Scalar = bool | Size | float | Annotated[str, Meta(max_length=64)] | None
+Element = Scalar | Ref | BatchSize
+Argument = Scalar | Ref | DType | BatchSize | Annotated[list[Element], Meta(max_length=4096)]
+
+
+class ValueType(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Element type and shape of a value."""
+
+    dtype: DTypeName
+    shape: Annotated[list[Dimension], Meta(max_length=8)]
+
+    def shape_at(self, batch: int) -> tuple[int, ...]:
+        """The shape for a microbatch of `batch` samples."""
+        return tuple(d.at(batch) if isinstance(d, BatchSize) else d for d in self.shape)
+
+    def numel(self, batch: int) -> int:
+        """How many elements the value has for a microbatch of `batch` samples."""
+        count = 1
+        for size in self.shape_at(batch):
+            count *= size
+        return count
+
+    def bytes(self, batch: int) -> int:
+        """Size in bytes for a microbatch of `batch` samples."""
+        return self.numel(batch) * ITEM_BYTES[self.dtype]
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A value that no node makes: a model input, a parameter, a buffer or a constant.
+
+    `trainable` is false for frozen parameters and for everything that is not a parameter.
+    """
+
+    value: ValueId
+    kind: InputKind
+    name: Name
+    trainable: bool = False
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One operator. Arguments go by schema name, defaults are left out; the number seeds random draws.
+
+    `outputs` holds one value id per result; -1 where a result is not used.
+    """
+
+    number: ValueId
+    op: Annotated[str, Meta(min_length=1, max_length=128)]
+    arguments: dict[Annotated[str, Meta(max_length=64)], Argument]
+    outputs: Annotated[list[Annotated[int, Meta(ge=-1, le=1_000_000)]], Meta(min_length=1, max_length=4096)]
+
+    def reads(self) -> list[int]:
+        """Ids of the values among the arguments, in order, repeats kept."""
+        found: list[int] = []
+        for argument in self.arguments.values():
+            for element in argument if isinstance(argument, list) else (argument,):
+                if isinstance(element, Ref):
+                    found.append(element.id)
+        return found
+
+    def writes(self) -> list[int]:
+        """Ids of the values that the node makes and somebody uses."""
+        return [value for value in self.outputs if value >= 0]
+
+
+class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor that the module holds outside its state: raw little-endian bytes, row major."""
+
+    dtype: DTypeName
+    shape: Annotated[list[Annotated[int, Meta(ge=0, le=2**31)]], Meta(max_length=8)]
+    data: bytes
+
+
+class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole model, forward pass and loss.
+
+    `nodes` are in topological (execution) order. `loss` is a zero-dimensional float value. `mutations` maps a
+    buffer to the value that replaces it when the step is applied. `ties` maps a parameter's other names to
+    the one that `inputs` uses.
+    """
+
+    version: int
+    opset: str
+    values: Annotated[list[ValueType], Meta(max_length=1_000_000)]
+    inputs: Annotated[list[Input], Meta(max_length=100_000)]
+    nodes: Annotated[list[Node], Meta(max_length=100_000)]
+    loss: ValueId
+    mutations: dict[Name, ValueId]
+    ties: dict[Name, Name]
+    constants: dict[Name, Constant]
+
+    def producers(self) -> dict[int, int]:
+        """Value id -> position in `nodes` of the node that makes it."""
+        return {value: at for at, node in enumerate(self.nodes) for value in node.writes()}
+
+    def inputs_of(self, kind: InputKind) -> list[Input]:
+        """The inputs of one kind, in graph order."""
+        return [entry for entry in self.inputs if entry.kind == kind]

@@ -1,0 +1,163 @@
+"""The opset as objects: schemas parsed from the table, and the check of a node's arguments against them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from farflung.errors import GraphError
+from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
+from farflung.opdag.opset_table import GROUPS
+
+MANY = -1  # the op returns a list
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of a schema: base type, list and optional markers, allowed words, default as text."""
+
+    name: str
+    base: str
+    is_list: bool
+    optional: bool
+    words: frozenset[str]
+    required: bool
+
+    def admits(self, argument: Argument) -> bool:
+        """Whether `argument` has the type that the schema asks for."""
+        if argument is None:
+            return self.optional
+        if self.is_list:
+            if not isinstance(argument, list):
+                return False
+            inner = self.base.rstrip("?")
+            return all(
+                self._admits_one(e, inner) or (e is None and self.base.endswith("?")) for e in argument
+            )
+        return not isinstance(argument, list) and self._admits_one(argument, self.base)
+
+    def _admits_one(self, argument: object, base: str) -> bool:
+        if base == "Tensor":
+            return isinstance(argument, Ref)
+        if base == "Operand" and isinstance(argument, Ref):
+            return True
+        if base == "ScalarType":
+            return isinstance(argument, DType)
+        if base == "bool":
+            return isinstance(argument, bool)
+        if base == "str":
+            return isinstance(argument, str) and argument in self.words
+        if base == "int":
+            return isinstance(argument, int | BatchSize) and not isinstance(argument, bool)
+        if base == "float":
+            return isinstance(argument, int | float) and not isinstance(argument, bool)
+        return isinstance(argument, bool | int | float | BatchSize)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of the table. `results` is a count or `MANY`; `random` ops draw from the node's seed."""
+
+    name: str
+    group: str
+    parameters: dict[str, Parameter]
+    results: int
+    random: bool
+
+    def draws(self, node: Node) -> bool:
+        """Whether this node really draws random numbers (attention with dropout 0 does not)."""
+        if not self.random:
+            return False
+        if self.name == "aten.native_dropout.default":
+            return bool(node.arguments.get("train", True)) and node.arguments.get("p", 0.0) != 0.0
+        if self.name == "aten.scaled_dot_product_attention.default":
+            return node.arguments.get("dropout_p", 0.0) != 0.0
+        return True
+
+
+_LINE = re.compile(r"(?P<name>[\w.]+)\((?P<arguments>.*)\) -> (?P<results>\*|\d)(?P<random> random)?$")
+_ARGUMENT = re.compile(
+    r"(?P<base>Tensor\??(?=\[\])|\w+)(?:\((?P<words>[\w|]+)\))?(?P<list>\[\])?(?P<optional>\?)? "
+    r"(?P<name>\w+)(?:=(?P<default>.+))?$"
+)
+
+
+def _parameter(text: str) -> Parameter:
+    match = _ARGUMENT.fullmatch(text)
+    assert match, f"opset table: {text!r}"
+    return Parameter(
+        name=match["name"],
+        base=match["base"],
+        is_list=bool(match["list"]),
+        optional=bool(match["optional"]),
+        words=frozenset((match["words"] or "").split("|")),
+        required=match["default"] is None,
+    )
+
+
+def _op(line: str, group: str) -> Op:
+    match = _LINE.fullmatch(line)
+    assert match, f"opset table: {line!r}"
+    parameters = [_parameter(p) for p in re.split(r", (?![^\[]*\])", match["arguments"]) if p]
+    return Op(
+        name=f"aten.{match['name']}",
+        group=group,
+        parameters={p.name: p for p in parameters},
+        results=MANY if match["results"] == "*" else int(match["results"]),
+        random=bool(match["random"]),
+    )
+
+
+@cache
+def table() -> dict[str, Op]:
+    """Every op by name."""
+    ops = [_op(line, group) for group, text in GROUPS.items() for line in text.split("\n") if line]
+    return {op.name: op for op in ops}
+
+
+@cache
+def version() -> str:
+    """A short hash of the whole table: equal on two machines only if their opsets are equal."""
+    text = "\n".join(f"{group}\n{lines}" for group, lines in GROUPS.items())
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def lookup(name: str) -> Op:
+    """The op called `name`.
+
+    Raises
+    ------
+    GraphError
+        The opset has no such op.
+    """
+    op = table().get(name)
+    if op is None:
+        raise GraphError(f"op {name[:80]!r} is not in the opset (version {version()})")
+    return op
+
+
+def check_arguments(node: Node) -> Op:
+    """Check a node's op, argument names and argument types against the table.
+
+    Raises
+    ------
+    GraphError
+        An unknown op or argument, a missing one, one of the wrong type, or the wrong number of results.
+    """
+    op = lookup(node.op)
+    where = f"node {node.number} ({node.op})"
+    for name, argument in node.arguments.items():
+        parameter = op.parameters.get(name)
+        if parameter is None:
+            raise GraphError(f"{where}: the opset's schema has no argument {name[:40]!r}")
+        if not parameter.admits(argument):
+            kind = parameter.base + ("[]" if parameter.is_list else "") + ("?" if parameter.optional else "")
+            raise GraphError(f"{where}: argument {name!r} must be {kind}, found {str(argument)[:60]!r}")
+    missing = [p.name for p in op.parameters.values() if p.required and p.name not in node.arguments]
+    if missing:
+        raise GraphError(f"{where}: argument {missing[0]!r} is missing")
+    if op.results not in (MANY, len(node.outputs)):
+        raise GraphError(f"{where}: the op has {op.results} results, found {len(node.outputs)}")
+    return op

@@ -1,0 +1,34 @@
+"""One segment of a cut graph: what a worker needs to run it, with the graph's own value and node numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.opdag.graph import Constant, Input, Name, Node, ValueId, ValueType
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A convex set of nodes that runs as one unit.
+
+    `inputs` are the model inputs, parameters, buffers and constants it reads; `owned` the parameters and
+    buffers it answers for (a parameter's first user owns it; other users share the owner's tensor on the same
+    worker and add their gradients there). `receives` and `sends` are value ids that cross the cut,
+    `differentiable` those of them whose gradient travels back.
+    """
+
+    version: int
+    opset: str
+    number: Annotated[int, Meta(ge=0, le=100_000)]
+    values: dict[ValueId, ValueType]
+    inputs: Annotated[list[Input], Meta(max_length=100_000)]
+    owned: Annotated[list[Name], Meta(max_length=100_000)]
+    receives: Annotated[list[ValueId], Meta(max_length=100_000)]
+    nodes: Annotated[list[Node], Meta(max_length=100_000)]
+    sends: Annotated[list[ValueId], Meta(max_length=100_000)]
+    differentiable: Annotated[list[ValueId], Meta(max_length=200_000)]
+    loss: ValueId | None
+    mutations: dict[Name, ValueId]
+    constants: dict[Name, Constant]

@@ -1,0 +1,166 @@
+"""Equal compute: contiguous segments with the same estimated FLOPs, cut where the fewest bytes cross.
+
+The baseline scheduler of FusionLLM's evaluation, except that the cut itself is exact (`opdag.cuts`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farflung.errors import PlanError
+from farflung.opdag import wire
+from farflung.opdag.analysis import differentiable_values
+from farflung.opdag.cost import flops
+from farflung.opdag.cuts import CutCosts, balanced_cuts, cut_costs
+from farflung.opdag.graph import Graph
+from farflung.opdag.partition import Partition
+from farflung.opdag.segment import Segment
+from farflung.plan import FEEDER, Edge, Placement, Plan
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A plan with what it places: the segments, and what each of them owns."""
+
+    plan: Plan
+    segments: list[Segment]
+
+    @property
+    def owned(self) -> list[list[str]]:
+        """Names of the parameters and buffers that each segment owns, in segment order."""
+        return [segment.owned for segment in self.segments]
+
+    @property
+    def programs(self) -> list[bytes]:
+        """Each segment as it travels, in segment order."""
+        return [wire.dump(segment) for segment in self.segments]
+
+    @property
+    def cut_bytes(self) -> int:
+        """Bytes that cross between segments in one microbatch, both directions."""
+        return sum(
+            edge.bytes * (2 if edge.differentiable else 1)
+            for edge in self.plan.edges
+            if edge.source != FEEDER
+        )
+
+
+def plan_job(
+    graph: bytes, microbatches: int, microbatch_size: int, workers: Sequence[str], exactly: bool = True
+) -> PlannedJob:
+    """Plan a graph that came over the wire; see `plan_graph`. With `exactly` false fewer workers may do.
+
+    Raises
+    ------
+    GraphError
+        The bytes are not a valid OP-DAG.
+    PlanError
+        No cut of the graph fits this number of workers.
+    """
+    loaded = wire.load_graph(graph, microbatch_size)
+    for count in range(len(workers), 0, -1):
+        try:
+            return plan_graph(loaded, microbatches, microbatch_size, workers[:count])
+        except PlanError:
+            if exactly or count == 1:
+                raise
+    raise PlanError("a plan needs at least one worker, found none: start one with `farflung join`")
+
+
+def plan_graph(
+    graph: Graph, microbatches: int, microbatch_size: int, workers: Sequence[str]
+) -> PlannedJob:
+    """One contiguous segment for each worker, in order; a tied parameter's uses on one worker.
+
+    Where a parameter is used at both ends of the graph (a tied embedding and head), the first worker gets
+    both end segments and there is one segment more than workers.
+
+    Raises
+    ------
+    PlanError
+        The graph cannot be cut for so many workers.
+    """
+    costs = cut_costs(graph, microbatch_size)
+    cuts = balanced_cuts(costs, len(workers))
+    placement = list(workers)
+    if _split_parameters(graph, cuts):
+        cuts = _loop_cuts(graph, costs, len(workers))
+        placement = [*workers, workers[0]] if len(cuts) == len(workers) else placement
+    partition = Partition(graph, cuts, microbatch_size)
+    segments = partition.segments()
+    _check_ties(segments, placement)
+    edges = _edges(graph, partition, segments, microbatch_size)
+    placements = [
+        _placement(graph, segment, worker, microbatch_size)
+        for segment, worker in zip(segments, placement, strict=True)
+    ]
+    window = min(microbatches, 2 * len(segments))
+    return PlannedJob(Plan(placements, edges, microbatches, window), segments)
+
+
+def _split_parameters(graph: Graph, cuts: Sequence[int]) -> set[int]:
+    """Parameters that more than one segment reads."""
+    readers: dict[int, set[int]] = {e.value: set() for e in graph.inputs if e.kind == "parameter"}
+    for at, node in enumerate(graph.nodes):
+        for value in node.reads():
+            if value in readers:
+                readers[value].add(bisect_right(cuts, at))
+    return {value for value, segments in readers.items() if len(segments) > 1}
+
+
+def _loop_cuts(graph: Graph, costs: CutCosts, workers: int) -> list[int]:
+    """Cuts where the first worker holds both ends: the range is contiguous on the circle of nodes."""
+    if workers == 1:
+        return []
+    ends = _split_parameters(graph, balanced_cuts(costs, workers))
+    half = len(graph.nodes) // 2
+    early = [at for at, node in enumerate(graph.nodes[:half]) if ends & set(node.reads())]
+    first = max(early, default=-1) + 1
+    candidates = [p for p in range(first, half) if costs.legal[p] and p > 0]
+    if not candidates:
+        raise PlanError(
+            "a parameter is used all over the model, so its uses cannot stay on one worker: use fewer workers"
+        )
+    start = min(candidates, key=lambda p: (costs.crossing[p], p))
+    rotated = balanced_cuts(costs.rotated(start), workers)
+    return [start, *(start + position for position in rotated)]
+
+
+def _check_ties(segments: Sequence[Segment], placement: Sequence[str]) -> None:
+    holders: dict[str, str] = {}
+    for segment, worker in zip(segments, placement, strict=True):
+        for entry in segment.inputs:
+            if entry.kind == "parameter" and holders.setdefault(entry.name, worker) != worker:
+                raise PlanError(
+                    f"parameter {entry.name!r} is used by segments on {holders[entry.name]} and {worker}: "
+                    "its uses must stay on one worker, so use fewer workers"
+                )
+
+
+def _edges(
+    graph: Graph, partition: Partition, segments: Sequence[Segment], batch: int
+) -> list[Edge]:
+    gradients = differentiable_values(graph)
+    sources = partition.sources()
+    edges: list[Edge] = []
+    for segment in segments:
+        fed = [(e.value, FEEDER) for e in segment.inputs if e.kind == "input"]
+        for value, source in [*fed, *((v, sources[v]) for v in segment.receives)]:
+            differentiable = source != FEEDER and value in gradients
+            size = graph.values[value].bytes(batch)
+            edges.append(Edge(value, source, segment.number, size, differentiable))
+    return edges
+
+
+def _placement(graph: Graph, segment: Segment, worker: str, batch: int) -> Placement:
+    owned = set(segment.owned)
+    parameters = [e for e in segment.inputs if e.kind == "parameter" and e.name in owned]
+    return Placement(
+        segment=segment.number,
+        workers=[worker],
+        flops=sum(flops(node, graph.values, batch) for node in segment.nodes),
+        parameter_bytes=sum(graph.values[e.value].bytes(batch) for e in parameters),
+        nodes=len(segment.nodes),
+    )

@@ -1,0 +1,193 @@
+"""`farflung check`: is this job's model captured, cut and differentiated right? Held beside eager, in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from farflung.errors import CaptureError
+from farflung.opdag import wire
+from farflung.opdag.graph import Graph
+from farflung.opdag.segment import Segment
+from farflung.plan import Plan
+from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.reference import Batch, Reference
+from farflung.runtime.torch_backend.verify import verify_segment
+from farflung.runtime.training import Training
+
+LOSS_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
+PARAMETER_TOLERANCE = 1e-4
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What `check` found; differences are relative (docs/architecture.md, "Differences")."""
+
+    ok: bool
+    loss_difference: float
+    worst_gradient_difference: float
+    worst_parameter_difference: float
+    segments: int
+    cut_bytes: int
+    worst_gradient: str
+    worst_parameter: str
+    steps: int
+    evaluation_difference: float
+
+
+def named_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
+    """Every parameter and buffer of `module` by the name that the graph uses."""
+    state: dict[str, Tensor] = dict(module.named_buffers(remove_duplicate=False))
+    state.update(module.named_parameters(remove_duplicate=False))
+    return {entry.name: state[entry.name] for entry in graph.inputs if entry.kind in ("parameter", "buffer")}
+
+
+def gradient_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The worst max|a-b| / max(max|b|, 1e-4 x the model's largest gradient entry), and whose it is."""
+    largest = max((float(g.abs().max()) for g in theirs.values() if g.numel()), default=0.0)
+    return _worst(ours, theirs, 1e-4 * largest)
+
+
+def parameter_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The worst max|a-b| / max(max|b|, 1e-3), and whose it is."""
+    return _worst(ours, theirs, 1e-3)
+
+
+def _worst(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], floor: float) -> tuple[float, str]:
+    missing = sorted(set(theirs) - set(ours))
+    if missing:
+        return float("inf"), missing[0]
+    worst = (0.0, "")
+    for name, expected in theirs.items():
+        if not expected.numel():
+            continue
+        distance = float((ours[name].double() - expected.double()).abs().max())
+        scale = max(float(expected.abs().max()), floor)
+        if not distance <= worst[0] * scale:  # also true for nan
+            worst = (distance / scale if scale else distance, name)
+    return worst
+
+
+class Comparison:
+    """The cut model and the user's eager module, trained side by side on the same microbatches.
+
+    `module` itself is copied twice and stays as it is. `loss_of(module)` gives the function from a batch to
+    the scalar loss.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_of: Callable[[nn.Module], Callable[[Batch], Tensor]],
+        graph: Graph,
+        plan: Plan,
+        segments: Sequence[Segment],
+        training: Training,
+    ) -> None:
+        self._graph = graph
+        self._training = training
+        self._eager = copy.deepcopy(module)
+        self._loss_of = loss_of(self._eager)
+        self._reference = Reference(self._eager, self._loss_of, graph, training)
+        self._state = named_state(copy.deepcopy(module), graph)
+        self._pipeline = InProcessPipeline(graph, plan, segments, self._state, training)
+        self._unit = 0
+        self._units = {unit.step: unit.number for unit in training.units() if unit.train}
+
+    def step(self, microbatches: Sequence[Batch]) -> tuple[float, tuple[float, str], tuple[float, str]]:
+        """One training step on both sides: relative loss difference, worst gradient, worst parameter."""
+        unit = self._units[self._reference.step]
+        shares = self._pipeline.run(unit, microbatches)
+        expected = self._reference.accumulate(microbatches)
+        loss = sum(share.loss for share in shares)
+        gradients = gradient_difference(self.gradients(), self._eager_gradients())
+        self._pipeline.decide(unit, self._scale(sum(share.square_sum for share in shares)))
+        self._reference.apply()
+        difference = abs(loss - expected) / max(abs(expected), 1e-12)
+        return difference, gradients, parameter_difference(self._state, named_state(self._eager, self._graph))
+
+    def evaluation_difference(self, batch: Batch) -> float:
+        """Relative difference of the evaluation graph's loss from that of `module.eval()` on one microbatch."""
+        unit = next(iter(self._training.units()))
+        assert not unit.train and unit.microbatches == 1
+        (loss,) = (share.loss for share in self._pipeline.run(unit.number, [batch]) if share.loss)
+        self._pipeline.decide(unit.number, 1.0)
+        self._eager.eval()
+        with torch.no_grad():
+            expected = float(self._loss_of(batch))
+        self._eager.train()
+        return abs(loss - expected) / max(abs(expected), 1e-12)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients of the cut model by the graph's names."""
+        return {n: g for segment in self._pipeline.segments for n, g in segment.gradients().items()}
+
+    def _eager_gradients(self) -> dict[str, Tensor]:
+        named = named_state(self._eager, self._graph)
+        return {name: t.grad for name, t in named.items() if t.grad is not None}
+
+    def _scale(self, square_sum: float) -> float:
+        if self._training.clip is None:
+            return 1.0
+        return min(1.0, self._training.clip / (square_sum**0.5 + 1e-6))
+
+
+def compare(
+    comparison: Comparison, steps: Sequence[Sequence[Batch]], plan_cut_bytes: int, segments: int
+) -> CheckReport:
+    """Train both sides over `steps` (each a list of microbatches) and report the worst differences.
+
+    The evaluation graph is compared first, on the first microbatch.
+    """
+    evaluation = comparison.evaluation_difference(steps[0][0])
+    rows = [comparison.step(microbatches) for microbatches in steps]
+    loss = max(row[0] for row in rows)
+    gradient = max(row[1] for row in rows)
+    parameter = rows[-1][2]
+    ok = (
+        loss <= LOSS_TOLERANCE
+        and gradient[0] <= GRADIENT_TOLERANCE
+        and parameter[0] <= PARAMETER_TOLERANCE
+        and evaluation <= LOSS_TOLERANCE
+    )
+    return CheckReport(
+        ok=ok,
+        loss_difference=loss,
+        worst_gradient_difference=gradient[0],
+        worst_parameter_difference=parameter[0],
+        segments=segments,
+        cut_bytes=plan_cut_bytes,
+        worst_gradient=gradient[1],
+        worst_parameter=parameter[1],
+        steps=len(rows),
+        evaluation_difference=evaluation,
+    )
+
+
+def received(programs: Sequence[bytes], batch: int) -> list[Segment]:
+    """Segments as a worker gets them: decoded, validated, and verified on the meta device."""
+    segments = [wire.load_segment(program, batch) for program in programs]
+    for segment in segments:
+        verify_segment(segment, batch)
+    return segments
+
+
+def require_same(report: CheckReport, origin: str) -> None:
+    """Raise when a report shows that capture got the model wrong.
+
+    Raises
+    ------
+    CaptureError
+        Naming the worst tensor.
+    """
+    if not report.ok:
+        raise CaptureError(
+            f"{origin} does not compute what the module does: loss differs by "
+            f"{report.loss_difference:.1e}, gradient of {report.worst_gradient or '-'} by "
+            f"{report.worst_gradient_difference:.1e}, parameter {report.worst_parameter or '-'} by "
+            f"{report.worst_parameter_difference:.1e}, evaluation loss by {report.evaluation_difference:.1e}"
+        )

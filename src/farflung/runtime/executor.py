@@ -1,0 +1,201 @@
+"""The data-driven loop of one worker: messages in, tasks by the policy, messages and readiness out.
+
+One thread at a time may call in. The worker runs it on its compute thread; `check` runs one executor per
+segment in one process, so both go through the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from farflung.plan import FEEDER, Edge, Plan
+from farflung.runtime.training import Training
+from farflung.schedule import Needs, Policy, Task, Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from farflung.runtime.torch_backend.segment import TorchSegment
+
+
+class Parcel(NamedTuple):
+    """One value or gradient of one microbatch between two segments; `tensor` None is an empty gradient."""
+
+    unit: int
+    microbatch: int
+    source: int
+    target: int
+    value: int
+    gradient: bool
+    tensor: Tensor | None
+
+
+class SegmentShare(NamedTuple):
+    """A segment's part of a finished unit: float64 sum of squares, all finite?, float64 loss share."""
+
+    segment: int
+    square_sum: float
+    finite: bool
+    loss: float
+
+
+class Outlet(Protocol):
+    """Where an executor's results go."""
+
+    def send(self, parcel: Parcel) -> None:
+        """Deliver a parcel to its target segment (or the feeder); its tensor will not change any more."""
+
+    def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
+        """Every microbatch of `unit` has run here; `Executor.decide` is awaited."""
+
+
+@dataclass
+class _UnitState:
+    """What has come and what has run of one unit."""
+
+    unit: Unit
+    policy: Policy
+    values: dict[tuple[int, int], dict[int, Tensor]] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], dict[tuple[int, int], Tensor]] = field(default_factory=dict)
+    reported: bool = False
+
+
+class Executor:
+    """Runs the segments that `plan` gives to one worker, unit after unit."""
+
+    def __init__(
+        self, plan: Plan, segments: Mapping[int, TorchSegment], training: Training, outlet: Outlet
+    ) -> None:
+        self._plan = plan
+        self._segments = dict(sorted(segments.items()))
+        self._training = training
+        self._outlet = outlet
+        self._sequence: Iterator[Unit] = training.units()
+        self._units: dict[int, _UnitState] = {}
+        self._next_number = 0
+        self._current = 0
+        self._incoming = _edges(plan.edges, lambda edge: edge.target)
+        self._outgoing = _edges(plan.edges, lambda edge: edge.source)
+        self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
+
+    def receive(self, parcel: Parcel) -> None:
+        """Take a parcel for one of the segments here."""
+        state = self._unit(parcel.unit)
+        if state is None:
+            return
+        key = (parcel.target, parcel.microbatch)
+        if parcel.gradient:
+            if parcel.tensor is not None:
+                state.gradients.setdefault(key, {})[(parcel.source, parcel.value)] = parcel.tensor
+        else:
+            assert parcel.tensor is not None
+            state.values.setdefault(key, {})[parcel.value] = parcel.tensor
+        state.policy.arrived(parcel.target, parcel.microbatch, parcel.gradient)
+
+    def run_next(self) -> bool:
+        """Run the next task of the current unit; false if there is none to run now."""
+        state = self._unit(self._current)
+        if state is None:
+            return False
+        task = state.policy.next()
+        if task is None:
+            if state.policy.done and not state.reported:
+                state.reported = True
+                self._report(state)
+            return False
+        if task.backward:
+            self._backward(state, task)
+        else:
+            self._forward(state, task)
+        state.policy.finished(task)
+        return True
+
+    def decide(self, unit: int, scale: float) -> None:
+        """End the current unit: a training step is applied with gradients times `scale`."""
+        state = self._units.pop(unit)
+        if state.unit.train:
+            for segment in self._segments.values():
+                segment.apply(state.unit.step, scale)
+        self._current = unit + 1
+
+    def _unit(self, number: int) -> _UnitState | None:
+        """State of a unit, made when it is first heard of; None once the job's last unit is over."""
+        while self._next_number <= number:
+            unit = next(self._sequence, None)
+            if unit is None:
+                return None
+            needs = [self._needs(segment) for segment in self._segments]
+            self._units[unit.number] = _UnitState(unit, Policy(needs, unit.microbatches, self._plan.window))
+            self._next_number += 1
+        return self._units.get(number)
+
+    def _needs(self, segment: int) -> Needs:
+        incoming = self._incoming.get(segment, [])
+        return Needs(
+            segment=segment,
+            values=len(incoming),
+            gradients=len(self._outgoing.get(segment, [])),
+            source=all(edge.source == FEEDER for edge in incoming),
+        )
+
+    def _forward(self, state: _UnitState, task: Task) -> None:
+        values = state.values.pop((task.segment, task.microbatch), {})
+        results = self._segments[task.segment].forward(state.unit, task.microbatch, values)
+        for edge in self._outgoing.get(task.segment, []):
+            self._send(state.unit, task, edge.target, edge.value, False, results[edge.value])
+
+    def _backward(self, state: _UnitState, task: Task) -> None:
+        """Gradients that autograd finds go out from inside it; every other edge gets its empty gradient after."""
+        incoming = self._incoming.get(task.segment, [])
+        sources = {edge.value: edge.source for edge in incoming if edge.differentiable}
+        sent: set[int] = set()
+
+        def emit(value: int, gradient: Tensor) -> None:
+            sent.add(value)
+            self._send(state.unit, task, sources[value], value, True, gradient.contiguous())
+
+        if state.unit.train:
+            arrived = state.gradients.pop((task.segment, task.microbatch), {})
+            summed = _sum_gradients(arrived)
+            self._segments[task.segment].backward(state.unit, task.microbatch, summed, emit)
+        for edge in incoming:
+            if edge.value not in sent:
+                self._send(state.unit, task, edge.source, edge.value, True, None)
+
+    def _send(
+        self, unit: Unit, task: Task, target: int, value: int, gradient: bool, tensor: Tensor | None
+    ) -> None:
+        parcel = Parcel(unit.number, task.microbatch, task.segment, target, value, gradient, tensor)
+        if target in self._segments:
+            self.receive(parcel)
+        else:
+            self._outlet.send(parcel)
+
+    def _report(self, state: _UnitState) -> None:
+        for segment in self._segments.values():
+            segment.share_gradients(self._owners)
+        shares = []
+        for number, segment in self._segments.items():
+            square_sum = segment.square_sum() if state.unit.train else 0.0
+            loss = segment.take_loss()
+            finite = math.isfinite(square_sum) and math.isfinite(loss)
+            shares.append(SegmentShare(number, square_sum, finite, loss))
+        self._outlet.ready(state.unit, shares)
+
+
+def _edges(edges: Sequence[Edge], end: Callable[[Edge], int]) -> dict[int, list[Edge]]:
+    found: dict[int, list[Edge]] = {}
+    for edge in edges:
+        found.setdefault(end(edge), []).append(edge)
+    return found
+
+
+def _sum_gradients(arrived: Mapping[tuple[int, int], Tensor]) -> dict[int, Tensor]:
+    """Sum the gradients of each value over its consumers, in ascending order of consumer segment."""
+    summed: dict[int, Tensor] = {}
+    for (_, value), gradient in sorted(arrived.items(), key=lambda item: item[0]):
+        summed[value] = summed[value] + gradient if value in summed else gradient
+    return summed

@@ -1,0 +1,1 @@
+"""Segments on PyTorch: generated code, tapes, gradients, optimizer. The only runtime that imports torch."""

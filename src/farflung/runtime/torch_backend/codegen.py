@@ -1,0 +1,155 @@
+"""Generates and executes code: a validated segment becomes one straight-line Python function.
+
+THIS IS THE ONLY FILE THAT CALLS `exec`. The source it builds holds integers, our own variable names (`v3`,
+`o1`, `c2`) and punctuation, nothing else: ops, floats, strings and element types are objects in the
+function's namespace. A segment must have passed `opdag.wire.load_segment` before it comes here.
+
+Straight-line code costs what eager PyTorch costs (`benchmarks/overhead.py`); an interpreter loop over the
+same graph costs 37 % more on a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farflung.opdag import opset
+from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
+from farflung.opdag.segment import Segment
+from farflung.runtime.seeds import mix
+from farflung.runtime.torch_backend.tensors import DTYPES
+
+# (state tensors, value tensors, seed of the microbatch) -> results, in the orders of `Program`
+Function = Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[Tensor, ...]]
+
+
+class Program:
+    """A segment's forward pass as a Python function.
+
+    `state` are value ids of parameters, buffers and constants, `values` of model inputs and received values,
+    `results` of what is sent, the loss and the mutated buffers: the orders in which `run` takes and gives.
+    With `train` false the evaluation graph is generated: dropout is the identity, BatchNorm uses its running
+    statistics.
+    """
+
+    def __init__(self, segment: Segment, batch: int, train: bool) -> None:
+        self.state = [entry.value for entry in segment.inputs if entry.kind != "input"]
+        fed = [entry.value for entry in segment.inputs if entry.kind == "input"]
+        self.values = [*fed, *segment.receives]
+        self.results = [*segment.sends]
+        if segment.loss is not None:
+            self.results.append(segment.loss)
+        if train:
+            self.results.extend(segment.mutations.values())
+        writer = _Writer(segment, batch, train)
+        self.source = writer.write(self)
+        namespace = writer.namespace
+        exec(compile(self.source, f"<segment {segment.number}>", "exec"), namespace)
+        self.run: Function = namespace["run"]
+
+
+class _Writer:
+    """Builds the source of one function and the namespace it runs in."""
+
+    def __init__(self, segment: Segment, batch: int, train: bool) -> None:
+        self._segment = segment
+        self._batch = batch
+        self._train = train
+        self._names: dict[Any, str] = {}
+        self.namespace: dict[str, Any] = {"__builtins__": {}, "reseed": reseed}
+
+    def write(self, program: Program) -> str:
+        """The whole function, one line a node; a value is deleted after its last use."""
+        lines = ["def run(state, values, seed):"]
+        lines += [f"    {self._unpack(ids)} = {name}" for ids, name in (
+            (program.state, "state"), (program.values, "values")) if ids]  # fmt: skip
+        keep = {*program.results, *program.state}
+        last_use = {v: at for at, node in enumerate(self._segment.nodes) for v in node.reads()}
+        for at, node in enumerate(self._segment.nodes):
+            lines += self._node(node)
+            dead = {v for v in (*node.reads(), *node.writes()) if last_use.get(v, at) == at} - keep
+            if dead:
+                lines.append(f"    del {', '.join(f'v{v:d}' for v in sorted(dead))}")
+        lines.append(f"    return ({''.join(f'v{v:d}, ' for v in program.results)})")
+        return "\n".join(lines) + "\n"
+
+    def _unpack(self, ids: Sequence[int]) -> str:
+        return "".join(f"v{value:d}, " for value in ids)
+
+    def _node(self, node: Node) -> list[str]:
+        op = opset.lookup(node.op)
+        arguments = dict(node.arguments)
+        if not self._train:
+            if node.op == "aten.native_dropout.default" and node.outputs[1] < 0:
+                return [f"    v{node.outputs[0]:d} = {self._argument(arguments['input'])}"]
+            arguments |= _EVALUATION.get(node.op, {})
+        lines = []
+        if op.draws(Node(node.number, node.op, arguments, node.outputs)):
+            lines.append(f"    reseed(seed, {node.number:d})")
+        call = f"{self._object(_function(node.op), 'o')}({self._call(node.op, arguments)})"
+        if op.results == 1:
+            return [*lines, f"    v{node.outputs[0]:d} = {call}"]
+        targets = "".join(f"v{value:d}, " if value >= 0 else "_, " for value in node.outputs)
+        return [*lines, f"    {targets}= {call}"]
+
+    def _call(self, op: str, arguments: dict[str, Argument]) -> str:
+        """Positional arguments as far as the schema lets them be, then keywords (names from torch's schema)."""
+        parts: list[str] = []
+        positional = True
+        for entry in resolve(op)._schema.arguments:
+            if entry.name not in arguments:
+                positional = False
+                continue
+            positional = positional and not entry.kwarg_only
+            text = self._argument(arguments[entry.name])
+            parts.append(text if positional else f"{entry.name}={text}")
+        return ", ".join(parts)
+
+    def _argument(self, argument: Argument) -> str:
+        if isinstance(argument, list):
+            return f"[{', '.join(self._argument(element) for element in argument)}]"
+        if isinstance(argument, Ref):
+            return f"v{argument.id:d}"
+        if isinstance(argument, BatchSize):
+            return f"{argument.at(self._batch):d}"
+        if isinstance(argument, DType):
+            return self._object(DTYPES[argument.name], "c")
+        if isinstance(argument, int) and not isinstance(argument, bool):
+            return f"{argument:d}"
+        return self._object(argument, "c")
+
+    def _object(self, value: Any, prefix: str) -> str:
+        """The name under which `value` stands in the namespace."""
+        key = (type(value), repr(value) if isinstance(value, float) else value)  # -0.0 == 0.0, nan != nan
+        if key not in self._names:
+            self._names[key] = f"{prefix}{len(self._names):d}"
+            self.namespace[self._names[key]] = value
+        return self._names[key]
+
+
+_EVALUATION: dict[str, dict[str, Argument]] = {
+    "aten.native_dropout.default": {"train": False},
+    "aten._native_batch_norm_legit_functional.default": {"training": False},
+    "aten.scaled_dot_product_attention.default": {"dropout_p": 0.0},
+}
+
+
+def resolve(name: str) -> torch._ops.OpOverload:
+    """torch's operator for a name of the opset; anything that the table lacks is refused before torch sees it."""
+    opset.lookup(name)
+    namespace, base, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    operator: torch._ops.OpOverload = getattr(packet, overload)
+    return operator
+
+
+def _function(name: str) -> Callable[..., Any]:
+    return resolve(name)
+
+
+def reseed(seed: int, number: int) -> None:
+    """Seed torch's CPU generator for one random node of one microbatch."""
+    torch.default_generator.manual_seed(mix(seed, number))

@@ -1,0 +1,184 @@
+"""One segment on PyTorch: forward with a tape per microbatch, backward from its consumers' gradients, apply.
+
+Remote automatic differentiation (FusionLLM, arXiv 2410.12707): values arrive as detached leaves, gradients of
+what was sent come back from every consumer, autograd runs in between. Only the compute thread may call in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from farflung.opdag.segment import Segment
+from farflung.runtime.optimizer import build, set_learning_rate
+from farflung.runtime.seeds import microbatch_seed
+from farflung.runtime.torch_backend.codegen import Program
+from farflung.runtime.torch_backend.tensors import DTYPES, outgoing
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+GradientSink = Callable[[int, Tensor], None]
+
+
+@dataclass
+class _Tape:
+    """What backward needs of one microbatch: the leaves it was fed, the outputs it made, its loss."""
+
+    leaves: dict[int, Tensor]
+    outputs: dict[int, Tensor]
+    loss: Tensor | None
+
+
+class TorchSegment:
+    """A segment's parameters, optimizer, buffers and tapes.
+
+    `state` maps every parameter and buffer that the segment holds to its tensor. Tensors of the names in
+    `segment.owned` are updated in place; a parameter that another segment of this worker owns must be that
+    segment's own tensor (it shares the memory, never the gradient).
+    """
+
+    def __init__(self, segment: Segment, state: Mapping[str, Tensor], training: Training) -> None:
+        self.segment = segment
+        self._training = training
+        self._train = Program(segment, training.microbatch_size, train=True)
+        self._evaluate = Program(segment, training.microbatch_size, train=False)
+        self._entries = [entry for entry in segment.inputs if entry.kind != "input"]
+        self._state = [self._leaf(entry.name, entry.kind, entry.trainable, state) for entry in self._entries]
+        self._index = {entry.name: at for at, entry in enumerate(self._entries)}
+        self._owned = set(segment.owned)
+        owned = [
+            t for e, t in zip(self._entries, self._state, strict=True) if e.trainable and e.name in self._owned
+        ]
+        self._optimizer = build(training.optimizer, owned) if owned else None  # type: ignore[arg-type]
+        self._pending: dict[str, Tensor] = {}
+        self._tapes: dict[int, _Tape] = {}
+        self._loss = 0.0
+        self._differentiable = set(segment.differentiable)
+
+    def _leaf(self, name: str, kind: str, trainable: bool, state: Mapping[str, Tensor]) -> Tensor:
+        if kind == "constant":
+            constant = self.segment.constants[name]
+            raw = torch.frombuffer(bytearray(constant.data), dtype=DTYPES[constant.dtype])
+            return raw.reshape(constant.shape)
+        return state[name].detach().requires_grad_(trainable)
+
+    def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Run one microbatch; returns the values to send, detached and contiguous.
+
+        `values` are the model inputs and received values by id. In a training unit a tape is kept until
+        `backward`; in an evaluation unit nothing is kept but the loss.
+        """
+        seed = microbatch_seed(self._training.seed, unit.train, unit.step, microbatch)
+        weight = 1.0 / unit.microbatches
+        if not unit.train:
+            with torch.no_grad():
+                results = self._run(self._evaluate, values, seed)
+            self._add_loss(results, weight)
+            return {value: outgoing(results[value]) for value in self.segment.sends}
+        leaves = {v: t.detach() for v, t in values.items()}
+        for value in self.segment.receives:
+            leaves[value].requires_grad_(value in self._differentiable)
+        results = self._run(self._train, leaves, seed)
+        for name, value in self.segment.mutations.items():
+            self._pending[name] = results[value].detach()
+        self._add_loss(results, weight)
+        outputs = {v: results[v] for v in self.segment.sends if v in self._differentiable}
+        loss = results[self.segment.loss] if self.segment.loss is not None else None
+        received = {v: leaves[v] for v in self.segment.receives if leaves[v].requires_grad}
+        self._tapes[microbatch] = _Tape(received, outputs, loss)
+        return {value: outgoing(results[value]) for value in self.segment.sends}
+
+    def backward(
+        self, unit: Unit, microbatch: int, gradients: Mapping[int, Tensor], send: GradientSink
+    ) -> None:
+        """Run autograd for one microbatch and give each received value's gradient to `send`.
+
+        `gradients` holds, for each differentiable value that was sent, the sum over its consumers (absent
+        where nobody had one). `send` is called from inside autograd as soon as a gradient is complete,
+        before the rest of the backward pass is waited for. The loss is seeded with 1 / microbatches.
+        """
+        tape = self._tapes.pop(microbatch)
+        for value, leaf in tape.leaves.items():
+            leaf.register_post_accumulate_grad_hook(lambda t, value=value: _emit(t, value, send))
+        pairs = [(t, gradients[v]) for v, t in tape.outputs.items() if v in gradients and t.requires_grad]
+        if tape.loss is not None:
+            pairs.append((tape.loss, torch.full_like(tape.loss, 1.0 / unit.microbatches)))
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+
+    def share_gradients(self, owners: Mapping[str, TorchSegment]) -> None:
+        """Add the gradients of parameters that other segments of this worker own to theirs."""
+        for entry, tensor in zip(self._entries, self._state, strict=True):
+            if entry.trainable and entry.name not in self._owned and tensor.grad is not None:
+                owners[entry.name].add_gradient(entry.name, tensor.grad)
+                tensor.grad = None
+
+    def add_gradient(self, name: str, gradient: Tensor) -> None:
+        """Add another use's gradient to an owned parameter's."""
+        parameter = self._state[self._index[name]]
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad += gradient
+
+    def square_sum(self) -> float:
+        """Sum of squares over the gradients of owned parameters, in float64."""
+        total = torch.zeros((), dtype=torch.float64)
+        for gradient in self.gradients().values():
+            total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+        return float(total)
+
+    def take_loss(self) -> float:
+        """The float64 sum of w_m * loss_m since the last call."""
+        loss, self._loss = self._loss, 0.0
+        return loss
+
+    def apply(self, step: int, scale: float) -> None:
+        """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
+        if scale != 1.0:
+            for gradient in self.gradients().values():
+                gradient.mul_(scale)
+        if self._optimizer is not None:
+            set_learning_rate(self._optimizer, self._training.optimizer, step)
+            self._optimizer.step()
+        with torch.no_grad():
+            for name, tensor in self._pending.items():
+                self._state[self._index[name]].copy_(tensor)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget gradients, tapes and pending buffers: what a dropped step leaves behind."""
+        for tensor in self._state:
+            tensor.grad = None
+        self._pending.clear()
+        self._tapes.clear()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients of owned parameters by name, where there is one."""
+        pairs = zip(self._entries, self._state, strict=True)
+        return {e.name: t.grad for e, t in pairs if e.name in self._owned and t.grad is not None}
+
+    def state(self) -> dict[str, Tensor]:
+        """Owned parameters and buffers by name, detached; they share the segment's memory."""
+        return {name: self._state[self._index[name]].detach() for name in self.segment.owned}
+
+    def _run(self, program: Program, values: Mapping[int, Tensor], seed: int) -> dict[int, Tensor]:
+        state = [
+            self._pending.get(e.name, t) if self._pending else t
+            for e, t in zip(self._entries, self._state, strict=True)
+        ]
+        results = program.run(state, [values[v] for v in program.values], seed)
+        return dict(zip(program.results, results, strict=True))
+
+    def _add_loss(self, results: Mapping[int, Tensor], weight: float) -> None:
+        if self.segment.loss is not None:
+            self._loss += weight * float(results[self.segment.loss].detach())
+
+
+def _emit(leaf: Tensor, value: int, send: GradientSink) -> None:
+    if leaf.grad is not None:
+        send(value, leaf.grad)
+        leaf.grad = None

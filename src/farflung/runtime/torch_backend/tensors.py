@@ -1,0 +1,40 @@
+"""Tensors and the bytes that travel: element types by name, memory that TLS can decrypt into."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from farflung.opdag.graph import DTypeName, ValueType
+
+DTYPES: dict[DTypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+def empty(value_type: ValueType, batch: int) -> Tensor:
+    """An uninitialised tensor for one value; 64-byte aligned, as kernels that repeat bit for bit need."""
+    return torch.empty(value_type.shape_at(batch), dtype=DTYPES[value_type.dtype])
+
+
+def memory(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, as a flat view that shares its memory.
+
+    The caller keeps the tensor unchanged until the view's bytes have been sent or filled.
+    """
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())
+
+
+def outgoing(tensor: Tensor) -> Tensor:
+    """What is sent of a computed value: detached and contiguous."""
+    return tensor.detach().contiguous()

@@ -1,0 +1,114 @@
+"""The last check of a segment from outside: every shape and element type recomputed on the meta device.
+
+Nothing is allocated. A graph whose declared sizes are wrong, or that needs more memory than the owner of the
+worker gives, is refused before any of it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farflung.errors import GraphError
+from farflung.opdag import opset
+from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref, ValueType
+from farflung.opdag.segment import Segment
+from farflung.runtime.torch_backend.codegen import resolve
+from farflung.runtime.torch_backend.tensors import DTYPES
+
+OPTIMIZER_COPIES = 4  # parameter, gradient and AdamW's two moments
+
+
+def verify_segment(segment: Segment, batch: int) -> None:
+    """Recompute every value's shape and element type for microbatches of `batch` samples.
+
+    Raises
+    ------
+    GraphError
+        An op refuses its arguments, or a declared type is not the one that the op makes.
+    """
+    values = {number: _meta(segment.values[number], batch) for number in _given(segment)}
+    with torch.no_grad():
+        for node in segment.nodes:
+            _verify_node(node, segment, values, batch)
+
+
+def required_bytes(segment: Segment, batch: int, window: int) -> int:
+    """An upper bound of the memory a segment needs: state, optimizer, and `window` tapes of every value."""
+    sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
+    state = {entry.value for entry in segment.inputs if entry.kind != "input"}
+    trainable = sum(sizes[entry.value] for entry in segment.inputs if entry.trainable)
+    tape = sum(size for number, size in sizes.items() if number not in state)
+    return sum(sizes[v] for v in state) + (OPTIMIZER_COPIES - 1) * trainable + window * tape
+
+
+def _given(segment: Segment) -> list[int]:
+    return [entry.value for entry in segment.inputs] + list(segment.receives)
+
+
+def _meta(value_type: ValueType, batch: int) -> Tensor:
+    return torch.empty(value_type.shape_at(batch), dtype=DTYPES[value_type.dtype], device="meta")
+
+
+def _verify_node(node: Node, segment: Segment, values: dict[int, Tensor], batch: int) -> None:
+    where = f"node {node.number} ({node.op})"
+    _check_result_count(node, values, batch, where)
+    arguments = {name: _value(argument, values, batch) for name, argument in node.arguments.items()}
+    schema = resolve(node.op)._schema.arguments
+    if any(entry.name == "device" for entry in schema):
+        arguments["device"] = torch.device("meta")
+    try:
+        results = resolve(node.op)(**arguments)
+    except Exception as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise GraphError(f"{where} refuses its arguments: {line[:200]}") from None
+    made = list(results) if isinstance(results, list | tuple) else [results]
+    if len(made) != len(node.outputs):
+        raise GraphError(f"{where} makes {len(made)} results, the graph states {len(node.outputs)}")
+    for number, result in zip(node.outputs, made, strict=True):
+        if number >= 0:
+            _check_type(number, segment.values[number], result, batch, where)
+            values[number] = result
+
+
+def _check_type(number: int, stated: ValueType, made: Tensor, batch: int, where: str) -> None:
+    if made.dtype != DTYPES[stated.dtype] or tuple(made.shape) != stated.shape_at(batch):
+        raise GraphError(
+            f"{where} makes value {number} as {str(made.dtype).removeprefix('torch.')}{list(made.shape)}, "
+            f"the graph states {stated.dtype}{list(stated.shape_at(batch))}"
+        )
+
+
+def _check_result_count(node: Node, values: dict[int, Tensor], batch: int, where: str) -> None:
+    """Ops that return a list must not be able to return a huge one before its length can be compared."""
+    if opset.lookup(node.op).results != opset.MANY:
+        return
+    arguments = {name: _value(argument, values, batch) for name, argument in node.arguments.items()}
+    tensor: Tensor = arguments["self"]
+    dimension = arguments.get("dim", 0)
+    if not -tensor.ndim <= dimension < tensor.ndim:
+        raise GraphError(f"{where} splits dimension {dimension} of {tensor.ndim}")
+    extent = tensor.shape[dimension]
+    if "split_size" in arguments:
+        count = -(-extent // max(1, arguments["split_size"]))
+    elif "split_sizes" in arguments:
+        count = len(arguments["split_sizes"])
+    else:
+        count = min(arguments.get("chunks", extent), extent)
+    if count > len(node.outputs):
+        raise GraphError(f"{where} would make {count} results, the graph states {len(node.outputs)}")
+
+
+def _value(argument: Argument | Sequence[Any], values: dict[int, Tensor], batch: int) -> Any:
+    if isinstance(argument, list):
+        return [_value(element, values, batch) for element in argument]
+    if isinstance(argument, Ref):
+        return values[argument.id]
+    if isinstance(argument, BatchSize):
+        return argument.at(batch)
+    if isinstance(argument, DType):
+        return DTYPES[argument.name]
+    return argument

@@ -49,7 +49,7 @@ class TokenRecord:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has an id: the SHA-256 of its public key, the token that let it in, its newest certificate (PEM)."""
+    """Who has an id: SHA-256 of its public key, the token that let it in, its newest certificate (PEM)."""
 
     id: str
     role: str
@@ -71,9 +71,13 @@ class Store:
     def __init__(self, folder: Path, sole: bool = True) -> None:
         self._path = folder / STORE_FILE
         self._guard = threading.RLock()
-        if not folder.exists():
-            folder.mkdir(mode=0o700, parents=True)
-        self._lock = _lock_folder(folder) if sole else None
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _lock_folder(folder) if sole else None
+        except OSError as error:
+            raise StoreError(
+                f"{folder} cannot hold a broker's store ({error.strerror}): choose another --folder"
+            ) from None
         try:
             with self._errors():
                 self._connection = self._connect()
@@ -96,7 +100,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is written together or, if it raises, not at all; no other writer comes between."""
+        """Everything inside is written together or, if it raises, not at all; no writer comes between."""
         with self._guard, self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -226,7 +230,7 @@ def _lock_folder(folder: Path) -> int:
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise StoreError(

@@ -43,9 +43,9 @@ def key_from_pem(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 def public_bytes(key: object) -> bytes:
     """A P-256 public key as DER SubjectPublicKeyInfo; IdentityError for any other kind."""
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise IdentityError("expected a P-256 public key, found another kind")
-    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return _p256(key).public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def certificate_from_pem(pem: bytes) -> x509.Certificate:
@@ -87,21 +87,18 @@ def read_signing_request(pem: bytes) -> tuple[str, Role, ec.EllipticCurvePublicK
         It is no request, is not signed by its own key, or names no holder or several.
     """
     request = _parse("certificate request", lambda: x509.load_pem_x509_csr(pem))
-    key = _parse("certificate request's key", request.public_key)
-    public_bytes(key)
+    key = _p256(_parse("certificate request's key", request.public_key))
     if not _parse("certificate request", lambda: request.is_signature_valid):
         raise IdentityError("the certificate request is not signed by the key it is for")
-    assert isinstance(key, ec.EllipticCurvePublicKey)
     return *read_holder(request), key
 
 
 def read_holder(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, Role]:
     """The (id, role) that a certificate or request names, which must be exactly one; else IdentityError."""
-    try:
-        extension = document.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
-        raise IdentityError("the certificate names no holder") from None
-    names = list(extension.value)
+    names: list[x509.GeneralName] = []
+    for extension in _parse("certificate", lambda: document.extensions):
+        if isinstance(extension.value, x509.SubjectAlternativeName):
+            names.extend(extension.value)
     if len(names) != 1 or not isinstance(names[0], x509.DNSName):
         raise IdentityError(f"expected a certificate that names one holder, found {len(names)} names")
     return parse_holder_name(names[0].value)
@@ -114,6 +111,12 @@ def is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
+
+
+def _p256(key: object) -> ec.EllipticCurvePublicKey:
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise IdentityError("expected a P-256 public key, found another kind")
+    return key
 
 
 def _parse(what: str, read: Callable[[], Parsed]) -> Parsed:

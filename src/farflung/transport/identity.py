@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """One holder: `certificate` names `id` and `role`, `broker` is the HOST:PORT it joined ("" for a broker)."""
+    """One holder: `certificate` names `id` and `role`; `broker` is the HOST:PORT joined ("" for a broker)."""
 
     folder: Path
     id: str
@@ -68,11 +68,11 @@ class Identity:
         key = read_key(folder)
         certificate = certificate_from_pem(_read(folder, CERTIFICATE_FILE))
         identity = cls(folder, check_id(record.id), record.role, record.broker, certificate)
-        _check_parts(identity, key)
+        _check_parts(identity, key, _read(folder, AUTHORITY_FILE))
         if time.time() >= identity.expires_at:
             raise IdentityError(
-                f"the certificate of {identity.id} ended on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: "
-                f"make a token (farflung token create --role {identity.role}) and join again with --token"
+                f"the certificate of {identity.id} ended at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
+                f"UTC: run farflung token create --role {identity.role} on the broker and join again with it"
             )
         return identity
 
@@ -81,9 +81,9 @@ class Identity:
         """Keep a certificate for the key that lies in `folder` (see `key_in`); the record is written last."""
         certificate = certificate_from_pem(certificate_pem)
         id, role = read_holder(certificate)
-        write_atomically(folder / AUTHORITY_FILE, authority_pem)
         identity = cls(folder, id, role, broker, certificate)
-        _check_parts(identity, read_key(folder))
+        _check_parts(identity, read_key(folder), authority_pem)
+        write_atomically(folder / AUTHORITY_FILE, authority_pem)
         write_atomically(folder / CERTIFICATE_FILE, certificate_pem)
         record = msgspec.json.format(msgspec.json.encode(Record(id, role, broker)))
         write_atomically(folder / RECORD_FILE, record + b"\n")
@@ -120,17 +120,19 @@ class Identity:
     def renewed(self, certificate_pem: bytes) -> Identity:
         """Keep the answer to a renewal request; IdentityError if it is not for this key, id and role."""
         fresh = replace(self, certificate=certificate_from_pem(certificate_pem))
-        _check_parts(fresh, read_key(self.folder))
+        _check_parts(fresh, read_key(self.folder), _read(self.folder, AUTHORITY_FILE))
         write_atomically(self.folder / CERTIFICATE_FILE, certificate_to_pem(fresh.certificate))
         return fresh
 
 
 def key_in(folder: Path) -> ec.EllipticCurvePrivateKey:
     """The key that lies in `folder`; on the first call both are made, readable by their owner only."""
-    if not folder.exists():
-        folder.mkdir(mode=0o700, parents=True)
-    if not (folder / KEY_FILE).exists():
-        write_atomically(folder / KEY_FILE, key_to_pem(new_key()), mode=0o600)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (folder / KEY_FILE).exists():
+            write_atomically(folder / KEY_FILE, key_to_pem(new_key()), mode=0o600)
+    except OSError as error:
+        raise IdentityError(f"{folder} cannot hold an identity ({error.strerror}): choose another") from None
     return read_key(folder)
 
 
@@ -160,15 +162,12 @@ def _read_record(folder: Path) -> Record:
     try:
         return msgspec.json.decode(data, type=Record)
     except msgspec.DecodeError as error:
-        raise IdentityError(
-            f"{folder / RECORD_FILE} was changed ({error}): join again with --token"
-        ) from None
+        raise IdentityError(f"{folder / RECORD_FILE} is damaged ({error}): join again with --token") from None
 
 
-def _check_parts(identity: Identity, key: ec.EllipticCurvePrivateKey) -> None:
+def _check_parts(identity: Identity, key: ec.EllipticCurvePrivateKey, authority_pem: bytes) -> None:
     certificate = identity.certificate
-    authority = certificate_from_pem(_read(identity.folder, AUTHORITY_FILE))
-    if not is_issued_by(certificate, authority):
+    if not is_issued_by(certificate, certificate_from_pem(authority_pem)):
         found = "is not of the authority in its folder"
     elif public_bytes(certificate.public_key()) != public_bytes(key.public_key()):
         found = "is for another key"

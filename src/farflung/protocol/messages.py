@@ -42,7 +42,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Register(Message, frozen=True):
-    """First message of a worker. `addresses` are HOST:PORT on which peers reach it; `boot` is new per process."""
+    """First message of a worker: `addresses` (HOST:PORT) lead peers to it, `boot` is new per process."""
 
     device: Device
     site: Text
@@ -133,7 +133,7 @@ class Begin(Message, frozen=True):
 
 
 class Decide(Message, frozen=True):
-    """The unit is decided: a training step is applied with gradients times `scale`, an evaluation only ends."""
+    """The unit is decided: a step is applied with gradients times `scale`, an evaluation only ends."""
 
     job: Id
     attempt: Count
@@ -190,6 +190,12 @@ class Ask(Message, frozen=True):
     """What is going on? Answered by `Status`; any role may ask."""
 
 
+class Renew(Message, frozen=True):
+    """A certificate request (PEM) for the key, id and role of the connection it comes over."""
+
+    request: Annotated[bytes, Meta(max_length=4096)]
+
+
 # broker -> submitter
 
 
@@ -222,7 +228,7 @@ class Running(Message, frozen=True):
 
 
 class UnitDone(Message, frozen=True):
-    """A unit was decided. `loss` is the sum of the shares in segment order, `gradient_norm` before clipping."""
+    """A unit was decided. `loss` sums the shares in segment order, `gradient_norm` is before clipping."""
 
     job: Id
     attempt: Count
@@ -254,6 +260,12 @@ class Denied(Message, frozen=True):
     """The broker refuses what was asked, with one line for the user."""
 
     reason: Text
+
+
+class Renewed(Message, frozen=True):
+    """The certificate (PEM) that was asked for."""
+
+    certificate: Annotated[bytes, Meta(max_length=4096)]
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -293,13 +305,12 @@ class Status(Message, frozen=True):
     timeouts: dict[str, float]
 
 
-FromWorker = Register | Loaded | Refused | UnitReady | Broken | Ask
-FromSubmitter = Submit | Collected | Cancel | Ask
-FromViewer = Ask
-ToWorker = Registered | Load | Begin | Decide | SendState | Stop | Denied | Status
-ToSubmitter = (
-    Accepted | Planned | Running | UnitDone | Collecting | Ended | Denied | Status
-)
+FromWorker = Register | Loaded | Refused | UnitReady | Broken | Ask | Renew
+FromSubmitter = Submit | Collected | Cancel | Ask | Renew
+FromViewer = Ask | Renew
+ToWorker = Registered | Load | Begin | Decide | SendState | Stop | Denied | Status | Renewed
+ToSubmitter = Accepted | Planned | Running | UnitDone | Collecting | Ended | Denied | Status | Renewed
+ToViewer = Denied | Status | Renewed
 
 AnyMessage = TypeVar("AnyMessage")
 

@@ -1,0 +1,68 @@
+"""One line for the log for each decision that a person cares about."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from farflung.broker import facts
+
+
+@singledispatch
+def line(fact: object) -> str:
+    """What happened, in words; empty for a fact that is too common to say."""
+    return ""
+
+
+@line.register
+def _(fact: facts.WorkerAdmitted) -> str:
+    return f"worker {fact.worker} joined the backup pool ({fact.device.name}, site {fact.site or 'unknown'})"
+
+
+@line.register
+def _(fact: facts.WorkerLost) -> str:
+    return f"worker {fact.worker} was lost: {fact.reason}"
+
+
+@line.register
+def _(fact: facts.JobSubmitted) -> str:
+    wanted = f"{fact.workers} workers" if fact.workers else "every idle worker"
+    return f"{fact.job} ({fact.name}) was submitted by {fact.submitter} for {wanted}"
+
+
+@line.register
+def _(fact: facts.WaitExplained) -> str:
+    return f"{fact.job} is {fact.words}"
+
+
+@line.register
+def _(fact: facts.JobPlanning) -> str:
+    return f"{fact.job} is planned for {', '.join(fact.workers)} (attempt {fact.attempt})"
+
+
+@line.register
+def _(fact: facts.JobRequeued) -> str:
+    return f"{fact.job} went back to the queue: {fact.reason}"
+
+
+@line.register
+def _(fact: facts.JobLoading) -> str:
+    return f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
+
+
+@line.register
+def _(fact: facts.JobRunning) -> str:
+    return f"{fact.job} runs"
+
+
+@line.register
+def _(fact: facts.JobCollecting) -> str:
+    return f"{fact.job} sends its weights to the submitter, then it is {fact.state}{_because(fact.reason)}"
+
+
+@line.register
+def _(fact: facts.JobEnded) -> str:
+    return f"{fact.job} is {fact.state}{_because(fact.reason)}"
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

@@ -1,0 +1,76 @@
+"""What `farflung status` shows, made of the state and of what the links have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farflung.broker.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
+from farflung.protocol.messages import JobStatus, Status, WorkerStatus
+
+RECENT_JOBS = 100
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """Where a worker's link comes from, and how many seconds ago it last brought anything."""
+
+    address: str
+    seconds: float
+
+
+def status_of(
+    state: State,
+    sightings: Mapping[str, Sighting],
+    version: str,
+    uptime_seconds: float,
+    timeouts: Mapping[str, float],
+) -> Status:
+    """Every worker, the latest jobs in order of submission, the backup pool and all timeouts.
+
+    A worker without a sighting has not been seen since the broker started: its `last_seen_seconds` is -1.
+    """
+    workers = sorted(state.workers.values(), key=lambda worker: worker.worker)
+    return Status(
+        version=version,
+        uptime_seconds=uptime_seconds,
+        workers=[_worker_status(state, worker, sightings.get(worker.worker)) for worker in workers],
+        jobs=[_job_status(job) for job in list(state.jobs.values())[-RECENT_JOBS:]],
+        backup_pool=state.backup_pool(),
+        timeouts=dict(timeouts),
+    )
+
+
+def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> WorkerStatus:
+    return WorkerStatus(
+        worker=worker.worker,
+        state=_worker_state(state, worker),
+        device=worker.device.name,
+        site=worker.site,
+        address=sighting.address if sighting else next(iter(worker.addresses), ""),
+        last_seen_seconds=sighting.seconds if sighting else -1.0,
+        job=worker.job or "",
+    )
+
+
+def _worker_state(state: State, worker: Worker) -> str:
+    if not worker.connected:
+        return "lost"
+    if worker.job is None:
+        return "idle"
+    return "loading" if state.jobs[worker.job].state in (PLANNING, LOADING) else "running"
+
+
+def _job_status(job: Job) -> JobStatus:
+    moving = job.state in (RUNNING, COLLECTING)
+    return JobStatus(
+        job=job.job,
+        name=job.name,
+        state=job.state,
+        reason=job.reason or job.words,
+        step=job.step,
+        steps=job.training.steps,
+        loss=job.loss,
+        samples_per_second=job.pace.samples_per_second if moving else None,
+        workers=list(job.members),
+    )

@@ -7,13 +7,13 @@ segment in one process, so both go through the same code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from farflung.plan import FEEDER, Edge, Plan
 from farflung.runtime.training import Training
-from farflung.schedule import Needs, Policy, Task, Unit
+from farflung.schedule import Needs, Policy, Task, Unit, UnitWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,12 +71,9 @@ class Executor:
     ) -> None:
         self._plan = plan
         self._segments = dict(sorted(segments.items()))
-        self._training = training
         self._outlet = outlet
-        self._sequence: Iterator[Unit] = training.units()
+        self._window = UnitWindow(training.units())
         self._units: dict[int, _UnitState] = {}
-        self._next_number = 0
-        self._current = 0
         self._incoming = _edges(plan.edges, lambda edge: edge.target)
         self._outgoing = _edges(plan.edges, lambda edge: edge.source)
         self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
@@ -97,7 +94,7 @@ class Executor:
 
     def run_next(self) -> bool:
         """Run the next task of the current unit; false if there is none to run now."""
-        state = self._unit(self._current)
+        state = self._unit(self._window.current)
         if state is None:
             return False
         task = state.policy.next()
@@ -119,17 +116,14 @@ class Executor:
         if state.unit.train:
             for segment in self._segments.values():
                 segment.apply(state.unit.step, scale)
-        self._current = unit + 1
+        self._window.advance()
 
     def _unit(self, number: int) -> _UnitState | None:
-        """State of a unit, made when it is first heard of; None once the job's last unit is over."""
-        while self._next_number <= number:
-            unit = next(self._sequence, None)
-            if unit is None:
-                return None
+        """State of a unit, made when it is first heard of; None if it is over or beyond the job's last."""
+        unit = self._window.get(number)
+        if unit is not None and number not in self._units:
             needs = [self._needs(segment) for segment in self._segments]
-            self._units[unit.number] = _UnitState(unit, Policy(needs, unit.microbatches, self._plan.window))
-            self._next_number += 1
+            self._units[number] = _UnitState(unit, Policy(needs, unit.microbatches, self._plan.window))
         return self._units.get(number)
 
     def _needs(self, segment: int) -> Needs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,3 +36,28 @@ def unit_sequence(
         if step < steps:
             yield Unit(number, True, step, microbatches)
             number += 1
+
+
+class UnitWindow:
+    """The units of a job from the current one on, made as they are asked for."""
+
+    def __init__(self, units: Iterator[Unit]) -> None:
+        self._units = units
+        self._made: deque[Unit] = deque()
+        self.current = 0
+
+    def get(self, number: int) -> Unit | None:
+        """Unit `number`; None if it is over or the job has no such unit."""
+        while number >= self.current + len(self._made):
+            unit = next(self._units, None)
+            if unit is None:
+                return None
+            self._made.append(unit)
+        return self._made[number - self.current] if number >= self.current else None
+
+    def advance(self) -> None:
+        """The current unit is over."""
+        self.get(self.current)
+        if self._made:
+            self._made.popleft()
+        self.current += 1

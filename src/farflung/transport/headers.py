@@ -1,0 +1,55 @@
+"""Headers of the data that crosses links: what a message is, before any of its bytes are taken.
+
+A receiver knows from its plan which message may come, from whom and how large. It checks a header against
+that and only then gives memory for the payload, so nothing here sizes a buffer by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(max_length=512)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+DENSE = 0  # the identity codec: the tensor's own bytes, little endian, row major
+
+
+class ValueHeader(msgspec.Struct, frozen=True, tag="value", array_like=True, forbid_unknown_fields=True):
+    """One value of one microbatch: a model input, an activation, or (`gradient`) the gradient of one.
+
+    `source` and `target` are segment numbers (-1 is the feeder); `value` is the OP-DAG's value id. A gradient
+    travels from the consumer segment (`source`) to the producer (`target`).
+    """
+
+    job: Name
+    attempt: Count
+    unit: Count
+    microbatch: Count
+    source: Annotated[int, Meta(ge=-1, le=2**31)]
+    target: Annotated[int, Meta(ge=-1, le=2**31)]
+    value: Count
+    gradient: bool
+    codec: Annotated[int, Meta(ge=0, le=255)]
+    bytes: Count
+
+
+class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, forbid_unknown_fields=True):
+    """A byte range of one named tensor of a segment's state (a parameter, buffer or optimizer entry).
+
+    `total` is the size of the whole tensor in bytes, `sha256` the digest of the whole.
+    """
+
+    job: Name
+    attempt: Count
+    segment: Count
+    name: Name
+    offset: Count
+    bytes: Count
+    total: Count
+    sha256: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+DataHeader = ValueHeader | SliceHeader

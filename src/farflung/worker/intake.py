@@ -1,0 +1,80 @@
+"""The state of a job's segments on its way in: named slices into tensors that the segments will use."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from farflung.errors import GraphError, ProtocolError
+from farflung.protocol.messages import Load
+from farflung.runtime.torch_backend.tensors import memory
+from farflung.transport.headers import SliceHeader
+
+Key = tuple[int, str]  # segment, name
+
+
+class Intake:
+    """Memory for every owned tensor of this worker's segments, filled by slices in any order of tensors.
+
+    Slices of one tensor come in order. `tensors` are flat uint8; their contents count once `verify` passed.
+    """
+
+    def __init__(self, load: Load, segments: list[int], memory_bytes: int) -> None:
+        sizes = {
+            (program.segment, name): size
+            for program in load.programs
+            if program.segment in segments
+            for name, size in program.owned.items()
+        }
+        total = sum(sizes.values())
+        if total > memory_bytes:
+            raise GraphError(
+                f"the segments' parameters take {total} bytes, this worker gives {memory_bytes}: "
+                "raise `farflung join --memory` or use more workers"
+            )
+        self._load = load
+        self.tensors: dict[Key, Tensor] = {k: torch.empty(n, dtype=torch.uint8) for k, n in sizes.items()}
+        self._expected: dict[Key, int] = dict.fromkeys(sizes, 0)
+        self._digests: dict[Key, bytes] = {}
+        self._open = {key for key, size in sizes.items() if size}
+
+    @property
+    def full(self) -> bool:
+        """Whether every byte has come."""
+        return not self._open
+
+    def opening(self, peer: str, header: SliceHeader) -> memoryview | None:
+        """The memory for one slice; None if it is of another attempt.
+
+        Raises
+        ------
+        ProtocolError
+            Not the submitter, an unknown tensor, or a slice that is not the tensor's next one.
+        """
+        load = self._load
+        if header.job != load.job or header.attempt < load.attempt:
+            return None
+        key = (header.segment, header.name)
+        tensor = self.tensors.get(key)
+        if peer != load.submitter or tensor is None or header.total != tensor.numel():
+            raise ProtocolError(f"{peer} sent a slice of {header.name[:60]!r}, which the plan does not expect")
+        if header.offset != self._expected[key] or header.offset + header.bytes > header.total:
+            raise ProtocolError(f"{peer} sent a slice of {header.name[:60]!r} out of order")
+        if self._digests.setdefault(key, header.sha256) != header.sha256:
+            raise ProtocolError(f"{peer} sent {header.name[:60]!r} with two digests")
+        self._expected[key] = header.offset + header.bytes
+        return memory(tensor)[header.offset : header.offset + header.bytes]
+
+    def complete(self, header: SliceHeader) -> None:
+        """One slice's bytes are all here."""
+        if header.offset + header.bytes == header.total:
+            self._open.discard((header.segment, header.name))
+
+    def verify(self) -> str | None:
+        """Hold each tensor against its digest; the problem in words, or None. Not for an event loop."""
+        for key, tensor in self.tensors.items():
+            if tensor.numel() and hashlib.sha256(memory(tensor)).digest() != self._digests.get(key):
+                return f"the state of {key[1]!r} did not arrive as it was sent (SHA-256 differs)"
+        return None

@@ -1,0 +1,284 @@
+"""What a worker does about what happens to it: events in, commands out, no clock, socket, thread or file.
+
+A worker holds one job at a time. Loading needs four things: the programs verified, the whole state here, a
+link to every neighbour, and one to the submitter (which brings the state). Whatever breaks afterwards ends the
+attempt here with one line to the broker; the broker's `Stop` brings the worker back to the backup pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from farflung.protocol.messages import (
+    Begin,
+    Broken,
+    Decide,
+    Denied,
+    Load,
+    Loaded,
+    Message,
+    Refused,
+    Registered,
+    SendState,
+    Share,
+    Stop,
+    UnitReady,
+)
+
+Phase = Literal["idle", "loading", "running", "collecting", "broken"]
+
+
+@dataclass(frozen=True)
+class State:
+    """The worker's job, if any, and what is still missing before it can begin."""
+
+    worker: str
+    phase: Phase = "idle"
+    load: Load | None = None
+    verified: bool = False
+    filled: bool = False
+    linked: frozenset[str] = field(default_factory=frozenset)
+    announced: bool = False
+    unit: int = 0
+
+    @property
+    def neighbours(self) -> frozenset[str]:
+        """Workers that the plan makes this one exchange values with."""
+        return frozenset(self.load.plan.neighbours(self.worker)) if self.load else frozenset()
+
+    @property
+    def admitted(self) -> frozenset[str]:
+        """Ids whose data links are welcome now: the neighbours and the submitter."""
+        return self.neighbours | {self.load.submitter} if self.load else frozenset()
+
+
+# events
+
+
+@dataclass(frozen=True)
+class FromBroker:
+    """The broker said something."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class BrokerLost:
+    """The control connection is gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The programs of the attempt passed (`problem` None) or not."""
+
+    attempt: int
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Every byte of the state has come and was checked."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class PeerLinked:
+    """A data link to a neighbour or the submitter is up."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class PeerLost:
+    """A data link to a neighbour or the submitter is gone, or could not be made."""
+
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class UnitFinished:
+    """Every microbatch of a unit has run here."""
+
+    attempt: int
+    unit: int
+    shares: tuple[Share, ...]
+    bytes_sent: int
+
+
+@dataclass(frozen=True)
+class ComputeFailed:
+    """A segment raised an error."""
+
+    attempt: int
+    reason: str
+
+
+Event = FromBroker | BrokerLost | Verified | Filled | PeerLinked | PeerLost | UnitFinished | ComputeFailed
+
+
+# commands
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a message to the broker."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Take memory for the state, verify the programs on the compute thread, dial the peers named in `dial`."""
+
+    load: Load
+    dial: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Run unit 0 and go on as units are decided."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """End a unit with gradients times `scale`."""
+
+    unit: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class GiveState:
+    """Send the state of the owned tensors to the submitter."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget the job: its memory, tapes and data links."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line for the worker's owner."""
+
+    text: str
+
+
+Command = Tell | Prepare | Start | Apply | GiveState | Drop | Note
+
+
+def step(state: State, event: Event) -> tuple[State, list[Command]]:
+    """The next state and what to do, for one event."""
+    if isinstance(event, FromBroker):
+        return _from_broker(state, event.message)
+    if isinstance(event, BrokerLost):
+        return _broker_lost(state, event.reason)
+    if isinstance(event, PeerLinked):
+        return _progress(replace(state, linked=state.linked | {event.peer}))
+    if isinstance(event, PeerLost):
+        return _peer_lost(state, event)
+    if state.load is None or event.attempt != state.load.attempt:
+        return state, []  # of an attempt that is over
+    if isinstance(event, Verified):
+        if event.problem is not None:
+            return _refuse(state, event.problem)
+        return _progress(replace(state, verified=True))
+    if isinstance(event, Filled):
+        return _progress(replace(state, filled=True))
+    if isinstance(event, UnitFinished):
+        return _unit_finished(state, event)
+    return _break(state, event.reason)
+
+
+def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
+    if isinstance(message, Registered):
+        return state, [Note(f"registered as {message.worker}; idle in the backup pool")]
+    if isinstance(message, Denied):
+        return state, [Note(f"the broker refused: {message.reason}")]
+    if isinstance(message, Load):
+        return _take(state, message)
+    if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
+        return state, []
+    if (message.job, message.attempt) != (state.load.job, state.load.attempt):
+        return state, []
+    if isinstance(message, Stop):
+        return State(state.worker), [Drop(message.reason), Note(f"job {message.job}: {message.reason}; idle")]
+    if isinstance(message, Begin) and state.phase == "loading":
+        return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
+    if isinstance(message, Decide) and state.phase == "running" and message.unit == state.unit:
+        return replace(state, unit=state.unit + 1), [Apply(message.unit, message.scale)]
+    if isinstance(message, SendState) and state.phase == "running":
+        return replace(state, phase="collecting"), [GiveState()]
+    return state, []
+
+
+def _take(state: State, load: Load) -> tuple[State, list[Command]]:
+    commands: list[Command] = []
+    if state.load is not None:
+        commands.append(Drop(f"superseded by attempt {load.attempt} of job {load.job}"))
+    fresh = State(state.worker, phase="loading", load=load)
+    if state.worker not in load.plan.workers():
+        refused = Refused(load.job, load.attempt, f"the plan has no segment for {state.worker}")
+        return State(state.worker), [*commands, Tell(refused)]
+    dial = tuple(sorted(peer for peer in fresh.neighbours if peer > state.worker))
+    count = len(load.plan.segments_of(state.worker))
+    note = Note(f"job {load.job}: loading {count} segment{'s' if count > 1 else ''}")
+    return fresh, [*commands, Prepare(load, dial), note]
+
+
+def _progress(state: State) -> tuple[State, list[Command]]:
+    """Tell the broker once everything that loading waits for is here."""
+    ready = state.verified and state.filled and state.neighbours <= state.linked
+    if state.phase != "loading" or state.load is None or state.announced or not ready:
+        return state, []
+    return replace(state, announced=True), [Tell(Loaded(state.load.job, state.load.attempt))]
+
+
+def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
+    was_ours = event.peer in state.admitted
+    state = replace(state, linked=state.linked - {event.peer})
+    if not was_ours or state.load is None or state.phase not in ("loading", "running", "collecting"):
+        return state, []
+    is_submitter = event.peer == state.load.submitter
+    if state.phase == "collecting" and not is_submitter:
+        return state, []
+    who = "the submitter" if is_submitter else f"worker {event.peer}"
+    return _break(state, f"lost the link to {who}: {event.reason}")
+
+
+def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Command]]:
+    if state.phase != "running" or event.unit != state.unit or state.load is None:
+        return state, []
+    ready = UnitReady(state.load.job, state.load.attempt, event.unit, list(event.shares), event.bytes_sent)
+    return state, [Tell(ready)]
+
+
+def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:
+    assert state.load is not None
+    refused = Refused(state.load.job, state.load.attempt, problem)
+    note = Note(f"job {state.load.job} refused: {problem}")
+    return State(state.worker), [Tell(refused), Drop(problem), note]
+
+
+def _break(state: State, reason: str) -> tuple[State, list[Command]]:
+    """The attempt cannot go on here; memory is given back when the broker says so."""
+    assert state.load is not None
+    if state.phase not in ("loading", "running", "collecting"):
+        return state, []
+    broken = Broken(state.load.job, state.load.attempt, reason)
+    note = Note(f"job {state.load.job}: {reason}; waiting for the broker's word")
+    return replace(state, phase="broken"), [Tell(broken), note]
+
+
+def _broker_lost(state: State, reason: str) -> tuple[State, list[Command]]:
+    if state.load is None:
+        return state, []
+    note = Note(f"job {state.load.job} is dropped: {reason}")
+    return State(state.worker), [Drop(reason), note]

@@ -18,6 +18,7 @@ from farflung.runtime.training import Training
 TEXT_LENGTH = 2000
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Text = Annotated[str, Meta(max_length=TEXT_LENGTH)]
 Address = Annotated[str, Meta(max_length=300)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -107,10 +108,15 @@ class Registered(Message, frozen=True):
 
 
 class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One segment of the job as the OP-DAG wire format writes it."""
+    """One segment of the job as the OP-DAG wire format writes it.
+
+    `owned` maps the parameters and buffers it owns to their sizes in bytes, so that a worker can take the
+    state while it still verifies the program (and refuse both where they disagree).
+    """
 
     segment: Count
     program: bytes
+    owned: dict[Name, Count] = {}
 
 
 class Load(Message, frozen=True):
@@ -154,6 +160,16 @@ class Stop(Message, frozen=True):
     job: Id
     attempt: Count
     reason: Text
+
+
+# worker -> whoever dialled it (another worker, the submitter), over the data link
+
+
+class Welcome(Message, frozen=True):
+    """The link belongs to this attempt: data may be sent. Whoever dials waits for it."""
+
+    job: Id
+    attempt: Count
 
 
 # submitter -> broker
@@ -307,6 +323,7 @@ class Status(Message, frozen=True):
 
 FromWorker = Register | Loaded | Refused | UnitReady | Broken | Ask | Renew
 FromSubmitter = Submit | Collected | Cancel | Ask | Renew
+FromPeer = Welcome
 FromViewer = Ask | Renew
 ToWorker = Registered | Load | Begin | Decide | SendState | Stop | Denied | Status | Renewed
 ToSubmitter = Accepted | Planned | Running | UnitDone | Collecting | Ended | Denied | Status | Renewed

@@ -44,7 +44,7 @@ def test_a_job_runs_from_its_submission_to_its_end() -> None:
     story = Scenario("lab-1", "lab-2")
     outcome = story.submit(2)
     assert told(outcome.commands) == [Accepted("job-1", "planning for 2 workers")]
-    assert [c.workers[0][0] for c in outcome.commands if isinstance(c, RunPlanner)] == ["lab-1"]
+    assert [c.workers for c in outcome.commands if isinstance(c, RunPlanner)] == [("lab-1", "lab-2")]
     outcome = story.planned()
     (load,) = sent(outcome.commands, "lab-1")
     assert isinstance(load, Load)

@@ -9,7 +9,6 @@ from farflung.protocol.messages import (
     Broken,
     Cancel,
     Collected,
-    Device,
     Loaded,
     Message,
     Refused,
@@ -147,13 +146,17 @@ class Reject:
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Plan the job on these workers, off the loop; answered by `PlanMade` or `PlanFailed`."""
+    """Plan the job on these workers, off the loop; answered by `PlanMade` or `PlanFailed`.
+
+    With `exactly` every worker must get a part; without, the plan may leave some out.
+    """
 
     job: str
     attempt: int
     graph: bytes
     training: Training
-    workers: tuple[tuple[str, Device], ...]
+    workers: tuple[str, ...]
+    exactly: bool
 
 
 Command = Send | Tell | Reply | Admit | Reject | RunPlanner

@@ -169,10 +169,9 @@ def moment(job: Job) -> str:
 def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
     attempt = job.attempt + 1
     turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
-    devices = tuple((name, turn.state.workers[name].device) for name in workers)
     count = f"{len(workers)} worker" + "s" * (len(workers) != 1)
     turn.tell(job.job, Accepted(job.job, f"planning for {count}"))
-    turn.do(RunPlanner(job.job, attempt, job.graph, job.training, devices))
+    turn.do(RunPlanner(job.job, attempt, job.graph, job.training, tuple(workers), job.asked > 0))
 
 
 def _waiting(needs: int, have: int) -> str:

@@ -1,0 +1,37 @@
+"""Runs the planner where it cannot delay a heartbeat: on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
+from farflung.errors import FarflungError
+from farflung.protocol.messages import SegmentProgram
+
+Clock = Callable[[], float]
+_log = logging.getLogger("farflung.broker")
+
+
+async def plan(command: RunPlanner, clock: Clock) -> PlanMade | PlanFailed:
+    """Plan a job; what goes wrong becomes the reason that its submitter reads."""
+    try:
+        return await asyncio.to_thread(_plan, command, clock)
+    except FarflungError as error:
+        return PlanFailed(clock(), command.job, command.attempt, str(error))
+    except Exception as error:
+        _log.exception("the planner failed on %s", command.job)
+        reason = f"the planner broke on this job ({type(error).__name__}: {error}): see the broker's log"
+        return PlanFailed(clock(), command.job, command.attempt, reason)
+
+
+def _plan(command: RunPlanner, clock: Clock) -> PlanMade:
+    from farflung.planner import plan_job  # a broker that only keeps members needs no planner
+
+    training = command.training
+    made = plan_job(
+        command.graph, training.microbatches, training.microbatch_size, command.workers, command.exactly
+    )
+    programs = [SegmentProgram(number, program) for number, program in enumerate(made.programs)]
+    return PlanMade(clock(), command.job, command.attempt, made.plan, programs, made.owned)

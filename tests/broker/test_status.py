@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+from tests.broker.scenario import Scenario
+
+from farflung.broker import journal
+from farflung.broker.status import Sighting, status_of
+from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, encode
+
+
+def status(story: Scenario) -> Status:
+    sightings = {"a": Sighting("192.0.2.1:50000", 0.5)}
+    return status_of(story.state, sightings, "0.1.0", 12.0, {"lease_seconds": 10.0})
+
+
+def test_every_state_of_a_worker_is_shown() -> None:
+    story = Scenario("a", "b", "c", "d")
+    story.leave("d")
+    story.submit(2)
+    found = {worker.worker: worker for worker in status(story).workers}
+    assert [found[name].state for name in "abcd"] == ["loading", "loading", "idle", "lost"]
+    assert (found["a"].address, found["a"].last_seen_seconds) == ("192.0.2.1:50000", 0.5)
+    assert (found["b"].address, found["b"].last_seen_seconds) == ("b.example:7000", -1.0)
+    assert found["a"].job == "job-1" and found["c"].job == ""
+    assert status(story).backup_pool == ["c"]
+    story.planned()
+    for worker in "ab":
+        story.loaded(worker)
+    assert [worker.state for worker in status(story).workers] == ["running", "running", "idle", "lost"]
+
+
+def test_a_running_job_shows_its_step_loss_and_speed() -> None:
+    story = Scenario("a")
+    story.running(1)
+    story.all_ready(0)
+    (job,) = status(story).jobs
+    assert (job.job, job.name, job.state, job.step, job.steps, job.loss) == (
+        "job-1",
+        "gpt",
+        "running",
+        1,
+        3,
+        1.0,
+    )
+    # One event a second: a step of 2 x 4 samples took one.
+    assert job.samples_per_second == 8.0
+    assert job.workers == ["a"]
+    story.leave("a")
+    (job,) = status(story).jobs
+    assert job.state == "failed" and "worker a was lost" in job.reason
+    assert job.samples_per_second is None
+
+
+def test_a_queued_job_shows_what_it_waits_for() -> None:
+    story = Scenario("a")
+    story.submit(3)
+    assert status(story).jobs[0].reason == "waiting for 2 more workers (have 1, plan needs 3)"
+
+
+def test_the_status_travels_and_reads_as_json() -> None:
+    story = Scenario("a")
+    story.submit(1)
+    travelled = decode(encode(status(story)), ToViewer)
+    assert travelled == status(story)
+    assert json.loads(msgspec.json.encode(travelled))["backup_pool"] == []
+    assert decode(msgspec.msgpack.encode({"type": "Ask"}), FromViewer)
+
+
+def test_each_event_of_a_job_is_one_line() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    story.all_ready(0)
+    story.leave("b")
+    lines = [line for line in map(journal.line, story.facts) if line]
+    assert lines == [
+        "worker a joined the backup pool (a small box, site lab)",
+        "worker b joined the backup pool (a small box, site lab)",
+        "job-1 (gpt) was submitted by ana for 2 workers",
+        "job-1 is planned for a, b (attempt 1)",
+        "job-1 is loading on a, b",
+        "job-1 runs",
+        "worker b was lost: connection reset",
+        "job-1 is failed: worker b was lost at step 2: connection reset; 1 of 3 steps were applied",
+    ]

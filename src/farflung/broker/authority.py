@@ -52,6 +52,11 @@ class Authority:
         with store.transaction():  # two processes may be the first to come, and only one may make the key
             if not (folder / AUTHORITY_FILE).exists():
                 _make_authority(folder, clock())
+        if not (folder / AUTHORITY_KEY_FILE).exists():
+            raise IdentityError(
+                f"{folder / AUTHORITY_KEY_FILE} is missing: put a copy of it back (without it, "
+                "every holder must join a new broker)"
+            )
         certificate = certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())
         key = read_key(folder, AUTHORITY_KEY_FILE)
         if public_bytes(key.public_key()) != public_bytes(certificate.public_key()):

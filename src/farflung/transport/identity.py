@@ -66,7 +66,7 @@ class Identity:
         """
         record = _read_record(folder)
         key = read_key(folder)
-        certificate = certificate_from_pem(_read(folder, CERTIFICATE_FILE))
+        certificate = _read_certificate(folder)
         identity = cls(folder, check_id(record.id), record.role, record.broker, certificate)
         _check_parts(identity, key, _read(folder, AUTHORITY_FILE))
         if time.time() >= identity.expires_at:
@@ -161,8 +161,16 @@ def _read_record(folder: Path) -> Record:
     data = _read(folder, RECORD_FILE)
     try:
         return msgspec.json.decode(data, type=Record)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise IdentityError(f"{folder / RECORD_FILE} is damaged ({error}): join again with --token") from None
+
+
+def _read_certificate(folder: Path) -> x509.Certificate:
+    pem = _read(folder, CERTIFICATE_FILE)
+    try:
+        return certificate_from_pem(pem)
+    except IdentityError:
+        raise IdentityError(f"{folder / CERTIFICATE_FILE} is damaged: join again with --token") from None
 
 
 def _check_parts(identity: Identity, key: ec.EllipticCurvePrivateKey, authority_pem: bytes) -> None:

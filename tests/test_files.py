@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farflung.files import write_atomically
+
+
+def test_a_file_is_replaced_whole_with_the_mode_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    path.write_bytes(b"old and longer")
+    path.chmod(0o644)
+    write_atomically(path, b"new", mode=0o600)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    write_atomically(path, b"old")
+    code = (
+        "import pathlib, resource, signal, sys\nfrom farflung.files import write_atomically\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "write_atomically(pathlib.Path(sys.argv[1]), bytes(5000))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+    )
+    assert "File too large" in ended.stderr
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_folder_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "nowhere" / "file", b"")

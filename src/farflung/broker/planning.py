@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
 from farflung.errors import FarflungError
+from farflung.opdag.segment import Segment
 from farflung.protocol.messages import SegmentProgram
 
 Clock = Callable[[], float]
@@ -33,5 +34,17 @@ def _plan(command: RunPlanner, clock: Clock) -> PlanMade:
     made = plan_job(
         command.graph, training.microbatches, training.microbatch_size, command.workers, command.exactly
     )
-    programs = [SegmentProgram(number, program) for number, program in enumerate(made.programs)]
+    programs = [
+        SegmentProgram(segment.number, program, _owned_bytes(segment, training.microbatch_size))
+        for segment, program in zip(made.segments, made.programs, strict=True)
+    ]
     return PlanMade(clock(), command.job, command.attempt, made.plan, programs, made.owned)
+
+
+def _owned_bytes(segment: Segment, microbatch_size: int) -> dict[str, int]:
+    owned = set(segment.owned)
+    return {
+        entry.name: segment.values[entry.value].bytes(microbatch_size)
+        for entry in segment.inputs
+        if entry.kind in ("parameter", "buffer") and entry.name in owned
+    }

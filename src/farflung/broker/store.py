@@ -6,9 +6,7 @@ token may be added beside it by another process.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,22 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from farflung.broker.database import open_database, own_folder, readable_errors
 from farflung.errors import StoreError
 
 STORE_FILE = "broker.sqlite"
-LOCK_FILE = "broker.lock"
 
-_SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE tokens (
-    digest BLOB PRIMARY KEY, role TEXT NOT NULL, uses INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0,
-    expires_at REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE certificates (
-    id TEXT PRIMARY KEY, role TEXT NOT NULL, key_digest BLOB NOT NULL, token_digest BLOB NOT NULL,
-    certificate BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE events (sequence INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL);
-"""
-_BUSY_SECONDS = 10.0
 _PAGE_ROWS = 1000
 
 
@@ -73,14 +60,13 @@ class Store:
         self._guard = threading.RLock()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = _lock_folder(folder) if sole else None
+            self._lock = own_folder(folder) if sole else None
         except OSError as error:
             raise StoreError(
                 f"{folder} cannot hold a broker's store ({error.strerror}): choose another --folder"
             ) from None
         try:
-            with self._errors():
-                self._connection = self._connect()
+            self._connection = open_database(self._path)
         except BaseException:
             self._unlock()
             raise
@@ -101,7 +87,7 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything inside is written together or, if it raises, not at all; no writer comes between."""
-        with self._guard, self._errors():
+        with self._guard, readable_errors(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -143,7 +129,7 @@ class Store:
 
     def spend(self, digest: bytes) -> None:
         """Count one more use of a token; belongs in the transaction that writes the holder."""
-        with self._guard, self._errors():
+        with self._guard, readable_errors(self._path):
             self._connection.execute("UPDATE tokens SET used = used + 1 WHERE digest = ?", (digest,))
 
     def holder(self, id: str) -> Holder | None:
@@ -154,7 +140,7 @@ class Store:
 
     def write_holder(self, holder: Holder) -> None:
         """Record who has an id, and its newest certificate."""
-        with self._guard, self._errors():
+        with self._guard, readable_errors(self._path):
             self._connection.execute(
                 "INSERT OR REPLACE INTO certificates (id, role, key_digest, token_digest, certificate) "
                 "VALUES (?, ?, ?, ?, ?)",
@@ -162,80 +148,10 @@ class Store:
             )
 
     def _rows(self, query: str, *values: object) -> list[tuple]:
-        with self._guard, self._errors():
+        with self._guard, readable_errors(self._path):
             return self._connection.execute(query, values).fetchall()
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            connection.execute("PRAGMA synchronous = FULL")
-            self._check_version(connection)
-            connection.execute("PRAGMA journal_mode = WAL")
-            _make_schema(connection)
-            self._check_content(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _check_version(self, connection: sqlite3.Connection) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > _SCHEMA_VERSION:
-            raise StoreError(
-                f"{self._path} was written by a newer farflung (schema {version}, this one knows up to "
-                f"{_SCHEMA_VERSION}): install that version again"
-            )
-
-    def _check_content(self, connection: sqlite3.Connection) -> None:
-        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise StoreError(_damaged(self._path, verdict))
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise StoreError(
-                f"{self._path} cannot be used ({error}): free the disk or end what holds it"
-            ) from None
-        except sqlite3.DatabaseError as error:
-            raise StoreError(_damaged(self._path, str(error))) from None
 
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-def _make_schema(connection: sqlite3.Connection) -> None:
-    # Inside the write lock, because a broker and `token create` may both be the first to come.
-    connection.execute("BEGIN IMMEDIATE")
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            raise sqlite3.DatabaseError("it holds tables of another program")
-        for statement in _SCHEMA.split(";"):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-    connection.execute("COMMIT")
-
-
-def _damaged(path: Path, found: str) -> str:
-    return f"{path} is damaged or no farflung store ({found}): put a copy back, or choose another --folder"
-
-
-def _lock_folder(folder: Path) -> int:
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StoreError(
-            f"another broker (process {holder}) runs on {folder}: stop it, or choose another --folder"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    return descriptor

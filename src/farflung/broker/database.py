@@ -1,0 +1,115 @@
+"""The SQLite file under the broker's store: how it is opened, made, checked, and owned by one broker."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from farflung.errors import StoreError
+
+LOCK_FILE = "broker.lock"
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE tokens (
+    digest BLOB PRIMARY KEY, role TEXT NOT NULL, uses INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0,
+    expires_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE certificates (
+    id TEXT PRIMARY KEY, role TEXT NOT NULL, key_digest BLOB NOT NULL, token_digest BLOB NOT NULL,
+    certificate BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (sequence INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL);
+"""
+_BUSY_SECONDS = 10.0
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Connect to the store's file, which is made when absent; every commit is on disk when it returns.
+
+    Raises
+    ------
+    StoreError
+        The file is damaged, is another program's, was written by a newer farflung, or cannot be used.
+    """
+    # One opener at a time: SQLite gives up at once, busy timeout or not, when two switch a file to WAL.
+    with _alone(path.parent), readable_errors(path):
+        connection = sqlite3.connect(
+            path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            _check(connection, path)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            _make_schema(connection)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def readable_errors(path: Path) -> Iterator[None]:
+    """Turn what SQLite raises inside into one clear line."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StoreError(f"{path} cannot be used ({error}): free the disk or end what holds it") from None
+    except sqlite3.DatabaseError as error:
+        raise StoreError(_damaged(path, str(error))) from None
+
+
+def own_folder(folder: Path) -> int:
+    """Become the one broker of `folder`, until the descriptor given back is closed; else StoreError."""
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreError(
+            f"another broker (process {holder}) runs on {folder}: stop it, or choose another --folder"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > _SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by a newer farflung (schema {version}, this one knows up to "
+            f"{_SCHEMA_VERSION}): install that version again"
+        )
+    if version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+        raise StoreError(_damaged(path, "it holds tables of another program"))
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise StoreError(_damaged(path, verdict))
+
+
+def _make_schema(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA user_version").fetchone()[0]:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA.split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _damaged(path: Path, found: str) -> str:
+    return f"{path} is damaged or no farflung store ({found}): put a copy back, or choose another --folder"

@@ -83,10 +83,10 @@ class Identity:
         id, role = read_holder(certificate)
         identity = cls(folder, id, role, broker, certificate)
         _check_parts(identity, read_key(folder), authority_pem)
-        write_atomically(folder / AUTHORITY_FILE, authority_pem)
-        write_atomically(folder / CERTIFICATE_FILE, certificate_pem)
         record = msgspec.json.format(msgspec.json.encode(Record(id, role, broker)))
-        write_atomically(folder / RECORD_FILE, record + b"\n")
+        _keep(folder / AUTHORITY_FILE, authority_pem)
+        _keep(folder / CERTIFICATE_FILE, certificate_pem)
+        _keep(folder / RECORD_FILE, record + b"\n")
         return identity
 
     @property
@@ -121,7 +121,7 @@ class Identity:
         """Keep the answer to a renewal request; IdentityError if it is not for this key, id and role."""
         fresh = replace(self, certificate=certificate_from_pem(certificate_pem))
         _check_parts(fresh, read_key(self.folder), _read(self.folder, AUTHORITY_FILE))
-        write_atomically(self.folder / CERTIFICATE_FILE, certificate_to_pem(fresh.certificate))
+        _keep(self.folder / CERTIFICATE_FILE, certificate_to_pem(fresh.certificate))
         return fresh
 
 
@@ -129,10 +129,12 @@ def key_in(folder: Path) -> ec.EllipticCurvePrivateKey:
     """The key that lies in `folder`; on the first call both are made, readable by their owner only."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (folder / KEY_FILE).exists():
-            write_atomically(folder / KEY_FILE, key_to_pem(new_key()), mode=0o600)
     except OSError as error:
-        raise IdentityError(f"{folder} cannot hold an identity ({error.strerror}): choose another") from None
+        raise IdentityError(
+            f"{folder} cannot hold an identity ({error.strerror}): choose another --folder"
+        ) from None
+    if not (folder / KEY_FILE).exists():
+        _keep(folder / KEY_FILE, key_to_pem(new_key()), mode=0o600)
     return read_key(folder)
 
 
@@ -144,6 +146,15 @@ def read_key(folder: Path, name: str = KEY_FILE) -> ec.EllipticCurvePrivateKey:
     if mode & 0o077:
         raise IdentityError(f"others may read the private key {path} (mode {mode:04o}): run chmod 600 {path}")
     return key_from_pem(pem)
+
+
+def _keep(path: Path, data: bytes, mode: int = 0o644) -> None:
+    try:
+        write_atomically(path, data, mode)
+    except OSError as error:
+        raise IdentityError(
+            f"{path} cannot be written ({error.strerror}): make room, then do the same again"
+        ) from None
 
 
 def _read(folder: Path, name: str) -> bytes:

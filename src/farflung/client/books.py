@@ -1,0 +1,83 @@
+"""The books of one run: what happens goes into the run folder, and to whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from farflung.client.job import Job
+from farflung.client.observer import Observer
+from farflung.client.records import Summary
+from farflung.client.run_folder import RunFolder
+from farflung.client.tally import Tally
+from farflung.errors import RunFailed
+from farflung.protocol.messages import Accepted, Collecting, Planned, UnitDone
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `state` is done, failed or cancelled, `reason` one line, empty when done."""
+
+    state: str
+    reason: str
+
+
+class Books:
+    """Writes a run's files on a thread, one after the other; each method may raise `RunFailed` (disk)."""
+
+    def __init__(self, job: Job, folder: RunFolder, observer: Observer) -> None:
+        self.folder = folder
+        self.observer = observer
+        self.tally = Tally(job, time.monotonic())
+        self._job_id = ""
+
+    async def submitted(self, name: str, broker: str) -> None:
+        """The job is with the broker."""
+        await self._record("submitted", name=name, broker=broker)
+
+    async def accepted(self, message: Accepted) -> None:
+        """The broker says where the job stands."""
+        self._job_id = message.job
+        self.observer.waiting(message.state)
+        await self._record("waiting", job=message.job, state=message.state)
+
+    async def planned(self, message: Planned) -> None:
+        """There is a plan; loading begins."""
+        workers = message.plan.workers()
+        self.tally.planned(time.monotonic(), len(workers))
+        self.observer.planned(message)
+        await asyncio.to_thread(self.folder.write_plan, message.plan)
+        await self._record("planned", attempt=message.attempt, workers=workers)
+
+    async def running(self, sent_bytes: int) -> None:
+        """Loading is over; `sent_bytes` have left over data links."""
+        self.tally.running(time.monotonic(), sent_bytes)
+        self.observer.running()
+        await self._record("running", loading_seconds=self.tally.loading_seconds)
+
+    async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
+        """A unit was decided; `sent_bytes` have left over data links since the start."""
+        row = self.tally.finished(message, time.monotonic(), sent_bytes)
+        if row is not None:
+            self.observer.stepped(row)
+            await asyncio.to_thread(self.folder.add_step, row)
+        else:
+            self.observer.validated(self.tally.steps, message.loss)
+            await self._record("validated", step=self.tally.steps, loss=message.loss)
+
+    async def collecting(self, message: Collecting) -> None:
+        """The weights are on their way home."""
+        await self._record("collecting", step=message.step, state=message.state, reason=message.reason)
+
+    def close(self, outcome: Outcome) -> Summary:
+        """Write the last event and the summary, as far as the disk lets them."""
+        summary = self.tally.summary(outcome.state, outcome.reason, self._job_id, time.monotonic())
+        with suppress(RunFailed):  # a full disk is then the outcome's reason already
+            self.folder.add_event(time.time(), "ended", state=outcome.state, reason=outcome.reason)
+            self.folder.write_summary(summary)
+        return summary
+
+    async def _record(self, event: str, **facts: object) -> None:
+        await asyncio.to_thread(self.folder.add_event, time.time(), event, **facts)

@@ -1,0 +1,110 @@
+"""The feeder: streams model inputs to the segments that read them, no further ahead than the plan allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from farflung.client.microbatches import Microbatch
+from farflung.errors import ProtocolError
+from farflung.opdag.graph import Graph
+from farflung.plan import FEEDER, Edge, Plan
+from farflung.transport.headers import DENSE, DataHeader, ValueHeader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WINDOWS_AHEAD = 2
+"""Fed microbatches that a segment has not finished yet, in windows: one runs while the next travels."""
+
+
+class Outgoing(Protocol):
+    """What the feeder needs of a link."""
+
+    def post(self, header: DataHeader, buffer: memoryview) -> object:
+        """Queue a message; the buffer stays unchanged until it has left."""
+
+
+class Feeder:
+    """Sends each microbatch's inputs along the plan's feeder edges, in the order of the job's units.
+
+    A segment has at most twice the plan's window of fed microbatches that it has not finished; it says that
+    it finished one by an empty gradient for each value it was fed.
+    """
+
+    def __init__(
+        self, job: str, attempt: int, plan: Plan, graph: Graph, links: Mapping[str, Outgoing]
+    ) -> None:
+        self._job = job
+        self._attempt = attempt
+        self._plan = plan
+        self._links = links
+        self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+        self._targets: dict[int, list[Edge]] = {}
+        for edge in plan.edges:
+            if edge.source == FEEDER:
+                self._targets.setdefault(edge.target, []).append(edge)
+        room = WINDOWS_AHEAD * plan.window
+        self._room = {segment: asyncio.Semaphore(room) for segment in self._targets}
+        self._unfinished: dict[tuple[int, int, int], set[int]] = {}
+
+    async def run(self, microbatches: AsyncIterator[Microbatch]) -> None:
+        """Feed every microbatch; returns when the last has been handed to its links.
+
+        Raises
+        ------
+        JobError
+            A microbatch could not be loaded.
+        """
+        async for microbatch in microbatches:
+            for segment, edges in self._targets.items():
+                await self._room[segment].acquire()
+                key = (segment, microbatch.unit.number, microbatch.number)
+                self._unfinished[key] = {edge.value for edge in edges}
+                for edge in edges:
+                    self._post(microbatch, edge)
+
+    def finished(self, worker: str, header: ValueHeader) -> None:
+        """Take the empty gradient with which `worker` says that a fed value is not needed any more.
+
+        Raises
+        ------
+        ProtocolError
+            It was not fed that value, said so before, or the message is no empty gradient to the feeder.
+        """
+        key = (header.source, header.unit, header.microbatch)
+        waiting = self._unfinished.get(key, set())
+        ours = (header.job, header.attempt) == (self._job, self._attempt)
+        fits = ours and header.gradient and header.target == FEEDER and header.bytes == 0
+        if not fits or header.value not in waiting or self._plan.worker_of(header.source) != worker:
+            raise ProtocolError(
+                f"worker {worker} answered for value {header.value} of microbatch {header.microbatch}, unit"
+                f" {header.unit}, segment {header.source}, which it was not fed or has answered for before"
+            )
+        waiting.remove(header.value)
+        if not waiting:
+            del self._unfinished[key]
+            self._room[header.source].release()
+
+    def _post(self, microbatch: Microbatch, edge: Edge) -> None:
+        buffer = _bytes_of(microbatch.tensors[self._names[edge.value]])
+        header = ValueHeader(
+            job=self._job,
+            attempt=self._attempt,
+            unit=microbatch.unit.number,
+            microbatch=microbatch.number,
+            source=FEEDER,
+            target=edge.target,
+            value=edge.value,
+            gradient=False,
+            codec=DENSE,
+            bytes=len(buffer),
+        )
+        self._links[self._plan.worker_of(edge.target)].post(header, buffer)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    from farflung.runtime.torch_backend.tensors import memory
+
+    return memory(tensor)

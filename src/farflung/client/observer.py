@@ -1,0 +1,31 @@
+"""What a person may watch of a run. The command line shows it; a test or a notebook may take it elsewhere."""
+
+from __future__ import annotations
+
+from farflung.client.records import StepRow
+from farflung.protocol.messages import Planned
+
+
+class Observer:
+    """Is told how a run goes, on the event loop; each method does nothing here and must return soon."""
+
+    def waiting(self, words: str) -> None:
+        """The job's state in the broker's words ("waiting for 1 more worker (have 1, plan needs 2)")."""
+
+    def planned(self, planned: Planned) -> None:
+        """Where each segment runs."""
+
+    def loading(self, sent_bytes: int, total_bytes: int) -> None:
+        """How much of the model's first state is with the workers."""
+
+    def running(self) -> None:
+        """Every worker has loaded; the first unit begins."""
+
+    def stepped(self, row: StepRow) -> None:
+        """A step was applied everywhere."""
+
+    def validated(self, step: int, loss: float) -> None:
+        """The model after `step` steps was evaluated."""
+
+    def collecting(self, received_bytes: int, total_bytes: int) -> None:
+        """How much of the trained state is back."""

@@ -1,0 +1,47 @@
+"""A job made ready to submit: model captured, state by name. Takes seconds; never on an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from farflung.client.job import Job
+from farflung.opdag.graph import Graph
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job with its OP-DAG, and the parameters and buffers that the graph names.
+
+    `state` holds the tensors of the job's own module, `program` the graph as it is submitted, `remarks` what
+    the user should know of the capture.
+    """
+
+    job: Job
+    graph: Graph
+    program: bytes
+    state: Mapping[str, Tensor]
+    remarks: tuple[str, ...]
+
+
+def prepare(job: Job) -> Prepared:
+    """Capture the job's model on the first items it will train on, and hold it beside eager.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot become an OP-DAG.
+    JobError
+        The items cannot be read.
+    """
+    from farflung.client.check import capture_job
+    from farflung.opdag import wire
+    from farflung.runtime.check import named_state
+
+    captured = capture_job(job)
+    graph = captured.graph
+    return Prepared(job, graph, wire.dump(graph), named_state(job.model, graph), captured.lints)

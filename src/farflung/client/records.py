@@ -1,0 +1,56 @@
+"""Rows and summary of a run, as scripts read them: keys are only ever added."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    """One applied training step in `metrics.jsonl`.
+
+    `step` counts from 1. `seconds` is from the end of the unit before to the end of this one,
+    `bytes_on_wire` what all links carried meanwhile, framing included. `gradient_norm` is before clipping.
+    Of two rows for a step the one with the higher `attempt` counts.
+    """
+
+    step: int
+    loss: float
+    samples: int
+    seconds: float
+    samples_per_second: float
+    bytes_on_wire: int
+    attempt: int
+    learning_rate: float
+    gradient_norm: float
+
+
+class CorpusRecord(msgspec.Struct, frozen=True):
+    """Which text was trained on; Pythons ship different libraries."""
+
+    name: str
+    sha256: str
+    bytes: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """`summary.json`: how a run ended.
+
+    `state` is done, failed or cancelled, `reason` one line (empty when done). `steps` were applied.
+    `bytes_on_wire` is over all units, `loading_bytes` what the first state took before them. `weights_step`
+    is the step that `model.safetensors` holds, None if there is no such file.
+    """
+
+    state: str
+    reason: str
+    steps: int
+    train_loss: float | None
+    validation_loss: float | None
+    initial_validation_loss: float | None
+    seconds: float
+    loading_seconds: float | None
+    workers: int
+    bytes_on_wire: int
+    loading_bytes: int
+    weights_step: int | None
+    job: str
+    corpus: CorpusRecord | None

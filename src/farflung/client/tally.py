@@ -1,0 +1,107 @@
+"""What a run has done so far: units become metric rows, and at the end a summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from farflung.client.job import Job
+from farflung.client.records import CorpusRecord, StepRow, Summary
+from farflung.data import TextDataset
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import UnitDone
+from farflung.runtime.optimizer import learning_rate
+from farflung.schedule import Unit
+
+
+class Tally:
+    """Counts steps, losses, seconds and bytes of one run. Times are monotonic seconds, by the caller."""
+
+    def __init__(self, job: Job, now: float) -> None:
+        self._job = job
+        self._training = job.training()
+        self._units: Iterator[Unit] = self._training.units()
+        self._started = now
+        self._loading_since = now
+        self._last = now
+        self._counted_bytes = 0
+        self.steps = 0
+        self.workers = 0
+        self.weights_step: int | None = None
+        self.bytes_on_wire = 0
+        self.loading_bytes = 0
+        self.loading_seconds: float | None = None
+        self.train_loss: float | None = None
+        self.first_validation_loss: float | None = None
+        self.validation_loss: float | None = None
+
+    def planned(self, now: float, workers: int) -> None:
+        """Workers are known and their state is about to be sent."""
+        self._loading_since = now
+        self.workers = workers
+
+    def running(self, now: float, sent_bytes: int) -> None:
+        """The first unit begins; `sent_bytes` have left this process over data links up to now."""
+        self.loading_seconds = now - self._loading_since
+        self.loading_bytes = self._counted_bytes = sent_bytes
+        self._last = now
+
+    def finished(self, done: UnitDone, now: float, sent_bytes: int) -> StepRow | None:
+        """Count a decided unit; a training step gives a row, an evaluation sets `validation_loss`.
+
+        Raises
+        ------
+        ProtocolError
+            Another unit was due.
+        """
+        unit = next(self._units, None)
+        if unit is None or unit.number != done.unit:
+            raise ProtocolError(f"the broker ended unit {done.unit}, due was {unit}")
+        bytes_on_wire = done.bytes_sent + sent_bytes - self._counted_bytes
+        seconds = now - self._last
+        self._counted_bytes, self._last = sent_bytes, now
+        self.bytes_on_wire += bytes_on_wire
+        if not unit.train:
+            self.validation_loss = done.loss
+            if self.first_validation_loss is None:
+                self.first_validation_loss = done.loss
+            return None
+        self.steps = unit.step + 1
+        self.train_loss = done.loss
+        return StepRow(
+            step=self.steps,
+            loss=done.loss,
+            samples=self._job.batch,
+            seconds=seconds,
+            samples_per_second=self._job.batch / seconds if seconds > 0 else math.inf,
+            bytes_on_wire=bytes_on_wire,
+            attempt=done.attempt,
+            learning_rate=learning_rate(self._training.optimizer, unit.step),
+            gradient_norm=done.gradient_norm,
+        )
+
+    def summary(self, state: str, reason: str, job: str, now: float) -> Summary:
+        """How the run ended, for `summary.json`."""
+        return Summary(
+            state=state,
+            reason=reason,
+            steps=self.steps,
+            train_loss=self.train_loss,
+            validation_loss=self.validation_loss,
+            initial_validation_loss=self.first_validation_loss,
+            seconds=now - self._started,
+            loading_seconds=self.loading_seconds,
+            workers=self.workers,
+            bytes_on_wire=self.bytes_on_wire,
+            loading_bytes=self.loading_bytes,
+            weights_step=self.weights_step,
+            job=job,
+            corpus=_corpus(self._job),
+        )
+
+
+def _corpus(job: Job) -> CorpusRecord | None:
+    if not isinstance(job.data, TextDataset):
+        return None
+    found = job.data.describe()
+    return CorpusRecord(str(found["name"]), str(found["sha256"]), int(found["bytes"]))

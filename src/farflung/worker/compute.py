@@ -6,6 +6,7 @@ to `emit` (which must be thread-safe).
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from farflung.opdag.segment import Segment
 from farflung.protocol.messages import Load, Share
 from farflung.runtime.executor import Executor, Parcel, SegmentShare
 from farflung.runtime.torch_backend.segment import TorchSegment
-from farflung.runtime.torch_backend.tensors import DTYPES
+from farflung.runtime.torch_backend.tensors import DTYPES, empty, memory
 from farflung.runtime.torch_backend.verify import required_bytes, verify_segment
 from farflung.schedule import Unit
 from farflung.worker.intake import Intake
@@ -43,6 +44,7 @@ class OutgoingState:
     segment: int
     name: str
     tensor: Tensor
+    sha256: bytes
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class _Job:
     def __init__(self, worker: str, load: Load, intake: Intake, memory_bytes: int, emit: Emit) -> None:
         self._attempt = load.attempt
         self._emit = emit
-        batch = load.training.microbatch_size
+        self._batch = batch = load.training.microbatch_size
         mine = load.plan.segments_of(worker)
         programs = {p.segment: p for p in load.programs}
         if set(mine) - set(programs):
@@ -81,6 +83,16 @@ class _Job:
         state = _shaped(segments, intake.tensors, batch)
         self.segments = {n: TorchSegment(s, _state_of(s, state), load.training) for n, s in segments.items()}
         self.executor = Executor(load.plan, self.segments, load.training, self)
+
+    def shaped(self, parcel: Parcel) -> Parcel:
+        """A parcel that came as bytes, with the element type and shape of its value."""
+        if parcel.tensor is None and parcel.gradient:
+            return parcel
+        stated = self.segments[parcel.target].segment.values[parcel.value]
+        if parcel.tensor is None:
+            return parcel._replace(tensor=empty(stated, self._batch))
+        tensor = parcel.tensor.view(DTYPES[stated.dtype]).reshape(stated.shape_at(self._batch))
+        return parcel._replace(tensor=tensor)
 
     def send(self, parcel: Parcel) -> None:
         self._emit(Outgoing(self._attempt, parcel))
@@ -143,7 +155,7 @@ class ComputeThread(threading.Thread):
 
     def receive(self, attempt: int, parcel: Parcel) -> None:
         """A value or gradient has come for a segment here."""
-        self._post(attempt, lambda: self._executor.receive(parcel))
+        self._post(attempt, lambda: self._receive(parcel))
 
     def decide(self, attempt: int, unit: int, scale: float) -> None:
         """End a unit; the next one begins."""
@@ -222,6 +234,10 @@ class ComputeThread(threading.Thread):
         problem = intake.verify()
         self._emit(Filled(attempt) if problem is None else ComputeFailed(attempt, problem))
 
+    def _receive(self, parcel: Parcel) -> None:
+        assert self._job is not None
+        self._executor.receive(self._job.shaped(parcel))
+
     def _begin(self) -> None:
         self._started = True
 
@@ -229,7 +245,9 @@ class ComputeThread(threading.Thread):
         assert self._job is not None
         for number, segment in self._job.segments.items():
             for name, tensor in segment.state().items():
-                self._emit(OutgoingState(attempt, number, name, tensor.clone(memory_format=torch.contiguous_format)))
+                copy = tensor.clone(memory_format=torch.contiguous_format)
+                digest = hashlib.sha256(memory(copy)).digest()
+                self._emit(OutgoingState(attempt, number, name, copy, digest))
         self._emit(StateGiven(attempt))
 
     def _drop(self) -> None:

@@ -1,0 +1,207 @@
+"""Data links of a worker: who is admitted, what they may send, and where it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from farflung.errors import ProtocolError
+from farflung.protocol import messages
+from farflung.protocol.messages import Load, Welcome
+from farflung.runtime.executor import Parcel
+from farflung.runtime.torch_backend.tensors import memory
+from farflung.transport.headers import DENSE, DataHeader, SliceHeader, ValueHeader
+from farflung.transport.link import Link
+from farflung.worker.intake import Intake
+from farflung.worker.ledger import Ledger
+
+LOBBY_SIZE = 64
+SLICE_BYTES = 4 * 2**20
+EMPTY = memoryview(bytearray())
+
+
+class PeerEvents(Protocol):
+    """What the service wants to know of the data links; all calls come on the event loop."""
+
+    def peer_linked(self, peer: str) -> None:
+        """A data link to `peer` belongs to the current attempt."""
+
+    def peer_lost(self, peer: str, reason: str) -> None:
+        """That link is gone, or could not be made."""
+
+    def parcel_arrived(self, parcel: Parcel) -> None:
+        """A value or gradient is complete; its tensor is flat uint8."""
+
+    def state_arrived(self) -> None:
+        """Every byte of the state is here, unverified."""
+
+
+class Peers:
+    """Links of the current attempt, and a lobby of links whose attempt was not announced here yet.
+
+    A dialler's plan may arrive before ours does, so a link that nobody here expects waits in the lobby; it is
+    welcomed when an attempt admits its holder. Until then it may send nothing.
+    """
+
+    def __init__(self, events: PeerEvents) -> None:
+        self._events = events
+        self._lobby: set[Link] = set()
+        self._links: dict[str, Link] = {}
+        self._receiving: dict[tuple[Link, ValueHeader], Tensor] = {}
+        self._load: Load | None = None
+        self._ledger: Ledger | None = None
+        self._intake: Intake | None = None
+        self._admitted: frozenset[str] = frozenset()
+        self._sent_by_closed = 0
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def admit(self, worker: str, load: Load, intake: Intake, peers: frozenset[str]) -> None:
+        """A new attempt: links of `peers` are welcome from now on."""
+        self._load, self._ledger, self._intake, self._admitted = load, Ledger(worker, load), intake, peers
+        for link in [link for link in self._lobby if link.peer.id in peers]:
+            self._lobby.discard(link)
+            self._welcome(link)
+
+    def dismiss(self, reason: str) -> None:
+        """The attempt is over: close its links."""
+        self._load = self._ledger = self._intake = None
+        self._admitted = frozenset()
+        links, self._links = self._links, {}
+        self._receiving.clear()
+        for link in links.values():
+            self._close(link, reason)
+
+    def advance(self) -> None:
+        """The current unit is decided."""
+        if self._ledger is not None:
+            self._ledger.advance()
+
+    @property
+    def bytes_sent(self) -> int:
+        """What has left over data links since the worker started, framing included."""
+        return self._sent_by_closed + sum(link.bytes_sent for link in self._links.values())
+
+    def entered(self, link: Link) -> None:
+        """Somebody dialled."""
+        if link.peer.id in self._admitted:
+            self._welcome(link)
+        elif len(self._lobby) >= LOBBY_SIZE:
+            self._close(link, "this worker has too many waiting connections")
+        else:
+            self._lobby.add(link)
+
+    def dialled(self, link: Link) -> None:
+        """A link that this worker dialled has been made; it counts once the peer welcomes it."""
+        self._lobby.add(link)
+
+    def send_parcel(self, parcel: Parcel, peer: str) -> None:
+        """Post a value or gradient to a peer; nothing if its link is gone (which has been told)."""
+        link, load = self._links.get(peer), self._load
+        if link is None or load is None:
+            return
+        buffer = memory(parcel.tensor) if parcel.tensor is not None else EMPTY
+        header = ValueHeader(
+            load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
+            parcel.value, parcel.gradient, DENSE, len(buffer),
+        )  # fmt: skip
+        link.post(header, buffer)
+
+    def send_state(self, segment: int, name: str, tensor: Tensor, sha256: bytes) -> None:
+        """Post one owned tensor to the submitter, in slices."""
+        if self._load is None or (link := self._links.get(self._load.submitter)) is None:
+            return
+        whole = memory(tensor)
+        for offset in range(0, len(whole), SLICE_BYTES):
+            piece = whole[offset : offset + SLICE_BYTES]
+            header = SliceHeader(
+                self._load.job, self._load.attempt, segment, name, offset, len(piece), len(whole), sha256
+            )
+            link.post(header, piece)
+
+    # transport.link.Handler
+
+    def control(self, link: Link, message: bytes) -> None:
+        """A dialled peer welcomes us; nothing else is said on data links."""
+        welcome = messages.decode(message, messages.FromPeer)
+        load = self._load
+        if load is None or link not in self._lobby or link.peer.id not in self._admitted:
+            raise ProtocolError("a welcome that nobody waits for")
+        if (welcome.job, welcome.attempt) != (load.job, load.attempt):
+            raise ProtocolError(f"a welcome to job {welcome.job}, attempt {welcome.attempt}, which is not ours")
+        self._lobby.discard(link)
+        self._take(link)
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        """Memory for what the plan expects from this peer; None for what is over."""
+        if self._links.get(link.peer.id) is not link or self._ledger is None or self._intake is None:
+            if self._load is None:
+                return None
+            raise ProtocolError(f"{link.peer.id} sent data before it was welcomed")
+        if isinstance(header, SliceHeader):
+            return self._intake.opening(link.peer.id, header)
+        if not self._ledger.admit(link.peer.id, header):
+            return None
+        if not header.bytes:
+            return EMPTY
+        tensor = torch.empty(header.bytes, dtype=torch.uint8)
+        self._receiving[(link, header)] = tensor
+        return memory(tensor)
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """Hand on a whole message."""
+        if self._links.get(link.peer.id) is not link or self._intake is None:
+            return
+        if isinstance(header, SliceHeader):
+            self._intake.complete(header)
+            if self._intake.full:
+                self._events.state_arrived()
+            return
+        tensor = self._receiving.pop((link, header), None)
+        self._events.parcel_arrived(
+            Parcel(
+                header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
+                tensor,
+            )
+        )  # fmt: skip
+
+    def closed(self, link: Link, reason: str) -> None:
+        """Tell the loss of a link that counts."""
+        self._lobby.discard(link)
+        for key in [key for key in self._receiving if key[0] is link]:
+            del self._receiving[key]
+        if self._links.get(link.peer.id) is link:
+            del self._links[link.peer.id]
+            self._sent_by_closed += link.bytes_sent
+            self._events.peer_lost(link.peer.id, reason)
+
+    async def close(self, reason: str) -> None:
+        """Close every link and wait for it."""
+        self.dismiss(reason)
+        for link in list(self._lobby):
+            self._close(link, reason)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _welcome(self, link: Link) -> None:
+        assert self._load is not None
+        link.send_control(messages.encode(Welcome(self._load.job, self._load.attempt)))
+        self._take(link)
+
+    def _take(self, link: Link) -> None:
+        peer = link.peer.id
+        if peer in self._links:
+            self._close(self._links.pop(peer), "superseded by a newer connection")
+        self._links[peer] = link
+        self._events.peer_linked(peer)
+
+    def _close(self, link: Link, reason: str) -> None:
+        self._sent_by_closed += link.bytes_sent
+        self._spawn(link.close(reason))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

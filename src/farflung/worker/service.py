@@ -1,0 +1,298 @@
+"""A worker's event loop: the broker's connection, data links to peers, and the compute thread between them.
+
+It moves bytes and carries out what `state.step` says; it decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import psutil
+import torch
+
+from farflung.errors import ConnectionFailed, FarflungError, GraphError
+from farflung.opdag import opset
+from farflung.plan import FEEDER
+from farflung.protocol import messages
+from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
+from farflung.runtime.executor import Parcel
+from farflung.transport.endpoint import Listener, dial, listen
+from farflung.transport.frames import Hello
+from farflung.transport.headers import DataHeader
+from farflung.transport.identity import BROKER_NAME, Identity
+from farflung.transport.link import Link
+from farflung.transport.names import holder_name
+from farflung.transport.timeouts import Timeouts
+from farflung.worker import state as machine
+from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
+from farflung.worker.intake import Intake
+from farflung.worker.peers import Peers
+from farflung.worker.renewal import Renewal
+
+log = logging.getLogger("farflung.worker")
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How a worker runs.
+
+    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: where the broker sees
+    this machine). `memory_bytes` is what jobs may use.
+    """
+
+    identity: Identity
+    listen: str
+    memory_bytes: int
+    site: str = ""
+    advertise: list[str] = field(default_factory=list)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+async def run(options: WorkerOptions) -> None:
+    """Offer this machine's device to the broker until cancelled; a lost broker is dialled again and again.
+
+    Raises
+    ------
+    FarflungError
+        The port is in use, or the broker refuses this worker for good.
+    """
+    service = WorkerService(options)
+    await service.start()
+    try:
+        await service.stay_registered()
+    finally:
+        await service.stop()
+
+
+def describe_device(memory_bytes: int) -> Device:
+    """This machine's device as the broker is told: today its CPU."""
+    name = platform.processor() or platform.machine()
+    return Device("cpu", name, psutil.cpu_count() or 1, memory_bytes, torch.__version__, opset.version())
+
+
+class WorkerService:
+    """One worker; see `run`."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._identity = options.identity
+        self._timeouts = options.timeouts
+        self._state = machine.State(options.identity.id)
+        self._boot = secrets.token_hex(8)
+        self._peers = Peers(self)
+        self._loop = asyncio.get_running_loop()
+        self._compute = ComputeThread(options.identity.id, options.memory_bytes, self._from_compute)
+        self._client_context = self._identity.client_context()
+        self._server_context = self._identity.server_context(admit_strangers=False)
+        self._listener: Listener | None = None
+        self._broker: Link | None = None
+        self._broker_gone = asyncio.Event()
+        self._gone_reason = ""
+        self._refused: str | None = None
+        self._intake: Intake | None = None
+        self._bytes_reported = 0
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
+
+    async def start(self) -> None:
+        """Listen for peers and start the compute thread."""
+        self._listener = await listen(
+            self._options.listen, self._server_context, self._hello("data"), self._entered, self._timeouts
+        )
+        self._compute.start()
+        log.info("worker %s listens on %s", self._identity.id, self._listener.address)
+
+    async def stay_registered(self) -> None:
+        """Hold the connection to the broker; when it is lost, say so and dial again."""
+        pause = self._timeouts.heartbeat_seconds
+        while self._refused is None:
+            try:
+                await self._register()
+            except ConnectionFailed as error:
+                log.warning("%s; trying again in %.0f s", error, pause)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, self._timeouts.reconnect_seconds)
+                continue
+            pause = self._timeouts.heartbeat_seconds
+            await self._broker_gone.wait()
+            if self._refused is None:
+                log.warning("lost the broker (%s); dialling again", self._gone_reason)
+                self._happened(machine.BrokerLost(f"lost the broker: {self._gone_reason}"))
+        raise ConnectionFailed(f"the broker refused this worker: {self._refused}")
+
+    async def stop(self) -> None:
+        """Close every connection, end the thread and free the port."""
+        reason = f"worker {self._identity.id} is shutting down"
+        for task in self._dialling:
+            task.cancel()
+        await asyncio.gather(*self._dialling, return_exceptions=True)
+        self._renewal.stop()
+        self._compute.drop()
+        self._compute.close()
+        await self._peers.close(reason)
+        if self._broker is not None:
+            await self._broker.close(reason)
+        if self._listener is not None:
+            await self._listener.close()
+        await asyncio.to_thread(self._compute.join)
+
+    # the broker's connection (transport.link.Handler)
+
+    def control(self, link: Link, message: bytes) -> None:
+        decoded = messages.decode(message, messages.ToWorker)
+        if isinstance(decoded, messages.Renewed):
+            self._renewal.renewed(decoded.certificate)
+        elif isinstance(decoded, messages.Denied):
+            self._refused = decoded.reason
+        else:
+            self._happened(machine.FromBroker(decoded))
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        return None
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """Never called: `opening` takes nothing."""
+
+    def closed(self, link: Link, reason: str) -> None:
+        if link is self._broker:
+            self._broker = None
+        self._gone_reason = reason
+        self._broker_gone.set()
+
+    # what peers do (worker.peers.PeerEvents)
+
+    def peer_linked(self, peer: str) -> None:
+        self._happened(machine.PeerLinked(peer))
+
+    def peer_lost(self, peer: str, reason: str) -> None:
+        self._happened(machine.PeerLost(peer, reason))
+
+    def parcel_arrived(self, parcel: Parcel) -> None:
+        if self._state.load is not None:
+            self._compute.receive(self._state.load.attempt, parcel)
+
+    def state_arrived(self) -> None:
+        if self._state.load is not None and self._intake is not None:
+            self._compute.check_state(self._state.load.attempt, self._intake)
+
+    async def _register(self) -> None:
+        self._broker_gone.clear()
+        identity = self._identity
+        self._broker = await dial(
+            identity.broker, self._client_context, BROKER_NAME, self, self._hello("control"), self._timeouts
+        )
+        assert self._listener is not None
+        addresses = self._options.advertise or [self._listener.address_for(self._broker.local)]
+        device = describe_device(self._options.memory_bytes)
+        self._tell(Register(device, self._options.site, addresses, self._boot))
+        self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
+
+    def _entered(self, link: Link) -> Peers:
+        self._peers.entered(link)
+        return self._peers
+
+    def _hello(self, purpose: str) -> Hello:
+        return Hello(self._identity.id, self._identity.role, purpose)
+
+    def _tell(self, message: Message) -> None:
+        if self._broker is not None:
+            self._broker.send_control(messages.encode(message))
+
+    def _from_compute(self, outcome: Outcome) -> None:
+        """Called on the compute thread."""
+        with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
+            self._loop.call_soon_threadsafe(self._outcome, outcome)
+
+    def _outcome(self, outcome: Outcome) -> None:
+        load = self._state.load
+        if load is None or outcome.attempt != load.attempt:
+            return
+        if isinstance(outcome, Outgoing):
+            target = outcome.parcel.target
+            peer = load.submitter if target == FEEDER else load.plan.worker_of(target)
+            self._peers.send_parcel(outcome.parcel, peer)
+        elif isinstance(outcome, OutgoingState):
+            self._peers.send_state(outcome.segment, outcome.name, outcome.tensor, outcome.sha256)
+        elif isinstance(outcome, StateGiven):
+            log.info("job %s: the state was handed to the submitter", load.job)
+        else:
+            self._happened(outcome)
+
+    def _happened(self, event: machine.Event) -> None:
+        self._state, commands = machine.step(self._state, event)
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: machine.Command) -> None:
+        load = self._state.load
+        if isinstance(command, machine.Note):
+            log.info("%s", command.text)
+        elif isinstance(command, machine.Tell):
+            self._tell(self._counted(command.message))
+        elif isinstance(command, machine.Prepare):
+            self._prepare(command)
+        elif isinstance(command, machine.Drop):
+            self._peers.dismiss(command.reason)
+            self._compute.drop()
+            self._intake = None
+        elif load is None:
+            return
+        elif isinstance(command, machine.Start):
+            self._compute.begin(load.attempt)
+        elif isinstance(command, machine.Apply):
+            self._peers.advance()
+            self._compute.decide(load.attempt, command.unit, command.scale)
+        else:
+            self._compute.give_state(load.attempt)
+
+    def _counted(self, message: Message) -> Message:
+        """Put the bytes sent since the last unit into a `UnitReady`."""
+        if not isinstance(message, UnitReady):
+            return message
+        total = self._peers.bytes_sent
+        sent, self._bytes_reported = total - self._bytes_reported, total
+        return msgspec.structs.replace(message, bytes_sent=sent)
+
+    def _prepare(self, command: machine.Prepare) -> None:
+        load = command.load
+        worker = self._identity.id
+        try:
+            self._intake = Intake(load, load.plan.segments_of(worker), self._options.memory_bytes)
+        except GraphError as error:
+            self._happened(machine.Verified(load.attempt, str(error)))
+            return
+        self._compute.prepare(load, self._intake)
+        self._peers.admit(worker, load, self._intake, self._state.admitted)
+        if self._intake.full:
+            self.state_arrived()
+        for peer in command.dial:
+            task = asyncio.create_task(self._dial_peer(peer, load))
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+
+    async def _dial_peer(self, peer: str, load: Load) -> None:
+        """Try each address of a neighbour; it must welcome the link within the time that loading may take."""
+        failures: list[str] = []
+        for address in load.addresses.get(peer, []):
+            try:
+                link = await dial(
+                    address, self._client_context, holder_name(peer, "worker"), self._peers,
+                    self._hello("data"), self._timeouts,
+                )  # fmt: skip
+            except FarflungError as error:
+                failures.append(str(error))
+                continue
+            self._peers.dialled(link)
+            await asyncio.sleep(self._timeouts.link_seconds)
+            if self._state.load is load and peer not in self._state.linked:
+                await link.close("not welcomed in time")
+                self.peer_lost(peer, f"it did not welcome the link within {self._timeouts.link_seconds:.0f} s")
+            return
+        if self._state.load is load:
+            self.peer_lost(peer, "; ".join(failures) or "it gave no address")

@@ -21,9 +21,7 @@ def static_values(graph: Graph) -> set[int]:
     Masks, positions and rotary tables are such values: any segment can recompute them.
     """
     mutated = set(graph.mutations)
-    found = {
-        entry.value for entry in graph.inputs if entry.kind != "parameter" and entry.name not in mutated
-    }
+    found = {entry.value for entry in graph.inputs if entry.kind != "parameter" and entry.name not in mutated}
     for node in graph.nodes:
         if all(value in found for value in node.reads()) and not lookup(node.op).draws(node):
             found.update(node.writes())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,13 @@ class CutCosts:
     crossing: NDArray[np.float64]
     legal: NDArray[np.bool_]
     parameters: NDArray[np.int64]
+
+    def keeping_together(self, spans: Iterable[tuple[int, int]]) -> CutCosts:
+        """The same costs with no cut after the first and up to the last position of any span."""
+        legal = self.legal.copy()
+        for first, last in spans:
+            legal[first + 1 : last + 1] = False
+        return replace(self, legal=legal)
 
     def rotated(self, start: int) -> CutCosts:
         """The same costs read from `start` round to `start`, with no cut in the part that moved to the end.
@@ -99,14 +107,21 @@ def balanced_cuts(costs: CutCosts, segments: int, slack: float = 0.1) -> list[in
     owned = np.concatenate([[0], np.cumsum(costs.parameters)])
     bottleneck = _best(costs, segments, total, owned, None)[0]
     if not np.isfinite(bottleneck):
-        most = max(
-            k for k in range(1, segments) if k == 1 or np.isfinite(_best(costs, k, total, owned, None)[0])
-        )
-        raise PlanError(
-            f"the model can be cut into at most {most} segments, {segments} were asked for: "
-            "use fewer workers (--workers, --local or --segments)"
-        )
+        raise PlanError(_too_many(costs, segments, owned))
     return _best(costs, segments, total, owned, bottleneck * (1 + slack) + 1)[1]
+
+
+def _too_many(costs: CutCosts, segments: int, owned: NDArray[np.int64]) -> str:
+    if not owned[-1]:
+        return "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
+    most, start = 1, 0
+    for position in np.flatnonzero(costs.legal[:-1])[1:]:  # cutting as early as possible leaves most to cut
+        if owned[start] < owned[position] < owned[-1]:
+            most, start = most + 1, position
+    return (
+        f"the model can be cut into at most {most} segments, {segments} were asked for: "
+        "use fewer workers (--workers, --local or --segments)"
+    )
 
 
 def _best(

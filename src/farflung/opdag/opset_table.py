@@ -2,12 +2,15 @@
 
 One op a line: `name(type argument=default, ...) -> results`, a trailing `random` for ops that draw random
 numbers; `*` results means a list. Types: Tensor, Tensor? (may be absent), Tensor[] and Tensor?[] (lists),
-int, float, bool, Scalar (any number), Operand (a Tensor or a number), ScalarType (an element type), `str(a|b)` (one of), each with `[]` or `?`.
+int, float, bool, Scalar (any number), Operand (a Tensor or a number), ScalarType (an element type), `str(a|b)`
+(one of), each with `[]` or `?`.
 Arguments that PyTorch has and the table lacks (device, layout, memory format, sparse gradients) do not exist
 on the wire. A test holds the table against torch's own schemas.
 """
 
 from __future__ import annotations
+
+# ruff: noqa: E501 (one op a line)
 
 ELEMENTWISE = """
 add.Tensor(Tensor self, Operand other, Scalar alpha=1) -> 1
@@ -94,6 +97,7 @@ layer_norm.default(Tensor input, int[] normalized_shape, Tensor? weight=None, Te
 group_norm.default(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> 1
 rms_norm.default(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> 1
 _native_batch_norm_legit_functional.default(Tensor input, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, bool training, float momentum, float eps) -> 5
+_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum, float eps) -> 3
 """
 POOLING = """
 max_pool2d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] padding=0, int[] dilation=1, bool ceil_mode=False) -> 1

@@ -69,9 +69,7 @@ def plan_job(
     raise PlanError("a plan needs at least one worker, found none: start one with `farflung join`")
 
 
-def plan_graph(
-    graph: Graph, microbatches: int, microbatch_size: int, workers: Sequence[str]
-) -> PlannedJob:
+def plan_graph(graph: Graph, microbatches: int, microbatch_size: int, workers: Sequence[str]) -> PlannedJob:
     """One contiguous segment for each worker, in order; a tied parameter's uses on one worker.
 
     Where a parameter is used at both ends of the graph (a tied embedding and head), the first worker gets
@@ -83,42 +81,79 @@ def plan_graph(
         The graph cannot be cut for so many workers.
     """
     costs = cut_costs(graph, microbatch_size)
-    cuts = balanced_cuts(costs, len(workers))
-    placement = list(workers)
-    if _split_parameters(graph, cuts):
-        cuts = _loop_cuts(graph, costs, len(workers))
-        placement = [*workers, workers[0]] if len(cuts) == len(workers) else placement
+    cuts, placement = _cuts(graph, costs, workers)
+    return place(graph, cuts, placement, microbatches, microbatch_size)
+
+
+def place(
+    graph: Graph, cuts: Sequence[int], placement: Sequence[str], microbatches: int, microbatch_size: int
+) -> PlannedJob:
+    """The plan that cuts `graph` before the node positions `cuts` and runs segment n on `placement[n]`.
+
+    Raises
+    ------
+    PlanError
+        Two workers would hold one parameter.
+    """
+    for value in _split(graph, cuts, placement):
+        name = next(entry.name for entry in graph.inputs if entry.value == value)
+        raise PlanError(f"parameter {name!r} is used on several workers: its uses must stay on one")
     partition = Partition(graph, cuts, microbatch_size)
     segments = partition.segments()
-    _check_ties(segments, placement)
-    edges = _edges(graph, partition, segments, microbatch_size)
     placements = [
         _placement(graph, segment, worker, microbatch_size)
         for segment, worker in zip(segments, placement, strict=True)
     ]
+    edges = _edges(graph, partition, segments, microbatch_size)
     window = min(microbatches, 2 * len(segments))
     return PlannedJob(Plan(placements, edges, microbatches, window), segments)
 
 
-def _split_parameters(graph: Graph, cuts: Sequence[int]) -> set[int]:
-    """Parameters that more than one segment reads."""
-    readers: dict[int, set[int]] = {e.value: set() for e in graph.inputs if e.kind == "parameter"}
+def _cuts(graph: Graph, costs: CutCosts, workers: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Cut positions, and the worker of each segment, with every parameter's uses on one worker."""
+    cuts = balanced_cuts(costs, len(workers))
+    if not _split(graph, cuts, workers):
+        return cuts, list(workers)
+    refusal: PlanError | None = None
+    try:
+        cuts, placement = _loop_cuts(graph, costs, cuts, len(workers)), [*workers, workers[0]]
+        if not _split(graph, cuts, placement):
+            return cuts, placement
+    except PlanError as error:
+        refusal = error
+    spans = [(uses[0], uses[-1]) for uses in _uses(graph).values()]
+    try:
+        return balanced_cuts(costs.keeping_together(spans), len(workers)), list(workers)
+    except PlanError as error:
+        raise refusal or error from None
+
+
+def _uses(graph: Graph) -> dict[int, list[int]]:
+    """Parameter value -> positions of the nodes that read it, ascending."""
+    found: dict[int, list[int]] = {}
+    parameters = {entry.value for entry in graph.inputs_of("parameter")}
     for at, node in enumerate(graph.nodes):
-        for value in node.reads():
-            if value in readers:
-                readers[value].add(bisect_right(cuts, at))
-    return {value for value, segments in readers.items() if len(segments) > 1}
+        for value in parameters & set(node.reads()):
+            found.setdefault(value, []).append(at)
+    return found
 
 
-def _loop_cuts(graph: Graph, costs: CutCosts, workers: int) -> list[int]:
+def _split(graph: Graph, cuts: Sequence[int], placement: Sequence[str]) -> set[int]:
+    """Parameters that more than one worker reads."""
+    return {
+        value
+        for value, uses in _uses(graph).items()
+        if len({placement[bisect_right(cuts, at)] for at in uses}) > 1
+    }
+
+
+def _loop_cuts(graph: Graph, costs: CutCosts, cuts: Sequence[int], workers: int) -> list[int]:
     """Cuts where the first worker holds both ends: the range is contiguous on the circle of nodes."""
-    if workers == 1:
-        return []
-    ends = _split_parameters(graph, balanced_cuts(costs, workers))
+    uses = _uses(graph)
     half = len(graph.nodes) // 2
-    early = [at for at, node in enumerate(graph.nodes[:half]) if ends & set(node.reads())]
-    first = max(early, default=-1) + 1
-    candidates = [p for p in range(first, half) if costs.legal[p] and p > 0]
+    split = _split(graph, cuts, [str(number) for number in range(workers)])
+    first = max((at for value in split for at in uses[value] if at < half), default=-1) + 1
+    candidates = [p for p in range(max(1, first), half) if costs.legal[p]]
     if not candidates:
         raise PlanError(
             "a parameter is used all over the model, so its uses cannot stay on one worker: use fewer workers"
@@ -128,20 +163,7 @@ def _loop_cuts(graph: Graph, costs: CutCosts, workers: int) -> list[int]:
     return [start, *(start + position for position in rotated)]
 
 
-def _check_ties(segments: Sequence[Segment], placement: Sequence[str]) -> None:
-    holders: dict[str, str] = {}
-    for segment, worker in zip(segments, placement, strict=True):
-        for entry in segment.inputs:
-            if entry.kind == "parameter" and holders.setdefault(entry.name, worker) != worker:
-                raise PlanError(
-                    f"parameter {entry.name!r} is used by segments on {holders[entry.name]} and {worker}: "
-                    "its uses must stay on one worker, so use fewer workers"
-                )
-
-
-def _edges(
-    graph: Graph, partition: Partition, segments: Sequence[Segment], batch: int
-) -> list[Edge]:
+def _edges(graph: Graph, partition: Partition, segments: Sequence[Segment], batch: int) -> list[Edge]:
     gradients = differentiable_values(graph)
     sources = partition.sources()
     edges: list[Edge] = []

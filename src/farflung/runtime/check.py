@@ -1,8 +1,9 @@
-"""`farflung check`: is this job's model captured, cut and differentiated right? Held beside eager, in one process."""
+"""Is a model captured, cut and differentiated right? Held beside eager, in one process."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -63,13 +64,22 @@ def _worst(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], floor: floa
         return float("inf"), missing[0]
     worst = (0.0, "")
     for name, expected in theirs.items():
-        if not expected.numel():
+        if torch.equal(ours[name], expected):  # also masks of -inf, whose difference is nan
             continue
-        distance = float((ours[name].double() - expected.double()).abs().max())
-        scale = max(float(expected.abs().max()), floor)
-        if not distance <= worst[0] * scale:  # also true for nan
-            worst = (distance / scale if scale else distance, name)
+        reference = expected.detach().double()
+        distance = float((ours[name].detach().double() - reference).abs().max())
+        scale = max(float(reference.abs().max()), floor)
+        worst = max(worst, (_number(distance / scale if scale else distance), name))
     return worst
+
+
+def _relative(ours: float, theirs: float) -> float:
+    return _number(abs(ours - theirs) / max(abs(theirs), 1e-12))
+
+
+def _number(difference: float) -> float:
+    """nan compares false with everything, so a maximum would lose it."""
+    return math.inf if math.isnan(difference) else difference
 
 
 class Comparison:
@@ -95,7 +105,6 @@ class Comparison:
         self._reference = Reference(self._eager, self._loss_of, graph, training)
         self._state = named_state(copy.deepcopy(module), graph)
         self._pipeline = InProcessPipeline(graph, plan, segments, self._state, training)
-        self._unit = 0
         self._units = {unit.step: unit.number for unit in training.units() if unit.train}
 
     def step(self, microbatches: Sequence[Batch]) -> tuple[float, tuple[float, str], tuple[float, str]]:
@@ -107,20 +116,23 @@ class Comparison:
         gradients = gradient_difference(self.gradients(), self._eager_gradients())
         self._pipeline.decide(unit, self._scale(sum(share.square_sum for share in shares)))
         self._reference.apply()
-        difference = abs(loss - expected) / max(abs(expected), 1e-12)
-        return difference, gradients, parameter_difference(self._state, named_state(self._eager, self._graph))
+        return (
+            _relative(loss, expected),
+            gradients,
+            parameter_difference(self._state, named_state(self._eager, self._graph)),
+        )
 
     def evaluation_difference(self, batch: Batch) -> float:
-        """Relative difference of the evaluation graph's loss from that of `module.eval()` on one microbatch."""
+        """How far the evaluation graph's loss on one microbatch is from that of `module.eval()`."""
         unit = next(iter(self._training.units()))
         assert not unit.train and unit.microbatches == 1
-        (loss,) = (share.loss for share in self._pipeline.run(unit.number, [batch]) if share.loss)
+        loss = sum(share.loss for share in self._pipeline.run(unit.number, [batch]))
         self._pipeline.decide(unit.number, 1.0)
         self._eager.eval()
         with torch.no_grad():
             expected = float(self._loss_of(batch))
         self._eager.train()
-        return abs(loss - expected) / max(abs(expected), 1e-12)
+        return _relative(loss, expected)
 
     def gradients(self) -> dict[str, Tensor]:
         """Gradients of the cut model by the graph's names."""

@@ -142,7 +142,7 @@ class Executor:
             self._send(state.unit, task, edge.target, edge.value, False, results[edge.value])
 
     def _backward(self, state: _UnitState, task: Task) -> None:
-        """Gradients that autograd finds go out from inside it; every other edge gets its empty gradient after."""
+        """Gradients go out from inside autograd; every other edge gets its empty gradient after."""
         incoming = self._incoming.get(task.segment, [])
         sources = {edge.value: edge.source for edge in incoming if edge.differentiable}
         sent: set[int] = set()

@@ -65,8 +65,14 @@ class InProcessPipeline:
             self._feed(unit, number, batch)
         while any(outlet.shares is None for outlet in self._outlets.values()):
             progressed = [executor.run_next() for executor in self._executors.values()]
-            if not self._deliver() and not any(progressed) and any(o.shares is None for o in self._outlets.values()):
-                raise PlanError("the plan cannot make progress: a segment waits for a value that nobody sends")
+            if (
+                not self._deliver()
+                and not any(progressed)
+                and any(o.shares is None for o in self._outlets.values())
+            ):
+                raise PlanError(
+                    "the plan cannot make progress: a segment waits for a value that nobody sends"
+                )
         shares = [s for outlet in self._outlets.values() for s in outlet.shares or ()]
         return sorted(shares, key=lambda share: share.segment)
 

@@ -42,8 +42,10 @@ class SeededRandomOps(TorchDispatchMode):
 
 def _draws_nothing(func: Any, args: Sequence[Any]) -> bool:
     """Attention kernels carry the tag of a random op even without dropout."""
-    return "attention" in func.name() and 0.0 in args[3:6] and not any(
-        isinstance(a, float) and a > 0 for a in args[3:6]
+    return (
+        "attention" in func.name()
+        and 0.0 in args[3:6]
+        and not any(isinstance(a, float) and a > 0 for a in args[3:6])
     )
 
 
@@ -76,7 +78,7 @@ class Reference:
             seed = microbatch_seed(self._training.seed, True, self.step, number)
             with SeededRandomOps(seed, self._numbers):
                 loss = self._loss_of(batch)
-            loss.backward(torch.full_like(loss, weight))  # type: ignore[no-untyped-call]
+            loss.backward(torch.full_like(loss, weight))
             total += weight * float(loss.detach())
         return total
 

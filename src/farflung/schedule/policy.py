@@ -94,9 +94,7 @@ class Policy:
 
     def _backward_ready(self, progress: _Progress) -> bool:
         microbatch = progress.backwards
-        return (
-            microbatch < progress.forwards and progress.gradients[microbatch] == progress.needs.gradients
-        )
+        return microbatch < progress.forwards and progress.gradients[microbatch] == progress.needs.gradients
 
     def _forward_ready(self, progress: _Progress) -> bool:
         microbatch = progress.forwards

@@ -22,7 +22,9 @@ def dtype_name(dtype: torch.dtype) -> DTypeName:
     """
     name = str(dtype).removeprefix("torch.")
     if name not in ITEM_BYTES:
-        raise CaptureError(f"element type {name} is not supported: use one of {', '.join(sorted(ITEM_BYTES))}")
+        raise CaptureError(
+            f"element type {name} is not supported: use one of {', '.join(sorted(ITEM_BYTES))}"
+        )
     return name  # type: ignore[return-value]
 
 
@@ -42,13 +44,17 @@ def batch_size(size: int | torch.SymInt) -> int | BatchSize:
         return int(expression)
     if any(str(symbol).startswith("u") for symbol in symbols):
         raise CaptureError("a size depends on a tensor's data")
-    at = [expression.subs({symbol: batch for symbol in symbols}) for batch in (2, 3, 7)]
+    at = [expression.subs(dict.fromkeys(symbols, batch)) for batch in (2, 3, 7)]
     if not all(value.is_integer for value in at):
-        raise CaptureError(f"a size depends on the batch as {expression}; only factor * batch + offset is known")
+        raise CaptureError(
+            f"a size depends on the batch as {expression}; only factor * batch + offset is known"
+        )
     two, three, seven = (int(value) for value in at)
     factor = three - two
     if seven - three != 4 * factor:
-        raise CaptureError(f"a size depends on the batch as {expression}; only factor * batch + offset is known")
+        raise CaptureError(
+            f"a size depends on the batch as {expression}; only factor * batch + offset is known"
+        )
     offset = two - 2 * factor
     return BatchSize(factor, offset) if factor else offset
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from farflung.errors import CaptureError
 from farflung.opdag.capture.grad_mode import inline_gradient_modes
 from farflung.opdag.capture.lints import explain_failure, forbid_custom_functions, watch_checkpointing
-from farflung.opdag.capture.normalise import Origin, Normaliser
+from farflung.opdag.capture.normalise import Normaliser, Origin
 from farflung.opdag.graph import Graph
 
-LossFunction = Callable[[Any, Mapping[str, Tensor]], Tensor]
+LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,13 @@ def _scalar(loss: object) -> Tensor:
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise CaptureError(
-            f"the model must return its mean loss as a scalar tensor (or an object with `loss`), found {found}:"
-            " return one, or give Job(loss=...)"
+            f"the model must return its mean loss as a scalar tensor (or an object with `loss`), found "
+            f"{found}: return one, or give Job(loss=...)"
         )
     return loss
 
 
-def capture(
-    module: nn.Module, example: Mapping[str, Tensor], loss: LossFunction | None = None
-) -> Capture:
+def capture(module: nn.Module, example: Mapping[str, Tensor], loss: LossFunction | None = None) -> Capture:
     """Capture `module` in train mode on `example`, a collated batch of at least two samples.
 
     Only the first dimension of the inputs may vary afterwards. The module's state is not changed and not
@@ -98,13 +96,14 @@ def capture(
     batch = {name: example[name].detach().clone() for name in names}
     if any(tensor.ndim == 0 or tensor.shape[0] < 2 for tensor in batch.values()):
         raise CaptureError("the example batch must hold at least 2 samples, first dimension first")
-    was_training = module.training
+    modes = [(part, part.training) for part in module.modules()]
     wrapper.train()
     try:
         with forbid_custom_functions(), watch_checkpointing() as remarks:
             exported = _export(wrapper, batch)
     finally:
-        module.train(was_training)
+        for part, training in modes:
+            part.training = training
     graph, origins, lints = Normaliser(exported, names, module).run()
     return Capture(graph, origins, (*remarks, *lints))
 

@@ -29,9 +29,7 @@ def _inline_regions(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-def _replace(
-    graph: fx.Graph, node: fx.Node, body: fx.Graph, operands: list[Any], enabled: bool
-) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, body: fx.Graph, operands: list[Any], enabled: bool) -> None:
     copies: dict[fx.Node, Any] = dict(
         zip((n for n in body.nodes if n.op == "placeholder"), operands, strict=True)
     )

@@ -1,12 +1,14 @@
-"""Refusals and remarks: what capture would otherwise get wrong in silence, and errors with the user's line."""
+"""Refusals and remarks: what capture would get wrong in silence, and errors with the user's line."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -54,27 +56,38 @@ def forbid_custom_functions() -> Iterator[None]:
 
 @contextmanager
 def watch_checkpointing() -> Iterator[list[str]]:
-    """Note activation checkpointing: the graph holds the plain ops, so it saves no memory there."""
-    remarks: list[str] = []
-    original = torch.utils.checkpoint.checkpoint
+    """Note activation checkpointing: the graph holds the plain ops, so it saves no memory there.
 
-    def checkpoint(function, *args, **kwargs):  # type: ignore[no-untyped-def]
+    Both of torch's ways are replaced beneath `checkpoint`, which user code often imported by its own name.
+    """
+    remarks: list[str] = []
+
+    def note() -> None:
         if not remarks:
             line = user_line(traceback.extract_stack())
             remarks.append(f"activation checkpointing is dropped by capture ({line})")
-        kwargs = {k: v for k, v in kwargs.items() if k not in _CHECKPOINT_OPTIONS}
-        return function(*args, **kwargs)
 
-    torch.utils.checkpoint.checkpoint = checkpoint  # type: ignore[assignment]
+    def run(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        note()
+        return function(*args)
+
+    def plain(*_: Any, **__: Any) -> Iterator[None]:
+        note()
+        yield
+
+    internals = {
+        "CheckpointFunction": SimpleNamespace(apply=run),
+        "_checkpoint_without_reentrant_generator": plain,
+    }
+    originals = {name: getattr(torch.utils.checkpoint, name) for name in internals}
     try:
+        for name, replacement in internals.items():
+            setattr(torch.utils.checkpoint, name, replacement)
         yield remarks
     finally:
-        torch.utils.checkpoint.checkpoint = original
+        for name, original in originals.items():
+            setattr(torch.utils.checkpoint, name, original)
 
-
-_CHECKPOINT_OPTIONS = frozenset(
-    {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
-)
 
 _KNOWN = (
     ("GuardOnDataDependentSymNode", "control flow depends on a tensor's data"),

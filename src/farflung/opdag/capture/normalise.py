@@ -20,15 +20,24 @@ from farflung.opdag import opset, wire
 from farflung.opdag.analysis import live_nodes
 from farflung.opdag.capture.arguments import batch_size, dtype_name, to_argument
 from farflung.opdag.capture.lints import line_of_stack_trace
-from farflung.opdag.graph import Argument, Constant, Graph, Input, Node, Ref, ValueType
+from farflung.opdag.graph import Argument, Constant, Element, Graph, Input, Node, Ref, ValueType
 
 _ALIASES = frozenset(
-    {"clone", "alias", "lift_fresh_copy", "contiguous", "lift_fresh", "detach_copy", "_assert_tensor_metadata"}
+    {
+        "clone",
+        "alias",
+        "lift_fresh_copy",
+        "contiguous",
+        "lift_fresh",
+        "detach_copy",
+        "_assert_tensor_metadata",
+    }
 )
 _RENAMED = {"view": "reshape", "_unsafe_view": "reshape", "view_copy": "reshape", "to": "_to_copy"}
 _IGNORED_ARGUMENTS = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "generator"}
 )
+_TO_THE_END = 2**63 - 1  # how torch writes the open end of x[3:]
 _ASSERTS = ("_assert", "sym_", "_check", "runtime_assert")
 _ADVICE = {
     "transformers": "set experts_implementation='batched_mm' in the model's configuration",
@@ -122,8 +131,24 @@ class Normaliser:
         name = target._schema.name.removeprefix("aten::")
         if meta is None or name.startswith(_ASSERTS):
             return
-        if not self._alias(node, name, meta):
+        if name == "broadcast_tensors":
+            self._broadcast(node)
+        elif not self._alias(node, name, meta):
             self._add_node(node, target, name, meta)
+
+    def _broadcast(self, node: fx.Node) -> None:
+        """One `expand` for each operand that has another shape than the result."""
+        ids: list[int] = []
+        operands: Any = node.args[0]
+        for source, made in zip(operands, node.meta["val"], strict=True):
+            before = self._ids[source]
+            assert isinstance(before, int)
+            ids.append(before)
+            if source.meta["val"].shape != made.shape:
+                ids[-1] = self._new_value(made)
+                size: list[Element] = list(self._values[ids[-1]].shape)
+                self._append(node, "aten.expand.default", {"self": Ref(before), "size": size}, ids[-1:])
+        self._ids[node] = ids
 
     def _alias(self, node: fx.Node, name: str, meta: Any) -> bool:
         """Ops that only copy are their source; true if the node was one."""
@@ -149,6 +174,9 @@ class Normaliser:
         used = self._used_outputs(node, len(outputs))
         ids = [self._new_value(fake) if at in used else -1 for at, fake in enumerate(outputs)]
         self._ids[node] = ids if isinstance(meta, list | tuple) else ids[0]
+        self._append(node, op_name, arguments, ids)
+
+    def _append(self, node: fx.Node, op_name: str, arguments: dict[str, Argument], ids: list[int]) -> None:
         self._origins[len(self._nodes)] = self._origin(node)
         self._nodes.append(Node(len(self._nodes), op_name, arguments, ids))
 
@@ -161,16 +189,18 @@ class Normaliser:
         readers = [user for user in node.users if user.target is operator.getitem and user.users]
         return {int(user.args[1]) for user in readers} & set(range(count))  # type: ignore[arg-type]
 
-    def _arguments(
-        self, node: fx.Node, target: torch._ops.OpOverload, op_name: str
-    ) -> dict[str, Argument]:
+    def _arguments(self, node: fx.Node, target: torch._ops.OpOverload, op_name: str) -> dict[str, Argument]:
         schema = target._schema.arguments
         given = {schema[at].name: value for at, value in enumerate(node.args)} | dict(node.kwargs)
         known = opset.table()[op_name].parameters
         arguments: dict[str, Argument] = {}
         for entry in schema:
             value = given.get(entry.name, entry.default_value)
-            if entry.name in _IGNORED_ARGUMENTS or (entry.has_default_value() and value == entry.default_value):
+            if entry.name in _IGNORED_ARGUMENTS or (
+                entry.has_default_value() and value == entry.default_value
+            ):
+                continue
+            if op_name == "aten.slice.Tensor" and entry.name == "end" and value == _TO_THE_END:
                 continue
             name = "shape" if op_name == "aten.reshape.default" and entry.name == "size" else entry.name
             if name not in known:
@@ -198,17 +228,19 @@ class Normaliser:
         return converted
 
     def _outputs(self, output: fx.Node) -> tuple[int, dict[str, int]]:
-        loss, mutations = -1, {}
-        for spec, node in zip(
-            self._exported.graph_signature.output_specs, output.args[0], strict=True  # type: ignore[arg-type]
-        ):
+        loss = -1
+        mutations: dict[str, int] = {}
+        results: Any = output.args[0]
+        for spec, node in zip(self._exported.graph_signature.output_specs, results, strict=True):
+            value = self._ids[node]
+            assert isinstance(value, int)
             if spec.kind is OutputKind.USER_OUTPUT:
-                loss = self._ids[node]  # type: ignore[index, assignment]
+                loss = value
             elif spec.kind is OutputKind.BUFFER_MUTATION:
-                mutations[str(spec.target).removeprefix("module.")] = self._ids[node]  # type: ignore[index]
+                mutations[str(spec.target).removeprefix("module.")] = value
             else:
                 raise CaptureError(f"the model changes an input in place ({spec.target}): copy it first")
-        return loss, mutations  # type: ignore[return-value]
+        return loss, mutations
 
     def _finish(self, loss: int, mutations: dict[str, int]) -> Graph:
         graph = Graph(

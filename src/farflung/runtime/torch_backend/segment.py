@@ -50,7 +50,9 @@ class TorchSegment:
         self._index = {entry.name: at for at, entry in enumerate(self._entries)}
         self._owned = set(segment.owned)
         owned = [
-            t for e, t in zip(self._entries, self._state, strict=True) if e.trainable and e.name in self._owned
+            t
+            for e, t in zip(self._entries, self._state, strict=True)
+            if e.trainable and e.name in self._owned
         ]
         self._optimizer = build(training.optimizer, owned) if owned else None  # type: ignore[arg-type]
         self._pending: dict[str, Tensor] = {}

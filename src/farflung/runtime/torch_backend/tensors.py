@@ -32,7 +32,7 @@ def memory(tensor: Tensor) -> memoryview:
     The caller keeps the tensor unchanged until the view's bytes have been sent or filled.
     """
     flat = tensor.detach().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def outgoing(tensor: Tensor) -> Tensor:

@@ -1,0 +1,80 @@
+"""A cut model and the eager module trained on the same microbatches, for tests to compare."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+from tests.models import Batch, Case
+from torch import Tensor, nn
+
+from farflung.opdag import wire
+from farflung.opdag.capture import capture
+from farflung.opdag.capture.capture import LossModule
+from farflung.opdag.graph import Graph
+from farflung.planner import PlannedJob, plan_graph
+from farflung.runtime.check import named_state, received
+from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.reference import Reference
+from farflung.runtime.training import Training
+
+
+def captured(case: Case, samples: int) -> tuple[nn.Module, Graph]:
+    """A fresh module of the case and its graph."""
+    module = case.build()
+    return module, capture(module, case.batch(max(2, samples), 1)).graph
+
+
+def workers(count: int) -> list[str]:
+    """Names of `count` workers."""
+    return [f"worker-{number}" for number in range(count)]
+
+
+class SideBySide:
+    """Both sides from the same module; `module` itself stays as it is."""
+
+    def __init__(self, module: nn.Module, graph: Graph, planned: PlannedJob, training: Training) -> None:
+        self.graph = wire.load_graph(wire.dump(graph), training.microbatch_size)
+        self.training = training
+        self.eager = copy.deepcopy(module)
+        wrapper = LossModule(self.eager, None)
+        self.reference = Reference(self.eager, lambda batch: wrapper(dict(batch)), self.graph, training)
+        ours = copy.deepcopy(module)
+        self.state = named_state(ours, self.graph)
+        segments = received(planned.programs, training.microbatch_size)
+        self.pipeline = InProcessPipeline(self.graph, planned.plan, segments, self.state, training)
+        self._unit = 0
+
+    def accumulate(self, microbatches: Sequence[Batch]) -> tuple[float, float]:
+        """Forward and backward of one step on both sides: the two losses."""
+        self._shares = self.pipeline.run(self._unit, microbatches)
+        return sum(share.loss for share in self._shares), self.reference.accumulate(microbatches)
+
+    def apply(self) -> None:
+        """Clip and update both sides."""
+        norm = math.sqrt(sum(share.square_sum for share in self._shares))
+        clip = self.training.clip
+        self.pipeline.decide(self._unit, 1.0 if clip is None else min(1.0, clip / (norm + 1e-6)))
+        self.reference.apply()
+        self._unit += 1
+
+    def gradients(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Gradients of the cut model and of the eager one, by the graph's names."""
+        ours = {n: g for segment in self.pipeline.segments for n, g in segment.gradients().items()}
+        named = named_state(self.eager, self.graph)
+        return ours, {name: t.grad for name, t in named.items() if t.grad is not None}
+
+    def states(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and buffers of the cut model and of the eager one."""
+        return self.state, named_state(self.eager, self.graph)
+
+
+def microbatches(case: Case, samples: int, count: int, step: int) -> list[Batch]:
+    """The microbatches of one step: different ones for each step and place."""
+    return [case.batch(samples, 1000 * step + number) for number in range(count)]
+
+
+def planned(graph: Graph, training: Training, count: int) -> PlannedJob:
+    """The planner's cut for `count` workers."""
+    return plan_graph(graph, training.microbatches, training.microbatch_size, workers(count))

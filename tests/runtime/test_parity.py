@@ -1,0 +1,196 @@
+"""The cut model trains as the user's module does: bit for bit wherever the same sums run in the same order.
+
+Two things add the same numbers in another order than one autograd run, and so agree to rounding only:
+a parameter with several uses in several segments (eager adds both uses in each microbatch, we add each use
+over all microbatches and then the uses), and a value with three or more consumers (eager adds their gradients
+in the order of its graph, we add what came from each segment).
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import cache
+
+import pytest
+import torch
+from tests.models import CASES, GPT, Batch, Case, Chain, case, config, tokens
+from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned, workers
+from torch import Tensor, nn
+
+from farflung.errors import PlanError
+from farflung.opdag.cuts import cut_costs
+from farflung.opdag.graph import Graph
+from farflung.planner import PlannedJob, place
+from farflung.runtime.check import gradient_difference, named_state, parameter_difference
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.training import Training
+
+torch.set_num_threads(1)
+
+OPTIMIZERS = [AdamW(lr=1e-2), SGD(lr=0.05, momentum=0.9)]
+MICROBATCHES = 3
+SAMPLES = 2
+NAMES = [entry.name for entry in CASES]
+
+
+@cache
+def subject(name: str) -> tuple[nn.Module, Graph]:
+    return captured(case(name), SAMPLES)
+
+
+def training(optimizer: Optimizer, samples: int = SAMPLES, clip: float | None = None) -> Training:
+    return Training(100, MICROBATCHES, samples, optimizer, seed=5, clip=clip)
+
+
+def same_bits(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def require_equal(side: SideBySide, subject_case: Case, steps: int, samples: int = SAMPLES) -> None:
+    for step in range(steps):
+        ours, theirs = side.accumulate(microbatches(subject_case, samples, MICROBATCHES, step))
+        assert ours == theirs
+        assert same_bits(*side.gradients())
+        side.apply()
+        assert same_bits(*side.states())
+
+
+def require_close(side: SideBySide, subject_case: Case, steps: int) -> None:
+    for step in range(steps):
+        ours, theirs = side.accumulate(microbatches(subject_case, SAMPLES, MICROBATCHES, step))
+        assert ours == pytest.approx(theirs, rel=1e-6)
+        assert gradient_difference(*side.gradients())[0] < 1e-5
+        side.apply()
+    if isinstance(side.training.optimizer, SGD):
+        assert parameter_difference(*side.states())[0] < 1e-5
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "sgd"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_cut_model_trains_as_eager(name: str, count: int, optimizer: Optimizer) -> None:
+    module, graph = subject(name)
+    plan = planned(graph, training(optimizer), count)
+    assert plan.plan.workers() == workers(count)
+    side = SideBySide(module, graph, plan, training(optimizer))
+    if count > 1 and case(name).summed_twice:
+        require_close(side, case(name), 3)
+    else:
+        require_equal(side, case(name), 3)
+
+
+def random_placement(graph: Graph, draw: random.Random, settings: Training) -> PlannedJob:
+    """Segments cut anywhere that is legal, dealt to workers in any order, several to a worker."""
+    legal = [at for at, ok in enumerate(cut_costs(graph, SAMPLES).legal) if ok and 0 < at < len(graph.nodes)]
+    cuts = sorted(draw.sample(legal, min(len(legal), draw.randint(1, 6))))
+    names = workers(draw.randint(1, 4))
+    placement = [draw.choice(names) for _ in range(len(cuts) + 1)]
+    try:
+        return place(graph, cuts, placement, MICROBATCHES, SAMPLES)
+    except PlanError:  # a parameter's uses would lie on two workers
+        return place(graph, cuts, [names[0]] * len(placement), MICROBATCHES, SAMPLES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_legal_cut_on_any_workers_trains_as_eager(name: str) -> None:
+    module, graph = subject(name)
+    draw = random.Random(name)
+    for _ in range(6):
+        settings = training(draw.choice(OPTIMIZERS))
+        side = SideBySide(module, graph, random_placement(graph, draw, settings), settings)
+        if case(name).summed_twice:
+            require_close(side, case(name), 2)
+        else:
+            require_equal(side, case(name), 2)
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "gpt2-mask-dropout"])
+def test_clipping_agrees_to_rounding(name: str) -> None:
+    """The norm is added per segment, so its last bits differ."""
+    module, graph = subject(name)
+    settings = training(SGD(lr=0.1, momentum=0.9), clip=0.05)
+    side = SideBySide(module, graph, planned(graph, settings, 3), settings)
+    unclipped = SideBySide(module, graph, planned(graph, settings, 3), training(settings.optimizer))
+    for step in range(4):
+        batches = microbatches(case(name), SAMPLES, MICROBATCHES, step)
+        ours, theirs = side.accumulate(batches)
+        assert ours == pytest.approx(theirs, rel=1e-6)
+        side.apply()
+        unclipped.accumulate(batches)
+        unclipped.apply()
+    assert parameter_difference(*side.states())[0] < 1e-6
+    assert parameter_difference(side.states()[0], unclipped.states()[0])[0] > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt-dropout", "gpt2-fused-dropout", "resnet", "batch-norm"])
+def test_a_rerun_gives_the_same_bits_on_another_cut_too(name: str) -> None:
+    module, graph = subject(name)
+    runs = []
+    for count in (3, 3, 1):
+        side = SideBySide(
+            module, graph, planned(graph, training(OPTIMIZERS[0]), count), training(OPTIMIZERS[0])
+        )
+        losses = []
+        for step in range(3):
+            losses.append(side.accumulate(microbatches(case(name), SAMPLES, MICROBATCHES, step))[0])
+            side.apply()
+        runs.append((losses, side.states()[0]))
+    assert runs[0][0] == runs[1][0]
+    assert same_bits(runs[0][1], runs[1][1])
+    assert runs[0][0] == pytest.approx(runs[2][0], rel=1e-6)
+
+
+def test_the_seed_decides_what_dropout_draws() -> None:
+    module, graph = subject("gpt-dropout")
+    losses = []
+    for seed in (1, 2):
+        settings = Training(1, MICROBATCHES, SAMPLES, OPTIMIZERS[0], seed=seed)
+        side = SideBySide(module, graph, planned(graph, settings, 2), settings)
+        losses.append(side.accumulate(microbatches(case("gpt-dropout"), SAMPLES, MICROBATCHES, 0)))
+    assert losses[0] != losses[1]
+    assert all(ours == theirs for ours, theirs in losses)
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("resnet", "batch-norm")])
+def test_another_microbatch_size_than_captured(name: str, samples: int) -> None:
+    module, graph = subject(name)  # captured with 2 samples
+    settings = training(OPTIMIZERS[1], samples)
+    side = SideBySide(module, graph, planned(graph, settings, 2), settings)
+    ours, theirs = side.accumulate(microbatches(case(name), samples, MICROBATCHES, 0))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert gradient_difference(*side.gradients())[0] < 1e-5
+
+
+def test_microbatches_train_as_the_whole_batch() -> None:
+    """Beside the plain loop: one forward and backward over all samples of a step."""
+    module, graph = captured(Case("small", lambda: GPT(config(layers=2)), tokens), 4)
+    settings = Training(50, 4, 4, AdamW(lr=1e-3), seed=0)
+    side = SideBySide(module, graph, planned(graph, settings, 2), settings)
+    plain = copy.deepcopy(module).train()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    for step in range(50):
+        parts = [tokens(4, 7 * step + number) for number in range(4)]
+        ours, _ = side.accumulate(parts)
+        whole: Batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        optimizer.zero_grad()
+        loss = plain(**whole)
+        loss.backward()
+        if step == 0:
+            gradients = {n: t.grad for n, t in named_state(plain, graph).items() if t.grad is not None}
+            assert gradient_difference(side.gradients()[0], gradients)[0] < 1e-5
+        assert ours == pytest.approx(float(loss.detach()), rel=1e-6)
+        optimizer.step()
+        side.apply()
+
+
+def test_the_users_module_is_only_written_where_it_is_handed_over() -> None:
+    module = Chain()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    _, graph = subject("chain")
+    side = SideBySide(module, graph, planned(graph, training(OPTIMIZERS[0]), 2), training(OPTIMIZERS[0]))
+    side.accumulate(microbatches(case("chain"), SAMPLES, MICROBATCHES, 0))
+    side.apply()
+    assert same_bits(dict(module.state_dict()), before)
+    assert not same_bits(side.states()[0], before)

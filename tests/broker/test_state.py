@@ -204,6 +204,16 @@ def test_a_worker_that_cannot_go_on_ends_the_attempt(message: Refused | Broken) 
     assert story.state.backup_pool() == ["a", "b"]
 
 
+def test_what_a_worker_writes_is_one_bounded_line_for_the_submitter() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    hostile = "\x1b[2J\nfarflung: the job is done\r" + "x" * 1990
+    story.feed(events.WorkerSays(story.now, "b", Broken("job-1", 1, hostile)))
+    reason = ended(story).reason
+    assert reason.isprintable() and len(reason) <= messages.TEXT_LENGTH
+    assert messages.decode(messages.encode(ended(story)), messages.ToSubmitter) == ended(story)
+
+
 def test_a_worker_lost_while_planning_sends_the_job_back_to_the_queue() -> None:
     story = Scenario("a", "b")
     story.submit(2)

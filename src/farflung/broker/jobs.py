@@ -16,9 +16,9 @@ from farflung.broker.records import (
     Job,
 )
 from farflung.broker.turn import Turn
+from farflung.broker.wording import one_line
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import (
-    TEXT_LENGTH,
     Accepted,
     Begin,
     Cancel,
@@ -39,7 +39,7 @@ def submit(turn: Turn, submitter: str, message: Submit) -> None:
     job = f"job-{len(turn.state.jobs) + 1}"
     turn.emit(
         facts.JobSubmitted(
-            turn.now, job, message.name, submitter, message.graph, message.training, message.workers
+            turn.now, job, one_line(message.name), submitter, message.graph, message.training, message.workers
         )
     )
 
@@ -97,7 +97,7 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
 
 def collect(turn: Turn, job: Job, state: str, reason: str) -> None:
     """Let the workers send their state; the job then ends as `state`."""
-    reason = reason[:TEXT_LENGTH]
+    reason = one_line(reason)
     turn.emit(facts.JobCollecting(turn.now, job.job, state, reason))
     turn.send_members(job, SendState(job.job, job.attempt))
     turn.tell(job.job, Collecting(job.job, job.attempt, job.step, state, reason))
@@ -133,7 +133,7 @@ def cancel(turn: Turn, job: Job, message: Cancel) -> None:
 def give_up(turn: Turn, job: Job, reason: str) -> None:
     """The attempt cannot go on. Before a plan is out the job only waits again; after, it fails."""
     if job.state == PLANNING:
-        turn.emit(facts.JobRequeued(turn.now, job.job, reason))
+        turn.emit(facts.JobRequeued(turn.now, job.job, one_line(reason)))
     elif job.state == COLLECTING and job.ending != DONE:
         end(turn, job, job.ending, f"{job.reason}; its weights are not complete: {reason}")
     else:
@@ -143,7 +143,7 @@ def give_up(turn: Turn, job: Job, reason: str) -> None:
 
 def end(turn: Turn, job: Job, state: str, reason: str) -> None:
     """The job is over: its workers go back to the backup pool."""
-    reason = reason[:TEXT_LENGTH]
+    reason = one_line(reason)
     turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
     if job.plan is not None:
         for name in job.members:
@@ -180,7 +180,7 @@ def _waiting(needs: int, have: int) -> str:
 
 
 def _explain(turn: Turn, job: Job, words: str) -> None:
-    words = f"{job.reason}; {words}"[:TEXT_LENGTH] if job.reason else words
+    words = one_line(f"{job.reason}; {words}") if job.reason else words
     if words != job.words:
         turn.emit(facts.WaitExplained(job.job, words))
         turn.tell(job.job, Accepted(job.job, words))

@@ -17,6 +17,7 @@ from farflung.broker.facts import AnyDecision, Decision, Fact
 from farflung.broker.overdue import overdue
 from farflung.broker.records import FAILED, PLANNING, QUEUED, Job, State, durable
 from farflung.broker.turn import Turn
+from farflung.broker.wording import one_line
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import (
     Broken,
@@ -192,6 +193,7 @@ def _(event: events.PlanFailed, turn: Turn) -> None:
 
 def _lose(turn: Turn, name: str, reason: str) -> None:
     job = turn.state.workers[name].job
+    reason = one_line(reason)
     turn.emit(facts.WorkerLost(turn.now, name, reason))
     if job is not None:
         held = turn.state.jobs[job]

@@ -71,7 +71,7 @@ class Op:
         if not self.random:
             return False
         if self.name == "aten.native_dropout.default":
-            return bool(node.arguments.get("train", True)) and node.arguments.get("p", 0.0) != 0.0
+            return node.arguments.get("train") is not False and node.arguments.get("p", 0.0) != 0.0
         if self.name == "aten.scaled_dot_product_attention.default":
             return node.arguments.get("dropout_p", 0.0) != 0.0
         return True

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from farflung.errors import GraphError
-from farflung.opdag.graph import ITEM_BYTES, BatchSize, Constant, Graph, Input, Node, ValueType
+from farflung.opdag.graph import FLOATING, ITEM_BYTES, BatchSize, Constant, Graph, Input, Node, ValueType
 from farflung.opdag.opset import check_arguments, version
 from farflung.opdag.segment import Segment
 
@@ -42,10 +42,9 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
     graph = _decode(data, Graph)
     types = dict(enumerate(graph.values))
     defined = _check_values(types, graph.inputs, (), graph.nodes, batch)
-    _check_names(graph.inputs, graph.constants, graph.mutations, types)
     _check_defined([graph.loss, *graph.mutations.values()], defined, "the loss or a mutation")
-    if types[graph.loss].shape or types[graph.loss].dtype != "float32":
-        raise GraphError("the loss must be a float32 scalar")
+    _check_names(graph.inputs, graph.constants, graph.mutations, types)
+    _check_loss(types[graph.loss])
     parameters = {entry.name for entry in graph.inputs if entry.kind == "parameter"}
     if any(name not in parameters or alias in parameters for alias, name in graph.ties.items()):
         raise GraphError("a tie must map another name to a parameter of the graph")
@@ -56,14 +55,18 @@ def load_segment(data: bytes, batch: int = 1) -> Segment:
     """Read and validate one segment; see `load_graph`."""
     segment = _decode(data, Segment)
     defined = _check_values(segment.values, segment.inputs, segment.receives, segment.nodes, batch)
-    _check_names(segment.inputs, segment.constants, segment.mutations, segment.values)
     outputs = [*segment.sends, *segment.mutations.values()]
     _check_defined(outputs if segment.loss is None else [*outputs, segment.loss], defined, "an output")
+    _check_names(segment.inputs, segment.constants, segment.mutations, segment.values)
     held = {entry.name for entry in segment.inputs if entry.kind in ("parameter", "buffer")}
     if not set(segment.owned) <= held or not set(segment.mutations) <= set(segment.owned):
         raise GraphError("a segment owns or mutates a tensor that it does not hold")
+    if segment.loss is not None:
+        _check_loss(segment.values[segment.loss])
     if not set(segment.differentiable) <= set(segment.receives) | set(segment.sends):
         raise GraphError("a gradient crosses the segment's border where no value does")
+    if any(segment.values[value].dtype not in FLOATING for value in segment.differentiable):
+        raise GraphError("a value that is not floating point has no gradient")
     return segment
 
 
@@ -73,7 +76,8 @@ def _decode(data: bytes, kind: type[Document]) -> Document:
     try:
         document = msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise GraphError(f"the OP-DAG cannot be read: {error}") from None
+        printable = "".join(c if c.isprintable() else "?" for c in str(error)[:200])  # it quotes what came
+        raise GraphError(f"the OP-DAG cannot be read: {printable}") from None
     if document.version != FORMAT_VERSION:
         raise GraphError(
             f"the OP-DAG has format version {document.version}, this farflung reads {FORMAT_VERSION}: "
@@ -109,6 +113,8 @@ def _check_values(
             raise GraphError(f"two nodes have the number {node.number}")
         numbers.add(node.number)
         _check_defined(node.reads(), defined, f"node {node.number} ({node.op})")
+        if not node.writes():
+            raise GraphError(f"node {node.number} ({node.op}) makes nothing")
         for value in node.writes():
             _define(value, types, defined)
     return defined
@@ -126,6 +132,13 @@ def _check_defined(values: Iterable[int], defined: set[int], where: str) -> None
     for value in values:
         if value not in defined:
             raise GraphError(f"{where} uses value {value} before it is made")
+
+
+def _check_loss(loss: ValueType) -> None:
+    if loss.shape or loss.dtype != "float32":
+        raise GraphError(
+            f"the loss must be a float32 scalar, found {loss.dtype} with {len(loss.shape)} dimensions"
+        )
 
 
 def _check_size(number: int, value_type: ValueType, batch: int) -> None:
@@ -147,10 +160,12 @@ def _check_names(
     names = [(entry.kind, entry.name) for entry in inputs]
     if len(set(names)) != len(names):
         raise GraphError("two inputs of one kind have the same name")
-    if any(entry.trainable and entry.kind != "parameter" for entry in inputs):
-        raise GraphError("only a parameter can be trainable")
-    if any(("buffer", name) not in names for name in mutations):
-        raise GraphError("a mutation names a buffer that is not an input")
+    trainable = [entry for entry in inputs if entry.trainable]
+    if any(e.kind != "parameter" or types[e.value].dtype not in FLOATING for e in trainable):
+        raise GraphError("only a floating point parameter can be trainable")
+    buffers = {entry.name: types[entry.value] for entry in inputs if entry.kind == "buffer"}
+    if any(buffers.get(name) != types[value] for name, value in mutations.items()):
+        raise GraphError("a mutation must replace a buffer of the graph by a value of its type")
     wanted = {entry.name: types[entry.value] for entry in inputs if entry.kind == "constant"}
     if set(wanted) != set(constants):
         raise GraphError("the constants are not those that the inputs name")

@@ -257,7 +257,13 @@ class Normaliser:
         live = live_nodes(graph)
         nodes = [node for node, alive in zip(self._nodes, live, strict=True) if alive]
         read = {value for node in nodes for value in node.reads()} | set(mutations.values())
-        inputs = [entry for entry in self._inputs if entry.kind == "input" or entry.value in read]
+        inputs = [
+            entry
+            for entry in self._inputs
+            if entry.kind == "input"
+            or entry.value in read
+            or (entry.kind == "buffer" and entry.name in mutations)
+        ]
         constants = {entry.name: self._constants[entry.name] for entry in inputs if entry.kind == "constant"}
         graph = Graph(
             graph.version, graph.opset, graph.values, inputs, nodes, loss, mutations, graph.ties, constants

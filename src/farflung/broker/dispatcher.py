@@ -1,0 +1,134 @@
+"""What happens, in order: decided at once, stored in groups, and only then answered.
+
+While one group is on its way to the disk (on a thread) the next one gathers, so a slow disk makes groups
+larger and never delays a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from farflung.broker import facts, journal
+from farflung.broker.arrivals import Arrival, events_of
+from farflung.broker.events import Event, Reject, RunPlanner
+from farflung.broker.planning import Clock, plan
+from farflung.broker.state import Outcome, State, decide
+from farflung.broker.store import Store
+from farflung.broker.switchboard import Switchboard
+from farflung.errors import ProtocolError
+from farflung.protocol import messages
+from farflung.transport.link import Link
+from farflung.transport.timeouts import Timeouts
+
+_log = logging.getLogger("farflung.broker")
+
+
+@dataclass
+class _Group:
+    """What one group commit stores, and what happens once it is stored."""
+
+    records: list[bytes]
+    actions: list[Callable[[], None]]
+
+
+class Dispatcher:
+    """Carries events to the state machine and commands from it; the one owner of the state."""
+
+    def __init__(self, state: State, store: Store, timeouts: Timeouts, clock: Clock) -> None:
+        self.state = state
+        self.switchboard = Switchboard()
+        self._store = store
+        self._timeouts = timeouts
+        self._clock = clock
+        self._arrivals: list[Arrival] = []
+        self._awake = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
+
+    def put(self, arrival: Arrival) -> None:
+        """Add to what has happened."""
+        self._arrivals.append(arrival)
+        self._awake.set()
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises
+        ------
+        StoreError
+            A decision cannot be stored, so nothing may follow from it: the broker must stop.
+        """
+        while True:
+            await self._awake.wait()
+            self._awake.clear()
+            arrivals, self._arrivals = self._arrivals, []
+            group = _Group([], [])
+            for arrival in arrivals:
+                self._take(arrival, group)
+            if group.records:
+                await asyncio.to_thread(self._store.append, group.records)
+            for action in group.actions:
+                action()
+
+    async def stop(self) -> None:
+        """End what still runs in the background."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    def close(self, link: Link, reason: str) -> None:
+        """Close a link without waiting for it."""
+        self.spawn(link.close(reason))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background that ends with the broker."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _take(self, arrival: Arrival, group: _Group) -> None:
+        try:
+            for event in events_of(arrival, self.switchboard, self._timeouts, self._clock()):
+                self._decide(event, arrival.origin, group)
+        except ProtocolError as error:
+            if arrival.origin is None:
+                raise
+            _log.warning("the link of %s is closed: %s", arrival.origin.peer, error)
+            group.actions.append(partial(self.close, arrival.origin, str(error)))
+
+    def _decide(self, event: Event, origin: Link | None, group: _Group) -> None:
+        outcome = decide(self.state, event)
+        self.state = outcome.state
+        group.records.extend(facts.encode(decision) for decision in outcome.decisions())
+        for fact in outcome.facts:
+            if words := journal.line(fact):
+                group.actions.append(partial(_log.info, "%s", words))
+            if isinstance(fact, facts.JobSubmitted) and origin is not None:
+                self.switchboard.jobs[fact.job] = origin
+        self._address(outcome, origin, group)
+        for fact in outcome.facts:
+            if isinstance(fact, facts.JobEnded):
+                self.switchboard.jobs.pop(fact.job, None)
+
+    def _address(self, outcome: Outcome, origin: Link | None, group: _Group) -> None:
+        # Receivers are looked up now and not after the commit: a worker that registers anew within this group
+        # must not get what was meant for its older link.
+        for command in outcome.commands:
+            if isinstance(command, RunPlanner):
+                group.actions.append(partial(self.spawn, self._plan(command)))
+            if older := self.switchboard.replaced(command, origin):
+                group.actions.append(
+                    partial(self.close, older, "this worker connected again on a newer link")
+                )
+            if found := self.switchboard.receiver(command, origin):
+                link, message = found
+                group.actions.append(partial(link.send_control, messages.encode(message)))
+                if isinstance(command, Reject):
+                    group.actions.append(partial(self.close, link, command.reason))
+
+    async def _plan(self, command: RunPlanner) -> None:
+        self.put(Arrival(None, await plan(command, self._clock)))

@@ -1,0 +1,181 @@
+"""The broker as a process: one port for workers, submitters, viewers and those who want to become one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import farflung
+from farflung.broker import facts
+from farflung.broker.arrivals import Arrival, Closed
+from farflung.broker.authority import Authority
+from farflung.broker.dispatcher import Dispatcher
+from farflung.broker.events import Restarted, Tick
+from farflung.broker.state import replay
+from farflung.broker.status import Sighting, status_of
+from farflung.broker.store import Store
+from farflung.errors import FarflungError, ProtocolError
+from farflung.protocol import messages
+from farflung.protocol.messages import Ask, Renew, Renewed, Status
+from farflung.transport.endpoint import Listener, listen
+from farflung.transport.frames import Hello
+from farflung.transport.headers import DataHeader
+from farflung.transport.link import Link
+from farflung.transport.names import BROKER_ID
+from farflung.transport.timeouts import Timeouts
+
+_log = logging.getLogger("farflung.broker")
+
+_UNIONS: dict[str, Any] = {
+    "worker": messages.FromWorker,
+    "submitter": messages.FromSubmitter,
+    "viewer": messages.FromViewer,
+}
+
+
+async def serve(folder: Path, address: str, lease_seconds: float) -> None:
+    """Run a broker on `folder` until cancelled; the first start makes the folder and its authority.
+
+    Raises
+    ------
+    FarflungError
+        The folder is another broker's or damaged, the port is in use, or a decision cannot be stored.
+    """
+    with Store(folder) as store:
+        service = BrokerService(folder, store, Timeouts(lease_seconds))
+        await service.start(address)
+        try:
+            await service.run()
+        finally:
+            await service.stop()
+
+
+class BrokerService:
+    """A broker on an open store; `start`, then `run` until it is cancelled, then `stop`."""
+
+    def __init__(self, folder: Path, store: Store, timeouts: Timeouts) -> None:
+        self._authority = Authority.open(folder, store)
+        self._timeouts = timeouts
+        self._born = time.monotonic()
+        self._born_at = time.time()
+        state = replay(map(facts.decode, store.events()))
+        self._dispatcher = Dispatcher(state, store, timeouts, self._clock)
+        self._dispatcher.put(Arrival(None, Restarted(self._clock())))
+        self._links: set[Link] = set()
+        self._seen: dict[str, tuple[str, float]] = {}
+        self._listener: Listener | None = None
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT on which it listens."""
+        assert self._listener is not None
+        return self._listener.address
+
+    async def start(self, address: str) -> None:
+        """Listen on `address` (HOST:PORT); ConnectionFailed if that cannot be."""
+        self._identity = await asyncio.to_thread(self._authority.identity)
+        self._context = self._identity.server_context(admit_strangers=True)
+        self._listener = await listen(
+            address,
+            self._context,
+            Hello(BROKER_ID, "broker", "control"),
+            self._admit,
+            self._timeouts,
+            on_stranger=self._authority.on_stranger,
+        )
+        _log.info("the broker listens on %s", self.address)
+
+    async def run(self) -> None:
+        """Work until cancelled; StoreError if a decision cannot be stored."""
+        tasks = [
+            asyncio.create_task(work) for work in (self._dispatcher.run(), self._tick(), self._renew_own())
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Close every link with a word why, and free the port."""
+        await self._dispatcher.stop()
+        reason = "the broker is shutting down"
+        await asyncio.gather(*(link.close(reason) for link in list(self._links)))
+        if self._listener is not None:
+            await self._listener.close()
+
+    # what links tell (transport.handler.Handler)
+
+    def control(self, link: Link, message: bytes) -> None:
+        """Take one message; ProtocolError, which closes the link, if the peer's role may not send it."""
+        union = _UNIONS.get(link.peer.role)
+        if union is None:
+            raise ProtocolError(f"a {link.peer.role} has nothing to say to a broker")
+        decoded = messages.decode(message, union)
+        if isinstance(decoded, Ask):
+            link.send_control(messages.encode(self._status()))
+        elif isinstance(decoded, Renew):
+            self._dispatcher.spawn(self._renew(link, decoded))
+        else:
+            self._dispatcher.put(Arrival(link, decoded))
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        """Refuse data."""
+        raise ProtocolError("a broker takes no data: values go from worker to worker")
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """Never called, since nothing may be opened."""
+
+    def closed(self, link: Link, reason: str) -> None:
+        """Tell the state machine, which knows whose end this is."""
+        self._links.discard(link)
+        if self._dispatcher.switchboard.is_worker(link):
+            self._seen[link.peer.id] = (link.remote, link.last_heard)
+        self._dispatcher.put(Arrival(link, Closed(reason)))
+
+    def _admit(self, link: Link) -> BrokerService:
+        self._links.add(link)
+        return self
+
+    def _status(self) -> Status:
+        now = time.monotonic()
+        live = {
+            id: (link.remote, link.last_heard) for id, link in self._dispatcher.switchboard.workers.items()
+        }
+        sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._seen, **live}.items()}
+        return status_of(
+            self._dispatcher.state, sightings, farflung.__version__, now - self._born, self._timeouts.listed()
+        )
+
+    async def _renew(self, link: Link, asked: Renew) -> None:
+        peer = link.peer
+        try:
+            certificate = await asyncio.to_thread(self._authority.renew, peer.id, peer.role, asked.request)
+        except FarflungError as error:
+            _log.warning("the certificate of %s is not renewed: %s", peer, error)
+            await link.close(f"your certificate is not renewed: {error}")
+            return
+        link.send_control(messages.encode(Renewed(certificate)))
+        _log.info("the certificate of %s was renewed", peer)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._timeouts.heartbeat_seconds)
+            tick = Tick(self._clock(), self._timeouts.patience_seconds)
+            self._dispatcher.put(Arrival(None, tick))
+
+    async def _renew_own(self) -> None:
+        while True:
+            await asyncio.sleep(self._timeouts.certificate_check_seconds)
+            identity = await asyncio.to_thread(self._authority.identity)
+            if identity.certificate != self._identity.certificate:
+                identity.present_in(self._context)
+                self._identity = identity
+
+    def _clock(self) -> float:
+        # Unix time that never runs backwards, so that a corrected clock ends no wait.
+        return self._born_at + time.monotonic() - self._born

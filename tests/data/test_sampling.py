@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.data import SampleOrder, collate, spread_indices
+from farflung.errors import JobError
+
+sizes = st.integers(1, 200).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length)))
+seeds = st.integers(0, 2**63 - 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes, seeds, st.integers(0, 10**6))
+def test_an_epoch_visits_every_item_at_most_once_and_drops_less_than_a_batch(
+    size: tuple[int, int], seed: int, epoch: int
+) -> None:
+    length, batch = size
+    order = SampleOrder(length, batch, seed)
+    first = epoch * order.steps_per_epoch
+    visited = [index for step in range(order.steps_per_epoch) for index in order.indices(first + step)]
+    assert len(set(visited)) == len(visited) > length - batch
+    assert set(visited) <= set(range(length))
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes, seeds, st.integers(0, 10**9))
+def test_any_place_is_reached_without_what_came_before(size: tuple[int, int], seed: int, step: int) -> None:
+    length, batch = size
+    walked = SampleOrder(length, batch, seed)
+    for earlier in range(min(step, 3)):
+        walked.indices(earlier)
+    here = SampleOrder(length, batch, seed).indices(step)
+    assert walked.indices(step) == here
+    assert [walked.dataset_index(step * batch + offset) for offset in range(batch)] == here
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = [SampleOrder(1000, 1000, seed).indices(epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(sorted(order) == list(range(1000)) for order in orders)
+
+
+def test_the_order_is_fixed_for_good() -> None:
+    # A run that resumes on another machine or version must go on with the items it would have seen.
+    assert SampleOrder(20, 5, 7).indices(0) == [8, 16, 4, 1, 6]
+    assert SampleOrder(20, 5, 7).indices(4) == [12, 17, 15, 16, 11]
+
+
+def test_too_few_items_for_one_batch_are_refused() -> None:
+    with pytest.raises(JobError, match=r"one batch needs 9 items .* the data has 8"):
+        SampleOrder(8, 9, 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes)
+def test_evaluation_items_are_distinct_and_spread(size: tuple[int, int]) -> None:
+    length, count = size
+    indices = spread_indices(length, count)
+    assert len(set(indices)) == count and set(indices) <= set(range(length))
+    assert all(after - before <= length // count + 1 for before, after in pairwise(indices))
+
+
+def test_items_are_stacked_by_name() -> None:
+    items = [{"x": torch.full((2, 3), float(n)), "y": torch.tensor(n)} for n in range(4)]
+    batch = collate(items)
+    assert batch["x"].shape == (4, 2, 3)
+    assert batch["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_unequal_shapes_name_the_key_and_the_shapes() -> None:
+    with pytest.raises(JobError, match=r"'x' has \(2,\) and \(3,\): pad them with Job\(collate=\)"):
+        collate([{"x": torch.zeros(3)}, {"x": torch.zeros(2)}])
+
+
+def test_unequal_dtypes_and_names_are_refused() -> None:
+    with pytest.raises(JobError, match=r"'x' has torch\.float32 and torch\.int64"):
+        collate([{"x": torch.zeros(3)}, {"x": torch.zeros(3, dtype=torch.int64)}])
+    with pytest.raises(JobError, match=r"same names, found \['x'\] and \['y'\]"):
+        collate([{"x": torch.zeros(3)}, {"y": torch.zeros(3)}])
+
+
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [
+        ((torch.zeros(1), 3), "is a tuple"),
+        ({}, "is empty"),
+        ({"label": 3}, "'label': int"),
+        ({0: torch.zeros(1)}, "with 0: Tensor"),
+    ],
+)
+def test_an_item_that_is_no_dict_of_tensors_is_refused(item: object, found: str) -> None:
+    with pytest.raises(JobError, match=f"{found}.* a dict of tensors by argument name was expected"):
+        collate([item])
+
+
+def test_the_users_own_collate_makes_the_batch_and_is_checked() -> None:
+    pad = torch.nn.utils.rnn.pad_sequence
+    batch = collate([torch.ones(2), torch.ones(3)], lambda items: {"x": pad(items, batch_first=True)})
+    assert batch["x"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    with pytest.raises(JobError, match="collate returned a list"):
+        collate([torch.ones(2)], lambda items: list(items))  # type: ignore[arg-type,return-value]

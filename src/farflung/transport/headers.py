@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 Name = Annotated[str, Meta(max_length=512)]
+Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 DENSE = 0  # the identity codec: the tensor's own bytes, little endian, row major
@@ -49,7 +50,7 @@ class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, for
     offset: Count
     bytes: Count
     total: Count
-    sha256: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    sha256: Digest
 
 
 DataHeader = ValueHeader | SliceHeader

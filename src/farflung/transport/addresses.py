@@ -1,0 +1,42 @@
+"""HOST:PORT, the one way in which addresses are written; IPv6 hosts stand in brackets."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from farflung.errors import ConnectionFailed
+
+DEFAULT_PORT = 7700
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Split HOST:PORT or [IPV6]:PORT into host and port; a missing port is 7700.
+
+    Raises
+    ------
+    ConnectionFailed
+        The text is no such address.
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    is_number = port.isascii() and port.isdigit() and int(port) <= 65535
+    if not host or not is_number or bracketed != (":" in host):
+        raise ConnectionFailed(
+            f"expected HOST:PORT or [IPV6]:PORT, found {text[:100]!r}: write it like broker.example:7700"
+        )
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """Write host and port as `parse_address` reads them; IPv4 seen through IPv6 keeps its form."""
+    plain, _, _ = host.partition("%")
+    try:
+        address = ipaddress.ip_address(plain)
+    except ValueError:
+        return f"{host}:{port}"
+    if isinstance(address, ipaddress.IPv4Address):
+        return f"{plain}:{port}"
+    return f"{address.ipv4_mapped}:{port}" if address.ipv4_mapped else f"[{host}]:{port}"

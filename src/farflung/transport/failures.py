@@ -1,0 +1,60 @@
+"""Why a connection could not be made or was lost, in words for a user."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+
+_ALERTS = {
+    "CERTIFICATE_REQUIRED": "no certificate was shown, and this port admits only certificate holders",
+    "UNKNOWN_CA": "the other side does not trust the authority of this certificate: join its broker",
+    "CERTIFICATE_EXPIRED": "the other side found this certificate out of date: check the clock",
+    "BAD_CERTIFICATE": "the other side refused this certificate: join its broker",
+    "DECRYPT_ERROR": "the other side found this certificate's signature wrong: join its broker",
+    "PROTOCOL_VERSION": "the other side does not speak TLS 1.3",
+}
+
+
+def why_lost(error: BaseException | None, unacknowledged_seconds: float) -> str:
+    """Why a connection that stood has ended; None is an end of file without a word."""
+    if error is None:
+        return "the connection was closed without a word: the process at the other end may have died"
+    if isinstance(error, ssl.SSLError):
+        return why_tls(error)
+    if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
+        return f"nothing was acknowledged for {unacknowledged_seconds:g} s (TCP user timeout)"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "connection reset: the process at the other end may have died"
+    return f"the connection failed: {_words(error)}"
+
+
+def why_unreachable(error: BaseException, address: str, seconds: float) -> str:
+    """Why nobody could be reached at `address`."""
+    if isinstance(error, socket.gaierror):
+        return f"{address}: the name cannot be resolved ({_words(error)}): check the spelling"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{address} refused the connection: nothing listens there, check the port and that it runs"
+    if isinstance(error, ssl.SSLError):
+        return f"{address}: {why_tls(error)}"
+    if isinstance(error, TimeoutError):
+        return f"{address} did not answer within {seconds:g} s: check the address and its firewall"
+    if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
+        return f"{address} hung up during the TLS handshake: it may not be farflung"
+    return f"{address} cannot be reached: {_words(error)}"
+
+
+def why_tls(error: ssl.SSLError) -> str:
+    """What went wrong in TLS: our verdict on their certificate, or theirs on ours."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate was refused: {error.verify_message}"
+    reason = error.reason or "unknown reason"
+    for alert, words in _ALERTS.items():
+        if reason.endswith(alert):
+            return words
+    return f"TLS failed: {reason.lower().replace('_', ' ')}"
+
+
+def _words(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) else None
+    return text or str(error) or type(error).__name__

@@ -1,0 +1,339 @@
+"""A link: one TLS connection between two holders, over which control messages and data travel both ways.
+
+Received payloads are decrypted straight into the memory that the handler gave. What is to be sent waits in
+our own queue until the kernel is ready for it, so that what is urgent overtakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
+from farflung.transport.failures import why_lost
+from farflung.transport.frame_reader import FrameReader
+from farflung.transport.frames import (
+    MAXIMUM_CONTROL_BYTES,
+    Cancel,
+    Chunk,
+    Close,
+    Control,
+    Credit,
+    Frame,
+    Hello,
+    Kind,
+    Open,
+    Ping,
+    Pong,
+    closing,
+)
+from farflung.transport.handler import Handler
+from farflung.transport.headers import DataHeader
+from farflung.transport.heartbeat import Heartbeat
+from farflung.transport.inbox import Inbox
+from farflung.transport.outbox import Done
+from farflung.transport.peer import Peer, local_address, remote_address
+from farflung.transport.sender import Sender
+from farflung.transport.timeouts import Timeouts
+
+_log = logging.getLogger("farflung.transport")
+
+
+class Link(asyncio.BufferedProtocol):
+    """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only.
+
+    Attributes
+    ----------
+    peer : Whom the other side's certificate names.
+    remote, local : HOST:PORT of either side.
+    boot : The other process's nonce; another one than before means that it has restarted.
+    kind : What the dialler opened the link for.
+    reason : Why the link is over; None while it stands.
+    last_heard : When the last bytes came (`time.monotonic`).
+    bytes_received : Payload and framing, before encryption.
+    round_trip_seconds : Of the last answered ping; None before the first answer.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        own: Hello,
+        peer: Peer,
+        timeouts: Timeouts,
+        admit: Callable[[Link], Handler],
+        dialled: bool,
+    ) -> None:
+        self.peer = peer
+        self.remote = remote_address(transport)
+        self.local = local_address(transport)
+        self.boot = ""
+        self.kind: Kind = own.kind
+        self.reason: str | None = None
+        self.last_heard = time.monotonic()
+        self.bytes_received = 0
+        self.round_trip_seconds: float | None = None
+        self._settled = asyncio.Event()
+        self._transport = transport
+        self._own = own
+        self._timeouts = timeouts
+        self._admit = admit
+        self._dialled = dialled
+        self._sender = Sender(transport)
+        self._reader = FrameReader(self)
+        self._is_deaf = False
+        self._handler: Handler | None = None
+        self._inbox: Inbox | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._lost = asyncio.Event()
+        self._has_hung_up = False
+        self._deadline = asyncio.get_running_loop().call_later(timeouts.dial_seconds, self._no_hello)
+        if dialled:
+            self._sender.write_now(own)
+
+    async def send(self, header: DataHeader, buffer: memoryview) -> None:
+        """Send a data message; returns when its last byte has left and `buffer` may be changed again.
+
+        A cancelled send withdraws the message.
+
+        Raises
+        ------
+        ConnectionFailed
+            The link is over.
+        """
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.post(header, buffer, lambda: _settle(left))
+        try:
+            await left
+        except asyncio.CancelledError:
+            self.withdraw(lambda queued: queued is header)
+            raise
+        if self.reason is not None:
+            raise ConnectionFailed(f"the link to {self.peer} is over: {self.reason}")
+
+    def post(self, header: DataHeader, buffer: memoryview, done: Done | None = None) -> None:
+        """Queue a data message of `header.bytes` bytes; `buffer` stays unchanged until `done` is called.
+
+        `done` is called exactly once: when the last byte has left, or when it never will (the message was
+        withdrawn, or the link is over: `reason` says why). Gradients overtake activations, and those state.
+        """
+        payload = memoryview(buffer).cast("B")
+        if len(payload) != header.bytes:
+            raise ValueError(f"a buffer of {len(payload)} bytes was given for a message of {header.bytes}")
+        if self.reason is None:
+            self._sender.post(header, payload, done)
+        elif done is not None:
+            done()
+
+    def send_control(self, message: bytes) -> None:
+        """Queue a control message of at most 64 MiB; it overtakes data. Dropped if the link is over."""
+        if len(message) > MAXIMUM_CONTROL_BYTES:
+            raise ValueError(
+                f"a control message of {len(message)} bytes, at most {MAXIMUM_CONTROL_BYTES} may be"
+            )
+        if self.reason is None:
+            self._sender.post_control(message)
+
+    def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
+        """Drop the data messages that match and have not left whole."""
+        if self.reason is None:
+            self._sender.withdraw(matches)
+
+    async def close(self, reason: str) -> None:
+        """Tell the peer why, and return when the connection is gone: within a bounded time.
+
+        Data that has not left is dropped. The handler's `closed` is called before this returns.
+        """
+        self._end(reason, tell=reason)
+        await self._lost.wait()
+
+    async def ready(self) -> Link:
+        """Give back this link once the dialled peer has greeted it; ConnectionFailed if it refuses."""
+        await self._settled.wait()
+        if self._handler is None:
+            raise ConnectionFailed(f"{self.remote}: {self.reason}")
+        asyncio.get_running_loop().call_soon(self._go_on)
+        return self
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload and framing, before encryption."""
+        return self._sender.bytes_sent
+
+    @property
+    def messages_sent(self) -> int:
+        """Control and data messages that have left whole."""
+        return self._sender.messages_sent
+
+    @property
+    def messages_received(self) -> int:
+        """Control and data messages that have come whole."""
+        return 0 if self._inbox is None else self._inbox.messages
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The rate at which the peer has been taking data; None before it is known."""
+        return self._sender.pace.bytes_per_second
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the event loop decrypts to: the destination itself, once a payload's header is known."""
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Called by the event loop."""
+        self.bytes_received += nbytes
+        self.last_heard = time.monotonic()
+        if self._heartbeat is not None:
+            self._heartbeat.heard()
+        if self._is_deaf:
+            return
+        self._read(lambda: self._reader.received(nbytes))
+
+    def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
+        """Called by the reader."""
+        if self.reason is not None:
+            return None
+        if self._inbox is None:
+            if not isinstance(frame, Hello | Close):
+                raise ProtocolError(f"expected a hello first, found a {type(frame).__name__.lower()} frame")
+            return None
+        memory = self._place(frame, payload_bytes, self._inbox)
+        # The handler may have closed the link just now; nothing is written to its memory after that.
+        return memory if self.reason is None else None
+
+    def end(self, frame: Frame, payload_bytes: int) -> None:
+        """Called by the reader."""
+        if isinstance(frame, Close):
+            self._end(f"{self.peer} closed the link: {frame.reason}", tell=None)
+            self._hang_up()
+        elif self.reason is not None:
+            return
+        elif self._inbox is None:
+            self._greet(frame)
+        elif isinstance(frame, Chunk | Open):
+            self._inbox.end_data(frame.stream, payload_bytes)
+        elif isinstance(frame, Control):
+            self._inbox.end_control(payload_bytes)
+        else:
+            self._keep_house(frame, self._inbox)
+
+    def pause_writing(self) -> None:
+        """Called by the event loop."""
+        self._sender.pause()
+
+    def resume_writing(self) -> None:
+        """Called by the event loop."""
+        self._sender.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._has_hung_up = True
+        self._end(why_lost(exc, self._timeouts.unacknowledged_seconds), tell=None)
+        self._deadline.cancel()
+        self._lost.set()
+
+    def _read(self, read: Callable[[], None]) -> None:
+        try:
+            read()
+        except FarflungError as error:
+            self._is_deaf = True
+            self._end(str(error), tell=str(error))
+
+    def _go_on(self) -> None:
+        if not self._lost.is_set():
+            self._read(self._reader.release)
+            self._transport.resume_reading()
+
+    def _place(self, frame: Frame, payload_bytes: int, inbox: Inbox) -> memoryview | None:
+        if isinstance(frame, Chunk):
+            self._sender.owe(payload_bytes)
+            return inbox.begin_chunk(frame, payload_bytes)
+        if isinstance(frame, Open):
+            self._sender.owe(payload_bytes)
+            return inbox.begin_open(frame, payload_bytes)
+        if isinstance(frame, Control):
+            return inbox.begin_control(frame, payload_bytes)
+        return None
+
+    def _keep_house(self, frame: Frame, inbox: Inbox) -> None:
+        match frame:
+            case Credit(count):
+                self._sender.credit(count)
+            case Ping(stamp):
+                self._sender.pong(stamp)
+            case Pong(stamp):
+                # A peer that makes stamps up only deceives itself about its distance.
+                self.round_trip_seconds = max(0.0, time.monotonic() - stamp)
+            case Cancel(stream):
+                inbox.cancel(stream)
+            case _:
+                raise ProtocolError(
+                    f"expected no {type(frame).__name__.lower()} frame on an open link, found one"
+                )
+
+    def _greet(self, frame: Frame) -> None:
+        assert isinstance(frame, Hello)
+        said = Peer(frame.id, frame.role)
+        if said != self.peer:
+            raise ProtocolError(f"the certificate is of {self.peer}, the hello says {said}")
+        if self._dialled and frame.kind != self.kind:
+            raise ProtocolError(f"expected a hello for a {self.kind} connection, found {frame.kind}")
+        self.boot, self.kind = frame.boot, frame.kind
+        handler = self._admit(self)
+        if self.reason is not None:
+            return
+        self._handler, self._inbox = handler, Inbox(self, handler)
+        if self._dialled:
+            # The caller of `dial` must have the link in its hands before the handler hears of it.
+            self._reader.hold()
+            self._transport.pause_reading()
+        else:
+            self._sender.write_now(msgspec.structs.replace(self._own, kind=self.kind))
+        self._deadline.cancel()
+        self._heartbeat = Heartbeat(self._timeouts, self._beat, self._fall_silent)
+        self._settled.set()
+
+    def _beat(self) -> None:
+        self._sender.ping(time.monotonic())
+
+    def _fall_silent(self) -> None:
+        reason = f"nothing heard from {self.peer} for {self._timeouts.lease_seconds:g} s"
+        self._end(reason, tell=reason)
+
+    def _no_hello(self) -> None:
+        reason = f"no hello from {self.peer} within {self._timeouts.dial_seconds:g} s"
+        self._end(reason, tell=reason)
+
+    def _end(self, reason: str, tell: str | None) -> None:
+        """Be over, once. Whoever says why waits for the other to hang up, so that the words arrive."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        self._reader.drop_payload()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        if tell is not None:
+            self._sender.write_now(closing(tell))
+        self._sender.stop()
+        self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(
+            self._timeouts.close_seconds, self._transport.abort
+        )
+        self._settled.set()
+        if self._handler is not None:
+            self._handler.closed(self, reason)
+        elif not self._dialled:
+            _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)
+
+    def _hang_up(self) -> None:
+        if not self._has_hung_up:
+            self._has_hung_up = True
+            self._transport.close()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

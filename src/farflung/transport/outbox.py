@@ -1,0 +1,137 @@
+"""What a link has still to send: messages by priority, cut into chunks, within the receiver's credit."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from farflung.errors import ProtocolError
+from farflung.transport.frames import Chunk, Control, Open, encode
+from farflung.transport.headers import DataHeader, ValueHeader
+
+WINDOW_BYTES = 16 * 2**20
+"""Payload of data that may be on its way before the receiver has said that it took any."""
+
+_CONTROL, _GRADIENT, _ACTIVATION, _STATE = range(4)
+
+Buffers = list[bytes | memoryview]
+Done = Callable[[], None]
+
+
+def _nothing() -> None:
+    """For messages whose end nobody waits for."""
+
+
+@dataclass(order=True, slots=True)
+class _Message:
+    priority: int
+    sequence: int
+    header: DataHeader | None = field(compare=False)
+    payload: memoryview = field(compare=False)
+    done: Done = field(compare=False)
+    stream: int | None = field(default=None, compare=False)
+    sent: int = field(default=0, compare=False)
+
+
+@dataclass
+class Batch:
+    """Bytes to write now, the messages that are through once they are written, and the data among them."""
+
+    buffers: Buffers = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
+    size: int = 0
+    data_bytes: int = 0
+    messages: int = 0
+
+
+class Outbox:
+    """Control first, then gradients, activations and state, each in the order of their coming."""
+
+    def __init__(self) -> None:
+        self._queue: list[_Message] = []
+        self._sequence = 0
+        self._next_stream = 0
+        self._credit = WINDOW_BYTES
+
+    def __len__(self) -> int:
+        """How many messages have not left whole."""
+        return len(self._queue)
+
+    def post_control(self, payload: memoryview) -> None:
+        """Queue a control message."""
+        self._push(_CONTROL, None, payload, _nothing)
+
+    def post(self, header: DataHeader, payload: memoryview, done: Done | None) -> None:
+        """Queue a data message; `payload` stays unchanged until `done` has been called, exactly once."""
+        if isinstance(header, ValueHeader):
+            priority = _GRADIENT if header.gradient else _ACTIVATION
+        else:
+            priority = _STATE
+        self._push(priority, header, payload, done or _nothing)
+
+    def credit(self, count: int) -> None:
+        """The receiver took `count` bytes; ProtocolError if they were never sent."""
+        if self._credit + count > WINDOW_BYTES:
+            raise ProtocolError(
+                f"expected credit for at most {WINDOW_BYTES - self._credit} bytes, found {count}"
+            )
+        self._credit += count
+
+    def withdraw(self, matches: Callable[[DataHeader], bool]) -> list[int]:
+        """Drop the data messages that match; gives back the streams among them that have begun."""
+        kept: list[_Message] = []
+        dropped: list[_Message] = []
+        for message in self._queue:
+            gone = message.header is not None and matches(message.header)
+            (dropped if gone else kept).append(message)
+        heapq.heapify(kept)
+        self._queue = kept
+        for message in dropped:
+            message.done()
+        return [message.stream for message in dropped if message.stream is not None]
+
+    def clear(self) -> None:
+        """Drop everything; nothing leaves any more."""
+        dropped, self._queue = self._queue, []
+        for message in dropped:
+            message.done()
+
+    def batch(self, chunk_bytes: int, enough_bytes: int) -> Batch:
+        """The next chunks, in order, until they are `enough_bytes` or the credit is used up."""
+        batch = Batch()
+        while self._queue and batch.size < enough_bytes:
+            message = self._queue[0]
+            size = min(chunk_bytes, len(message.payload) - message.sent)
+            if message.header is not None:
+                if size > self._credit:
+                    break
+                self._credit -= size
+                batch.data_bytes += size
+            self._cut(message, size, batch)
+            if message.sent == len(message.payload):
+                heapq.heappop(self._queue)
+                batch.done.append(message.done)
+                batch.messages += 1
+        return batch
+
+    def _cut(self, message: _Message, size: int, batch: Batch) -> None:
+        head = encode(self._frame(message), size)
+        batch.buffers.append(head)
+        if size:
+            batch.buffers.append(message.payload[message.sent : message.sent + size])
+        message.sent += size
+        batch.size += len(head) + size
+
+    def _frame(self, message: _Message) -> Control | Open | Chunk:
+        if message.header is None:
+            return Control(message.sent, len(message.payload))
+        if message.stream is not None:
+            return Chunk(message.stream, message.sent)
+        message.stream = self._next_stream
+        self._next_stream += 1
+        return Open(message.stream, message.header)
+
+    def _push(self, priority: int, header: DataHeader | None, payload: memoryview, done: Done) -> None:
+        heapq.heappush(self._queue, _Message(priority, self._sequence, header, payload, done))
+        self._sequence += 1

@@ -1,0 +1,139 @@
+"""The sending half of a link: writes what is due whenever the transport takes more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from farflung.errors import ProtocolError
+from farflung.transport.frames import Cancel, Credit, Frame, Ping, Pong, encode
+from farflung.transport.headers import DataHeader
+from farflung.transport.outbox import WINDOW_BYTES, Done, Outbox
+from farflung.transport.pace import Pace
+from farflung.transport.timeouts import CREDIT_SECONDS
+
+# Little enough to stay in a core's cache between encryption and the kernel (benchmarks/transport.py).
+_BATCH_BYTES = 256 * 1024
+_CREDIT_BYTES = WINDOW_BYTES // 8
+
+
+class Sender:
+    """Housekeeping frames are kept as facts, not as a queue: however long a peer does not read, there is at
+    most one ping, one pong and one credit to be written.
+    """
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        # A buffer that is never empty for long and never full: what is in it cannot be overtaken.
+        transport.set_write_buffer_limits(high=1, low=0)
+        self.pace = Pace()
+        self.bytes_sent = 0
+        self.messages_sent = 0
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._outbox = Outbox()
+        self._is_paused = False
+        self._is_scheduled = False
+        self._is_over = False
+        self._owed = 0
+        self._credited_at = 0.0
+        self._ping: float | None = None
+        self._pong: float | None = None
+        self._cancelled: list[int] = []
+
+    def write_now(self, frame: Frame) -> None:
+        """Write a frame before all others: a hello or the reason for closing."""
+        data = encode(frame)
+        self.bytes_sent += len(data)
+        self._transport.write(data)
+
+    def post_control(self, message: bytes) -> None:
+        """Queue a control message."""
+        self._outbox.post_control(memoryview(message))
+        self._schedule()
+
+    def post(self, header: DataHeader, payload: memoryview, done: Done | None) -> None:
+        """Queue a data message; `done` is called once, when it has left or never will."""
+        self._outbox.post(header, payload, done)
+        self._schedule()
+
+    def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
+        """Drop the data messages that match; the peer is told of those that have begun."""
+        self._cancelled += self._outbox.withdraw(matches)
+        self._schedule()
+
+    def ping(self, stamp: float) -> None:
+        """Ask for a sign of life."""
+        self._ping = stamp
+        self._schedule()
+
+    def pong(self, stamp: float) -> None:
+        """Give one."""
+        self._pong = stamp
+        self._schedule()
+
+    def owe(self, size: int) -> None:
+        """The peer's data is being taken, so it gets credit; ProtocolError if it sends more than it has."""
+        self._owed += size
+        if self._owed > WINDOW_BYTES:
+            raise ProtocolError(f"expected at most {WINDOW_BYTES} bytes without credit, found {self._owed}")
+        if self._owed >= _CREDIT_BYTES or time.monotonic() - self._credited_at >= CREDIT_SECONDS:
+            self._schedule()
+
+    def credit(self, count: int) -> None:
+        """The peer has taken `count` bytes; ProtocolError if they were never sent."""
+        self._outbox.credit(count)
+        self.pace.taken(count, time.monotonic())
+        self._schedule()
+
+    def pause(self) -> None:
+        """The transport takes no more for now."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """The transport takes more again."""
+        self._is_paused = False
+        self._schedule()
+
+    def stop(self) -> None:
+        """Write nothing more, and let go of all that was queued."""
+        self._is_over = True
+        self._outbox.clear()
+
+    def _schedule(self) -> None:
+        # One write for all that is posted in one turn of the loop.
+        if not self._is_scheduled and not self._is_paused and not self._is_over:
+            self._is_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._is_scheduled = False
+        if self._is_paused or self._is_over:
+            return
+        urgent = self._urgent()
+        batch = self._outbox.batch(self.pace.chunk_bytes, _BATCH_BYTES)
+        if not urgent and not batch.buffers:
+            return
+        self.bytes_sent += sum(map(len, urgent)) + batch.size
+        self.messages_sent += len(batch.done)
+        if batch.data_bytes:
+            self.pace.sent(time.monotonic())
+        self._transport.writelines([*urgent, *batch.buffers])
+        for done in batch.done:
+            done()
+        if len(self._outbox):
+            self._schedule()
+        else:
+            self.pace.idle()
+
+    def _urgent(self) -> list[bytes]:
+        frames: list[Frame] = [Cancel(stream) for stream in self._cancelled]
+        if self._owed:
+            frames.append(Credit(self._owed))
+            self._credited_at = time.monotonic()
+        if self._ping is not None:
+            frames.append(Ping(self._ping))
+        if self._pong is not None:
+            frames.append(Pong(self._pong))
+        self._cancelled, self._owed, self._ping, self._pong = [], 0, None, None
+        return [encode(frame) for frame in frames]

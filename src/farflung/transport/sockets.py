@@ -1,0 +1,95 @@
+"""Sockets and their options, with a fallback where the system lacks one: the only file with Linux constants."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+
+from farflung.errors import ConnectionFailed
+from farflung.transport.addresses import format_address
+from farflung.transport.timeouts import Timeouts
+
+# Unsent bytes the kernel may hold; the rest stays in our queue, where an urgent frame can still overtake it.
+_NOT_SENT_BYTES = 128 * 1024
+
+_TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+
+
+def tune(connection: socket.socket, timeouts: Timeouts) -> None:
+    """No delay for small frames, keepalive, and an end to waiting for acknowledgements that never come."""
+    options = [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, round(timeouts.unacknowledged_seconds * 1000)),
+        (socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NOT_SENT_BYTES),
+    ]
+    for level, option, value in options:
+        if option is not None:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(level, option, value)
+
+
+async def connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
+    """A tuned, connected, non-blocking socket; the host's addresses are tried in turn.
+
+    Raises
+    ------
+    OSError
+        None of them can be reached; the first address's error.
+    """
+    loop = asyncio.get_running_loop()
+    first: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            tune(connection, timeouts)
+            await loop.sock_connect(connection, address)
+        except OSError as error:
+            connection.close()
+            first = first or error
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise first or OSError(errno.EADDRNOTAVAIL, "the name has no address")
+
+
+async def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound, non-blocking socket; on `::` it takes IPv4 too.
+
+    Raises
+    ------
+    ConnectionFailed
+        The port is in use, or the address is none of this machine.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return _bound(*found[0])
+    except OSError as error:
+        where = format_address(host, port)
+        if error.errno == errno.EADDRINUSE:
+            raise ConnectionFailed(
+                f"port {port} is in use on {host}: stop the other process or choose another with --listen"
+            ) from None
+        raise ConnectionFailed(f"cannot listen on {where}: {error.strerror or error}") from None
+
+
+def _bound(family: int, kind: int, protocol: int, _: str, address: tuple[str, int]) -> socket.socket:
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,81 @@
+"""Every time limit of the product, derived from the one knob a user has: the lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEFAULT_LEASE_SECONDS = 10.0
+CHUNK_SECONDS = 0.02  # what one chunk takes on its link: the longest an urgent frame waits behind it
+CREDIT_SECONDS = 0.02  # the longest that credit is held back, so that rates can be measured
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Limits in seconds. A peer that was silent for the lease is lost; everything else follows from it."""
+
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Between two pings on a link."""
+        return self.lease_seconds / 10
+
+    @property
+    def suspect_seconds(self) -> float:
+        """After so long a silence a peer is shown as suspect."""
+        return 3 * self.heartbeat_seconds
+
+    @property
+    def unacknowledged_seconds(self) -> float:
+        """`TCP_USER_TIMEOUT`: how long sent bytes may stay unacknowledged."""
+        return 0.8 * self.lease_seconds
+
+    @property
+    def dial_seconds(self) -> float:
+        """For one address: connect, TLS and greeting."""
+        return self.lease_seconds
+
+    @property
+    def join_seconds(self) -> float:
+        """A stranger's whole visit."""
+        return self.lease_seconds
+
+    @property
+    def start_seconds(self) -> float:
+        """For a process that was started here to say that it listens."""
+        return 6 * self.lease_seconds
+
+    @property
+    def stop_seconds(self) -> float:
+        """For a process that was asked to end, before it is killed."""
+        return self.lease_seconds
+
+    @property
+    def close_seconds(self) -> float:
+        """To say goodbye before a connection is cut."""
+        return self.lease_seconds / 5
+
+    @property
+    def link_seconds(self) -> float:
+        """For a data link of a new plan to be welcomed; workers may still be verifying what they run."""
+        return 6 * self.lease_seconds
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long workers may go without any sign of progress in loading, before the job is given up."""
+        return 30 * self.lease_seconds
+
+    @property
+    def reconnect_seconds(self) -> float:
+        """The longest pause between two attempts to reach a lost broker."""
+        return self.lease_seconds
+
+    @property
+    def certificate_check_seconds(self) -> float:
+        """Between two looks at whether a certificate is due for renewal."""
+        return 360 * self.lease_seconds
+
+    def listed(self) -> dict[str, float]:
+        """All limits by name, as `farflung status` prints them."""
+        names = [name for name, member in vars(type(self)).items() if isinstance(member, property)]
+        return {"lease_seconds": self.lease_seconds, **{name: getattr(self, name) for name in names}}

@@ -13,7 +13,6 @@ from farflung.transport.frames import Hello
 from farflung.transport.handler import Handler
 from farflung.transport.link import Link
 from farflung.transport.listener import Listener, listen
-from farflung.transport.names import parse_holder_name
 from farflung.transport.newcomer import Exchange, OnStranger
 from farflung.transport.peer import Peer, certified_peer
 from farflung.transport.timeouts import Timeouts
@@ -22,24 +21,17 @@ __all__ = ["Handler", "Hello", "Link", "Listener", "OnStranger", "Peer", "ask", 
 
 
 async def dial(
-    address: str,
-    context: ssl.SSLContext,
-    server_hostname: str,
-    handler: Handler,
-    hello: Hello,
-    timeouts: Timeouts,
+    address: str, context: ssl.SSLContext, hello: Hello, expected: Peer, handler: Handler, timeouts: Timeouts
 ) -> Link:
-    """Connect to the holder that is called `server_hostname` (`names.holder_name`) at HOST:PORT.
+    """Connect to `expected` at HOST:PORT; `hello` says who dials and what the link is for.
 
-    `hello` says who dials and what the link is for. `handler` is called from the moment that the caller
-    awaits something else.
+    `handler` is called from the moment that the caller awaits something else.
 
     Raises
     ------
     ConnectionFailed
         The holder cannot be reached there, somebody else can, or it refused: the message says which.
     """
-    expected = Peer(*parse_holder_name(server_hostname))
     links: list[Link] = []
 
     def enter(transport: asyncio.Transport) -> Link:
@@ -52,7 +44,7 @@ async def dial(
     doorway = Doorway(enter)
     try:
         async with asyncio.timeout(timeouts.dial_seconds):
-            await open_connection(address, context, server_hostname, doorway, timeouts)
+            await open_connection(address, context, expected.name, doorway, timeouts)
             if doorway.refusal is not None:
                 raise ConnectionFailed(f"{address}: {doorway.refusal}")
             return await links[0].ready()

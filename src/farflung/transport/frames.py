@@ -1,170 +1,169 @@
-"""Frames: what one connection carries, byte for byte. Pure: no sockets, no clock.
+"""Frames: what one connection carries, as bytes. No sockets and no clock here.
 
-A frame is a fixed prefix (magic, protocol version, number of its type, header and payload length), a msgpack
-header and a payload. All lengths are bounded before memory is taken.
+A frame is a prefix of 12 bytes (magic, version, type, header length, payload length, big endian), a msgpack
+header and a raw payload. Every size is bounded before memory is taken for it.
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from farflung.errors import ProtocolError
+from farflung.transport import stranger
 from farflung.transport.headers import Count, DataHeader
-from farflung.transport.names import Role
+from farflung.transport.names import MAXIMUM_ID_LENGTH, Role
 
+MAGIC = b"FARF"
 PROTOCOL = 1
-_MAGIC = b"FF"
-_PREFIX = struct.Struct(">2sBBHI")
-PREFIX_BYTES = _PREFIX.size
-
 MAXIMUM_HEADER_BYTES = 4096
 MAXIMUM_CHUNK_BYTES = 2**20
 MAXIMUM_CONTROL_BYTES = 64 * 2**20
-MAXIMUM_JOIN_BYTES = 8192
-MAXIMUM_REASON_LENGTH = 1000
+MAXIMUM_REASON_LENGTH = 500
 
 Kind = Literal["control", "data"]
-Stamp = Annotated[float, Meta(ge=0, le=1e15)]
+
+BOOT = secrets.token_hex(8)
+"""This process's nonce."""
+
+_prefix = struct.Struct("!4sBBHI")
+PREFIX_BYTES = _prefix.size
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of every frame's header."""
 
 
-class Hello(Frame, frozen=True):
-    """Who is here: the id and role of the certificate, this process's nonce, what the connection is for."""
+class Hello(_Header, frozen=True):
+    """The first frame each way: who speaks, what the connection is for, and in which process (`boot`)."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=64)]
+    id: Annotated[str, Meta(min_length=1, max_length=MAXIMUM_ID_LENGTH)]
     role: Role
-    boot: Annotated[str, Meta(max_length=64)]
     kind: Kind
+    boot: Annotated[str, Meta(min_length=1, max_length=64)] = BOOT
 
 
-class Control(Frame, frozen=True):
-    """A piece of one control message of `total` bytes; pieces come in order."""
+class Control(_Header, frozen=True):
+    """Bytes `offset` onward of a control message of `total` bytes; control messages do not interleave."""
 
-    offset: Annotated[int, Meta(ge=0, le=MAXIMUM_CONTROL_BYTES)]
+    offset: Count
     total: Annotated[int, Meta(ge=0, le=MAXIMUM_CONTROL_BYTES)]
 
 
-class Open(Frame, frozen=True):
-    """The first chunk of a data message."""
+class Open(_Header, frozen=True):
+    """The first chunk of a data message of `header.bytes` bytes; `stream` counts up from 0."""
 
     stream: Count
     header: DataHeader
 
 
-class Chunk(Frame, frozen=True):
+class Chunk(_Header, frozen=True):
     """A further chunk of an open stream."""
 
     stream: Count
     offset: Count
 
 
-class Credit(Frame, frozen=True):
-    """The receiver took so many payload bytes of data: as many may follow."""
+class Credit(_Header, frozen=True):
+    """The receiver took `count` payload bytes of data, and as many more may come."""
 
-    count: Count
-
-
-class Ping(Frame, frozen=True):
-    """Asks for a sign of life; `stamp` is the asking side's clock."""
-
-    stamp: Stamp
+    count: Annotated[int, Meta(gt=0, le=2**53)]
 
 
-class Pong(Frame, frozen=True):
-    """The sign of life, with the ping's stamp."""
+class Ping(_Header, frozen=True):
+    """Asks for a sign of life; `stamp` is the asker's own clock."""
 
-    stamp: Stamp
+    stamp: float
 
 
-class Cancel(Frame, frozen=True):
-    """The rest of a stream will not come."""
+class Pong(_Header, frozen=True):
+    """The answer, with the newest ping's stamp."""
+
+    stamp: float
+
+
+class Cancel(_Header, frozen=True):
+    """The rest of an open stream will not come."""
 
     stream: Count
 
 
-class Close(Frame, frozen=True):
-    """The connection ends, and why."""
+class Close(_Header, frozen=True):
+    """The last frame: why the connection ends. Whoever gets it hangs up."""
 
     reason: Annotated[str, Meta(max_length=MAXIMUM_REASON_LENGTH)]
 
 
-class Join(Frame, frozen=True):
-    """The one request of somebody without a certificate; its body is the payload."""
+class Join(_Header, frozen=True):
+    """The one request of somebody without a certificate, in the payload."""
 
 
-class Reply(Frame, frozen=True):
-    """The answer to a join."""
+class Reply(_Header, frozen=True):
+    """The one answer to a `Join`, in the payload."""
 
+
+Frame = Hello | Control | Open | Chunk | Credit | Ping | Pong | Cancel | Close | Join | Reply
 
 _TYPES: tuple[type[Frame], ...] = (
     Hello, Control, Open, Chunk, Credit, Ping, Pong, Cancel, Close, Join, Reply,
 )  # fmt: skip
-_NUMBERS = {kind: number for number, kind in enumerate(_TYPES)}
-_DECODERS = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
-_PAYLOAD_LIMITS = {
-    Control: MAXIMUM_CHUNK_BYTES,
-    Open: MAXIMUM_CHUNK_BYTES,
-    Chunk: MAXIMUM_CHUNK_BYTES,
-    Join: MAXIMUM_JOIN_BYTES,
-    Reply: MAXIMUM_JOIN_BYTES,
+_NUMBERS: dict[type, int] = {frame: number for number, frame in enumerate(_TYPES, start=1)}
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Frame]] = {
+    number: msgspec.msgpack.Decoder(frame) for number, frame in enumerate(_TYPES, start=1)
 }
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def closing(reason: str) -> Close:
-    """A close frame with as much of the reason as fits."""
-    return Close(reason[:MAXIMUM_REASON_LENGTH])
+_PAYLOAD_LIMITS = dict.fromkeys(_DECODERS, 0) | {
+    _NUMBERS[Control]: MAXIMUM_CHUNK_BYTES,
+    _NUMBERS[Open]: MAXIMUM_CHUNK_BYTES,
+    _NUMBERS[Chunk]: MAXIMUM_CHUNK_BYTES,
+    _NUMBERS[Join]: stranger.MAXIMUM_BYTES,
+    _NUMBERS[Reply]: stranger.MAXIMUM_BYTES,
+}
+_encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame, payload_bytes: int = 0) -> bytes:
-    """Prefix and header of a frame; a payload follows on the wire."""
-    header = _ENCODER.encode(frame)
-    return _PREFIX.pack(_MAGIC, PROTOCOL, _NUMBERS[type(frame)], len(header), payload_bytes) + header
+    """Prefix and header of a frame that `payload_bytes` bytes follow."""
+    header = _encoder.encode(frame)
+    return _prefix.pack(MAGIC, PROTOCOL, _NUMBERS[type(frame)], len(header), payload_bytes) + header
 
 
-def read_prefix(data: bytes | memoryview) -> tuple[int, int, int]:
-    """Number of the type, header bytes and payload bytes, from a frame's first `PREFIX_BYTES` bytes.
+def closing(reason: str) -> Close:
+    """The last frame, with as much of the reason as fits."""
+    return Close(reason[:MAXIMUM_REASON_LENGTH])
 
-    Raises
-    ------
-    ProtocolError
-        The peer speaks something else or another version, or exceeds a limit.
-    """
-    magic, version, number, header_bytes, payload_bytes = _PREFIX.unpack(data)
-    if magic != _MAGIC:
-        raise ProtocolError("expected a farflung frame, found something else: the peer may not be farflung")
+
+def read_prefix(prefix: memoryview) -> tuple[int, int, int]:
+    """Type, header length and payload length of the 12 bytes; ProtocolError if they are no frame's."""
+    magic, version, number, header_bytes, payload_bytes = _prefix.unpack(prefix)
+    if magic != MAGIC:
+        raise ProtocolError(f"expected a farflung frame, found bytes that begin {magic.hex()}: wrong port?")
     if version != PROTOCOL:
         raise ProtocolError(
-            f"the peer speaks farflung protocol {version}, this is {PROTOCOL}: install the same version on both"
+            f"peer speaks farflung protocol {version}, this is {PROTOCOL}: install the same version on both"
         )
-    if number >= len(_TYPES):
-        raise ProtocolError(f"expected a known type of frame, found number {number}")
-    limit = _PAYLOAD_LIMITS.get(_TYPES[number], 0)
-    if header_bytes > MAXIMUM_HEADER_BYTES or payload_bytes > limit:
-        raise ProtocolError(
-            f"expected a {_TYPES[number].__name__.lower()} frame of at most {MAXIMUM_HEADER_BYTES} + {limit} "
-            f"bytes, found {header_bytes} + {payload_bytes}"
-        )
+    if number not in _DECODERS:
+        raise ProtocolError(f"expected a frame type from 1 to {len(_DECODERS)}, found {number}")
+    _check_size(number, "header", header_bytes, MAXIMUM_HEADER_BYTES)
+    _check_size(number, "payload", payload_bytes, _PAYLOAD_LIMITS[number])
     return number, header_bytes, payload_bytes
 
 
-def read_header(number: int, data: bytes | memoryview) -> Any:
-    """The header of a frame whose prefix gave `number`, validated.
-
-    Raises
-    ------
-    ProtocolError
-        It is not the msgpack that this type of frame has.
-    """
+def read_header(number: int, header: memoryview) -> Frame:
+    """The frame of a checked type that `header` holds; ProtocolError if it holds none."""
     try:
-        return _DECODERS[number].decode(data)
+        return _DECODERS[number].decode(header)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        name = _TYPES[number].__name__.lower()
-        raise ProtocolError(f"the peer sent a {name} frame with a bad header: {error}") from None
+        raise ProtocolError(f"the header of {_name(number)} was refused: {error}") from None
+
+
+def _check_size(number: int, part: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise ProtocolError(f"expected a {part} of at most {limit} bytes in {_name(number)}, found {size}")
+
+
+def _name(number: int) -> str:
+    return f"a {_TYPES[number - 1].__name__.lower()} frame"

@@ -1,4 +1,4 @@
-"""Sockets and their options, with a fallback where the system lacks one: the only file with Linux constants."""
+"""Sockets and their options: the only file with Linux constants, each with a fallback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+from asyncio.trsock import TransportSocket
 
 from farflung.errors import ConnectionFailed
 from farflung.transport.addresses import format_address
@@ -18,7 +19,7 @@ _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
-def tune(connection: socket.socket, timeouts: Timeouts) -> None:
+def tune(connection: socket.socket | TransportSocket, timeouts: Timeouts) -> None:
     """No delay for small frames, keepalive, and an end to waiting for acknowledgements that never come."""
     options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

@@ -119,7 +119,7 @@ def _shaped(
 
 def _state_of(segment: Segment, state: Mapping[tuple[int, str], Tensor]) -> dict[str, Tensor]:
     """State by name: the segment's own tensors, and its neighbours' on this worker for shared parameters."""
-    by_name = {name: tensor for (_, name), tensor in reversed(state.items())}
+    by_name = {name: tensor for (_, name), tensor in sorted(state.items(), key=lambda item: -item[0][0])}
     own = {name: tensor for (number, name), tensor in state.items() if number == segment.number}
     held = [e.name for e in segment.inputs if e.kind in ("parameter", "buffer")]
     missing = [name for name in held if name not in by_name]

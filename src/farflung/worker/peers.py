@@ -85,14 +85,15 @@ class Peers:
         """What has left over data links since the worker started, framing included."""
         return self._sent_by_closed + sum(link.bytes_sent for link in self._links.values())
 
-    def entered(self, link: Link) -> None:
-        """Somebody dialled."""
+    def entered(self, link: Link) -> Peers:
+        """Somebody dialled; ProtocolError if the lobby is full."""
         if link.peer.id in self._admitted:
             self._welcome(link)
         elif len(self._lobby) >= LOBBY_SIZE:
-            self._close(link, "this worker has too many waiting connections")
+            raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
         else:
             self._lobby.add(link)
+        return self
 
     def dialled(self, link: Link) -> None:
         """A link that this worker dialled has been made; it counts once the peer welcomes it."""

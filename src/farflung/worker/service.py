@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-import secrets
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -22,12 +22,12 @@ from farflung.plan import FEEDER
 from farflung.protocol import messages
 from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
 from farflung.runtime.executor import Parcel
-from farflung.transport.endpoint import Listener, dial, listen
-from farflung.transport.frames import Hello
+from farflung.transport.addresses import format_address, parse_address
+from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
+from farflung.transport.frames import BOOT, Kind
 from farflung.transport.headers import DataHeader
-from farflung.transport.identity import BROKER_NAME, Identity
-from farflung.transport.link import Link
-from farflung.transport.names import holder_name
+from farflung.transport.identity import Identity
+from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
@@ -76,6 +76,18 @@ def describe_device(memory_bytes: int) -> Device:
     return Device("cpu", name, psutil.cpu_count() or 1, memory_bytes, torch.__version__, opset.version())
 
 
+def own_address(broker: str, port: int) -> str:
+    """HOST:PORT of this machine on the route to the broker; nothing is sent to find it out."""
+    host, broker_port = parse_address(broker)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, broker_port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return format_address(probe.getsockname()[0], port)
+    except OSError as error:
+        raise ConnectionFailed(f"no route to the broker at {broker}: {error.strerror or error}") from None
+
+
 class WorkerService:
     """One worker; see `run`."""
 
@@ -84,7 +96,6 @@ class WorkerService:
         self._identity = options.identity
         self._timeouts = options.timeouts
         self._state = machine.State(options.identity.id)
-        self._boot = secrets.token_hex(8)
         self._peers = Peers(self)
         self._loop = asyncio.get_running_loop()
         self._compute = ComputeThread(options.identity.id, options.memory_bytes, self._from_compute)
@@ -103,7 +114,7 @@ class WorkerService:
     async def start(self) -> None:
         """Listen for peers and start the compute thread."""
         self._listener = await listen(
-            self._options.listen, self._server_context, self._hello("data"), self._entered, self._timeouts
+            self._options.listen, self._server_context, self._hello("data"), self._peers.entered, self._timeouts
         )
         self._compute.start()
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
@@ -139,7 +150,7 @@ class WorkerService:
         if self._broker is not None:
             await self._broker.close(reason)
         if self._listener is not None:
-            await self._listener.close()
+            await self._listener.close(reason)
         await asyncio.to_thread(self._compute.join)
 
     # the broker's connection (transport.link.Handler)
@@ -184,21 +195,18 @@ class WorkerService:
     async def _register(self) -> None:
         self._broker_gone.clear()
         identity = self._identity
+        broker = Peer(BROKER_ID, "broker")
         self._broker = await dial(
-            identity.broker, self._client_context, BROKER_NAME, self, self._hello("control"), self._timeouts
+            identity.broker, self._client_context, self._hello("control"), broker, self, self._timeouts
         )
         assert self._listener is not None
-        addresses = self._options.advertise or [self._listener.address_for(self._broker.local)]
+        addresses = self._options.advertise or [own_address(identity.broker, self._listener.port)]
         device = describe_device(self._options.memory_bytes)
-        self._tell(Register(device, self._options.site, addresses, self._boot))
+        self._tell(Register(device, self._options.site, addresses, BOOT))
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
-    def _entered(self, link: Link) -> Peers:
-        self._peers.entered(link)
-        return self._peers
-
-    def _hello(self, purpose: str) -> Hello:
-        return Hello(self._identity.id, self._identity.role, purpose)
+    def _hello(self, kind: Kind) -> Hello:
+        return Hello(self._identity.id, self._identity.role, kind)
 
     def _tell(self, message: Message) -> None:
         if self._broker is not None:
@@ -282,8 +290,8 @@ class WorkerService:
         for address in load.addresses.get(peer, []):
             try:
                 link = await dial(
-                    address, self._client_context, holder_name(peer, "worker"), self._peers,
-                    self._hello("data"), self._timeouts,
+                    address, self._client_context, self._hello("data"), Peer(peer, "worker"), self._peers,
+                    self._timeouts,
                 )  # fmt: skip
             except FarflungError as error:
                 failures.append(str(error))

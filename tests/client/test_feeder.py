@@ -54,9 +54,17 @@ async def batches(count: int) -> AsyncIterator[Microbatch]:
 
 def answer(segment: int, microbatch: int, value: int, **changes: object) -> ValueHeader:
     fields = {
-        "job": "j", "attempt": 1, "unit": 0, "microbatch": microbatch, "source": segment, "target": FEEDER, "value": value,
-        "gradient": True, "codec": 0, "bytes": 0,
-    }  # fmt: skip
+        "job": "j",
+        "attempt": 1,
+        "unit": 0,
+        "microbatch": microbatch,
+        "source": segment,
+        "target": FEEDER,
+        "value": value,
+        "gradient": True,
+        "codec": 0,
+        "bytes": 0,
+    }
     return ValueHeader(**{**fields, **changes})  # type: ignore[arg-type]
 
 

@@ -41,9 +41,16 @@ GRAPH = Graph(1, "x", [ValueType("float32", [BatchSize(1), 1])], [Input(0, "inpu
 
 def job(data: Numbers, **changes: Any) -> Job:
     fields: dict[str, Any] = {
-        "model": nn.Linear(1, 1), "data": data, "optimizer": SGD(lr=0.1), "batch": 4, "microbatches": 2, "steps": 3,
-        "validation": Numbers(10), "validation_batches": 2, "seed": 5,
-    }  # fmt: skip
+        "model": nn.Linear(1, 1),
+        "data": data,
+        "optimizer": SGD(lr=0.1),
+        "batch": 4,
+        "microbatches": 2,
+        "steps": 3,
+        "validation": Numbers(10),
+        "validation_batches": 2,
+        "seed": 5,
+    }
     return Job(**{**fields, **changes})
 
 

@@ -24,9 +24,14 @@ class Zeros:
 
 def job(**changes: object) -> Job:
     fields: dict[str, object] = {
-        "model": nn.Linear(1, 1), "data": Zeros(), "validation": Zeros(), "batch": 4, "microbatches": 2, "steps": 2,
+        "model": nn.Linear(1, 1),
+        "data": Zeros(),
+        "validation": Zeros(),
+        "batch": 4,
+        "microbatches": 2,
+        "steps": 2,
         "optimizer": SGD(lr=0.5, schedule=Constant(warmup_steps=1)),
-    }  # fmt: skip
+    }
     return Job(**{**fields, **changes})  # type: ignore[arg-type]
 
 

@@ -29,3 +29,6 @@ class Observer:
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         """How much of the trained state is back."""
+
+    def close(self) -> None:
+        """The run is over."""

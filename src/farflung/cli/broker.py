@@ -1,0 +1,28 @@
+"""`farflung broker`: membership, jobs, plans and step commits, on one port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.folders import folder_of
+from farflung.cli.service import ExitWithParent, run_service
+
+
+def broker(
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "[::]:7700",
+    folder: Annotated[
+        Path | None, typer.Option(help="Certificate authority and event log. [default: ~/.farflung/broker]")
+    ] = None,
+    lease: Annotated[
+        float, typer.Option(min=1.0, max=3600.0, help="Seconds of silence after which a peer is lost.")
+    ] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
+    exit_with_parent: ExitWithParent = None,
+) -> None:
+    """Run the broker until it is stopped; the first start makes its certificate authority."""
+    from farflung.broker.service import serve
+
+    run_service(serve(folder_of("broker", folder), listen, lease), as_json, exit_with_parent)

@@ -1,0 +1,39 @@
+"""`farflung check`: is a job's model captured, cut and differentiated right? Held beside eager, here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.output import print_json, size
+from farflung.cli.quiet import quietly
+
+
+def check(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    segments: Annotated[int, typer.Option(help="Parts to cut the model into.")] = 4,
+    steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
+    from farflung.client.check import check_job
+    from farflung.client.load import load_job
+
+    declared = load_job(job)
+    with quietly() as tell:
+        report = check_job(declared, segments, steps, tell)
+    if as_json:
+        print_json(report)
+    else:
+        typer.echo(f"loss differs by        {report.loss_difference:.1e} (relative)")
+        typer.echo(f"worst gradient by      {report.worst_gradient_difference:.1e}  {report.worst_gradient}")
+        typer.echo(
+            f"worst parameter by     {report.worst_parameter_difference:.1e}  {report.worst_parameter}"
+        )
+        typer.echo(f"evaluation loss by     {report.evaluation_difference:.1e}")
+        typer.echo(f"{report.segments} segments; {size(report.cut_bytes)} cross their borders a microbatch")
+        typer.echo("ok" if report.ok else "NOT ok: the cut model does not compute what the module does")
+    if not report.ok:
+        raise typer.Exit(1)

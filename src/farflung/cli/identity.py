@@ -1,0 +1,79 @@
+"""Who runs a command: the identity in a folder, or, the first time, the one that a token buys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.output import note
+from farflung.errors import IdentityError
+
+if TYPE_CHECKING:
+    from farflung.transport.identity import Identity
+    from farflung.transport.tokens import TokenRole
+
+CLOCK_WORTH_SAYING_SECONDS = 1.0
+
+TokenText = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="FARFLUNG_TOKEN", help="Needed the first time; then the folder is enough."
+    ),
+]
+
+
+async def obtain_identity(
+    folder: Path, role: TokenRole, broker: str | None, token: str | None, name: str | None = None
+) -> Identity:
+    """The identity in `folder`; with a token of another broker, or without an identity, join first.
+
+    Raises
+    ------
+    IdentityError
+        There is no identity and no token, or the token was refused.
+    ConnectionFailed
+        The broker cannot be reached.
+    """
+    from farflung.transport.enrolment import enrol
+    from farflung.transport.identity import Identity
+    from farflung.transport.tokens import Token
+
+    if token is None:
+        return _at(Identity.load(folder), broker)
+    parsed = Token.parse(token)
+    known = _known(folder, parsed.fingerprint)
+    if known is not None:
+        return _at(known, broker)
+    if broker is None:
+        raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
+    enrolment = await enrol(broker, parsed, folder, role, name)
+    _say_clock(enrolment.clock_ahead_seconds)
+    note(f"joined the broker at {broker} as {role} {enrolment.identity.id}; identity kept in {folder}")
+    return enrolment.identity
+
+
+def _known(folder: Path, fingerprint: bytes) -> Identity | None:
+    """The identity that the token's broker gave before, which saves a use of the token."""
+    from farflung.transport.certificates import certificate_from_pem
+    from farflung.transport.certificates import fingerprint as fingerprint_of
+    from farflung.transport.identity import AUTHORITY_FILE, Identity
+
+    try:
+        identity = Identity.load(folder)
+        authority = certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())
+    except IdentityError:
+        return None
+    return identity if fingerprint_of(authority) == fingerprint else None
+
+
+def _at(identity: Identity, broker: str | None) -> Identity:
+    return identity if broker is None else replace(identity, broker=broker)
+
+
+def _say_clock(ahead_seconds: float) -> None:
+    if abs(ahead_seconds) >= CLOCK_WORTH_SAYING_SECONDS:
+        direction = "ahead of" if ahead_seconds > 0 else "behind"
+        note(f"this machine's clock is {abs(ahead_seconds):.1f} s {direction} the broker's")

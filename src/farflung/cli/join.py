@@ -1,0 +1,61 @@
+"""`farflung join`: offers this machine to a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.folders import folder_of
+from farflung.cli.identity import TokenText, obtain_identity
+from farflung.cli.service import ExitWithParent, run_service
+from farflung.errors import JobError
+
+MEMORY_SHARE = 0.8
+"""Of the machine's memory, what jobs may use unless --memory says otherwise."""
+
+
+def join(
+    broker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker listens.")],
+    token: TokenText = None,
+    name: Annotated[str | None, typer.Option(help="Id to ask for. [default: host name and a suffix]")] = None,
+    site: Annotated[str, typer.Option(help="Workers with fast links between them share a site.")] = "",
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT for other workers; port 0 is any free one.")
+    ] = "[::]:0",
+    advertise: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT on which others reach this worker; may be repeated.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/worker]")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GB that jobs may use. [default: 80 % of the machine's]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
+    exit_with_parent: ExitWithParent = None,
+) -> None:
+    """Offer this machine to the broker at HOST:PORT until stopped; a lost broker is dialled again."""
+    if memory is not None and not memory > 0:
+        raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
+    identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
+    from farflung.worker.service import WorkerOptions, run
+
+    options = WorkerOptions(
+        identity=identity,
+        listen=listen,
+        memory_bytes=_memory_bytes(memory),
+        site=site,
+        advertise=advertise or [],
+    )
+    run_service(run(options), as_json, exit_with_parent)
+
+
+def _memory_bytes(gigabytes: float | None) -> int:
+    if gigabytes is not None:
+        return int(gigabytes * 1e9)
+    import psutil
+
+    return int(MEMORY_SHARE * psutil.virtual_memory().total)

@@ -1,0 +1,70 @@
+"""A run on a terminal: the plan as a table, one live bar at a time, validation losses as lines."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from farflung.cli.output import size
+from farflung.cli.plan_table import plan_table
+from farflung.client.observer import Observer
+from farflung.client.records import StepRow
+from farflung.protocol.messages import Planned
+
+
+class _Facts(ProgressColumn):
+    """What the newest row says, as the task carries it."""
+
+    def render(self, task: Task) -> Text:
+        return Text(str(task.fields.get("facts", "")))
+
+
+class LiveObserver(Observer):
+    """Draws on standard error. A bar belongs to one phase: waiting, loading, training, collecting."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._total_bytes = 0
+        self._console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            _Facts(),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+        )
+        self._bars: dict[str, TaskID] = {}
+
+    def waiting(self, words: str) -> None:
+        self._console.print(words)
+
+    def planned(self, planned: Planned) -> None:
+        self._console.print(plan_table(planned.plan))
+
+    def loading(self, sent_bytes: int, total_bytes: int) -> None:
+        self._show("loading", sent_bytes, total_bytes, f"{size(sent_bytes)} of {size(total_bytes)}")
+
+    def stepped(self, row: StepRow) -> None:
+        self._total_bytes += row.bytes_on_wire
+        facts = f"step {row.step}/{self._steps}  loss {row.loss:.4f}  {row.samples_per_second:.0f} samples/s"
+        self._show("training", row.step, self._steps, f"{facts}  {size(self._total_bytes)} on the wire")
+
+    def validated(self, step: int, loss: float) -> None:
+        self._console.print(f"validation loss after {step} steps: {loss:.4f}")
+
+    def collecting(self, received_bytes: int, total_bytes: int) -> None:
+        self._show(
+            "collecting", received_bytes, total_bytes, f"{size(received_bytes)} of {size(total_bytes)}"
+        )
+
+    def close(self) -> None:
+        """Leave the last bar on the screen and stop drawing."""
+        self._progress.stop()
+
+    def _show(self, phase: str, done: int, total: int, facts: str) -> None:
+        if phase not in self._bars:
+            self._progress.start()
+            self._bars[phase] = self._progress.add_task(phase, total=total)
+        self._progress.update(self._bars[phase], completed=done, facts=facts)

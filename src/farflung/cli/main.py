@@ -1,0 +1,82 @@
+"""`farflung`: the commands, and the one place where an error becomes a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+import farflung
+from farflung.cli import broker, capture, check, doctor, join, status, token, train
+from farflung.cli.output import print_error
+from farflung.errors import FarflungError
+
+USAGE = 2
+INTERRUPTED = 130
+
+# Newer typers carry a copy of click, older ones use an installed one: this is the base of usage errors in
+# either.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    help="Train one PyTorch model on devices that are far apart.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(token.app, name="token")
+for _command in (
+    train.train,
+    check.check,
+    capture.capture,
+    broker.broker,
+    join.join,
+    status.status,
+    doctor.doctor,
+):
+    app.command()(_command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        typer.echo(f"farflung {farflung.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The entry point: runs the command line and exits with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; a user's mistake ends in one line and a code, a defect of ours in a traceback."""
+    as_json = "--json" in arguments
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name="farflung", standalone_mode=False)
+    except _UsageError as error:
+        print_error(f"{_message(error)} (farflung --help lists what there is)", as_json)
+        return USAGE
+    except FarflungError as error:
+        print_error(str(error), as_json)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        print_error("interrupted", as_json)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone; the interpreter must not try to flush to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _message(error: Exception) -> str:
+    """What a usage error says, with the parameter it is about."""
+    formatted = getattr(error, "format_message", None)
+    return str(formatted() if formatted else error).rstrip(".")

@@ -1,0 +1,44 @@
+"""What commands print: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on one line of standard output."""
+    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_error(message: str, as_json: bool) -> None:
+    """The one line that a failure is told in; with `as_json` also as a document."""
+    line = " ".join(message.split())
+    if as_json:
+        print_json({"error": line})
+    note(f"error: {line}")
+
+
+def note(line: str) -> None:
+    """A line for the person at the terminal."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def size(count: float) -> str:
+    """A number of bytes in words: 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a clock shows them: 1:05, or 2:00:09."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,46 @@
+"""A plan as a table: which segment runs where, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from farflung.cli.output import size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from farflung.plan import Plan
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """One row a segment: segment, worker, nodes, parameter bytes, MFLOP with its share, bytes out."""
+    total = sum(placement.flops for placement in plan.placements) or 1
+    rows: list[tuple[str, ...]] = []
+    for placement in plan.placements:
+        bytes_out = sum(edge.bytes for edge in plan.edges if edge.source == placement.segment)
+        rows.append(
+            (
+                str(placement.segment),
+                placement.worker,
+                str(placement.nodes),
+                size(placement.parameter_bytes),
+                f"{placement.flops / 1e6:,.0f} ({placement.flops / total:.0%})",
+                size(bytes_out),
+            )
+        )
+    return rows
+
+
+HEADINGS = ("segment", "worker", "nodes", "parameters", "MFLOP a microbatch", "bytes out")
+
+
+def plan_table(plan: Plan) -> Table:
+    """The plan for a terminal."""
+    from rich.table import Table
+
+    table = Table(caption=f"{plan.microbatches} microbatches a step, window {plan.window}", box=None)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "worker" else "right")
+    for row in plan_rows(plan):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,30 @@
+"""Keeps what torch prints about a failed capture off the terminal; our error says it in one line."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+
+from farflung.errors import CaptureError
+
+
+@contextmanager
+def quietly() -> Iterator[Callable[[str], None]]:
+    """Hold back standard error and logging in this block; dropped after a `CaptureError`, else written.
+
+    Gives a function that writes a line at once.
+    """
+    stream, held = sys.stderr, io.StringIO()
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(held):
+            yield lambda line: print(line, file=stream, flush=True)
+    except CaptureError:
+        held = io.StringIO()
+        raise
+    finally:
+        logging.disable(logging.NOTSET)
+        stream.write(held.getvalue())

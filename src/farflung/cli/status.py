@@ -1,0 +1,95 @@
+"""`farflung status`: workers, jobs and the backup pool, as the broker sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.folders import folder_of, home
+from farflung.cli.identity import TokenText, obtain_identity
+from farflung.cli.output import duration, print_json
+from farflung.errors import IdentityError
+
+if TYPE_CHECKING:
+    from farflung.protocol.messages import JobStatus, Status, WorkerStatus
+    from farflung.transport.identity import Identity
+    from farflung.transport.tokens import TokenRole
+
+ROLES: tuple[TokenRole, ...] = ("submitter", "viewer", "worker")
+
+
+def status(
+    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    token: TokenText = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Show workers, jobs and the backup pool."""
+    found = asyncio.run(_ask(broker, token, folder))
+    if as_json:
+        print_json(found)
+    else:
+        for line in _lines(found):
+            typer.echo(line)
+
+
+async def _ask(broker: str | None, token: str | None, folder: Path | None) -> Status:
+    from farflung.client.inquiry import ask_status
+
+    return await ask_status(await any_identity(broker, token, folder))
+
+
+async def any_identity(broker: str | None, token: str | None, folder: Path | None) -> Identity:
+    """Whoever this user is: a token's holder, the identity in `folder`, or the first one there is."""
+    if token is not None:
+        from farflung.transport.tokens import Token
+
+        role = Token.parse(token).role
+        return await obtain_identity(folder_of(role, folder), role, broker, token)
+    folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]
+    present = [path for path in folders if (path / "identity.json").exists()]
+    if not present:
+        raise IdentityError(
+            f"there is no identity under {folder or home()}: on the broker run"
+            " `farflung token create --role viewer`, then here `farflung status --broker HOST:PORT --token T`"
+        )
+    return await obtain_identity(present[0], "viewer", broker, None)
+
+
+def _lines(status: Status) -> Iterable[str]:
+    yield f"broker {status.version}, up {duration(status.uptime_seconds)}"
+    yield f"{len(status.workers)} workers, {len(status.backup_pool)} of them in the backup pool"
+    yield from _table(
+        ("worker", "state", "device", "site", "address", "seen", "job"), map(_worker, status.workers)
+    )
+    yield f"{len(status.jobs)} jobs"
+    yield from _table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
+    waits = ", ".join(f"{name} {seconds:g} s" for name, seconds in sorted(status.timeouts.items()))
+    yield f"timeouts: {waits}"
+
+
+def _worker(worker: WorkerStatus) -> tuple[str, ...]:
+    seen = f"{worker.last_seen_seconds:.0f} s ago" if worker.last_seen_seconds >= 0 else "not yet"
+    return worker.worker, worker.state, worker.device, worker.site, worker.address, seen, worker.job
+
+
+def _job(job: JobStatus) -> tuple[str, ...]:
+    loss = "" if job.loss is None else f"{job.loss:.4f}"
+    speed = "" if job.samples_per_second is None else f"{job.samples_per_second:.1f}"
+    return job.job, job.name, job.state, f"{job.step}/{job.steps}", loss, speed, job.reason
+
+
+def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[str]:
+    """Aligned columns; nothing at all without rows."""
+    cells = [headings, *rows]
+    if len(cells) == 1:
+        return
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    for row in cells:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

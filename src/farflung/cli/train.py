@@ -1,0 +1,193 @@
+"""`farflung train`: from a job file to trained weights."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.folders import folder_of
+from farflung.cli.identity import TokenText, obtain_identity
+from farflung.cli.output import note, print_error, print_json
+from farflung.cli.quiet import quietly
+from farflung.errors import JobError
+
+if TYPE_CHECKING:
+    from farflung.client.observer import Observer
+    from farflung.client.prepared import Prepared
+    from farflung.client.records import Summary
+    from farflung.client.run_folder import RunFolder
+    from farflung.transport.identity import Identity
+
+    Watch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
+
+FAILED, INTERRUPTED = 1, 130
+
+
+def train(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    local: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Start a broker and N workers on this machine for the run."),
+    ] = None,
+    broker: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Train on the workers of this broker.")
+    ] = None,
+    token: TokenText = None,
+    workers: Annotated[
+        int, typer.Option(help="Workers to train on; 0 is every idle one that the model can be cut for.")
+    ] = 0,
+    steps: Annotated[int | None, typer.Option(help="In place of the job's own steps.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB]")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What farflung.data.text() reads in place of the library."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/submitter]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
+) -> None:
+    """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
+    _check_choice(local, broker, token, workers)
+    identity = None if local else _identity(folder_of("submitter", folder), broker, token)
+    prepared = _prepare(job, steps, text)
+    run = _run_folder(out or Path("runs") / re.sub(r"[^\w.-]+", "-", prepared.job.name or "job"))
+    observer = _observer(prepared, as_json)
+    if identity is not None:
+        work = _until_interrupted(prepared, identity, run, observer, workers)
+    else:
+        work = _train_locally(prepared, run, observer, local or 1)
+    try:
+        summary = asyncio.run(work)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        observer.close()
+        run.close()
+    _report(summary, prepared, run, as_json)
+
+
+def _check_choice(local: int | None, broker: str | None, token: str | None, workers: int) -> None:
+    if local is not None and (broker is not None or token is not None or workers):
+        raise JobError("--local starts its own broker and workers: leave --broker, --token and --workers out")
+    if local is not None and not 1 <= local <= 256:
+        raise JobError(f"--local takes 1 to 256 workers, found {local}")
+    if workers < 0:
+        raise JobError(f"--workers must be 0 (all) or more, found {workers}")
+
+
+def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
+    if broker is None and token is None and not (folder / "identity.json").exists():
+        raise JobError(
+            "nothing to train on: add --local N for workers on this machine, or --broker HOST:PORT --token T"
+        )
+    return asyncio.run(obtain_identity(folder, "submitter", broker, token))
+
+
+def _prepare(path: Path, steps: int | None, text: Path | None) -> Prepared:
+    from farflung.client.load import load_job
+    from farflung.client.prepared import prepare
+
+    job = load_job(path, steps=steps, text=text)
+    note(f"capturing the model of {path} and holding it beside eager")
+    with quietly():
+        prepared = prepare(job)
+    for remark in prepared.remarks:
+        note(f"note: {remark}")
+    return prepared
+
+
+def _run_folder(path: Path) -> RunFolder:
+    from farflung.client.run_folder import RunFolder
+
+    run = RunFolder.create(path)
+    if run.previous is not None:
+        note(f"an older run was in {run.path}: it is now {run.previous}")
+    return run
+
+
+def _observer(prepared: Prepared, as_json: bool) -> Observer:
+    from farflung.cli.live import LiveObserver
+    from farflung.cli.plain import PlainObserver, is_terminal
+
+    job = prepared.job
+    return LiveObserver(job.steps) if is_terminal() and not as_json else PlainObserver(job.steps)
+
+
+async def _train_locally(prepared: Prepared, run: RunFolder, observer: Observer, workers: int) -> Summary:
+    from farflung.local.fleet import LocalFleet
+
+    note(f"starting a broker and {workers} workers on this machine")
+    async with LocalFleet(workers, run.logs) as fleet:
+        return await _until_interrupted(
+            prepared, await fleet.submitter(), run, observer, workers, fleet.watch
+        )
+
+
+async def _until_interrupted(
+    prepared: Prepared,
+    identity: Identity,
+    run: RunFolder,
+    observer: Observer,
+    workers: int,
+    watch: Watch | None = None,
+) -> Summary:
+    """The run's summary; the first signal asks for an orderly end, the second ends the run at once.
+
+    `watch` tells what the run stands on, besides broker and workers, and is gone.
+    """
+    from farflung.cli.interrupts import on_interrupt
+    from farflung.client.submitter import Submitter
+
+    submitter = Submitter(prepared, identity, run, observer, workers)
+
+    def first() -> None:
+        note("stopping: the weights of the last applied step come home first (Ctrl-C again ends at once)")
+        submitter.stop("stopped by the user")
+
+    task = asyncio.create_task(submitter.run())
+    watching = asyncio.create_task(watch(submitter.fail_soon)) if watch else None
+    try:
+        with on_interrupt(first, task.cancel):
+            return await task
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+def _report(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:
+    if as_json and summary.state == "done":
+        print_json(summary)
+    elif as_json:
+        print_json({"error": summary.reason, **_fields(summary)})
+    if summary.state == "done":
+        note(f"done: {summary.steps} steps; metrics, plan, events, summary and weights are in {run.path}")
+        _print_sample(prepared, run, as_json)
+        return
+    if summary.weights_step is not None:
+        note(f"the weights of step {summary.weights_step} are in {run.model_path}")
+    print_error(summary.reason, as_json=False)
+    raise typer.Exit(INTERRUPTED if summary.state == "cancelled" else FAILED)
+
+
+def _fields(summary: Summary) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(summary)
+
+
+def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
+    """What the trained model says, its weights read back from the file into the user's own module."""
+    from farflung.client.weights import load_weights
+
+    job = prepared.job
+    if job.sample is None or as_json:
+        return
+    load_weights(run.model_path, job.model)
+    job.model.eval()
+    typer.echo(job.sample(job.model))

@@ -1,0 +1,102 @@
+"""One attempt of a job as the submitter sees it: data links to the workers, and what flows over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from farflung.client.feeder import Feeder
+from farflung.client.links import Lost, WorkerHandler, dial_worker
+from farflung.client.microbatches import Microbatches
+from farflung.client.observer import Observer
+from farflung.client.prepared import Prepared
+from farflung.client.state_transfer import StateCollector, send_state
+from farflung.errors import ConnectionFailed
+from farflung.protocol.messages import Planned, Welcome
+from farflung.transport.endpoint import Link
+from farflung.transport.identity import Identity
+from farflung.transport.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Attempt:
+    """Dials the workers of a plan, loads them, feeds them and takes the trained state back.
+
+    `hear` is told when a link is lost, until `close`.
+    """
+
+    def __init__(
+        self, prepared: Prepared, planned: Planned, observer: Observer, hear: Callable[[Lost], None]
+    ) -> None:
+        self._prepared = prepared
+        self.planned = planned
+        self._observer = observer
+        self._hear = hear
+        self._links: dict[str, Link] = {}
+        self._feeder = Feeder(planned.job, planned.attempt, planned.plan, prepared.graph, self._links)
+        self._collector = StateCollector(
+            planned.job, planned.attempt, planned.plan, planned.owned, prepared.state, observer.collecting
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """What has left over data links so far, framing included."""
+        return sum(link.bytes_sent for link in self._links.values())
+
+    async def load(self, identity: Identity, timeouts: Timeouts) -> None:
+        """Dial every worker, and send each what its segments own.
+
+        Raises
+        ------
+        ConnectionFailed
+            A worker cannot be reached; one that is lost later is told to `hear`.
+        """
+        progress = _Progress(self._observer, self._total_bytes())
+        async with asyncio.TaskGroup() as group:
+            for worker in self.planned.plan.workers():
+                group.create_task(self._load_worker(worker, identity, timeouts, progress))
+
+    async def feed(self) -> None:
+        """Stream every microbatch of the job; see `Feeder.run`."""
+        with suppress(ConnectionFailed):  # the lost link has told
+            await self._feeder.run(Microbatches(self._prepared.job, self._prepared.graph).stream())
+
+    async def trained_state(self) -> dict[str, Tensor]:
+        """The owned tensors, when the workers have sent them all; see `StateCollector.state`."""
+        return await self._collector.state()
+
+    async def close(self, reason: str) -> None:
+        """Close every link."""
+        await asyncio.gather(*(link.close(reason) for link in self._links.values()))
+
+    async def _load_worker(
+        self, worker: str, identity: Identity, timeouts: Timeouts, progress: _Progress
+    ) -> None:
+        planned = self.planned
+        welcome = Welcome(planned.job, planned.attempt)
+        handler = WorkerHandler(worker, welcome, self._feeder, self._collector, self._hear)
+        link = await dial_worker(identity, timeouts, planned.addresses[worker], worker, handler)
+        self._links[worker] = link
+        segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
+        with suppress(ConnectionFailed):  # the lost link has told
+            await send_state(planned.job, planned.attempt, segments, self._prepared.state, link, progress.add)
+
+    def _total_bytes(self) -> int:
+        return sum(self._prepared.state[name].nbytes for names in self.planned.owned for name in names)
+
+
+class _Progress:
+    """Adds up what all workers have been sent."""
+
+    def __init__(self, observer: Observer, total: int) -> None:
+        self._observer = observer
+        self._total = total
+        self._sent = 0
+
+    def add(self, size: int) -> None:
+        self._sent += size
+        self._observer.loading(self._sent, self._total)

@@ -1,0 +1,65 @@
+"""Asks a broker what is going on, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.protocol.messages import Ask, Denied, Status, ToViewer, decode, encode
+from farflung.transport.endpoint import Hello, Link, Peer, dial
+from farflung.transport.headers import DataHeader
+from farflung.transport.identity import Identity
+from farflung.transport.names import BROKER_ID
+from farflung.transport.timeouts import Timeouts
+
+
+async def ask_status(identity: Identity, timeouts: Timeouts | None = None) -> Status:
+    """The status of the broker that `identity` joined; any role may ask.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    timeouts = timeouts or Timeouts()
+    inquiry = _Inquiry()
+    context = identity.client_context()
+    hello = Hello(id=identity.id, role=identity.role, kind="control")
+    link = await dial(identity.broker, context, hello, Peer(BROKER_ID, "broker"), inquiry, timeouts)
+    try:
+        link.send_control(encode(Ask()))
+        async with asyncio.timeout(timeouts.lease_seconds):
+            return await inquiry.answer
+    except TimeoutError:
+        raise ConnectionFailed(
+            f"the broker at {identity.broker} did not answer within {timeouts.lease_seconds:.0f} s"
+        ) from None
+    finally:
+        await link.close("asked and answered")
+
+
+class _Inquiry:
+    """Waits for one answer."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+
+    def control(self, link: Link, message: bytes) -> None:
+        told = decode(message, ToViewer)
+        if isinstance(told, Status) and not self.answer.done():
+            self.answer.set_result(told)
+        elif isinstance(told, Denied):
+            self._fail(f"the broker refused: {told.reason}")
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        raise ProtocolError("the broker sent data: it only ever sends control messages")
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """Never called: `opening` takes nothing."""
+
+    def closed(self, link: Link, reason: str) -> None:
+        self._fail(f"the broker closed the connection: {reason}")
+
+    def _fail(self, reason: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(ConnectionFailed(reason))

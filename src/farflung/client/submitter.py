@@ -1,0 +1,284 @@
+"""The submitter: submits a job, feeds it, keeps its books, and brings the trained weights home."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+
+from farflung.client.attempt import Attempt
+from farflung.client.books import Books, Outcome
+from farflung.client.job import Job
+from farflung.client.links import Lost, dial_broker
+from farflung.client.observer import Observer
+from farflung.client.prepared import Prepared, prepare
+from farflung.client.records import Summary
+from farflung.client.run_folder import RunFolder
+from farflung.client.weights import save_weights
+from farflung.errors import ConnectionFailed, FarflungError, RunFailed
+from farflung.protocol.messages import (
+    Accepted,
+    Cancel,
+    Collected,
+    Collecting,
+    Denied,
+    Ended,
+    Message,
+    Planned,
+    Running,
+    Submit,
+    UnitDone,
+    encode,
+)
+from farflung.transport.endpoint import Link
+from farflung.transport.identity import Identity
+from farflung.transport.names import BROKER_ID
+from farflung.transport.timeouts import Timeouts
+
+DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
+REASON_LENGTH = 500
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """Something on this side went wrong; `collect` says whether the weights can still come home."""
+
+    error: BaseException
+    collect: bool
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """The user wants an end."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """Something the job stands on is gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The trained weights are in the run folder."""
+
+
+_Event = Message | Lost | _Trouble | _Stop | _Gone | _Written
+
+
+async def train(
+    job: Job, identity: Identity, run: RunFolder, observer: Observer | None = None, workers: int = 0
+) -> Summary:
+    """Train a job on the workers of the broker that `identity` joined; 0 workers are all idle ones.
+
+    Raises
+    ------
+    FarflungError
+        The job cannot be captured or read. Whatever happens later is told by the summary's state and reason.
+    """
+    prepared = await asyncio.to_thread(prepare, job)
+    return await Submitter(prepared, identity, run, observer or Observer(), workers).run()
+
+
+class Submitter:
+    """One run of one job. Everything that happens passes through one queue and is handled in order."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        identity: Identity,
+        run: RunFolder,
+        observer: Observer,
+        workers: int = 0,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._prepared = prepared
+        self._identity = identity
+        self._workers = workers
+        self._timeouts = timeouts or Timeouts()
+        self._books = Books(prepared.job, run, observer)
+        self._events: asyncio.Queue[_Event] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._broker: Link | None = None
+        self._attempt: Attempt | None = None
+        self._job = ""
+        self._failure = ""
+        self._stopping = ""
+        self._holding = False
+
+    async def run(self) -> Summary:
+        """Run the job to its end, which `summary.json` then tells; cancelling this ends it at once."""
+        outcome = Outcome(CANCELLED, "stopped at once by the user: the weights were not collected")
+        try:
+            outcome = await self._run()
+        except FarflungError as error:
+            outcome = Outcome(FAILED, str(error))
+        finally:
+            summary = self._books.close(outcome)
+            await self._close(outcome)
+        return summary
+
+    def stop(self, reason: str) -> None:
+        """End the job, after the weights of the last applied step have come home."""
+        self._events.put_nowait(_Stop(reason))
+
+    def fail_soon(self, reason: str) -> None:
+        """Something the job stands on is gone: it fails for this reason, unless the broker says more."""
+        self._events.put_nowait(_Gone(reason))
+
+    async def _run(self) -> Outcome:
+        job = self._prepared.job
+        name = job.name or "job"
+        self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
+        self._tell(Submit(name, self._prepared.program, job.training(), self._workers))
+        await self._books.submitted(name, self._identity.broker)
+        while True:
+            outcome = await self._handle(await self._events.get())
+            if outcome is not None:
+                return outcome
+
+    async def _handle(self, event: _Event) -> Outcome | None:
+        """Do what an event asks for; the outcome, if it was the last."""
+        match event:
+            case Accepted():
+                await self._accepted(event)
+            case Planned():
+                await self._books.planned(event)
+                self._attempt = Attempt(self._prepared, event, self._books.observer, self._events.put_nowait)
+                self._begin(self._attempt.load(self._identity, self._timeouts), collect=False)
+            case Running():
+                attempt = self._current()
+                await self._books.running(attempt.bytes_sent)
+                self._begin(attempt.feed(), collect=True)
+            case UnitDone():
+                await self._books.unit_done(event, self._current().bytes_sent)
+            case Collecting():
+                await self._collecting(event)
+            case _Written():
+                self._holding = True
+                self._tell(Collected(self._job, self._current().planned.attempt))
+            case _Stop():
+                self._stopping = event.reason
+                self._cancel(event.reason)
+            case _Trouble():
+                return self._trouble(event)
+            case Lost(peer=peer, reason=reason) if peer == BROKER_ID:
+                self._job = ""
+                broker = f"the broker at {self._identity.broker} was lost: {reason}"
+                return Outcome(FAILED, self._failure or f"{broker}; {self._kept()}")
+            case Lost(peer=peer, reason=reason):
+                self._gone(f"worker {peer} was lost: {reason}")
+            case _Gone():
+                self._gone(event.reason)
+            case Denied():
+                return Outcome(FAILED, f"the broker refused: {event.reason}")
+            case Ended():
+                return self._ended(event)
+        return None
+
+    async def _accepted(self, message: Accepted) -> None:
+        self._job = message.job
+        await self._books.accepted(message)
+        if self._stopping:
+            self._cancel(self._stopping)
+
+    async def _collecting(self, message: Collecting) -> None:
+        await self._books.collecting(message)
+        self._stop_tasks()
+        self._begin(self._bring_home(message.step), collect=False)
+
+    async def _bring_home(self, step: int) -> None:
+        trained = await self._current().trained_state()
+        job, ties = self._prepared.job, self._prepared.graph.ties
+        await asyncio.to_thread(save_weights, self._books.folder.model_path, job.model, trained, ties)
+        self._books.tally.weights_step = step
+        self._events.put_nowait(_Written())
+
+    def _trouble(self, trouble: _Trouble) -> Outcome | None:
+        """Fail; where the weights can still come home, only after they have."""
+        if not isinstance(trouble.error, FarflungError):
+            raise trouble.error
+        self._failure = self._failure or str(trouble.error)
+        if not trouble.collect or not self._job:
+            return Outcome(FAILED, self._failure)
+        self._cancel(self._failure)
+        return None
+
+    def _gone(self, reason: str) -> None:
+        """The run cannot go on. The broker sees more of it: its word counts if it comes within the lease."""
+        if self._holding or self._failure:
+            return
+        self._failure = f"{reason}; {self._kept()}"
+        overdue = _Trouble(RunFailed(self._failure), collect=False)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
+
+    def _ended(self, ended: Ended) -> Outcome:
+        self._job = ""
+        if ended.state == DONE:
+            return Outcome(DONE, "")
+        if ended.state == CANCELLED:
+            return Outcome(FAILED, self._failure) if self._failure else Outcome(CANCELLED, ended.reason)
+        return Outcome(ended.state, f"{ended.reason}; {self._kept()}")
+
+    def _kept(self) -> str:
+        tally = self._books.tally
+        weights = f", the weights of step {tally.weights_step}" if tally.weights_step is not None else ""
+        return f"kept in {self._books.folder.path}: the metrics of {tally.steps} steps{weights}"
+
+    def _begin(self, work: Coroutine[None, None, None], collect: bool) -> None:
+        """Run `work` beside the queue; its failure is an event."""
+        self._tasks.append(asyncio.create_task(self._watched(work, collect)))
+
+    async def _watched(self, work: Coroutine[None, None, None], collect: bool) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._events.put_nowait(_Trouble(_first(error), collect))
+
+    def _stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _current(self) -> Attempt:
+        if self._attempt is None:
+            raise RunFailed("the broker spoke of a plan that it never sent: use the same farflung everywhere")
+        return self._attempt
+
+    def _cancel(self, reason: str) -> None:
+        if self._job:
+            self._tell(Cancel(self._job, reason[:REASON_LENGTH], collect=True))
+
+    def _tell(self, message: Message) -> None:
+        if self._broker is not None:
+            with suppress(ConnectionFailed):  # its loss is an event of its own
+                self._broker.send_control(encode(message))
+
+    async def _give_up(self, reason: str) -> None:
+        """End the job at the broker, and wait until it is over there."""
+        self._tell(Cancel(self._job, reason[:REASON_LENGTH], collect=False))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeouts.close_seconds):
+                while not isinstance(event := await self._events.get(), Ended):
+                    if isinstance(event, Lost) and event.peer == BROKER_ID:
+                        return
+
+    async def _close(self, outcome: Outcome) -> None:
+        if self._job:
+            await self._give_up(outcome.reason)
+        self._stop_tasks()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        words = f"the job is over: {outcome.state}"
+        if self._attempt is not None:
+            await self._attempt.close(words)
+        if self._broker is not None:
+            await self._broker.close(words)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a task group, where it is one."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

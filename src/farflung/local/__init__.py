@@ -1,0 +1,1 @@
+"""This machine: a broker and workers as child processes, and what may be wrong with it."""

@@ -1,0 +1,158 @@
+"""What may be wrong with this machine: each check says what it found, and the command that helps."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.util
+import platform
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from farflung.client.inquiry import ask_status
+from farflung.errors import FarflungError, IdentityError
+from farflung.transport import stranger
+from farflung.transport.addresses import DEFAULT_PORT, parse_address
+from farflung.transport.contexts import unverified_context
+from farflung.transport.endpoint import ask
+from farflung.transport.identity import Identity
+from farflung.transport.timeouts import Timeouts
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 9)
+CLOCK_OFF_SECONDS = 60.0
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One check: `found` in words and, where it is not `ok`, what `helps`."""
+
+    check: str
+    ok: bool
+    found: str
+    helps: str = ""
+
+
+async def examine(folders: list[Path], broker: str | None) -> list[Finding]:
+    """Check Python, torch, the broker's port, this user's certificates and, where one is known, the broker.
+
+    `folders` may hold identities; `broker` is HOST:PORT, by default the one that the first identity joined.
+    """
+    findings = [_python(), await asyncio.to_thread(_torch), _port(DEFAULT_PORT)]
+    identities, troubles = _identities(folders)
+    findings += troubles or [_certificate(identity) for identity in identities] or [_no_identity()]
+    address = broker or next((identity.broker for identity in identities if identity.broker), None)
+    if address is None:
+        return findings
+    reach = await _reachable(address)
+    findings.append(reach)
+    if reach.ok:
+        findings.append(await _clock(address))
+        findings += [await _admitted(replace(identity, broker=address)) for identity in identities[:1]]
+    return findings
+
+
+def _python() -> Finding:
+    found = f"Python {platform.python_version()} at {sys.executable}"
+    wanted = ".".join(map(str, OLDEST_PYTHON))
+    return Finding("python", sys.version_info >= OLDEST_PYTHON, found, f"install Python {wanted} or newer")
+
+
+def _torch() -> Finding:
+    helps = f"pip install 'torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}'"
+    if importlib.util.find_spec("torch") is None:
+        return Finding("torch", False, "torch is not installed", helps)
+    try:
+        import torch
+    except Exception as error:  # a broken install fails in many ways
+        return Finding("torch", False, f"torch cannot be imported: {error}", helps)
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    return Finding("torch", version >= OLDEST_TORCH, f"torch {torch.__version__}", helps)
+
+
+def _port(port: int) -> Finding:
+    """Whether a broker could listen here; a port in use is fine if it is a broker's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            used = error.errno == errno.EADDRINUSE
+            found = f"port {port} is in use" if used else f"port {port} cannot be used: {error.strerror}"
+            return Finding(
+                "port", used, f"{found} (by a broker on this machine?)", "farflung broker --listen [::]:7710"
+            )
+    return Finding("port", True, f"port {port} is free for a broker")
+
+
+def _identities(folders: list[Path]) -> tuple[list[Identity], list[Finding]]:
+    identities, troubles = [], []
+    for folder in folders:
+        if not (folder / "identity.json").exists():
+            continue
+        try:
+            identities.append(Identity.load(folder))
+        except IdentityError as error:
+            troubles.append(Finding("certificate", False, str(error), "join again with --token"))
+    return identities, troubles
+
+
+def _no_identity() -> Finding:
+    return Finding("certificate", True, "no identity on this machine yet; a first join needs a token")
+
+
+def _certificate(identity: Identity) -> Finding:
+    days = (identity.expires_at - time.time()) / 86400
+    return Finding("certificate", True, f"{identity.role} {identity.id}, good for {days:.1f} more days")
+
+
+async def _reachable(address: str) -> Finding:
+    host, port = parse_address(address)
+    helps = f"on the broker's machine: farflung broker --listen [::]:{port}, and let TCP port {port} through"
+    try:
+        async with asyncio.timeout(Timeouts().dial_seconds):
+            _, writer = await asyncio.open_connection(host, port)
+    except socket.gaierror:
+        return Finding(
+            "reach", False, f"the name {host} is not known", "check the spelling, or use an address"
+        )
+    except TimeoutError:
+        return Finding("reach", False, f"{address} does not answer: a firewall drops it?", helps)
+    except OSError as error:
+        return Finding("reach", False, f"{address}: {error.strerror or error}", helps)
+    writer.close()
+    return Finding("reach", True, f"{address} answers")
+
+
+async def _clock(address: str) -> Finding:
+    """This clock beside the broker's, which certificates are valid by. Asked without trusting the answer."""
+    helps = "set the clock right: timedatectl set-ntp true"
+    asked, seconds = time.time(), Timeouts().join_seconds
+    try:
+        request = stranger.encode(stranger.AskAuthority())
+        told = stranger.decode_answer(await ask(address, unverified_context(), None, request, seconds))
+    except FarflungError as error:
+        return Finding(
+            "clock", False, f"the broker does not tell its time: {error}", "check the broker's version"
+        )
+    if not isinstance(told, stranger.TellAuthority):
+        return Finding("clock", False, "the broker does not tell its time", "check the broker's version")
+    ahead = (asked + time.time()) / 2 - told.clock
+    direction = "ahead of" if ahead > 0 else "behind"
+    return Finding(
+        "clock", abs(ahead) < CLOCK_OFF_SECONDS, f"{abs(ahead):.1f} s {direction} the broker's", helps
+    )
+
+
+async def _admitted(identity: Identity) -> Finding:
+    try:
+        status = await ask_status(identity)
+    except FarflungError as error:
+        helps = f"farflung token create --role {identity.role} on the broker, then join again with --token"
+        return Finding("broker", False, f"{identity.id} is not admitted: {error}", helps)
+    workers = f"{len(status.workers)} workers, {len(status.backup_pool)} idle"
+    return Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {workers}")

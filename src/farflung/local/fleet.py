@@ -1,0 +1,151 @@
+"""A whole fleet on this machine: a broker and workers as child processes, for as long as one block lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from farflung.errors import RunFailed
+from farflung.local.child import Child
+from farflung.local.free_port import free_port
+from farflung.transport.enrolment import enrol
+from farflung.transport.identity import Identity
+from farflung.transport.timeouts import Timeouts
+
+HOST = "127.0.0.1"
+SITE = "local"
+
+
+class LocalFleet:
+    """A broker and `workers` workers on 127.0.0.1, each a process with one thread for torch.
+
+    They speak over TLS with identities of their own, as machines far apart would. The identities lie in a
+    temporary folder; on leaving the block the processes are reaped and the folder is removed. If this process
+    is killed, they end by themselves. What they say goes to `logs/broker.log`, `logs/worker-0.log`, ...
+
+    Parameters
+    ----------
+    workers
+        How many.
+    logs
+        Folder for their logs; it is made.
+    memory_bytes
+        What each worker offers; without it, an equal share of the machine's.
+    """
+
+    def __init__(self, workers: int, logs: Path, memory_bytes: int | None = None) -> None:
+        self._count = workers
+        self._logs = logs
+        self._memory_bytes = memory_bytes
+        self._timeouts = Timeouts()
+        self._folder = Path()
+        self.broker: Child | None = None
+        self.workers: list[Child] = []
+        self.address = ""
+
+    async def __aenter__(self) -> LocalFleet:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="farflung-"))
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def submitter(self) -> Identity:
+        """The identity with which this process submits jobs to the fleet."""
+        from farflung.broker.authority import create_token
+
+        token = await asyncio.to_thread(create_token, self._folder / "broker", "submitter")
+        enrolment = await enrol(self.address, token, self._folder / "submitter", "submitter", "submitter")
+        return enrolment.identity
+
+    def children(self) -> list[Child]:
+        """The broker and the workers, as far as they were started."""
+        return ([self.broker] if self.broker else []) + self.workers
+
+    async def watch(self, tell: Callable[[str], None]) -> None:
+        """Wait for the first child that ends by itself, and say so in one line with its last words."""
+        ends = [asyncio.create_task(child.ended()) for child in self.children()]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            tell(done.pop().result())
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def _start(self) -> None:
+        self.address = f"{HOST}:{free_port(HOST)}"
+        self.broker = await self._child(
+            "broker", ["broker", "--listen", self.address, "--folder", str(self._folder / "broker")], {}
+        )
+        token = await self._worker_token()
+        for number in range(self._count):
+            name = f"worker-{number}"
+            arguments = ["join", self.address, "--name", name, "--site", SITE, "--listen", f"{HOST}:0"]
+            arguments += ["--folder", str(self._folder / name), "--memory", f"{self._memory() / 1e9:.3f}"]
+            self.workers.append(await self._child(name, arguments, {"FARFLUNG_TOKEN": token}))
+
+    async def _worker_token(self) -> str:
+        """A token for all workers, once the broker answers on its port."""
+        from farflung.broker.authority import create_token
+
+        await self._until_listening()
+        token = await asyncio.to_thread(create_token, self._folder / "broker", "worker", self._count)
+        return token.text
+
+    async def _until_listening(self) -> None:
+        assert self.broker is not None
+        ended = asyncio.create_task(self.broker.ended())
+        try:
+            async with asyncio.timeout(self._timeouts.start_seconds):
+                while not await _answers(self.address):
+                    if ended.done():
+                        raise RunFailed(f"the local {ended.result()}")
+        except TimeoutError:
+            raise RunFailed(
+                f"the local broker does not answer on {self.address}: see {self.broker.log}"
+            ) from None
+        finally:
+            ended.cancel()
+
+    async def _child(self, name: str, arguments: list[str], environment: dict[str, str]) -> Child:
+        log = self._logs / f"{name}.log"
+        return await Child.start(name, arguments, log, {"OMP_NUM_THREADS": "1", **environment}, self._folder)
+
+    def _memory(self) -> float:
+        if self._memory_bytes is not None:
+            return self._memory_bytes
+        import psutil
+
+        return 0.8 * psutil.virtual_memory().total / self._count
+
+    async def _stop(self) -> None:
+        grace = self._timeouts.stop_seconds
+        # Workers first: they say farewell to the broker.
+        await asyncio.gather(*(child.stop(grace) for child in self.workers))
+        if self.broker is not None:
+            await self.broker.stop(grace)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+
+async def _answers(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        await asyncio.sleep(0.05)
+        return False
+    writer.close()
+    await writer.wait_closed()
+    return True

@@ -1,0 +1,36 @@
+"""What a child process does when its parent is gone: it stops, and nothing of the family stays behind."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+from farflung.transport.timeouts import Timeouts
+
+
+def stop_with_parent(folder: Path) -> None:
+    """Watch standard input, a pipe whose other end only the parent holds, from a thread.
+
+    When it closes, this process gets SIGTERM, and is ended if it takes too long. `folder`, which a parent
+    that was killed could not remove, is removed at the end.
+    """
+    threading.Thread(target=_watch, args=(folder,), name="farflung-parent", daemon=True).start()
+
+
+def _watch(folder: Path) -> None:
+    while os.read(0, 1024):
+        pass
+    atexit.register(_remove, folder)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(Timeouts().stop_seconds)
+    _remove(folder)
+    os._exit(1)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

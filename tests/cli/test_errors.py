@@ -1,0 +1,134 @@
+"""Bad input ends in exactly one line on standard error, a code above zero, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from farflung.cli.main import run
+
+JOB = """
+import torch, farflung
+from torch import nn
+
+class Items:
+    def __len__(self): return 64
+    def __getitem__(self, index): return {"x": torch.randn(4), "y": torch.randn(2)}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+    def forward(self, x, y):
+        return ((self.layer(x) - y) ** 2).mean()
+
+def job():
+    return farflung.Job(model=Model(), data=Items(), optimizer=farflung.SGD(lr=0.1), batch=4,
+                        microbatches=2, steps=2)
+"""
+
+
+def farflung(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FARFLUNG_HOME": str(home)}
+    environment.pop("FARFLUNG_TOKEN", None)
+    return subprocess.run(
+        [sys.executable, "-m", "farflung", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=home,
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    monkeypatch.delenv("FARFLUNG_TOKEN", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.py").write_text(JOB)
+    (tmp_path / "raises.py").write_text("def job():\n    raise ValueError('two\\nlines')\n")
+    (tmp_path / "no_job.py").write_text("x = 1\n")
+    (tmp_path / "wrong.py").write_text("def job():\n    return 7\n")
+    (tmp_path / "syntax.py").write_text("def job(:\n")
+    (tmp_path / "uneven.py").write_text(JOB.replace("microbatches=2", "microbatches=3"))
+    (tmp_path / "branch.py").write_text(
+        JOB.replace("        return ((", "        if x.sum() > 0: x = -x\n        return ((")
+    )
+    return tmp_path
+
+
+CASES = [
+    (["nonsense"], 2, "No such command 'nonsense'"),
+    (["train"], 2, "Missing argument 'JOB'"),
+    (["train", "good.py", "--nope"], 2, "No such option: --nope"),
+    (["train", "missing.py", "--local", "2"], 2, "expected a job file at missing.py"),
+    (["train", "raises.py", "--local", "2"], 2, "raises.py:2: the job file raised ValueError: two"),
+    (["train", "no_job.py", "--local", "2"], 2, "has no job()"),
+    (["train", "wrong.py", "--local", "2"], 2, "must return a farflung.Job, found a int"),
+    (["train", "syntax.py", "--local", "2"], 2, "syntax.py:1: not valid Python"),
+    (["train", "uneven.py", "--local", "2"], 2, "batch must be divisible by microbatches"),
+    (["train", "branch.py", "--local", "2"], 2, "branch.py:14"),
+    (["train", "good.py", "--local", "2", "--steps", "0"], 2, "steps must be a whole number"),
+    (["train", "good.py", "--local", "0"], 2, "--local takes 1 to 256 workers"),
+    (["train", "good.py", "--local", "2", "--broker", "h:1"], 2, "--local starts its own broker"),
+    (["train", "good.py", "--local", "2", "--text", "good.py"], 2, "--text good.py changes nothing"),
+    (["train", "good.py", "--local", "2", "--out", "good.py"], 2, "found a file"),
+    (["train", "good.py", "--local", "2", "--out", "."], 2, "holds other files"),
+    (["train", "good.py"], 2, "nothing to train on: add --local N"),
+    (["train", "good.py", "--broker", "127.0.0.1:9"], 2, "there is no identity in"),
+    (["train", "good.py", "--broker", "127.0.0.1:9", "--token", "ff1-abc"], 2, "the token has 7 characters"),
+    (["check", "good.py", "--segments", "0"], 2, "at least 1 segment"),
+    (["check", "good.py", "--segments", "500"], 2, "can be cut into at most"),
+    (["join", "127.0.0.1:9"], 2, "there is no identity in"),
+    (["join", "127.0.0.1:9", "--token", "hello"], 2, "not a token"),
+    (["join", "127.0.0.1:9", "--memory", "-1"], 2, "--memory must be a positive number"),
+    (["token", "create", "--role", "king"], 2, "'king' is not one of"),
+    (["token", "create", "--role", "worker", "--uses", "0"], 2, "1 to 1000000 uses, found 0"),
+    (["status"], 2, "there is no identity under"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), CASES, ids=[" ".join(case[0]) for case in CASES])
+def test_bad_input_is_one_line(
+    arguments: list[str], code: int, words: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == code
+    printed = capsys.readouterr()
+    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and words in errors[0]
+    assert "Traceback" not in printed.err and printed.out == ""
+    assert not (home / "runs").exists()
+
+
+def test_json_tells_the_error_on_standard_output_too(home: Path) -> None:
+    done = farflung("train", "raises.py", "--local", "2", "--json", home=home)
+    assert done.returncode == 2
+    (line,) = done.stdout.splitlines()
+    assert "raised ValueError" in json.loads(line)["error"]
+    assert done.stderr.splitlines() == [f"error: {json.loads(line)['error']}"]
+
+
+def test_a_process_ends_with_the_code_and_one_line(home: Path) -> None:
+    done = farflung("train", "missing.py", "--local", "2", home=home)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: expected a job file") and done.stderr.count("\n") == 1
+
+
+def test_our_own_defects_keep_their_traceback(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: object, **__: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("farflung.client.load.load_job", defect)
+    with pytest.raises(KeyError, match="ours"):
+        run(["check", "good.py"])
+
+
+def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
+    command = f"{sys.executable} -m farflung train --help | head -c 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""

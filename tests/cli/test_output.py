@@ -1,0 +1,36 @@
+"""Numbers as people read them, and a plan as rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.cli.output import duration, print_error, size
+from farflung.cli.plan_table import plan_rows
+from farflung.plan import FEEDER, Edge, Placement, Plan
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (4e6, "4.0 MB"), (3e12, "3.0 TB")]
+)
+def test_sizes(count: float, words: str) -> None:
+    assert size(count) == words
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (65.4, "1:05"), (7209, "2:00:09")])
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error("first\n  second", as_json=True)
+    printed = capsys.readouterr()
+    assert printed.err == "error: first second\n" and printed.out == '{"error":"first second"}\n'
+
+
+def test_a_plan_becomes_rows() -> None:
+    placements = [Placement(0, ["a"], 3_000_000, 4000, 12), Placement(1, ["b"], 1_000_000, 0, 4)]
+    edges = [Edge(0, FEEDER, 0, 16, False), Edge(1, 0, 1, 2500, True)]
+    assert plan_rows(Plan(placements, edges, 4, 2)) == [
+        ("0", "a", "12", "4.0 kB", "3 (75%)", "2.5 kB"),
+        ("1", "b", "4", "0 B", "1 (25%)", "0 B"),
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.graph import Graph, Input, Node
@@ -14,7 +14,8 @@ class Partition:
     """Segments of `graph`, cut before the node positions `cuts` (ascending).
 
     A value that depends on no parameter and no random number is recomputed in each segment that reads it,
-    unless the model inputs that this needs are larger than the value itself; then it is shipped.
+    unless the model inputs that this needs are larger than the value itself; then it is shipped. A buffer's
+    new value is made by the one segment that owns the buffer.
     """
 
     def __init__(self, graph: Graph, cuts: Sequence[int], batch: int) -> None:
@@ -25,12 +26,13 @@ class Partition:
         self._inputs = {entry.value: entry for entry in graph.inputs}
         self._count = len(cuts) + 1
         self._nodes: list[set[int]] = [set() for _ in range(self._count)]
-        self._receives: list[set[int]] = [set() for _ in range(self._count)]
-        self._sends: list[set[int]] = [set() for _ in range(self._count)]
+        self._receives: list[dict[int, int]] = [{} for _ in range(self._count)]  # value -> its segment
         self._maker: dict[int, int] = {}
         self._place_nodes(cuts)
+        self._place_results(cuts)
         for number in range(self._count):
             self._connect(number)
+        self._sources = {v: source for receives in self._receives for v, source in receives.items()}
 
     def segments(self) -> list[Segment]:
         """The segments, in topological order."""
@@ -39,7 +41,7 @@ class Partition:
 
     def sources(self) -> dict[int, int]:
         """Value id -> the segment that sends it, for every value that crosses the cut."""
-        return {v: number for number, sends in enumerate(self._sends) for v in sends}
+        return self._sources
 
     def _place_nodes(self, cuts: Sequence[int]) -> None:
         for at, node in enumerate(self._graph.nodes):
@@ -50,6 +52,12 @@ class Partition:
             for value in node.writes():
                 self._maker[value] = number
 
+    def _place_results(self, cuts: Sequence[int]) -> None:
+        """A loss or a buffer's new value that is static is read by no node, yet somebody must make it."""
+        for value in (self._graph.loss, *self._graph.mutations.values()):
+            if value in self._static and value not in self._inputs:
+                self._recompute(value, bisect_right(cuts, self._producers[value]))
+
     def _connect(self, number: int) -> None:
         nodes = self._graph.nodes
         reads = {value for at in self._nodes[number] for value in nodes[at].reads()}
@@ -59,25 +67,35 @@ class Partition:
             if value in self._static:
                 self._place_static(value, number)
             elif self._maker[value] != number:
-                self._ship(value, self._maker[value], number)
+                self._receives[number][value] = self._maker[value]
 
     def _place_static(self, value: int, number: int) -> None:
         """Recompute `value` in the segment, or ship it from where it is already made."""
-        positions, inputs = self._closure(value)
+        if self._producers[value] in self._nodes[number] or value in self._receives[number]:
+            return
+        inputs = self._closure(value, number)[1]
         fed = {
             v for at in self._nodes[number] for v in self._graph.nodes[at].reads() if self._is_model_input(v)
         }
         feeding = sum(self._size(v) for v in inputs - fed if self._is_model_input(v))
-        if value in self._maker and self._maker[value] != number and self._size(value) < feeding:
-            self._ship(value, self._maker[value], number)
-            return
+        if value in self._maker and self._size(value) < feeding:
+            self._receives[number][value] = self._maker[value]
+        else:
+            self._recompute(value, number)
+
+    def _recompute(self, value: int, number: int) -> None:
+        positions = self._closure(value, number)[0]
         self._nodes[number] |= positions
         for at in positions:
             for made in self._graph.nodes[at].writes():
                 self._maker.setdefault(made, number)
+                self._receives[number].pop(made, None)  # another result of the same node
 
-    def _closure(self, value: int) -> tuple[set[int], set[int]]:
-        """Positions of the nodes that make a static value, and the inputs that they read."""
+    def _closure(self, value: int, number: int) -> tuple[set[int], set[int]]:
+        """Positions of the nodes that make a static value in a segment, and the inputs that they read.
+
+        What the segment already receives is taken as it is.
+        """
         positions: set[int] = set()
         inputs: set[int] = set()
         waiting = [value]
@@ -85,14 +103,12 @@ class Partition:
             current = waiting.pop()
             if current in self._inputs:
                 inputs.add(current)
+            elif current in self._receives[number]:
+                continue
             elif self._producers[current] not in positions:
                 positions.add(self._producers[current])
                 waiting.extend(self._graph.nodes[self._producers[current]].reads())
         return positions, inputs
-
-    def _ship(self, value: int, source: int, target: int) -> None:
-        self._sends[source].add(value)
-        self._receives[target].add(value)
 
     def _is_model_input(self, value: int) -> bool:
         return value in self._inputs and self._inputs[value].kind == "input"
@@ -103,7 +119,8 @@ class Partition:
     def _segment(self, number: int, owners: dict[str, int]) -> Segment:
         graph = self._graph
         nodes = [graph.nodes[at] for at in sorted(self._nodes[number])]
-        inputs = self._inputs_read(nodes)
+        mutations = {n: v for n, v in graph.mutations.items() if self._maker[v] == number}
+        inputs = self._inputs_held(nodes, mutations)
         owned = [
             entry.name
             for entry in inputs
@@ -111,10 +128,9 @@ class Partition:
             or entry.kind == "buffer"
         ]
         made = {value for node in nodes for value in node.writes()}
-        buffers = {entry.name for entry in inputs if entry.kind == "buffer"}
-        mutations = {n: v for n, v in graph.mutations.items() if n in buffers and v in made}
-        crossing = self._receives[number] | self._sends[number]
-        known = made | self._receives[number] | {entry.value for entry in inputs}
+        receives = set(self._receives[number])
+        sends = {value for value, source in self._sources.items() if source == number}
+        known = made | receives | {entry.value for entry in inputs}
         return Segment(
             version=graph.version,
             opset=graph.opset,
@@ -122,15 +138,19 @@ class Partition:
             values={value: graph.values[value] for value in sorted(known)},
             inputs=inputs,
             owned=owned,
-            receives=sorted(self._receives[number]),
+            receives=sorted(receives),
             nodes=nodes,
-            sends=sorted(self._sends[number]),
-            differentiable=sorted(crossing & differentiable_values(graph)),
+            sends=sorted(sends),
+            differentiable=sorted((receives | sends) & differentiable_values(graph)),
             loss=graph.loss if graph.loss in made else None,
             mutations=mutations,
             constants={e.name: graph.constants[e.name] for e in inputs if e.kind == "constant"},
         )
 
-    def _inputs_read(self, nodes: Sequence[Node]) -> list[Input]:
+    def _inputs_held(self, nodes: Sequence[Node], mutations: Mapping[str, int]) -> list[Input]:
         read = {value for node in nodes for value in node.reads()}
-        return [entry for entry in self._graph.inputs if entry.value in read]
+        return [
+            entry
+            for entry in self._graph.inputs
+            if entry.value in read or (entry.kind == "buffer" and entry.name in mutations)
+        ]

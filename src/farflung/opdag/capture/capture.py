@@ -17,7 +17,12 @@ from torch import Tensor, nn
 
 from farflung.errors import CaptureError
 from farflung.opdag.capture.grad_mode import inline_gradient_modes
-from farflung.opdag.capture.lints import explain_failure, forbid_custom_functions, watch_checkpointing
+from farflung.opdag.capture.lints import (
+    explain_failure,
+    forbid_buffer_assignment,
+    forbid_custom_functions,
+    watch_checkpointing,
+)
 from farflung.opdag.capture.normalise import Normaliser, Origin
 from farflung.opdag.graph import Graph
 
@@ -99,7 +104,7 @@ def capture(module: nn.Module, example: Mapping[str, Tensor], loss: LossFunction
     modes = [(part, part.training) for part in module.modules()]
     wrapper.train()
     try:
-        with forbid_custom_functions(), watch_checkpointing() as remarks:
+        with forbid_custom_functions(), forbid_buffer_assignment(), watch_checkpointing() as remarks:
             exported = _export(wrapper, batch)
     finally:
         for part, training in modes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch import nn
 
 from farflung.errors import CaptureError
 
@@ -41,6 +43,8 @@ def forbid_custom_functions() -> Iterator[None]:
 
     def refuse(cls: type, *args: object, **kwargs: object) -> None:
         line = user_line(traceback.extract_stack()) or "unknown place"
+        if cls.__module__.startswith("torch."):
+            raise CaptureError(f"torch's higher-order op {cls.__name__} cannot be captured ({line})")
         raise CaptureError(
             f"{cls.__name__} is a custom autograd.Function, whose backward cannot be captured ({line}): "
             "write it with differentiable torch ops"
@@ -52,6 +56,26 @@ def forbid_custom_functions() -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def forbid_buffer_assignment() -> Iterator[None]:
+    """Refuse `self.buffer = value` in forward: export drops it, and the buffer would never change."""
+    original = nn.Module.__setattr__
+
+    def assign(self: nn.Module, name: str, value: object) -> None:
+        caller = sys._getframe(1).f_code.co_filename  # export itself swaps buffers for fake ones
+        buffer = self.__dict__.get("_buffers", {}).get(name)
+        if buffer is not None and value is not buffer and not caller.startswith(_TORCH):
+            line = user_line(traceback.extract_stack()) or "unknown place"
+            raise CaptureError(f"buffer {name!r} is assigned ({line}): write self.{name}.copy_(...)")
+        original(self, name, value)  # type: ignore[arg-type]
+
+    nn.Module.__setattr__ = assign  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -89,11 +113,17 @@ def watch_checkpointing() -> Iterator[list[str]]:
             setattr(torch.utils.checkpoint, name, original)
 
 
+_DECIDE = "use torch.where or move the decision out of forward"
 _KNOWN = (
-    ("GuardOnDataDependentSymNode", "control flow depends on a tensor's data"),
-    ("DataDependent", "control flow depends on a tensor's data"),
-    ("DynamicOutputShape", "an op's output size depends on a tensor's data"),
-    ("ConstraintViolation", "the batch dimension is used in a way that fixes it"),
+    ("GuardOnDataDependentSymNode", "control flow depends on a tensor's data", _DECIDE),
+    ("DataDependent", "control flow depends on a tensor's data", _DECIDE),
+    ("DynamicOutputShape", "an op's output size depends on a tensor's data", "use torch.where or a mask"),
+    (
+        "exported program constant's list",
+        "`.data`, or a tensor that was made outside of forward, is used",
+        "write .detach(), or register a buffer",
+    ),
+    ("ConstraintViolation", "the batch dimension is used in a way that fixes it", "take sizes from x.shape"),
 )
 
 
@@ -108,9 +138,8 @@ def explain_failure(error: Exception) -> CaptureError:
     lines = [user_line(traceback.extract_tb(cause.__traceback__)) for cause in causes]
     line = next((found for found in reversed(lines) if found), "unknown place")
     text = " ".join(type(cause).__name__ + " " + str(cause)[:400] for cause in causes)
-    for name, meaning in _KNOWN:
+    for name, meaning, hint in _KNOWN:
         if name in text:
-            hint = "use torch.where or move the decision out of forward"
             return CaptureError(f"{meaning} at {line}: {hint}")
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return CaptureError(f"the model cannot be captured: {type(error).__name__}: {first[:300]} (at {line})")

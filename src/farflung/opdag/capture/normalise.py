@@ -172,7 +172,10 @@ class Normaliser:
         arguments = self._arguments(node, target, op_name)
         outputs = meta if isinstance(meta, list | tuple) else [meta]
         used = self._used_outputs(node, len(outputs))
-        ids = [self._new_value(fake) if at in used else -1 for at, fake in enumerate(outputs)]
+        try:
+            ids = [self._new_value(fake) if at in used else -1 for at, fake in enumerate(outputs)]
+        except CaptureError as error:
+            raise CaptureError(f"{error} ({node.target}: {self._origin(node)})") from None
         self._ids[node] = ids if isinstance(meta, list | tuple) else ids[0]
         self._append(node, op_name, arguments, ids)
 
@@ -236,6 +239,8 @@ class Normaliser:
             assert isinstance(value, int)
             if spec.kind is OutputKind.USER_OUTPUT:
                 loss = value
+            elif spec.kind is OutputKind.BUFFER_MUTATION and value < len(self._inputs):
+                raise CaptureError(f"buffer {spec.target} becomes an input as it is: keep a computed value")
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 mutations[str(spec.target).removeprefix("module.")] = value
             else:

@@ -1,0 +1,386 @@
+"""What capture must not get wrong in silence, and the lines that its refusals name.
+
+Each test of a silent error compares gradients with eager: without the lint, export's graph computes the same
+loss and another gradient, or none.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.models import CASES, Batch, Case
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from farflung.errors import CaptureError
+from farflung.opdag.capture import Capture, capture
+from farflung.opdag.capture.capture import LossModule
+from farflung.opdag.graph import BatchSize
+from farflung.planner import plan_graph
+from farflung.runtime.check import gradient_difference, named_state
+from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.optimizer import SGD
+from farflung.runtime.reference import Reference
+from farflung.runtime.training import Training
+
+torch.set_num_threads(1)
+WIDTH = 4
+Forward = Callable[["Base", Tensor, Tensor], object]
+
+
+class Base(nn.Module):
+    """Two layers, two buffers, and a forward given by the test."""
+
+    def __init__(self, body: Forward) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = body
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor, y: Tensor) -> object:
+        return self.body(self, x, y)
+
+
+def pairs(samples: int = 3, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(samples, WIDTH, generator=generator) for name in ("x", "y")}
+
+
+def error(z: Tensor, y: Tensor) -> Tensor:
+    return ((z - y) ** 2).mean()
+
+
+def require_gradients_of_eager(
+    module: nn.Module,
+    captured: Capture,
+    loss: Callable[[object, Batch], Tensor] | None = None,
+    batch: Batch | None = None,
+) -> None:
+    """One step of two microbatches on both sides: loss and every gradient."""
+    graph, training = captured.graph, Training(1, 2, 3, SGD(lr=0.1))
+    planned = plan_graph(graph, 2, 3, ["here"])
+    eager = copy.deepcopy(module)
+    wrapper = LossModule(eager, loss)
+    batches = [batch, batch] if batch else [pairs(seed=1), pairs(seed=2)]
+    reference = Reference(eager, lambda b: wrapper(dict(b)), graph, training)
+    state = named_state(copy.deepcopy(module), graph)
+    pipeline = InProcessPipeline(graph, planned.plan, planned.segments, state, training)
+    expected = reference.accumulate(batches)
+    assert sum(share.loss for share in pipeline.run(0, batches)) == pytest.approx(expected, rel=1e-6)
+    theirs = {n: t.grad for n, t in named_state(eager, graph).items() if t.grad is not None}
+    every = {n: p for n, p in eager.named_parameters() if p.grad is not None}
+    assert len(theirs) == len(every)
+    ours = {n: g for segment in pipeline.segments for n, g in segment.gradients().items()}
+    assert ours.keys() == theirs.keys()
+    assert gradient_difference(ours, theirs)[0] < 1e-6
+
+
+def line_of(function: Callable[..., object], text: str) -> str:
+    """`file:line` of the first line of `function` that contains `text`."""
+    lines, start = inspect.getsourcelines(function)
+    at = next(number for number, line in enumerate(lines) if text in line)
+    return f"{inspect.getsourcefile(function)}:{start + at}"
+
+
+def refusal(module: nn.Module, batch: Batch | None = None) -> str:
+    with pytest.raises(CaptureError) as raised:
+        capture(module, batch or pairs())
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_the_same_tensor_given_twice_stays_two_inputs() -> None:
+    module = Base(lambda self, x, y: error(self.second(self.first(x)), y))
+    same = pairs()["x"]
+    captured = capture(module, {"x": same, "y": same})
+    assert [entry.name for entry in captured.graph.inputs_of("input")] == ["x", "y"]
+    require_gradients_of_eager(module, captured)
+
+
+def test_a_custom_function_is_refused() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient * 7
+
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        return error(Doubled.apply(self.first(x)), y)
+
+    message = refusal(Base(body))
+    assert "Doubled is a custom autograd.Function" in message
+    assert line_of(body, "Doubled.apply") in message
+    assert torch.equal(Doubled.apply(torch.ones(1)), torch.full((1,), 2.0))
+
+
+def test_no_grad_cuts_the_gradient() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        z = self.first(x)
+        with torch.no_grad():
+            scale = z.abs().mean() + 1
+        return error(self.second(z) / scale, y)
+
+    module = Base(body)
+    require_gradients_of_eager(module, capture(module, pairs()))
+
+
+def test_gradient_modes_nest() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        z = self.first(x)
+        with torch.no_grad():
+            doubled = z * 2
+            with torch.enable_grad():
+                inner = self.second(z)
+            scale = doubled + inner
+        return error(inner * scale, y)
+
+    module = Base(body)
+    require_gradients_of_eager(module, capture(module, pairs()))
+
+
+def test_a_decorated_no_grad_cuts_the_gradient() -> None:
+    @torch.no_grad()
+    def scale(z: Tensor) -> Tensor:
+        return z.abs().mean() + 1
+
+    module = Base(lambda self, x, y: error(self.first(x) / scale(self.first(x)), y))
+    require_gradients_of_eager(module, capture(module, pairs()))
+
+
+def test_detach_cuts_the_gradient() -> None:
+    module = Base(lambda self, x, y: error(self.second(x) * self.first(x).detach(), y))
+    captured = capture(module, pairs())
+    assert "aten.detach.default" in {node.op for node in captured.graph.nodes}
+    require_gradients_of_eager(module, captured)
+
+
+def test_data_is_refused() -> None:
+    assert "write .detach()" in refusal(Base(lambda self, x, y: error(self.first(x).data, y)))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_is_remarked(reentrant: bool) -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        return error(checkpoint(self.second, self.first(x), use_reentrant=reentrant), y)
+
+    module = Base(body)
+    captured = capture(module, pairs())
+    (remark,) = captured.lints
+    assert "checkpointing is dropped" in remark
+    assert line_of(body, "checkpoint(") in remark
+    require_gradients_of_eager(module, captured)
+
+
+def test_higher_order_ops_are_refused() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        z = torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t * 3, (self.first(x),))
+        return error(z, y)
+
+    message = refusal(Base(body))
+    assert "higher-order op" in message
+    assert line_of(body, "torch.cond") in message
+
+
+def test_assigned_buffers_are_refused() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
+        return error(self.first(x) - self.mean, y)
+
+    message = refusal(Base(body))
+    assert "write self.mean.copy_(...)" in message
+    assert line_of(body, "self.mean = ") in message
+
+
+def test_buffers_written_in_place_are_mutations() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        self.mean.copy_(x.mean(dim=0))  # read by nobody
+        return error(self.first(x), y)
+
+    captured = capture(Base(body), pairs())
+    assert set(captured.graph.mutations) == {"mean"}
+    assert [entry.name for entry in captured.graph.inputs_of("buffer")] == ["mean"]
+
+
+def test_data_dependent_control_flow_names_the_line() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        z = self.first(x)
+        if z.sum() > 0:
+            z = z * 2
+        return error(z, y)
+
+    message = refusal(Base(body))
+    assert "control flow depends on a tensor's data" in message
+    assert line_of(body, "if z.sum()") in message
+
+
+def test_data_dependent_sizes_name_the_line() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        return self.first(x)[y > 0].mean()
+
+    message = refusal(Base(body))
+    assert "depends on a tensor's data" in message
+    assert line_of(Base.forward, "self.body") in message
+
+
+class Inner(nn.Module):
+    """Holds an op that the opset lacks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.i0(x)
+
+
+class Outer(nn.Module):
+    """Holds `Inner` under a path."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), Inner()])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return error(x, y)
+
+
+def test_an_op_outside_the_opset_is_named_with_module_and_line() -> None:
+    message = refusal(Outer())
+    assert "i0" in message
+    assert "in module layers.1" in message
+    assert line_of(Inner.forward, "special.i0") in message
+
+
+def test_an_error_in_forward_names_its_line() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        raise RuntimeError("not today")
+
+    message = refusal(Base(body))
+    assert "not today" in message
+    assert line_of(body, "raise") in message
+
+
+def test_an_unused_input_is_refused() -> None:
+    assert "does not depend on input 'y'" in refusal(Base(lambda self, x, y: self.first(x).mean()))
+
+
+def test_a_changed_input_is_refused() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return error(self.first(x), y)
+
+    assert "in place" in refusal(Base(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (lambda self, x, y: self.first(x) + y, "tensor of shape"),
+        (lambda self, x, y: (error(self.first(x), y), y), "tuple"),
+        (lambda self, x, y: {"logits": self.first(x)}, "dict"),
+        (lambda self, x, y: None, "NoneType"),
+    ],
+)
+def test_what_is_no_scalar_loss_is_refused(body: Forward, found: str) -> None:
+    message = refusal(Base(body))
+    assert "mean loss as a scalar tensor" in message
+    assert found in message
+
+
+def test_a_loss_of_another_type_is_refused() -> None:
+    assert "float32 scalar" in refusal(Base(lambda self, x, y: error(self.first(x), y).double()))
+
+
+def test_examples_hold_two_samples() -> None:
+    assert "at least 2 samples" in refusal(Base(lambda self, x, y: error(self.first(x), y)), pairs(1))
+
+
+class Output:
+    """An output with a `loss`, as Hugging Face's models return."""
+
+    def __init__(self, loss: Tensor, logits: Tensor) -> None:
+        self.loss, self.logits = loss, logits
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda self, x, y: error(self.first(x), y),
+        lambda self, x, y: {"loss": error(self.first(x), y), "logits": self.first(x)},
+        lambda self, x, y: Output(error(self.first(x), y), self.first(x)),
+    ],
+    ids=["scalar", "dict", "attribute"],
+)
+def test_where_the_loss_is_found(body: Forward) -> None:
+    module = Base(body)
+    require_gradients_of_eager(module, capture(module, pairs()))
+
+
+def test_a_loss_function_sees_the_whole_batch() -> None:
+    class OnlyX(Base):
+        def forward(self, x: Tensor) -> object:  # type: ignore[override]
+            return {"scores": self.first(x)}
+
+    def loss(outputs: object, batch: Batch) -> Tensor:
+        assert isinstance(outputs, dict)
+        return F.cross_entropy(outputs["scores"], batch["label"]) + 0.1 * outputs["scores"].square().mean()
+
+    module = OnlyX(lambda self, x, y: None)
+    batch = {"x": pairs()["x"], "label": torch.tensor([0, 2, 1])}
+    captured = capture(module, batch, loss)
+    assert {entry.name for entry in captured.graph.inputs_of("input")} == {"x", "label"}
+    require_gradients_of_eager(module, captured, loss, batch)
+
+
+def test_random_ops_draw_what_eager_draws() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        z = F.dropout(self.first(x) + torch.randn_like(x), 0.35) * torch.rand(WIDTH)
+        return error(F.dropout(self.second(z), 0.15), y)
+
+    module = Base(body)
+    require_gradients_of_eager(module, capture(module, pairs()))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda entry: entry.name)
+def test_capture_leaves_the_module_and_the_generator_alone(case: Case) -> None:
+    module, batch = case.build(), case.batch(2, 1)
+    next(iter(module.children())).eval()
+    modes = [part.training for part in module.modules()]
+    state = {name: (id(t), t.clone()) for name, t in module.state_dict(keep_vars=True).items()}
+    inputs = {name: tensor.clone() for name, tensor in batch.items()}
+    generator = torch.get_rng_state()
+    graph = capture(module, batch).graph
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert [part.training for part in module.modules()] == modes
+    after = module.state_dict(keep_vars=True)
+    assert all(id(after[n]) == i and torch.equal(after[n], t) for n, (i, t) in state.items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(torch.equal(batch[name], tensor) for name, tensor in inputs.items())
+    for entry in graph.inputs_of("input"):
+        assert graph.values[entry.value].shape[0] == BatchSize(1)
+
+
+def test_every_node_knows_its_module_and_line() -> None:
+    (resnet,) = [case for case in CASES if case.name == "resnet"]
+    captured = capture(resnet.build(), resnet.batch(2, 1))
+    convolutions = [n.number for n in captured.graph.nodes if n.op == "aten.conv2d.default"]
+    assert captured.origins[convolutions[0]].module == "stem.0"
+    assert captured.origins[convolutions[1]].module == "blocks.0.conv1"
+    assert all(re.search(r"models\.py:\d+$", origin.line) for origin in captured.origins.values())
+
+
+def test_tied_parameters_have_one_name_in_the_graph() -> None:
+    (tied,) = [case for case in CASES if case.name == "gpt-tied"]
+    graph = capture(tied.build(), tied.batch(2, 1)).graph
+    names = {entry.name for entry in graph.inputs_of("parameter")}
+    assert len({"head.weight", "symbol.weight"} & names) == 1
+    assert {*graph.ties, *graph.ties.values()} == {"head.weight", "symbol.weight"}

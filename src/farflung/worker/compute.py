@@ -139,7 +139,7 @@ class ComputeThread(threading.Thread):
         self._calls: queue.SimpleQueue[tuple[int | None, Callable[[], None]] | None] = queue.SimpleQueue()
         self._job: _Job | None = None
         self._attempt = -1
-        self._started = False
+        self._began = False
 
     def prepare(self, load: Load, intake: Intake) -> None:
         """Verify the programs and build the segments over `intake`'s memory; answers `Verified`."""
@@ -175,7 +175,7 @@ class ComputeThread(threading.Thread):
 
     def run(self) -> None:
         while True:
-            busy = self._started and self._run_next()
+            busy = self._began and self._run_next()
             for call in self._pending(wait=not busy):
                 if call is None:
                     return
@@ -216,7 +216,7 @@ class ComputeThread(threading.Thread):
         try:
             function()
         except Exception as error:
-            attempt, self._started, self._job = self._attempt, False, None
+            attempt, self._began, self._job = self._attempt, False, None
             text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
             self._emit(ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error"))
 
@@ -239,7 +239,7 @@ class ComputeThread(threading.Thread):
         self._executor.receive(self._job.shaped(parcel))
 
     def _begin(self) -> None:
-        self._started = True
+        self._began = True
 
     def _give_state(self, attempt: int) -> None:
         assert self._job is not None
@@ -251,4 +251,4 @@ class ComputeThread(threading.Thread):
         self._emit(StateGiven(attempt))
 
     def _drop(self) -> None:
-        self._job, self._started = None, False
+        self._job, self._began = None, False

@@ -73,7 +73,7 @@ async def run(options: WorkerOptions) -> None:
 def describe_device(memory_bytes: int) -> Device:
     """This machine's device as the broker is told: today its CPU."""
     name = platform.processor() or platform.machine()
-    return Device("cpu", name, psutil.cpu_count() or 1, memory_bytes, torch.__version__, opset.version())
+    return Device("cpu", name, psutil.cpu_count() or 1, memory_bytes, str(torch.__version__), opset.version())
 
 
 def own_address(broker: str, port: int) -> str:

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
-from farflung.errors import FarflungError
+from farflung.errors import FarflungError, PlanError
 from farflung.opdag.segment import Segment
 from farflung.protocol.messages import SegmentProgram
+from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 
 Clock = Callable[[], float]
 _log = logging.getLogger("farflung.broker")
@@ -38,7 +39,17 @@ def _plan(command: RunPlanner, clock: Clock) -> PlanMade:
         SegmentProgram(segment.number, program, _owned_bytes(segment, training.microbatch_size))
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
+    _check_size(sum(len(program.program) for program in programs))
     return PlanMade(clock(), command.job, command.attempt, made.plan, programs, made.owned)
+
+
+def _check_size(program_bytes: int) -> None:
+    # One worker may get all of them, in one control message beside the plan.
+    if program_bytes > MAXIMUM_CONTROL_BYTES // 2:
+        raise PlanError(
+            f"the programs take {program_bytes} bytes, at most {MAXIMUM_CONTROL_BYTES // 2} can be sent: "
+            "register large constant tensors of the model as buffers"
+        )
 
 
 def _owned_bytes(segment: Segment, microbatch_size: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,6 @@ class BrokerService:
         state = replay(map(facts.decode, store.events()))
         self._dispatcher = Dispatcher(state, store, timeouts, self._clock)
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
-        self._links: set[Link] = set()
         self._seen: dict[str, tuple[str, float]] = {}
         self._listener: Listener | None = None
 
@@ -81,8 +81,8 @@ class BrokerService:
         self._listener = await listen(
             address,
             self._context,
-            Hello(BROKER_ID, "broker", "control"),
-            self._admit,
+            Hello(id=BROKER_ID, role="broker", boot=secrets.token_hex(8), kind="control"),
+            lambda link: self,
             self._timeouts,
             on_stranger=self._authority.on_stranger,
         )
@@ -103,10 +103,8 @@ class BrokerService:
     async def stop(self) -> None:
         """Close every link with a word why, and free the port."""
         await self._dispatcher.stop()
-        reason = "the broker is shutting down"
-        await asyncio.gather(*(link.close(reason) for link in list(self._links)))
         if self._listener is not None:
-            await self._listener.close()
+            await self._listener.close("the broker is shutting down")
 
     # what links tell (transport.handler.Handler)
 
@@ -132,14 +130,9 @@ class BrokerService:
 
     def closed(self, link: Link, reason: str) -> None:
         """Tell the state machine, which knows whose end this is."""
-        self._links.discard(link)
         if self._dispatcher.switchboard.is_worker(link):
             self._seen[link.peer.id] = (link.remote, link.last_heard)
         self._dispatcher.put(Arrival(link, Closed(reason)))
-
-    def _admit(self, link: Link) -> BrokerService:
-        self._links.add(link)
-        return self
 
     def _status(self) -> Status:
         now = time.monotonic()

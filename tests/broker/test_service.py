@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.broker.fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker, identity
+from tests.broker.scenario import plan_over, training
+
+from farflung.broker import planning
+from farflung.broker.arrivals import reachable
+from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
+from farflung.broker.service import BrokerService, serve
+from farflung.broker.store import Store
+from farflung.errors import ConnectionFailed, ProtocolError, StoreError
+from farflung.protocol.messages import (
+    Accepted,
+    Ask,
+    Cancel,
+    Collected,
+    Collecting,
+    Denied,
+    Ended,
+    Loaded,
+    Planned,
+    Register,
+    Registered,
+    Renew,
+    Renewed,
+    Running,
+    SegmentProgram,
+    SendState,
+    Status,
+    Stop,
+    Submit,
+    UnitDone,
+)
+from farflung.transport.certificates import certificate_from_pem
+from farflung.transport.timeouts import Timeouts
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans a chain without a graph; a graph that says so cannot be planned."""
+
+    async def plan(command: RunPlanner, clock: Callable[[], float]) -> PlanMade | PlanFailed:
+        if command.graph == b"bad":
+            return PlanFailed(clock(), command.job, command.attempt, "the graph is bad")
+        made = plan_over(list(command.workers))
+        programs = [SegmentProgram(part.segment, b"program") for part in made.placements]
+        owned = [[f"weight-{part.segment}"] for part in made.placements]
+        return PlanMade(clock(), command.job, command.attempt, made, programs, owned)
+
+    monkeypatch.setattr("farflung.broker.dispatcher.plan", plan)
+    assert planning.plan is not plan
+
+
+def story(tmp_path: Path, scene: Callable[[BrokerService, Path], Awaitable[None]]) -> None:
+    """Play a scene with a broker; no task outlives it."""
+
+    async def play() -> None:
+        folder = tmp_path / "broker"
+        async with broker(folder) as service:
+            await scene(service, folder)
+        left = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+        assert not left
+
+    asyncio.run(play())
+
+
+async def registered(service: BrokerService, folder: Path, *ids: str) -> list[PretendedWorker]:
+    workers = []
+    for id in ids:
+        workers.append(await PretendedWorker.join(service, folder, id))
+        assert (await workers[-1].hear(Registered)).worker == id
+    return workers
+
+
+async def submitter(service: BrokerService, folder: Path, id: str = "ana") -> Member:
+    return await Member.dial(service, await identity(service, folder, id, "submitter"))
+
+
+def job(workers: int = 2, graph: bytes = b"graph", **changes: Any) -> Submit:
+    return Submit("gpt", graph, training(steps=STEPS, **changes), workers)
+
+
+async def running(service: BrokerService, folder: Path) -> tuple[Member, list[PretendedWorker]]:
+    """A job of two workers at its first unit."""
+    workers = await registered(service, folder, "lab-1", "lab-2")
+    ana = await submitter(service, folder)
+    ana.say(job())
+    await ana.hear(Accepted)
+    await asyncio.gather(*(worker.prepare() for worker in workers))
+    await ana.hear(Planned)
+    await ana.hear(Running)
+    return ana, workers
+
+
+async def status(service: BrokerService, folder: Path) -> Status:
+    viewer = await Member.dial(service, await identity(service, folder, "eye", "viewer"))
+    viewer.say(Ask())
+    answer = await viewer.hear(Status)
+    await viewer.link.close("seen")
+    return answer
+
+
+def test_a_job_runs_over_real_connections(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        workers = await registered(service, folder, "lab-1", "lab-2")
+        ana = await submitter(service, folder)
+        ana.say(job())
+        assert await ana.hear(Accepted) == Accepted("job-1", "planning for 2 workers")
+        working = asyncio.gather(*(worker.work(STEPS) for worker in workers))
+        planned = await ana.hear(Planned)
+        assert planned.addresses == {"lab-1": ["127.0.0.1:7001"], "lab-2": ["127.0.0.1:7001"]}
+        assert await ana.hear(Running) == Running("job-1", 1)
+        for unit in range(STEPS):
+            done = await ana.hear(UnitDone)
+            assert (done.unit, done.loss, done.bytes_sent) == (unit, 0.75, 200)
+            assert done.gradient_norm == math.sqrt(3.0)
+        assert await ana.hear(Collecting) == Collecting("job-1", 1, STEPS, "done", "")
+        await working
+        ana.say(Collected("job-1", 1))
+        assert await ana.hear(Ended) == Ended("job-1", "done", "")
+        assert [(await worker.hear(Stop)).reason for worker in workers] == ["done", "done"]
+        assert (await status(service, folder)).backup_pool == ["lab-1", "lab-2"]
+
+    story(tmp_path, scene)
+
+
+def test_a_job_waits_until_workers_have_joined(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        await registered(service, folder, "lab-1")
+        ana = await submitter(service, folder)
+        ana.say(job())
+        assert "waiting for 1 more worker (have 1, plan needs 2)" in (await ana.hear(Accepted)).state
+        await registered(service, folder, "lab-2")
+        assert "planning" in (await ana.hear(Accepted)).state
+        await ana.hear(Planned)
+
+    story(tmp_path, scene)
+
+
+def test_a_plan_that_fails_is_told_to_the_submitter(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        await registered(service, folder, "lab-1")
+        ana = await submitter(service, folder)
+        ana.say(job(1, b"bad"))
+        await ana.hear(Accepted)
+        assert await ana.hear(Ended) == Ended("job-1", "failed", "the graph is bad")
+
+    story(tmp_path, scene)
+
+
+def test_a_worker_whose_link_drops_mid_run_ends_the_job(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        ana, (first, second) = await running(service, folder)
+        first.ready(0)
+        second.drop()
+        end = await ana.hear(Ended)
+        assert end.state == "failed"
+        assert "worker lab-2 was lost at step 1" in end.reason
+        assert (await first.hear(Stop)).reason == end.reason
+        found = await status(service, folder)
+        assert {worker.worker: worker.state for worker in found.workers} == {"lab-1": "idle", "lab-2": "lost"}
+        assert found.jobs[0].reason == end.reason
+        # The survivor serves again, and so does the lost worker's next process.
+        await PretendedWorker.join(service, folder, "lab-2", "boot-2")
+        ana.say(job())
+        assert "job-2" in (await ana.hear(Accepted)).job
+
+    story(tmp_path, scene)
+
+
+def test_a_lost_submitter_stops_the_workers(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        ana, workers = await running(service, folder)
+        ana.drop()
+        for worker in workers:
+            assert "the submitter disconnected at step 1" in (await worker.hear(Stop)).reason
+
+    story(tmp_path, scene)
+
+
+def test_a_second_link_of_the_same_submitter_ends_nothing_when_it_closes(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        ana, workers = await running(service, folder)
+        other = await submitter(service, folder)
+        other.say(Ask())
+        assert (await other.hear(Status)).jobs[0].state == "running"
+        await other.link.close("seen")
+        ana.say(Cancel("job-1", "Ctrl-C", collect=True))
+        assert (await ana.hear(Collecting)).state == "cancelled"
+        for worker in workers:
+            await worker.hear(SendState)
+
+    story(tmp_path, scene)
+
+
+def test_a_loss_that_is_not_a_number_keeps_the_last_good_weights(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        ana, (first, second) = await running(service, folder)
+        first.ready(0)
+        second.ready(0, loss=math.nan, finite=False)
+        collecting = await ana.hear(Collecting)
+        assert (collecting.step, collecting.state) == (0, "failed")
+        assert "the loss became NaN at step 1" in collecting.reason
+        ana.say(Collected("job-1", 1))
+        assert (await ana.hear(Ended)).state == "failed"
+
+    story(tmp_path, scene)
+
+
+def test_a_worker_that_breaks_the_protocol_is_cut_off_and_told_why(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        ana, (first, second) = await running(service, folder)
+        second.ready(1)
+        assert "expected unit 0" in await second.lost()
+        assert "worker lab-2 was lost" in (await ana.hear(Ended)).reason
+        await first.hear(Stop)
+
+    story(tmp_path, scene)
+
+
+@pytest.mark.parametrize("role", ["worker", "submitter", "viewer"])
+def test_a_role_may_not_say_what_is_another_roles(tmp_path: Path, role: Any) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        member = await Member.dial(service, await identity(service, folder, "eve", role))
+        member.say(job() if role != "submitter" else Loaded("job-1", 1))
+        assert "refused" in await member.lost()
+
+    story(tmp_path, scene)
+
+
+def test_a_worker_must_register_first(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        member = await Member.dial(service, await identity(service, folder, "lab-1", "worker"))
+        member.say(Loaded("job-1", 1))
+        assert "must register" in await member.lost()
+
+    story(tmp_path, scene)
+
+
+def test_a_second_process_with_the_same_identity_is_refused(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        (first,) = await registered(service, folder, "lab-1")
+        second = await PretendedWorker.join(service, folder, "lab-1", "boot-2")
+        assert "connected already" in (await second.hear(Denied)).reason
+        assert "connected already" in await second.lost()
+        assert (await status(service, folder)).backup_pool == ["lab-1"]
+        assert not first.gone.done()
+
+    story(tmp_path, scene)
+
+
+def test_the_same_process_on_a_new_link_replaces_the_old_one(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        (first,) = await registered(service, folder, "lab-1")
+        (second,) = await registered(service, folder, "lab-1")
+        assert "newer link" in await first.lost()
+        assert (await status(service, folder)).backup_pool == ["lab-1"]
+        assert not second.gone.done()
+
+    story(tmp_path, scene)
+
+
+def test_a_broker_restarted_on_its_folder_knows_its_workers_and_jobs(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+
+    async def scene() -> None:
+        async with broker(folder) as service:
+            ana, workers = await running(service, folder)
+            for worker in workers:
+                worker.ready(0)
+            await ana.hear(UnitDone)
+        for member in (ana, *workers):
+            assert "the broker is shutting down" in await member.lost()
+        async with broker(folder) as service:
+            found = await status(service, folder)
+            assert [(worker.worker, worker.state) for worker in found.workers] == [
+                ("lab-1", "lost"),
+                ("lab-2", "lost"),
+            ]
+            assert [(each.job, each.state, each.step) for each in found.jobs] == [("job-1", "failed", 1)]
+            assert "the broker was restarted at step 1" in found.jobs[0].reason
+            await registered(service, folder, "lab-2")
+            assert (await status(service, folder)).backup_pool == ["lab-2"]
+
+    asyncio.run(scene())
+
+
+def test_the_status_shows_where_workers_are(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        await registered(service, folder, "lab-1")
+        found = await status(service, folder)
+        (worker,) = found.workers
+        assert worker.address.startswith("127.0.0.1:")
+        assert 0.0 <= worker.last_seen_seconds < 10.0
+        assert (worker.site, worker.device) == ("lab", "pretended")
+        assert found.timeouts["lease_seconds"] == 10.0
+
+    story(tmp_path, scene)
+
+
+def test_a_certificate_is_renewed_for_its_holder_only(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        mine = await identity(service, folder, "ana", "submitter")
+        other = await identity(service, folder, "bo", "submitter")
+        ana = await submitter(service, folder)
+        ana.say(Renew(mine.renewal_request()))
+        fresh = certificate_from_pem((await ana.hear(Renewed)).certificate)
+        assert fresh.serial_number != mine.certificate.serial_number
+        ana.say(Renew(other.renewal_request()))
+        assert "not renewed" in await ana.lost()
+
+    story(tmp_path, scene)
+
+
+def test_a_decision_that_cannot_be_stored_stops_the_broker(tmp_path: Path) -> None:
+    class FullStore(Store):
+        full = False
+
+        def append(self, events: Any) -> None:
+            if self.full:
+                raise StoreError("the disk is full")
+            super().append(events)
+
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        with FullStore(folder) as store:
+            service = BrokerService(folder, store, TIMEOUTS)
+            await service.start("127.0.0.1:0")
+            run = asyncio.create_task(service.run())
+            await registered(service, folder, "lab-1")
+            store.full = True
+            late = await PretendedWorker.join(service, folder, "lab-2")
+            with pytest.raises(StoreError, match="disk is full"):
+                await asyncio.wait_for(run, 20)
+            await service.stop()
+            # Nothing follows from what was not stored: the worker was never told that it is registered.
+            assert "shutting down" in await late.lost()
+            assert late.silent
+
+    asyncio.run(scene())
+
+
+def test_a_worker_that_falls_silent_is_lost_when_its_lease_is_over(tmp_path: Path) -> None:
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        async with broker(folder, Timeouts(1.0)) as service:
+            ana, (first, second) = await running(service, folder)
+            second.freeze()
+            reason = (await ana.hear(Ended)).reason
+            assert "worker lab-2 was lost at step 1: nothing heard from worker lab-2 for 1 s" in reason
+            assert (await first.hear(Stop)).reason == reason
+            second.drop()
+
+    asyncio.run(scene())
+
+
+def test_serving_makes_the_folder_and_ends_when_cancelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "farflung.broker")
+
+    async def scene() -> None:
+        folder = tmp_path / "new" / "broker"
+        served = asyncio.create_task(serve(folder, "127.0.0.1:0", 10.0))
+        while "the broker listens on 127.0.0.1:" not in caplog.text:
+            assert not served.done()
+            await asyncio.sleep(0.01)
+        with pytest.raises(StoreError, match="another broker"):
+            await serve(folder, "127.0.0.1:0", 10.0)
+        served.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await served
+        async with broker(folder) as service:
+            assert (await status(service, folder)).workers == []
+
+    asyncio.run(scene())
+
+
+def test_a_port_in_use_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        with pytest.raises(ConnectionFailed, match="in use"):
+            await serve(tmp_path / "other", service.address, 10.0)
+
+    story(tmp_path, scene)
+
+
+def test_an_address_without_a_host_is_where_the_broker_sees_the_worker() -> None:
+    seen = "[2001:db8::7]:50000"
+    given = ["0.0.0.0:7001", "[::]:7001", "lab.example:7002", "192.0.2.9:7001"]
+    assert reachable(given, seen) == ["[2001:db8::7]:7001", "lab.example:7002", "192.0.2.9:7001"]
+    with pytest.raises(ProtocolError, match="address"):
+        reachable(["nonsense:port"], seen)
+
+
+def test_a_worker_with_a_wrong_address_is_cut_off(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        for addresses, words in ([], "no address"), (["no port:x"], "address was refused"):
+            member = await Member.dial(service, await identity(service, folder, "lab-1", "worker"))
+            member.say(Register(DEVICE, "lab", addresses, "boot-1"))
+            assert words in await member.lost()
+
+    story(tmp_path, scene)

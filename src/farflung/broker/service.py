@@ -6,10 +6,10 @@ import asyncio
 import logging
 import secrets
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import farflung
 from farflung.broker import facts
 from farflung.broker.arrivals import Arrival, Closed
 from farflung.broker.authority import Authority
@@ -141,7 +141,7 @@ class BrokerService:
         }
         sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._seen, **live}.items()}
         return status_of(
-            self._dispatcher.state, sightings, farflung.__version__, now - self._born, self._timeouts.listed()
+            self._dispatcher.state, sightings, version("farflung"), now - self._born, self._timeouts.listed()
         )
 
     async def _renew(self, link: Link, asked: Renew) -> None:

@@ -44,8 +44,8 @@ class TestAuthority:
         builder = builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
         return builder.sign(self.key, hashes.SHA256())
 
-    def holder(self, id: str, role: Role, admit_strangers: bool = False) -> Holder:
-        """Issue a certificate for a fresh key and give the contexts that show it."""
+    def files(self, id: str, role: Role) -> tuple[Path, Path, Path]:
+        """Issue a certificate for a fresh key: where the authority's, the holder's and the key lie."""
         key = new_key()
         builder = _builder(_name(id), _name("test authority"), key.public_key(), self.key.public_key())
         names = x509.SubjectAlternativeName([x509.DNSName(holder_name(id, role))])
@@ -53,14 +53,17 @@ class TestAuthority:
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         certificate = builder.sign(self.key, hashes.SHA256())
         stem = f"{id}.{role}.{certificate.serial_number}"
-        shown, secret = self.folder / f"{stem}.pem", self.folder / f"{stem}.key"
+        authority, shown, secret = (self.folder / name for name in ("ca.pem", f"{stem}.pem", f"{stem}.key"))
+        authority.write_bytes(certificate_to_pem(self.certificate))
         shown.write_bytes(certificate_to_pem(certificate))
         secret.write_bytes(key_to_pem(key))
-        authority = certificate_to_pem(self.certificate)
-        return Holder(
-            client_context(authority, shown, secret),
-            server_context(authority, shown, secret, admit_strangers),
-        )
+        return authority, shown, secret
+
+    def holder(self, id: str, role: Role, admit_strangers: bool = False) -> Holder:
+        """Issue a certificate for a fresh key and give the contexts that show it."""
+        authority, shown, secret = self.files(id, role)
+        pem = authority.read_bytes()
+        return Holder(client_context(pem, shown, secret), server_context(pem, shown, secret, admit_strangers))
 
     def stranger(self) -> ssl.SSLContext:
         """The context of somebody who knows the authority and holds no certificate."""

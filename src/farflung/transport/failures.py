@@ -16,6 +16,19 @@ _ALERTS = {
 }
 
 
+def why_never_greeted(error: BaseException | None) -> str:
+    """Why a connection was lost between our half of the TLS handshake and the other side's hello.
+
+    In TLS 1.3 the other side judges our certificate only now, and asyncio hangs up without sending its alert.
+    """
+    if isinstance(error, ssl.SSLError):
+        return why_tls(error)
+    return (
+        "it hung up before it said hello: this port admits only certificate holders of its own authority, "
+        "and this certificate may be of another, out of date or missing"
+    )
+
+
 def why_lost(error: BaseException | None, unacknowledged_seconds: float) -> str:
     """Why a connection that stood has ended; None is an end of file without a word."""
     if error is None:
@@ -40,7 +53,7 @@ def why_unreachable(error: BaseException, address: str, seconds: float) -> str:
     if isinstance(error, TimeoutError):
         return f"{address} did not answer within {seconds:g} s: check the address and its firewall"
     if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
-        return f"{address} hung up during the TLS handshake: it may not be farflung"
+        return f"{address} hung up: it may not be farflung, or this port admits only certificate holders"
     return f"{address} cannot be reached: {_words(error)}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
-from farflung.transport.failures import why_lost
+from farflung.transport.failures import why_lost, why_never_greeted
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
@@ -231,7 +231,10 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
         self._has_hung_up = True
-        self._end(why_lost(exc, self._timeouts.unacknowledged_seconds), tell=None)
+        if self._dialled and self._handler is None:
+            self._end(why_never_greeted(exc), tell=None)
+        else:
+            self._end(why_lost(exc, self._timeouts.unacknowledged_seconds), tell=None)
         self._deadline.cancel()
         self._lost.set()
 

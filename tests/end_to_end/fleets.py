@@ -1,0 +1,60 @@
+"""A broker and workers as real processes for the tests of one module, and jobs run on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+import farflung
+from farflung.client.records import Summary
+from farflung.client.run_folder import RunFolder
+from farflung.client.submitter import train
+from farflung.client.weights import load_weights
+from farflung.local.fleet import LocalFleet
+from farflung.transport.identity import Identity
+
+
+class Fleet:
+    """A running local fleet; `run` trains a job on it from this process."""
+
+    def __init__(self, runner: asyncio.Runner, fleet: LocalFleet, identity: Identity, folder: Path) -> None:
+        self._runner = runner
+        self._identity = identity
+        self._folder = folder
+        self._runs = 0
+        self.local = fleet
+
+    def run(self, job: farflung.Job, workers: int) -> tuple[Summary, list[dict[str, float]], Path]:
+        """Train `job` on so many workers: its summary, its rows and its run folder."""
+        self._runs += 1
+        folder = self._folder / f"run-{self._runs}"
+        run = RunFolder.create(folder)
+        try:
+            summary = self._runner.run(train(job, self._identity, run, workers=workers))
+        finally:
+            run.close()
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return summary, rows, folder
+
+
+@contextmanager
+def running(workers: int, folder: Path) -> Iterator[Fleet]:
+    """Start a fleet, and end it with the block."""
+    with asyncio.Runner() as runner:
+        local = LocalFleet(workers, folder / "logs", memory_bytes=2 * 10**9)
+        runner.run(local.__aenter__())
+        try:
+            yield Fleet(runner, local, runner.run(local.submitter()), folder)
+        finally:
+            runner.run(local.__aexit__(None, None, None))
+
+
+def trained_state(folder: Path, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of a run, through the user's own module."""
+    load_weights(folder / "model.safetensors", module)
+    return module.state_dict()

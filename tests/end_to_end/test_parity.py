@@ -1,0 +1,148 @@
+"""Four worker processes over TLS against one eager process, bit for bit where the ops allow it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.end_to_end.fleets import Fleet, running, trained_state
+from tests.models import Batch, Case, case
+from torch import Tensor, nn
+
+import farflung
+from farflung.client.check import capture_job
+from farflung.data import SampleOrder
+from farflung.opdag.capture.capture import LossModule
+from farflung.runtime.check import gradient_difference, parameter_difference
+from farflung.runtime.reference import Reference
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+BATCH, MICROBATCHES = 8, 4
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    torch.set_num_threads(1)
+    with running(4, tmp_path_factory.mktemp("fleet")) as started:
+        yield started
+
+
+class Items:
+    """A data set of a model's random samples."""
+
+    def __init__(self, which: Case, length: int = 96) -> None:
+        self._batch: Batch = which.batch(length, 7)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: tensor[index] for name, tensor in self._batch.items()}
+
+
+def job_of(name: str, steps: int, optimizer: object, clip: float | None = None) -> farflung.Job:
+    which = case(name)
+    return farflung.Job(
+        model=which.build(),
+        data=Items(which),
+        optimizer=optimizer,  # type: ignore[arg-type]
+        batch=BATCH,
+        microbatches=MICROBATCHES,
+        steps=steps,
+        clip=clip,
+        seed=11,
+    )
+
+
+def microbatches_of(job: farflung.Job, step: int, parts: int = MICROBATCHES) -> list[Batch]:
+    indices = SampleOrder(len(job.data), BATCH, job.seed).indices(step)
+    items = [job.data[index] for index in indices]
+    stacked = {name: torch.stack([item[name] for item in items]) for name in items[0]}
+    split = {name: tensor.chunk(parts) for name, tensor in stacked.items()}
+    return [{name: pieces[at] for name, pieces in split.items()} for at in range(parts)]
+
+
+def eager(job: farflung.Job, parts: int = MICROBATCHES) -> tuple[list[float], dict[str, Tensor], nn.Module]:
+    """Losses of every step, gradients of the first, and the trained module, in this process."""
+    module = copy.deepcopy(job.model)
+    wrapper = LossModule(module, None)
+    graph = capture_job(job, self_check=False).graph
+    reference = Reference(module, lambda batch: wrapper(dict(batch)), graph, job.training())
+    losses: list[float] = []
+    first: dict[str, Tensor] = {}
+    for step in range(job.steps):
+        losses.append(reference.accumulate(microbatches_of(job, step, parts)))
+        if step == 0:
+            first = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+        reference.apply()
+    return losses, first, module
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("gpt", 50), ("gpt-dropout", 50), ("resnet", 10), ("masked-pair", 10)]
+)
+def test_losses_and_state_equal_one_process_bit_for_bit(fleet: Fleet, name: str, steps: int) -> None:
+    job = job_of(name, steps, farflung.AdamW(lr=3e-3, schedule=farflung.WarmupCosine(5, 50)))
+    losses, _, module = eager(job)
+    workers = min(4, case(name).most_workers)
+    summary, rows, folder = fleet.run(job, workers)
+    assert (summary.state, summary.workers, summary.steps) == ("done", workers, steps)
+    assert [row["loss"] for row in rows] == losses
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
+
+
+def test_gradients_equal_one_process_bit_for_bit(fleet: Fleet) -> None:
+    """With SGD at rate 1 the first update is the gradient itself, so equal parameters are equal gradients."""
+    job = job_of("gpt", 1, farflung.SGD(lr=1.0))
+    _, gradients, _ = eager(job)
+    _, _, folder = fleet.run(job, 4)
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    before = job.model.state_dict()
+    assert set(gradients) == set(before)
+    for name, gradient in gradients.items():
+        assert gradient.any()
+        assert torch.equal(ours[name], before[name] - gradient)
+
+
+def test_clipping_stays_within_a_millionth(fleet: Fleet) -> None:
+    job = job_of("gpt", 50, farflung.AdamW(lr=3e-3), clip=0.5)
+    losses, _, _ = eager(job)
+    _, rows, _ = fleet.run(job, 4)
+    assert max(row["gradient_norm"] for row in rows) > 0.5
+    for row, loss in zip(rows, losses, strict=True):
+        assert row["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_tied_weights_on_one_worker_stay_within_a_millionth(fleet: Fleet) -> None:
+    """The table's two gradients are summed over the microbatches apart, then added: the last bits differ."""
+    job = job_of("gpt2-fused-dropout", 10, farflung.SGD(lr=0.05, momentum=0.9))
+    losses, _, module = eager(job)
+    summary, rows, folder = fleet.run(job, 3)
+    assert summary.workers == 3
+    for row, loss in zip(rows, losses, strict=True):
+        assert row["loss"] == pytest.approx(loss, rel=1e-6)
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert parameter_difference(ours, module.state_dict())[0] < 1e-4
+
+
+def test_the_plain_full_batch_loop_is_matched(fleet: Fleet) -> None:
+    job = job_of("gpt", 50, farflung.AdamW(lr=3e-3))
+    losses, gradients, _ = eager(job, parts=1)
+    _, in_parts, _ = eager(job)
+    _, rows, _ = fleet.run(job, 4)
+    assert gradient_difference(in_parts, gradients)[0] < 1e-5
+    for row, loss in zip(rows, losses, strict=True):
+        assert row["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_rerun_gives_the_same_losses(fleet: Fleet) -> None:
+    """With dropout, and on fewer workers: a loss depends on the job, not on where it ran."""
+    runs = [fleet.run(job_of("gpt-dropout", 10, farflung.AdamW(lr=3e-3)), n)[1] for n in (4, 4, 2)]
+    losses = [[row["loss"] for row in rows] for rows in runs]
+    assert losses[0] == losses[1] == losses[2]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -410,3 +411,35 @@ def test_a_worker_with_a_wrong_address_is_cut_off(tmp_path: Path) -> None:
             assert words in await member.lost()
 
     story(tmp_path, scene)
+
+
+def test_a_broker_that_stops_amid_a_commit_lets_it_reach_the_disk(tmp_path: Path) -> None:
+    class SlowStore(Store):
+        writing = threading.Event()
+        allowed = threading.Event()
+
+        def append(self, events: Any) -> None:
+            self.writing.set()
+            assert self.allowed.wait(20)
+            super().append(events)
+
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        with SlowStore(folder) as store:
+            service = BrokerService(folder, store, TIMEOUTS)
+            await service.start("127.0.0.1:0")
+            run = asyncio.create_task(service.run())
+            worker = await PretendedWorker.join(service, folder, "lab-1")
+            while not store.writing.is_set():
+                await asyncio.sleep(0.01)
+            run.cancel()
+            await asyncio.sleep(0.05)
+            assert not run.done()
+            store.allowed.set()
+            with pytest.raises(asyncio.CancelledError):
+                await run
+            await service.stop()
+            await worker.lost()
+            assert len(list(store.events())) == 1
+
+    asyncio.run(scene())

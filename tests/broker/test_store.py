@@ -199,3 +199,30 @@ def test_the_store_and_authority_load_no_torch_and_no_numpy() -> None:
         "print(sorted({'torch', 'numpy', 'networkx'} & set(sys.modules)))"
     )
     assert run_python(code).stdout.strip() == "[]"
+
+
+def test_closing_waits_for_what_another_thread_is_writing(tmp_path: Path) -> None:
+    # Run in a process of its own: what this guards against is a crash of the whole process.
+    program = """
+import sys, threading, time
+from pathlib import Path
+from farflung.broker.store import Store
+from farflung.errors import StoreError
+
+def write(store):
+    try:
+        while True:
+            store.append([b"x" * 1000] * 200)
+    except StoreError:
+        pass
+
+for number in range(20):
+    store = Store(Path(sys.argv[1]) / str(number))
+    thread = threading.Thread(target=write, args=(store,))
+    thread.start()
+    time.sleep(0.002 + number % 10 * 0.001)
+    store.close()
+    thread.join()
+"""
+    finished = run_python(program, str(tmp_path))
+    assert finished.returncode == 0, finished.stderr

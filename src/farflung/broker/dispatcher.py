@@ -70,9 +70,17 @@ class Dispatcher:
             for arrival in arrivals:
                 self._take(arrival, group)
             if group.records:
-                await asyncio.to_thread(self._store.append, group.records)
+                await self._append(group.records)
             for action in group.actions:
                 action()
+
+    async def _append(self, records: list[bytes]) -> None:
+        writing = asyncio.create_task(asyncio.to_thread(self._store.append, records))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing  # the thread writes on, and whoever cancelled may close the store next
+            raise
 
     async def stop(self) -> None:
         """End what still runs in the background."""

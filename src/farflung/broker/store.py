@@ -72,8 +72,10 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Close the file and let another broker have the folder."""
-        self._connection.close()
+        """Close the file, after what other threads are writing, and let another broker have the folder."""
+        # SQLite crashes the process when a connection is closed under a statement of another thread.
+        with self._guard:
+            self._connection.close()
         self._unlock()
 
     def __enter__(self) -> Store:

@@ -430,8 +430,7 @@ def test_a_broker_that_stops_amid_a_commit_lets_it_reach_the_disk(tmp_path: Path
             await service.start("127.0.0.1:0")
             run = asyncio.create_task(service.run())
             worker = await PretendedWorker.join(service, folder, "lab-1")
-            while not store.writing.is_set():
-                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(store.writing.wait, 20)
             run.cancel()
             await asyncio.sleep(0.05)
             assert not run.done()

@@ -76,11 +76,15 @@ class Dispatcher:
 
     async def _append(self, records: list[bytes]) -> None:
         writing = asyncio.create_task(asyncio.to_thread(self._store.append, records))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await writing  # the thread writes on, and whoever cancelled may close the store next
-            raise
+        cancelled = False
+        while not writing.done():
+            try:
+                await asyncio.wait([writing])
+            except asyncio.CancelledError:
+                cancelled = True  # the thread writes on, and whoever cancelled closes the store next
+        writing.result()
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def stop(self) -> None:
         """End what still runs in the background."""

@@ -28,6 +28,19 @@ class Config:
     dropout: float = 0.0
 
 
+def rotation(sequence: int, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each (sequence, width / 2), of the angle by which each place is turned."""
+    frequencies = 10_000.0 ** (torch.arange(width // 2) * (-2.0 / width))
+    angles = torch.arange(sequence)[:, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn pairs of features, so that a product of two places tells how far apart they are."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
+
+
 class Attention(nn.Module):
     """Each position looks at itself and at the ones before it."""
 
@@ -37,10 +50,11 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         batch, sequence, width = x.shape
         parts = self.query_key_value(x).view(batch, sequence, 3 * self.heads, width // self.heads)
         query, key, value = parts.transpose(1, 2).chunk(3, dim=1)
+        query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
         y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, sequence, width))
 
@@ -57,8 +71,8 @@ class Block(nn.Module):
         self.narrow = nn.Linear(4 * config.width, config.width)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), cosine, sine))
         return x + self.dropout(self.narrow(F.gelu(self.widen(self.perceptron_norm(x)))))
 
 
@@ -69,7 +83,6 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.symbol = nn.Embedding(config.symbols, config.width)
-        self.position = nn.Embedding(config.sequence, config.width)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
@@ -88,10 +101,10 @@ class GPT(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of every next byte, (batch, sequence, symbols); `tokens` are (batch, sequence)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.symbol(tokens) + self.position(positions))
+        cosine, sine = rotation(tokens.shape[1], self.config.width // self.config.heads)
+        x = self.dropout(self.symbol(tokens))
         for block in self.blocks:
-            x = block(x)
+            x = block(x, cosine, sine)
         return self.head(self.norm(x))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ def test_buffers_written_in_place_are_mutations() -> None:
     assert [entry.name for entry in captured.graph.inputs_of("buffer")] == ["mean"]
 
 
-def test_data_dependent_control_flow_names_the_line() -> None:
+def test_data_dependent_control_flow_names_the_line(capfd: pytest.CaptureFixture[str]) -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         z = self.first(x)
         if z.sum() > 0:
@@ -222,6 +222,7 @@ def test_data_dependent_control_flow_names_the_line() -> None:
     message = refusal(Base(body))
     assert "control flow depends on a tensor's data" in message
     assert line_of(body, "if z.sum()") in message
+    assert capfd.readouterr() == ("", "")
 
 
 def test_data_dependent_sizes_name_the_line() -> None:

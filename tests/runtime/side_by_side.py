@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from functools import cache
 
 from tests.models import Batch, Case
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from farflung.runtime.reference import Reference
 from farflung.runtime.training import Training
 
 
+@cache
 def captured(case: Case, samples: int) -> tuple[nn.Module, Graph]:
-    """A fresh module of the case and its graph."""
+    """A module of the case, which nobody changes, and its graph."""
     module = case.build()
     return module, capture(module, case.batch(max(2, samples), 1)).graph
 

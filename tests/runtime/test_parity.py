@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import random
-from functools import cache
 
 import pytest
 import torch
@@ -34,7 +33,6 @@ SAMPLES = 2
 NAMES = [entry.name for entry in CASES]
 
 
-@cache
 def subject(name: str) -> tuple[nn.Module, Graph]:
     return captured(case(name), SAMPLES)
 

@@ -1,0 +1,182 @@
+"""One executor for each worker, driven by hand: order of messages, empty gradients, evaluation, deadlocks."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.models import case
+from tests.opdag.random_graphs import random_batch, random_graph, random_state
+from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned, workers
+from torch import Tensor
+
+from farflung.errors import PlanError
+from farflung.opdag.cuts import cut_costs
+from farflung.opdag.graph import Graph
+from farflung.plan import FEEDER, Edge
+from farflung.planner import PlannedJob, place
+from farflung.runtime.check import gradient_difference
+from farflung.runtime.executor import Executor, Parcel, SegmentShare
+from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.optimizer import SGD
+from farflung.runtime.torch_backend.segment import TorchSegment
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+torch.set_num_threads(1)
+SAMPLES, MICROBATCHES = 2, 3
+
+
+def training(**changes: int) -> Training:
+    return msgspec.structs.replace(Training(5, MICROBATCHES, SAMPLES, SGD(lr=0.1), seed=3), **changes)
+
+
+class Network:
+    """Executors whose parcels are delivered in a random order."""
+
+    def __init__(self, graph: Graph, job: PlannedJob, state: dict[str, Tensor], settings: Training) -> None:
+        self.graph, self.plan = graph, job.plan
+        self.segments = [TorchSegment(segment, state, settings) for segment in job.segments]
+        self.parcels: list[Parcel] = []
+        self.log: list[Parcel] = []
+        self.shares: list[SegmentShare] = []
+        self.executors = {
+            worker: Executor(
+                job.plan, {n: self.segments[n] for n in job.plan.segments_of(worker)}, settings, self
+            )
+            for worker in job.plan.workers()
+        }
+
+    def send(self, parcel: Parcel) -> None:
+        self.parcels.append(parcel)
+        self.log.append(parcel)
+
+    def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
+        self.shares += shares
+
+    def run(self, unit: int, batches: list[dict[str, Tensor]], draw: random.Random) -> float:
+        names = {entry.value: entry.name for entry in self.graph.inputs_of("input")}
+        for edge in self.plan.edges:
+            if edge.source == FEEDER:
+                self.parcels += [
+                    Parcel(unit, m, FEEDER, edge.target, edge.value, False, batch[names[edge.value]])
+                    for m, batch in enumerate(batches)
+                ]
+        self.shares = []
+        while len(self.shares) < len(self.segments):
+            if self.parcels and draw.random() < 0.6:
+                parcel = self.parcels.pop(draw.randrange(len(self.parcels)))
+                if parcel.target != FEEDER:
+                    self.executors[self.plan.worker_of(parcel.target)].receive(parcel)
+            else:
+                draw.choice(list(self.executors.values())).run_next()
+        return sum(share.loss for share in sorted(self.shares, key=lambda share: share.segment))
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {n: g for segment in self.segments for n, g in segment.gradients().items()}
+
+
+def random_plan(graph: Graph, draw: random.Random) -> PlannedJob:
+    legal = [at for at, ok in enumerate(cut_costs(graph, SAMPLES).legal) if ok and 0 < at < len(graph.nodes)]
+    cuts = sorted(draw.sample(legal, min(len(legal), draw.randint(1, 6))))
+    placement = [draw.choice(workers(3)) for _ in range(len(cuts) + 1)]
+    try:
+        job = place(graph, cuts, placement, MICROBATCHES, SAMPLES)
+    except PlanError:
+        job = place(graph, cuts, ["worker-0"] * len(placement), MICROBATCHES, SAMPLES)
+    window = draw.choice([1, 2, MICROBATCHES])
+    return PlannedJob(msgspec.structs.replace(job.plan, window=window), job.segments)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), one_use=st.booleans())
+def test_random_graphs_on_random_workers(seed: int, one_use: bool) -> None:
+    """Any cut on any workers computes what one segment does, with the same bits in any order of messages."""
+    draw = random.Random(seed)
+    graph = random_graph(seed, draw.randint(5, 25), 1 if one_use else None)
+    batches = [random_batch(SAMPLES, seed + number) for number in range(MICROBATCHES)]
+    whole = place(graph, [], ["worker-0"], MICROBATCHES, SAMPLES)
+    single = Network(graph, whole, random_state(graph, seed), training())
+    expected = single.run(0, batches, draw)
+    job = random_plan(graph, draw)
+    losses, gradients = [], []
+    for _ in range(2):
+        network = Network(graph, job, random_state(graph, seed), training())
+        losses.append(network.run(0, batches, draw))
+        gradients.append(network.gradients())
+    assert losses[0] == losses[1] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    assert gradients[0].keys() == gradients[1].keys() == single.gradients().keys()
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+    assert gradient_difference(gradients[0], single.gradients())[0] < 1e-4
+
+
+def test_every_edge_is_answered_once() -> None:
+    """Each value that was sent gets one gradient, empty where none travels: the window counts on it."""
+    _, graph = captured(case("masked-pair"), SAMPLES)
+    job = planned(graph, training(), 3)
+    module = case("masked-pair").build()
+    network = Network(graph, job, dict(module.named_parameters()), training())
+    network.run(0, microbatches(case("masked-pair"), SAMPLES, MICROBATCHES, 0), random.Random(1))
+    values = [(p.source, p.target, p.value, p.microbatch) for p in network.log if not p.gradient]
+    answers = [(p.target, p.source, p.value, p.microbatch) for p in network.log if p.gradient]
+    assert len(set(values)) == len(values)
+    fed = [answer for answer in answers if answer[0] == FEEDER]
+    assert sorted(set(answers) - set(fed)) == sorted(values)
+    assert all(p.tensor is None for p in network.log if p.gradient and p.target == FEEDER)
+    differentiable = {(e.source, e.target, e.value) for e in job.plan.edges if e.differentiable}
+    for parcel in network.log:
+        if parcel.gradient:
+            travels = (parcel.target, parcel.source, parcel.value) in differentiable
+            assert (parcel.tensor is not None) == travels
+
+
+def test_units_that_are_over_are_ignored() -> None:
+    module, graph = captured(case("chain"), SAMPLES)
+    side = SideBySide(module, graph, planned(graph, training(), 2), training())
+    side.accumulate(microbatches(case("chain"), SAMPLES, MICROBATCHES, 0))
+    side.apply()
+    executor = next(iter(side.pipeline._executors.values()))
+    executor.receive(Parcel(0, 0, FEEDER, 0, 0, False, torch.zeros(1)))
+    ours, theirs = side.accumulate(microbatches(case("chain"), SAMPLES, MICROBATCHES, 1))
+    assert ours == theirs
+
+
+def test_evaluation_changes_nothing_and_keeps_no_tape() -> None:
+    """BatchNorm's statistics and the parameters stay; the loss is that of `module.eval()`."""
+    module, graph = captured(case("batch-norm"), SAMPLES)
+    settings = training(validation_microbatches=2)
+    side = SideBySide(module, graph, planned(graph, settings, 3), settings)
+    before = {name: tensor.clone() for name, tensor in side.state.items()}
+    batches = microbatches(case("batch-norm"), SAMPLES, 2, 0)
+    loss = sum(share.loss for share in side.pipeline.run(0, batches))
+    side.pipeline.decide(0, 1.0)
+    assert all(torch.equal(side.state[name], tensor) for name, tensor in before.items())
+    assert not side.gradients()[0]
+    side.eager.eval()
+    with torch.no_grad():
+        expected = sum(float(side.eager(**batch)) for batch in batches) / 2
+    assert loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_not_finite_is_told() -> None:
+    module, graph = captured(case("chain"), SAMPLES)
+    side = SideBySide(module, graph, planned(graph, training(), 2), training())
+    batches = microbatches(case("chain"), SAMPLES, MICROBATCHES, 0)
+    batches[1]["y"] = torch.full_like(batches[1]["y"], math.inf)
+    shares = side.pipeline.run(0, batches)
+    assert not any(share.finite for share in shares)
+
+
+def test_a_plan_without_progress_is_an_error() -> None:
+    module, graph = captured(case("chain"), SAMPLES)
+    job = planned(graph, training(), 2)
+    backwards = Edge(value=graph.loss, source=1, target=0, bytes=4, differentiable=False)
+    circle = msgspec.structs.replace(job.plan, edges=[*job.plan.edges, backwards])
+    pipeline = InProcessPipeline(graph, circle, job.segments, dict(module.named_parameters()), training())
+    with pytest.raises(PlanError, match="cannot make progress"):
+        pipeline.run(0, microbatches(case("chain"), SAMPLES, MICROBATCHES, 0))

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.models import case
+from tests.runtime.side_by_side import captured, microbatches, planned
+from torch import Tensor, nn
+
+from farflung.opdag.segment import Segment
+from farflung.runtime.check import named_state
+from farflung.runtime.optimizer import SGD
+from farflung.runtime.torch_backend.segment import TorchSegment
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+torch.set_num_threads(1)
+SAMPLES, MICROBATCHES = 2, 3
+UNIT = Unit(0, True, 0, MICROBATCHES)
+TRAINING = Training(5, MICROBATCHES, SAMPLES, SGD(lr=0.1), seed=3)
+
+
+class Pair:
+    """The two segments of a model, driven by hand."""
+
+    def __init__(self, name: str) -> None:
+        module, graph = captured(case(name), SAMPLES)
+        self.state = {n: t.detach().clone() for n, t in named_state(module, graph).items()}
+        self.names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+        self.definitions: list[Segment] = planned(graph, TRAINING, 2).segments
+        self.first, self.second = (TorchSegment(s, self.state, TRAINING) for s in self.definitions)
+        self.batches = microbatches(case(name), SAMPLES, MICROBATCHES, 0)
+
+    def fed(self, number: int, microbatch: int) -> dict[int, Tensor]:
+        entries = [e for e in self.definitions[number].inputs if e.kind == "input"]
+        return {e.value: self.batches[microbatch][self.names[e.value]] for e in entries}
+
+    def forward(self, microbatch: int) -> None:
+        sent = self.first.forward(UNIT, microbatch, self.fed(0, microbatch))
+        assert all(not t.requires_grad and t.is_contiguous() for t in sent.values())
+        received = {value: sent[value] for value in self.definitions[1].receives}
+        self.second.forward(UNIT, microbatch, self.fed(1, microbatch) | received)
+
+    def backward(self, microbatch: int) -> dict[int, Tensor]:
+        gradients: dict[int, Tensor] = {}
+        self.second.backward(UNIT, microbatch, {}, gradients.__setitem__)
+        self.first.backward(UNIT, microbatch, gradients, lambda value, gradient: None)
+        return gradients
+
+    def copies(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.state.items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_tapes_are_kept_for_each_microbatch() -> None:
+    together, apart = Pair("chain"), Pair("chain")
+    for microbatch in range(MICROBATCHES):
+        together.forward(microbatch)
+    for microbatch in range(MICROBATCHES):
+        together.backward(microbatch)
+        apart.forward(microbatch)
+        apart.backward(microbatch)
+    assert same(together.first.gradients(), apart.first.gradients())
+    assert together.second.take_loss() == apart.second.take_loss()
+    assert together.second.take_loss() == 0.0
+
+
+def test_each_received_value_gets_one_gradient() -> None:
+    pair = Pair("chain")
+    pair.forward(0)
+    sent: list[int] = []
+    pair.second.backward(UNIT, 0, {}, lambda value, gradient: sent.append(value))
+    assert sent == pair.definitions[1].receives == pair.definitions[1].differentiable
+
+
+def test_apply_scales_the_gradients_once() -> None:
+    full, half = Pair("chain"), Pair("chain")
+    before = full.copies()
+    for pair, scale in ((full, 1.0), (half, 0.5)):
+        pair.forward(0)
+        pair.backward(0)
+        pair.first.apply(0, scale)
+        pair.second.apply(0, scale)
+    for name, tensor in before.items():
+        moved, half_moved = full.state[name] - tensor, half.state[name] - tensor
+        assert moved.abs().max() > 0
+        assert torch.allclose(moved, 2 * half_moved, rtol=1e-3, atol=1e-7)
+
+
+def test_a_dropped_step_leaves_nothing() -> None:
+    pair, fresh = Pair("batch-norm"), Pair("batch-norm")
+    before = pair.copies()
+    pair.forward(0)
+    pair.forward(1)
+    pair.backward(0)
+    for segment in (pair.first, pair.second):
+        segment.drop()
+        segment.take_loss()
+    assert same(pair.state, before)
+    assert not pair.first.gradients()
+    for again in (pair, fresh):
+        again.forward(0)
+        again.backward(0)
+        again.first.apply(0, 1.0)
+        again.second.apply(0, 1.0)
+    assert same(pair.state, fresh.state)
+
+
+def test_buffers_change_at_apply_in_microbatch_order() -> None:
+    pair = Pair("batch-norm")
+    before = pair.copies()
+    for microbatch in range(MICROBATCHES):
+        pair.forward(microbatch)
+        assert same(pair.state, before)
+    for microbatch in range(MICROBATCHES):
+        pair.backward(microbatch)
+    pair.first.apply(0, 1.0)
+    pair.second.apply(0, 1.0)
+    assert int(pair.state["seen"]) == MICROBATCHES
+    assert not torch.equal(pair.state["norms.0.running_mean"], before["norms.0.running_mean"])
+
+
+def test_a_gradient_that_nobody_had_is_left_out() -> None:
+    pair = Pair("chain")
+    pair.forward(0)
+    pair.first.backward(UNIT, 0, {}, lambda value, gradient: pytest.fail("nothing to send"))
+    assert not pair.first.gradients()
+
+
+def test_frozen_parameters_have_no_gradient_and_stay() -> None:
+    pair = Pair("frozen")
+    before = pair.copies()
+    pair.forward(0)
+    pair.backward(0)
+    held = {**pair.first.gradients(), **pair.second.gradients()}
+    assert not {"layers.0.weight", "layers.3.weight"} & set(held)
+    pair.first.apply(0, 1.0)
+    pair.second.apply(0, 1.0)
+    moved = {name for name, tensor in before.items() if not torch.equal(tensor, pair.state[name])}
+    assert moved == set(held)
+
+
+def test_state_shares_the_segments_memory() -> None:
+    pair = Pair("chain")
+    owned = pair.first.state()
+    assert list(owned) == pair.definitions[0].owned
+    pair.forward(0)
+    pair.backward(0)
+    pair.first.apply(0, 1.0)
+    assert all(torch.equal(tensor, pair.state[name]) for name, tensor in owned.items())
+    assert not any(isinstance(tensor, nn.Parameter) or tensor.requires_grad for tensor in owned.values())

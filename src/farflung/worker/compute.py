@@ -218,7 +218,9 @@ class ComputeThread(threading.Thread):
         except Exception as error:
             attempt, self._began, self._job = self._attempt, False, None
             text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
-            self._emit(ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error"))
+            self._emit(
+                ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error")
+            )
 
     def _prepare(self, load: Load, intake: Intake) -> None:
         self._drop()

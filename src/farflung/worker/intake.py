@@ -59,7 +59,9 @@ class Intake:
         key = (header.segment, header.name)
         tensor = self.tensors.get(key)
         if peer != load.submitter or tensor is None or header.total != tensor.numel():
-            raise ProtocolError(f"{peer} sent a slice of {header.name[:60]!r}, which the plan does not expect")
+            raise ProtocolError(
+                f"{peer} sent a slice of {header.name[:60]!r}, which the plan does not expect"
+            )
         if header.offset != self._expected[key] or header.offset + header.bytes > header.total:
             raise ProtocolError(f"{peer} sent a slice of {header.name[:60]!r} out of order")
         if self._digests.setdefault(key, header.sha256) != header.sha256:

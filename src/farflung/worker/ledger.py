@@ -79,6 +79,6 @@ class Ledger:
         key = (header.microbatch, header.source, header.target, header.value, header.gradient)
         if key in seen:
             raise ProtocolError(
-                f"{peer} sent value {header.value} of microbatch {header.microbatch}, unit {header.unit} twice"
+                f"{peer} sent value {header.value} of microbatch {header.microbatch} twice"
             )
         seen.add(key)

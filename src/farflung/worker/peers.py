@@ -89,15 +89,13 @@ class Peers:
         """Somebody dialled; ProtocolError if the lobby is full."""
         if link.peer.id in self._admitted:
             self._welcome(link)
-        elif len(self._lobby) >= LOBBY_SIZE:
-            raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
         else:
-            self._lobby.add(link)
+            self._wait(link)
         return self
 
     def dialled(self, link: Link) -> None:
         """A link that this worker dialled has been made; it counts once the peer welcomes it."""
-        self._lobby.add(link)
+        self._wait(link)
 
     def send_parcel(self, parcel: Parcel, peer: str) -> None:
         """Post a value or gradient to a peer; nothing if its link is gone (which has been told)."""
@@ -132,7 +130,9 @@ class Peers:
         if load is None or link not in self._lobby or link.peer.id not in self._admitted:
             raise ProtocolError("a welcome that nobody waits for")
         if (welcome.job, welcome.attempt) != (load.job, load.attempt):
-            raise ProtocolError(f"a welcome to job {welcome.job}, attempt {welcome.attempt}, which is not ours")
+            raise ProtocolError(
+                f"a welcome to job {welcome.job}, attempt {welcome.attempt}, which is not ours"
+            )
         self._lobby.discard(link)
         self._take(link)
 
@@ -185,6 +185,15 @@ class Peers:
         for link in list(self._lobby):
             self._close(link, reason)
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _wait(self, link: Link) -> None:
+        """Into the lobby, where each holder has one place."""
+        for older in [older for older in self._lobby if older.peer == link.peer]:
+            self._lobby.discard(older)
+            self._close(older, "superseded by a newer connection")
+        if len(self._lobby) >= LOBBY_SIZE:
+            raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
+        self._lobby.add(link)
 
     def _welcome(self, link: Link) -> None:
         assert self._load is not None

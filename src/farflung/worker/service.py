@@ -42,8 +42,8 @@ log = logging.getLogger("farflung.worker")
 class WorkerOptions:
     """How a worker runs.
 
-    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: where the broker sees
-    this machine). `memory_bytes` is what jobs may use.
+    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: this machine's on the
+    route to the broker). `memory_bytes` is what jobs may use.
     """
 
     identity: Identity
@@ -114,7 +114,11 @@ class WorkerService:
     async def start(self) -> None:
         """Listen for peers and start the compute thread."""
         self._listener = await listen(
-            self._options.listen, self._server_context, self._hello("data"), self._peers.entered, self._timeouts
+            self._options.listen,
+            self._server_context,
+            self._hello("data"),
+            self._peers.entered,
+            self._timeouts,
         )
         self._compute.start()
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
@@ -296,11 +300,15 @@ class WorkerService:
             except FarflungError as error:
                 failures.append(str(error))
                 continue
-            self._peers.dialled(link)
-            await asyncio.sleep(self._timeouts.link_seconds)
-            if self._state.load is load and peer not in self._state.linked:
-                await link.close("not welcomed in time")
-                self.peer_lost(peer, f"it did not welcome the link within {self._timeouts.link_seconds:.0f} s")
+            if self._state.load is load:
+                self._peers.dialled(link)
+                self._loop.call_later(self._timeouts.link_seconds, self._expect_link, peer, load)
+            else:
+                await link.close("the job it was made for is over")
             return
         if self._state.load is load:
             self.peer_lost(peer, "; ".join(failures) or "it gave no address")
+
+    def _expect_link(self, peer: str, load: Load) -> None:
+        if self._state.load is load and peer not in self._state.linked:
+            self.peer_lost(peer, f"it did not welcome the link within {self._timeouts.link_seconds:.0f} s")

@@ -1,8 +1,8 @@
 """What a worker does about what happens to it: events in, commands out, no clock, socket, thread or file.
 
 A worker holds one job at a time. Loading needs four things: the programs verified, the whole state here, a
-link to every neighbour, and one to the submitter (which brings the state). Whatever breaks afterwards ends the
-attempt here with one line to the broker; the broker's `Stop` brings the worker back to the backup pool.
+link to every neighbour, and one to the submitter (which brings the state). Whatever breaks afterwards ends
+the attempt here with one line to the broker; the broker's `Stop` brings the worker back to the backup pool.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Take memory for the state, verify the programs on the compute thread, dial the peers named in `dial`."""
+    """Take memory for the state, verify the programs on the compute thread, dial the peers in `dial`."""
 
     load: Load
     dial: tuple[str, ...]

@@ -42,8 +42,8 @@ log = logging.getLogger("farflung.worker")
 class WorkerOptions:
     """How a worker runs.
 
-    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: this machine's on the
-    route to the broker). `memory_bytes` is what jobs may use.
+    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: this machine's on
+    the route to the broker). `memory_bytes` is what jobs may use.
     """
 
     identity: Identity

@@ -1,0 +1,69 @@
+"""Headers held against the plan: what the plan does not name is refused before memory is taken."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.worker.loads import MICROBATCHES, WINDOW, load
+
+from farflung.errors import ProtocolError
+from farflung.plan import FEEDER
+from farflung.transport.headers import ValueHeader
+from farflung.worker.ledger import Ledger
+
+VALUE = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
+GRADIENT = ValueHeader("job-1", 5, 0, 0, 2, 1, 2, True, 0, 32)
+
+
+def changed(header: ValueHeader, **fields: object) -> ValueHeader:
+    return msgspec.structs.replace(header, **fields)
+
+
+def test_what_the_plan_names_is_taken_once() -> None:
+    ledger = Ledger("b", load())
+    assert ledger.admit("a", VALUE)
+    assert ledger.admit("c", GRADIENT)
+    assert ledger.admit("c", changed(GRADIENT, microbatch=1, bytes=0))
+    with pytest.raises(ProtocolError, match="twice"):
+        ledger.admit("a", VALUE)
+
+
+@pytest.mark.parametrize(
+    ("peer", "fields", "complaint"),
+    [
+        ("c", {}, "does not have it send"),
+        ("desk", {}, "does not have it send"),
+        ("a", {"value": 7}, "does not have it send"),
+        ("a", {"target": 2}, "does not have it send"),
+        ("a", {"source": FEEDER}, "does not have it send"),
+        ("a", {"gradient": True}, "does not have it send"),
+        ("a", {"attempt": 6}, "does not have it send"),
+        ("a", {"bytes": 31}, "expected 32"),
+        ("a", {"bytes": 2**40}, "expected 32"),
+        ("a", {"bytes": 0}, "expected 32"),
+        ("a", {"codec": 1}, "codec"),
+        ("a", {"microbatch": MICROBATCHES}, "not due"),
+        ("a", {"unit": 2}, "not due"),
+        ("a", {"unit": 10**12}, "not due"),
+    ],
+)
+def test_anything_else_is_refused(peer: str, fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        Ledger("b", load()).admit(peer, changed(VALUE, **fields))
+
+
+def test_what_is_over_is_dropped_in_silence() -> None:
+    ledger = Ledger("b", load())
+    ledger.advance()
+    assert not ledger.admit("a", VALUE)
+    assert not ledger.admit("a", changed(VALUE, unit=1, attempt=4))
+    assert not ledger.admit("a", changed(VALUE, unit=1, job="job-0"))
+    assert ledger.admit("a", changed(VALUE, unit=1))
+
+
+def test_the_feeder_may_run_ahead_of_peers() -> None:
+    fed = ValueHeader("job-1", 5, 2, 0, FEEDER, 0, 0, False, 0, 8)
+    ledger = Ledger("a", load())
+    assert ledger.admit("desk", fed)
+    with pytest.raises(ProtocolError, match="not due"):
+        ledger.admit("desk", changed(fed, unit=2 * WINDOW + 1))

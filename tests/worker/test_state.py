@@ -1,0 +1,160 @@
+"""A worker's decisions, event by event."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.worker.loads import load
+
+from farflung.protocol.messages import (
+    Begin,
+    Broken,
+    Decide,
+    Loaded,
+    Refused,
+    SendState,
+    Share,
+    Stop,
+    UnitReady,
+)
+from farflung.worker import state as machine
+from farflung.worker.state import (
+    Apply,
+    BrokerLost,
+    ComputeFailed,
+    Drop,
+    Filled,
+    FromBroker,
+    GiveState,
+    Note,
+    PeerLinked,
+    PeerLost,
+    Prepare,
+    Start,
+    State,
+    Tell,
+    UnitFinished,
+    Verified,
+)
+
+JOB, ATTEMPT = "job-1", 5
+READY = (FromBroker(load()), Verified(ATTEMPT, None), PeerLinked("a"), PeerLinked("c"), Filled(ATTEMPT))
+SHARES = (Share(1, 2.0, True, 0.5),)
+
+
+def run(*events: machine.Event) -> tuple[State, list[machine.Command]]:
+    """The state of worker b after the events, and what it did, remarks left out."""
+    state, done = State("b"), []
+    for event in events:
+        state, commands = machine.step(state, event)
+        done += [command for command in commands if not isinstance(command, Note)]
+    return state, done
+
+
+def test_a_load_is_prepared_and_only_greater_ids_are_dialled() -> None:
+    state, done = run(FromBroker(load()))
+    assert (state.phase, done) == ("loading", [Prepare(load(), dial=("c",))])
+
+
+def test_loaded_is_told_once_when_everything_is_there() -> None:
+    assert run(*READY[:-1])[1] == [Prepare(load(), ("c",))]
+    told = [c for c in run(*READY, PeerLinked("desk"), PeerLinked("c"))[1] if isinstance(c, Tell)]
+    assert told == [Tell(Loaded(JOB, ATTEMPT))]
+
+
+def test_a_unit_runs_from_begin_to_decide() -> None:
+    begin, decide = FromBroker(Begin(JOB, ATTEMPT)), FromBroker(Decide(JOB, ATTEMPT, 0, 0.5))
+    state, done = run(*READY, begin, UnitFinished(ATTEMPT, 0, SHARES, 9), decide)
+    assert done[-3:] == [Start(), Tell(UnitReady(JOB, ATTEMPT, 0, list(SHARES), 9)), Apply(0, 0.5)]
+    assert (state.phase, state.unit) == ("running", 1)
+    assert run(*READY, begin, decide, decide)[1].count(Apply(0, 0.5)) == 1
+
+
+def test_a_refusal_frees_the_worker() -> None:
+    state, done = run(FromBroker(load()), Verified(ATTEMPT, "op aten.evil is not in the opset"))
+    assert state == State("b")
+    assert done[-2:] == [
+        Tell(Refused(JOB, ATTEMPT, "op aten.evil is not in the opset")),
+        Drop("op aten.evil is not in the opset"),
+    ]
+
+
+@pytest.mark.parametrize(("peer", "named"), [("a", "worker a"), ("desk", "the submitter")])
+def test_a_lost_link_breaks_the_attempt_once(peer: str, named: str) -> None:
+    lost = PeerLost(peer, "connection reset")
+    state, done = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, PeerLost("c", "too"))
+    assert state.phase == "broken"
+    reason = f"lost the link to {named}: connection reset"
+    assert [c for c in done if isinstance(c, Tell)][1:] == [Tell(Broken(JOB, ATTEMPT, reason))]
+    assert run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, FromBroker(Stop(JOB, ATTEMPT, "over")))[0] == (
+        State("b")
+    )
+
+
+def test_neighbours_may_leave_while_the_state_is_sent_home() -> None:
+    giving = (*READY, FromBroker(Begin(JOB, ATTEMPT)), FromBroker(SendState(JOB, ATTEMPT)))
+    state, done = run(*giving, PeerLost("a", "closed"))
+    assert (state.phase, done[-1]) == ("collecting", GiveState())
+    assert run(*giving, PeerLost("desk", "closed"))[0].phase == "broken"
+
+
+def test_a_lost_broker_drops_the_job() -> None:
+    state, done = run(*READY, BrokerLost("lost the broker: connection reset"))
+    assert (state, done[-1]) == (State("b"), Drop("lost the broker: connection reset"))
+
+
+def test_what_is_of_another_attempt_changes_nothing() -> None:
+    running, _ = run(*READY, FromBroker(Begin(JOB, ATTEMPT)))
+    for event in (
+        FromBroker(Decide(JOB, 4, 0, 1.0)),
+        FromBroker(Stop(JOB, 4, "old")),
+        FromBroker(Stop("job-2", ATTEMPT, "other")),
+        UnitFinished(4, 0, SHARES, 0),
+        ComputeFailed(4, "old"),
+        Verified(4, "old"),
+    ):
+        assert machine.step(running, event) == (running, [])
+
+
+EVENTS = st.sampled_from(
+    [
+        *READY,
+        FromBroker(load(6)),
+        FromBroker(Begin(JOB, ATTEMPT)),
+        FromBroker(Decide(JOB, ATTEMPT, 0, 1.0)),
+        FromBroker(Decide(JOB, ATTEMPT, 1, 1.0)),
+        FromBroker(SendState(JOB, ATTEMPT)),
+        FromBroker(Stop(JOB, ATTEMPT, "over")),
+        UnitFinished(ATTEMPT, 0, SHARES, 1),
+        UnitFinished(ATTEMPT, 1, SHARES, 1),
+        PeerLost("a", "reset"),
+        PeerLost("desk", "reset"),
+        ComputeFailed(ATTEMPT, "boom"),
+        BrokerLost("gone"),
+        Verified(ATTEMPT, "bad"),
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_whatever_happens_promises_hold(events: list[machine.Event]) -> None:
+    """Units are applied in order and once, only while running; a dropped job leaves an idle worker."""
+    state = State("b")
+    applied = -1
+    for event in events:
+        before = state
+        state, commands = machine.step(state, event)
+        for command in commands:
+            if isinstance(command, Prepare):
+                applied = -1
+            elif isinstance(command, Apply):
+                assert before.phase == "running"
+                assert command.unit == applied + 1
+                applied = command.unit
+            elif isinstance(command, Drop):
+                assert state.load is None or state.phase == "loading"
+            elif isinstance(command, Start | GiveState):
+                assert before.phase in ("loading", "running")
+        assert (state.load is None) == (state.phase == "idle")

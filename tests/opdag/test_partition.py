@@ -88,7 +88,7 @@ def test_random_graphs_at_random_cuts(seed: int) -> None:
 def test_models_at_random_cuts(entry: Case) -> None:
     draw = random.Random(4)
     _, graph = captured(entry, BATCH)
-    for _ in range(8):
+    for _ in range(3):
         require_sound(graph, random_cuts(graph, draw))
 
 

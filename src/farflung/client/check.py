@@ -13,7 +13,16 @@ from farflung.errors import CaptureError, JobError
 from farflung.opdag.capture import Capture, capture
 from farflung.opdag.capture.capture import LossModule
 from farflung.planner import plan_graph
-from farflung.runtime.check import LOSS_TOLERANCE, CheckReport, Comparison, compare, received, require_same
+from farflung.runtime.check import (
+    GRADIENT_TOLERANCE,
+    LOSS_TOLERANCE,
+    PARAMETER_TOLERANCE,
+    CheckReport,
+    Comparison,
+    compare,
+    received,
+    require_same,
+)
 from farflung.runtime.optimizer import SGD
 
 Batch = dict[str, Tensor]
@@ -38,8 +47,7 @@ def capture_job(job: Job, self_check: bool = True) -> Capture:
     if not self_check:
         return captured
     report = _compare(job, captured, segments=1, steps=1)
-    same = msgspec.structs.replace(report, ok=report.ok or _only_evaluation_differs(report))
-    require_same(same, "the captured graph")
+    require_same(msgspec.structs.replace(report, ok=_trains_as_eager(report)), "the captured graph")
     if report.evaluation_difference > LOSS_TOLERANCE:
         remark = "forward branches on self.training: the captured evaluation loss is not that of model.eval()"
         if job.validation is not None:
@@ -71,11 +79,11 @@ def check_job(
     return _compare(job, captured, segments, steps)
 
 
-def _only_evaluation_differs(report: CheckReport) -> bool:
-    return msgspec.structs.replace(report, evaluation_difference=0.0) == report or (
+def _trains_as_eager(report: CheckReport) -> bool:
+    return (
         report.loss_difference <= LOSS_TOLERANCE
-        and report.worst_gradient_difference <= 1e-4
-        and report.worst_parameter_difference <= 1e-4
+        and report.worst_gradient_difference <= GRADIENT_TOLERANCE
+        and report.worst_parameter_difference <= PARAMETER_TOLERANCE
     )
 
 

@@ -105,23 +105,25 @@ def balanced_cuts(costs: CutCosts, segments: int, slack: float = 0.1) -> list[in
     """
     total = np.concatenate([[0.0], np.cumsum(costs.flops)])
     owned = np.concatenate([[0], np.cumsum(costs.parameters)])
+    _require_possible(costs, segments, owned)
     bottleneck = _best(costs, segments, total, owned, None)[0]
-    if not np.isfinite(bottleneck):
-        raise PlanError(_too_many(costs, segments, owned))
     return _best(costs, segments, total, owned, bottleneck * (1 + slack) + 1)[1]
 
 
-def _too_many(costs: CutCosts, segments: int, owned: NDArray[np.int64]) -> str:
+def _require_possible(costs: CutCosts, segments: int, owned: NDArray[np.int64]) -> None:
     if not owned[-1]:
-        return "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
+        raise PlanError(
+            "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
+        )
     most, start = 1, 0
     for position in np.flatnonzero(costs.legal[:-1])[1:]:  # cutting as early as possible leaves most to cut
         if owned[start] < owned[position] < owned[-1]:
             most, start = most + 1, position
-    return (
-        f"the model can be cut into at most {most} segments, {segments} were asked for: "
-        "use fewer workers (--workers, --local or --segments)"
-    )
+    if segments > most:
+        raise PlanError(
+            f"the model can be cut into at most {most} segments, {segments} were asked for: "
+            "use fewer workers (--workers, --local or --segments)"
+        )
 
 
 def _best(

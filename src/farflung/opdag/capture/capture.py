@@ -7,7 +7,6 @@ table only makes the graph functional.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from farflung.opdag.capture.lints import (
     explain_failure,
     forbid_buffer_assignment,
     forbid_custom_functions,
+    quiet,
     watch_checkpointing,
 )
 from farflung.opdag.capture.normalise import Normaliser, Origin
@@ -115,8 +115,7 @@ def capture(module: nn.Module, example: Mapping[str, Tensor], loss: LossFunction
 
 def _export(wrapper: nn.Module, batch: dict[str, Tensor]) -> torch.export.ExportedProgram:
     shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         try:
             exported = torch.export.export(wrapper, (batch,), strict=False, dynamic_shapes=shapes)
             inline_gradient_modes(exported)

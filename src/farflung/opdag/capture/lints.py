@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +114,22 @@ def watch_checkpointing() -> Iterator[list[str]]:
     finally:
         for name, original in originals.items():
             setattr(torch.utils.checkpoint, name, original)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what `torch.export` prints when it fails (whole graphs) away: the error says it in one line."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 _DECIDE = "use torch.where or move the decision out of forward"

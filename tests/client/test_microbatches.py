@@ -62,7 +62,7 @@ def stream(job: Job, limit: int = 100) -> list[Microbatch]:
             found.append(microbatch)
             if len(found) == limit:
                 break
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         return found
 
     return asyncio.run(collect())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farflung.cli.folders import folder_of
-from farflung.cli.service import ExitWithParent, run_service
+from farflung.cli.service import ExitWithParent, heed_parent, run_service
 
 
 def broker(
@@ -23,6 +23,7 @@ def broker(
     exit_with_parent: ExitWithParent = None,
 ) -> None:
     """Run the broker until it is stopped; the first start makes its certificate authority."""
+    heed_parent(exit_with_parent)
     from farflung.broker.service import serve
 
-    run_service(serve(folder_of("broker", folder), listen, lease), as_json, exit_with_parent)
+    run_service(serve(folder_of("broker", folder), listen, lease), as_json)

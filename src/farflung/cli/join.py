@@ -10,7 +10,7 @@ import typer
 
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.service import ExitWithParent, run_service
+from farflung.cli.service import ExitWithParent, heed_parent, run_service
 from farflung.errors import JobError
 
 MEMORY_SHARE = 0.8
@@ -38,6 +38,7 @@ def join(
     exit_with_parent: ExitWithParent = None,
 ) -> None:
     """Offer this machine to the broker at HOST:PORT until stopped; a lost broker is dialled again."""
+    heed_parent(exit_with_parent)
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
@@ -50,7 +51,7 @@ def join(
         site=site,
         advertise=advertise or [],
     )
-    run_service(run(options), as_json, exit_with_parent)
+    run_service(run(options), as_json)
 
 
 def _memory_bytes(gigabytes: float | None) -> int:

@@ -23,6 +23,14 @@ ExitWithParent = Annotated[
 ]
 
 
+def heed_parent(folder: Path | None) -> None:
+    """Do what --exit-with-parent asks for; comes first in a command, whatever it does afterwards."""
+    if folder is not None:
+        from farflung.local.parent import stop_with_parent
+
+        stop_with_parent(folder)
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(
@@ -35,16 +43,12 @@ class _JsonFormatter(logging.Formatter):
         )
 
 
-def run_service(service: Coroutine[None, None, None], as_json: bool, parents_folder: Path | None) -> None:
+def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
     """Run `service` until SIGINT (exit code 130) or SIGTERM (exit code 0); its log goes to standard error.
 
     With `as_json` the log goes to standard output, one JSON object a line.
     """
     _log_to(as_json)
-    if parents_folder is not None:
-        from farflung.local.parent import stop_with_parent
-
-        stop_with_parent(parents_folder)
     received = asyncio.run(_until_signal(service))
     if received == signal.SIGINT:
         raise typer.Exit(130)

@@ -124,9 +124,7 @@ async def _train_locally(prepared: Prepared, run: RunFolder, observer: Observer,
 
     note(f"starting a broker and {workers} workers on this machine")
     async with LocalFleet(workers, run.logs) as fleet:
-        return await _until_interrupted(
-            prepared, await fleet.submitter(), run, observer, workers, fleet.watch
-        )
+        return await _until_interrupted(prepared, fleet.identity, run, observer, workers, fleet.watch)
 
 
 async def _until_interrupted(

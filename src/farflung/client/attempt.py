@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from farflung.client.feeder import Feeder
@@ -62,8 +62,8 @@ class Attempt:
 
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""
-        with suppress(ConnectionFailed):  # the lost link has told
-            await self._feeder.run(Microbatches(self._prepared.job, self._prepared.graph).stream())
+        async with aclosing(Microbatches(self._prepared.job, self._prepared.graph).stream()) as stream:
+            await self._feeder.run(stream)
 
     async def trained_state(self) -> dict[str, Tensor]:
         """The owned tensors, when the workers have sent them all; see `StateCollector.state`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -62,7 +62,7 @@ class Microbatches:
         batch = read_batch(data, "data" if unit.train else "validation", part, self._job)
         return Microbatch(unit, number, {name: self._fit(name, batch) for name in self._types})
 
-    async def stream(self) -> AsyncIterator[Microbatch]:
+    async def stream(self) -> AsyncGenerator[Microbatch, None]:
         """Every microbatch of the job in order; at most a few are loaded before they are asked for."""
         places = self._places()
         with _one_thread() as thread:

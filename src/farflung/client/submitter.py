@@ -100,7 +100,7 @@ class Submitter:
         self._identity = identity
         self._workers = workers
         self._timeouts = timeouts or Timeouts()
-        self._books = Books(prepared.job, run, observer)
+        self.books = Books(prepared.job, run, observer)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._broker: Link | None = None
@@ -108,6 +108,7 @@ class Submitter:
         self._job = ""
         self._failure = ""
         self._stopping = ""
+        self._doomed = False
         self._holding = False
 
     async def run(self) -> Summary:
@@ -118,7 +119,7 @@ class Submitter:
         except FarflungError as error:
             outcome = Outcome(FAILED, str(error))
         finally:
-            summary = self._books.close(outcome)
+            summary = self.books.close(outcome)
             await self._close(outcome)
         return summary
 
@@ -135,7 +136,7 @@ class Submitter:
         name = job.name or "job"
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
         self._tell(Submit(name, self._prepared.program, job.training(), self._workers))
-        await self._books.submitted(name, self._identity.broker)
+        await self.books.submitted(name, self._identity.broker)
         while True:
             outcome = await self._handle(await self._events.get())
             if outcome is not None:
@@ -147,15 +148,15 @@ class Submitter:
             case Accepted():
                 await self._accepted(event)
             case Planned():
-                await self._books.planned(event)
-                self._attempt = Attempt(self._prepared, event, self._books.observer, self._events.put_nowait)
+                await self.books.planned(event)
+                self._attempt = Attempt(self._prepared, event, self.books.observer, self._events.put_nowait)
                 self._begin(self._attempt.load(self._identity, self._timeouts), collect=False)
             case Running():
                 attempt = self._current()
-                await self._books.running(attempt.bytes_sent)
+                await self.books.running(attempt.bytes_sent)
                 self._begin(attempt.feed(), collect=True)
             case UnitDone():
-                await self._books.unit_done(event, self._current().bytes_sent)
+                await self.books.unit_done(event, self._current().bytes_sent)
             case Collecting():
                 await self._collecting(event)
             case _Written():
@@ -169,7 +170,7 @@ class Submitter:
             case Lost(peer=peer, reason=reason) if peer == BROKER_ID:
                 self._job = ""
                 broker = f"the broker at {self._identity.broker} was lost: {reason}"
-                return Outcome(FAILED, self._failure or f"{broker}; {self._kept()}")
+                return Outcome(FAILED, self._failure or f"{broker}{self._kept()}")
             case Lost(peer=peer, reason=reason):
                 self._gone(f"worker {peer} was lost: {reason}")
             case _Gone():
@@ -182,20 +183,20 @@ class Submitter:
 
     async def _accepted(self, message: Accepted) -> None:
         self._job = message.job
-        await self._books.accepted(message)
+        await self.books.accepted(message)
         if self._stopping:
             self._cancel(self._stopping)
 
     async def _collecting(self, message: Collecting) -> None:
-        await self._books.collecting(message)
+        await self.books.collecting(message)
         self._stop_tasks()
         self._begin(self._bring_home(message.step), collect=False)
 
     async def _bring_home(self, step: int) -> None:
         trained = await self._current().trained_state()
         job, ties = self._prepared.job, self._prepared.graph.ties
-        await asyncio.to_thread(save_weights, self._books.folder.model_path, job.model, trained, ties)
-        self._books.tally.weights_step = step
+        await asyncio.to_thread(save_weights, self.books.folder.model_path, job.model, trained, ties)
+        self.books.tally.weights_step = step
         self._events.put_nowait(_Written())
 
     def _trouble(self, trouble: _Trouble) -> Outcome | None:
@@ -210,10 +211,10 @@ class Submitter:
 
     def _gone(self, reason: str) -> None:
         """The run cannot go on. The broker sees more of it: its word counts if it comes within the lease."""
-        if self._holding or self._failure:
+        if self._holding or self._doomed:
             return
-        self._failure = f"{reason}; {self._kept()}"
-        overdue = _Trouble(RunFailed(self._failure), collect=False)
+        self._doomed = True
+        overdue = _Trouble(RunFailed(f"{reason}{self._kept()}"), collect=False)
         loop = asyncio.get_running_loop()
         loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
 
@@ -223,12 +224,15 @@ class Submitter:
             return Outcome(DONE, "")
         if ended.state == CANCELLED:
             return Outcome(FAILED, self._failure) if self._failure else Outcome(CANCELLED, ended.reason)
-        return Outcome(ended.state, f"{ended.reason}; {self._kept()}")
+        return Outcome(ended.state, f"{ended.reason}{self._kept()}")
 
     def _kept(self) -> str:
-        tally = self._books.tally
-        weights = f", the weights of step {tally.weights_step}" if tally.weights_step is not None else ""
-        return f"kept in {self._books.folder.path}: the metrics of {tally.steps} steps{weights}"
+        """What the user still has, for the end of a sentence."""
+        tally = self.books.tally
+        if not tally.steps:
+            return ""
+        weights = "" if tally.weights_step is None else f" and the weights of step {tally.weights_step}"
+        return f"; the metrics of {tally.steps} steps{weights} are in {self.books.folder.path}"
 
     def _begin(self, work: Coroutine[None, None, None], collect: bool) -> None:
         """Run `work` beside the queue; its failure is an event."""

@@ -36,6 +36,7 @@ def save_weights(
     temporary = path.with_name(f".{path.name}.new")
     try:
         save_file(tensors, temporary, metadata)
+        temporary.chmod(0o644)
         _sync(temporary)
         temporary.replace(path)
         _sync(path.parent)

@@ -8,16 +8,21 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
-from farflung.errors import RunFailed
+from farflung.broker.authority import create_token
+from farflung.errors import ConnectionFailed, RunFailed
 from farflung.local.child import Child
 from farflung.local.free_port import free_port
 from farflung.transport.enrolment import enrol
 from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.tokens import Token
 
 HOST = "127.0.0.1"
 SITE = "local"
+SUBMITTER: Literal["submitter"] = "submitter"
+RETRY_SECONDS = 0.05
 
 
 class LocalFleet:
@@ -43,6 +48,7 @@ class LocalFleet:
         self._memory_bytes = memory_bytes
         self._timeouts = Timeouts()
         self._folder = Path()
+        self._identity: Identity | None = None
         self.broker: Child | None = None
         self.workers: list[Child] = []
         self.address = ""
@@ -62,13 +68,11 @@ class LocalFleet:
     ) -> None:
         await self._stop()
 
-    async def submitter(self) -> Identity:
-        """The identity with which this process submits jobs to the fleet."""
-        from farflung.broker.authority import create_token
-
-        token = await asyncio.to_thread(create_token, self._folder / "broker", "submitter")
-        enrolment = await enrol(self.address, token, self._folder / "submitter", "submitter", "submitter")
-        return enrolment.identity
+    @property
+    def identity(self) -> Identity:
+        """With which this process submits jobs to the fleet."""
+        assert self._identity is not None
+        return self._identity
 
     def children(self) -> list[Child]:
         """The broker and the workers, as far as they were started."""
@@ -85,39 +89,47 @@ class LocalFleet:
                 end.cancel()
 
     async def _start(self) -> None:
+        tokens = await asyncio.to_thread(self._tokens)
         self.address = f"{HOST}:{free_port(HOST)}"
-        self.broker = await self._child(
-            "broker", ["broker", "--listen", self.address, "--folder", str(self._folder / "broker")], {}
-        )
-        token = await self._worker_token()
+        arguments = ["broker", "--listen", self.address, "--folder", str(self._folder / "broker")]
+        self.broker = await self._child("broker", arguments, {})
+        self._identity = await self._enrolled(self.broker, tokens[0])
         for number in range(self._count):
             name = f"worker-{number}"
             arguments = ["join", self.address, "--name", name, "--site", SITE, "--listen", f"{HOST}:0"]
             arguments += ["--folder", str(self._folder / name), "--memory", f"{self._memory() / 1e9:.3f}"]
-            self.workers.append(await self._child(name, arguments, {"FARFLUNG_TOKEN": token}))
+            self.workers.append(await self._child(name, arguments, {"FARFLUNG_TOKEN": tokens[1].text}))
 
-    async def _worker_token(self) -> str:
-        """A token for all workers, once the broker answers on its port."""
-        from farflung.broker.authority import create_token
+    def _tokens(self) -> tuple[Token, Token]:
+        """For the submitter and for all workers; making them makes the broker's authority."""
+        folder = self._folder / "broker"
+        return create_token(folder, "submitter"), create_token(folder, "worker", self._count)
 
-        await self._until_listening()
-        token = await asyncio.to_thread(create_token, self._folder / "broker", "worker", self._count)
-        return token.text
-
-    async def _until_listening(self) -> None:
-        assert self.broker is not None
-        ended = asyncio.create_task(self.broker.ended())
+    async def _enrolled(self, broker: Child, token: Token) -> Identity:
+        """Join as the submitter as soon as the broker lets it; its early end ends the wait."""
+        joining = asyncio.create_task(self._join(token))
+        ended = asyncio.create_task(broker.ended())
         try:
-            async with asyncio.timeout(self._timeouts.start_seconds):
-                while not await _answers(self.address):
-                    if ended.done():
-                        raise RunFailed(f"the local {ended.result()}")
-        except TimeoutError:
-            raise RunFailed(
-                f"the local broker does not answer on {self.address}: see {self.broker.log}"
-            ) from None
+            await asyncio.wait(
+                {joining, ended}, timeout=self._timeouts.start_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if joining.done():
+                return joining.result()
+            if ended.done():
+                raise RunFailed(f"the local {ended.result()}")
+            raise RunFailed(f"the local broker does not let its submitter in: see {broker.log}")
         finally:
+            joining.cancel()
             ended.cancel()
+            await asyncio.gather(joining, ended, return_exceptions=True)
+
+    async def _join(self, token: Token) -> Identity:
+        while True:
+            try:
+                folder = self._folder / SUBMITTER
+                return (await enrol(self.address, token, folder, SUBMITTER, SUBMITTER)).identity
+            except ConnectionFailed:  # it does not listen yet
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _child(self, name: str, arguments: list[str], environment: dict[str, str]) -> Child:
         log = self._logs / f"{name}.log"
@@ -137,15 +149,3 @@ class LocalFleet:
         if self.broker is not None:
             await self.broker.stop(grace)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-
-
-async def _answers(address: str) -> bool:
-    host, port = address.rsplit(":", 1)
-    try:
-        _, writer = await asyncio.open_connection(host, int(port))
-    except OSError:
-        await asyncio.sleep(0.05)
-        return False
-    writer.close()
-    await writer.wait_closed()
-    return True

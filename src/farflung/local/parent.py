@@ -6,9 +6,11 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 
 from farflung.transport.timeouts import Timeouts
 
@@ -17,8 +19,10 @@ def stop_with_parent(folder: Path) -> None:
     """Watch standard input, a pipe whose other end only the parent holds, from a thread.
 
     When it closes, this process gets SIGTERM, and is ended if it takes too long. `folder`, which a parent
-    that was killed could not remove, is removed at the end.
+    that was killed could not remove, is removed at the end: by each child, since one that still starts may
+    make it again.
     """
+    signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_watch, args=(folder,), name="farflung-parent", daemon=True).start()
 
 
@@ -30,6 +34,11 @@ def _watch(folder: Path) -> None:
     time.sleep(Timeouts().stop_seconds)
     _remove(folder)
     os._exit(1)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    # The default action would skip what is to be done at exit.
+    sys.exit(128 + number)
 
 
 def _remove(folder: Path) -> None:

@@ -1,0 +1,266 @@
+"""Real brokers and workers as processes of this machine: whole runs, and every way in which one may end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.local.jobs import Chain, Vectors, item_of_step, job
+
+from farflung.client.job import Job
+from farflung.client.observer import Observer
+from farflung.client.prepared import Prepared, prepare
+from farflung.client.records import StepRow, Summary
+from farflung.client.run_folder import RunFolder
+from farflung.client.submitter import Submitter
+from farflung.client.weights import load_weights
+from farflung.errors import RunFailed
+from farflung.local.fleet import LocalFleet
+
+pytestmark = pytest.mark.processes
+
+ENDLESS = 1_000_000
+
+Act = Callable[[Submitter], object]
+
+
+class AtStep(Observer):
+    """Calls `act` once, when `step` was applied."""
+
+    def __init__(self, step: int, act: Callable[[], object]) -> None:
+        self._step, self._act = step, act
+
+    def stepped(self, row: StepRow) -> None:
+        if row.step == self._step:
+            self._act()
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def folders(temporary: Path) -> set[Path]:
+    """What fleets have left in their temporary folder."""
+    return set(temporary.glob("farflung-*"))
+
+
+async def train(
+    fleet: LocalFleet, prepared: Prepared, declared: Job, path: Path, act: Act | None = None
+) -> Summary:
+    """Run a job on two workers; `act` is called after step 3. No task may be left of it."""
+    run = RunFolder.create(path)
+    tasks = asyncio.all_tasks()
+    observer = AtStep(3, lambda: act(submitter) if act else None)
+    submitter = Submitter(replace(prepared, job=declared), fleet.identity, run, observer, 2)
+    summary = await submitter.run()
+    assert {task for task in asyncio.all_tasks() if not task.done()} == tasks
+    run.close()
+    assert json.loads((path / "summary.json").read_text())["state"] == summary.state
+    return summary
+
+
+def rows(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    """The captured chain; tests give it jobs of their own around the same module."""
+    return prepare(job())
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    runner: asyncio.Runner, temporary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalFleet]:
+    """Two workers that serve one run after the other; nothing of them may be left afterwards."""
+    fleet = LocalFleet(2, tmp_path_factory.mktemp("fleet") / "logs")
+    runner.run(fleet.__aenter__())
+    yield fleet
+    runner.run(fleet.__aexit__(None, None, None))
+    assert not any(is_alive(child.process_id) for child in fleet.children())
+    assert not folders(temporary)
+
+
+@pytest.fixture
+def run(runner: asyncio.Runner, fleet: LocalFleet, prepared: Prepared) -> Callable[..., Summary]:
+    """Runs a job of these changes on the shared fleet."""
+
+    def run(path: Path, act: Act | None = None, **changes: Any) -> Summary:
+        declared = job(model=prepared.job.model, **changes)
+        return runner.run(train(fleet, prepared, declared, path, act))
+
+    return run
+
+
+def test_a_run_learns_and_brings_its_weights_home(
+    run: Callable[..., Summary], prepared: Prepared, tmp_path: Path
+) -> None:
+    initial = {name: tensor.clone() for name, tensor in prepared.job.model.state_dict().items()}
+    summary = run(tmp_path / "run", steps=6, validation=Vectors(), validation_batches=2, validate_every=3)
+    assert (summary.state, summary.reason, summary.steps, summary.workers) == ("done", "", 6, 2)
+    assert summary.validation_loss is not None and summary.initial_validation_loss is not None
+    assert summary.validation_loss < summary.initial_validation_loss
+    found = rows(tmp_path / "run")
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
+    assert all(row["bytes_on_wire"] > 0 and row["samples"] == 8 for row in found)
+    assert summary.bytes_on_wire > sum(row["bytes_on_wire"] for row in found)
+    trained = Chain()
+    load_weights(tmp_path / "run" / "model.safetensors", trained)
+    assert not torch.equal(trained.layers[0].weight, initial["layers.0.weight"])
+    # The submitter's own module is only read from.
+    assert all(torch.equal(now, initial[name]) for name, now in prepared.job.model.state_dict().items())
+
+
+def test_a_repeated_run_has_the_same_losses(run: Callable[..., Summary], tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run(tmp_path / name, steps=4)
+    losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("a", "b")]
+    assert losses[0] == losses[1]
+
+
+def test_stopping_brings_the_weights_of_the_last_step_home(
+    run: Callable[..., Summary], tmp_path: Path
+) -> None:
+    summary = run(tmp_path / "run", lambda submitter: submitter.stop("enough"), steps=ENDLESS)
+    assert (summary.state, summary.reason) == ("cancelled", "enough")
+    assert summary.weights_step == summary.steps == len(rows(tmp_path / "run")) >= 3
+    load_weights(tmp_path / "run" / "model.safetensors", Chain())
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (Vectors(poisoned=item_of_step(4)), "the loss became NaN at step 5"),
+        (Vectors(broken=item_of_step(4)), "raised OSError: the file is gone"),
+    ],
+    ids=["nan", "broken item"],
+)
+def test_a_run_that_fails_keeps_the_last_good_weights(
+    run: Callable[..., Summary], tmp_path: Path, data: Vectors, reason: str
+) -> None:
+    summary = run(tmp_path / "run", steps=ENDLESS, data=data)
+    assert summary.state == "failed" and reason in summary.reason
+    assert summary.weights_step == summary.steps == len(rows(tmp_path / "run")) <= 4
+    trained = Chain()
+    load_weights(tmp_path / "run" / "model.safetensors", trained)
+    assert all(bool(tensor.isfinite().all()) for tensor in trained.state_dict().values())
+
+
+def test_a_disk_that_fills_ends_the_run(run: Callable[..., Summary], tmp_path: Path) -> None:
+    def fill(submitter: Submitter) -> None:
+        def full(row: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        submitter.books.folder._metrics.append = full  # type: ignore[method-assign]
+
+    summary = run(tmp_path / "run", fill, steps=ENDLESS)
+    assert summary.state == "failed" and "takes no more (No space left on device)" in summary.reason
+    assert len(rows(tmp_path / "run")) == 2
+
+
+def test_the_fleet_serves_on_after_all_that(run: Callable[..., Summary], tmp_path: Path) -> None:
+    assert run(tmp_path / "run", steps=2).state == "done"
+
+
+def test_what_is_killed_is_named(prepared: Prepared, temporary: Path, tmp_path: Path) -> None:
+    async def scenario() -> tuple[Summary, Summary]:
+        async with LocalFleet(3, tmp_path / "logs") as fleet:
+            processes = {child.name: child.process_id for child in fleet.children()}
+
+            def kill_worker(submitter: Submitter) -> None:
+                plan = json.loads((tmp_path / "a" / "plan.json").read_text())
+                os.kill(processes[plan["placements"][0]["workers"][0]], signal.SIGKILL)
+
+            first = await train(fleet, prepared, endless, tmp_path / "a", kill_worker)
+            kill_broker = lambda submitter: os.kill(processes["broker"], signal.SIGKILL)  # noqa: E731
+            second = await train(fleet, prepared, endless, tmp_path / "b", kill_broker)
+        return first, second
+
+    endless = job(ENDLESS, model=prepared.job.model)
+    worker_lost, broker_lost = asyncio.run(scenario())
+    assert worker_lost.state == broker_lost.state == "failed"
+    assert "the broker at 127.0.0.1:" in broker_lost.reason and "was lost" in broker_lost.reason
+    plan = json.loads((tmp_path / "a" / "plan.json").read_text())
+    assert plan["placements"][0]["workers"][0] in worker_lost.reason
+    for name, summary in (("a", worker_lost), ("b", broker_lost)):
+        assert len(rows(tmp_path / name)) == summary.steps >= 3
+        assert not (tmp_path / name / "model.safetensors").exists()
+
+
+def test_a_broker_that_cannot_start_says_why(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with LocalFleet(1, tmp_path / "logs"):
+            raise AssertionError("started")
+
+    before = folders(temporary)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr("farflung.local.fleet.free_port", lambda host: taken.getsockname()[1])
+        with pytest.raises(RunFailed, match=r"the local broker exited with code 2: error: port .* is in use"):
+            asyncio.run(scenario())
+    assert folders(temporary) == before
+
+
+def test_a_worker_that_dies_early_is_told(temporary: Path, tmp_path: Path) -> None:
+    async def scenario() -> list[str]:
+        told: list[str] = []
+        async with LocalFleet(1, tmp_path / "logs", memory_bytes=0) as fleet:
+            await fleet.watch(told.append)
+        return told
+
+    assert "worker-0 exited with code 2: error: --memory must be" in asyncio.run(scenario())[0]
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_a_killed_parent_leaves_no_orphans_and_no_files(temporary: Path, tmp_path: Path) -> None:
+    program = """
+        import asyncio, sys
+        from pathlib import Path
+        from farflung.local.fleet import LocalFleet
+        async def main():
+            async with LocalFleet(2, Path(sys.argv[1])) as fleet:
+                print(*[child.process_id for child in fleet.children()], flush=True)
+                await asyncio.sleep(600)
+        asyncio.run(main())
+    """
+    before = folders(temporary)
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "logs")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        ids = [int(text) for text in parent.stdout.readline().split()]
+        assert len(ids) == 3 and all(map(is_alive, ids))
+        parent.kill()
+    assert wait_until(lambda: not any(map(is_alive, ids)))
+    assert wait_until(lambda: folders(temporary) == before)

@@ -152,6 +152,22 @@ def test_stopping_brings_the_weights_of_the_last_step_home(
     load_weights(tmp_path / "run" / "model.safetensors", Chain())
 
 
+def test_stopping_a_run_that_is_done_changes_nothing(
+    runner: asyncio.Runner, fleet: LocalFleet, prepared: Prepared, tmp_path: Path
+) -> None:
+    class Late(Observer):
+        def collecting(self, received_bytes: int, total_bytes: int) -> None:
+            submitter.stop("too late")
+
+    run = RunFolder.create(tmp_path / "run")
+    declared = replace(prepared, job=job(3, model=prepared.job.model))
+    submitter = Submitter(declared, fleet.identity, run, Late(), 2)
+    summary = runner.run(submitter.run())
+    run.close()
+    assert (summary.state, summary.weights_step) == ("done", 3)
+    load_weights(tmp_path / "run" / "model.safetensors", Chain())
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.output import note
-from farflung.errors import IdentityError
+from farflung.errors import FarflungError, IdentityError
 
 if TYPE_CHECKING:
     from farflung.transport.identity import Identity
@@ -42,11 +43,11 @@ async def obtain_identity(
     from farflung.transport.tokens import Token
 
     if token is None:
-        return _at(Identity.load(folder), broker)
+        return await _fresh(_at(Identity.load(folder), broker))
     parsed = Token.parse(token)
     known = _known(folder, parsed.fingerprint)
     if known is not None:
-        return _at(known, broker)
+        return await _fresh(_at(known, broker))
     if broker is None:
         raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
     enrolment = await enrol(broker, parsed, folder, role, name)
@@ -71,6 +72,19 @@ def _known(folder: Path, fingerprint: bytes) -> Identity | None:
 
 def _at(identity: Identity, broker: str | None) -> Identity:
     return identity if broker is None else replace(identity, broker=broker)
+
+
+async def _fresh(identity: Identity) -> Identity:
+    """The identity, with a new certificate if half of the old one's life is over and the broker is there."""
+    if not identity.needs_renewal(time.time()):
+        return identity
+    from farflung.client.inquiry import renew
+
+    try:
+        return await renew(identity)
+    except FarflungError as error:
+        note(f"the certificate of {identity.id} could not be renewed: {error}")
+        return identity
 
 
 def _say_clock(ahead_seconds: float) -> None:

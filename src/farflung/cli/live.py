@@ -17,7 +17,7 @@ class _Facts(ProgressColumn):
     """What the newest row says, as the task carries it."""
 
     def render(self, task: Task) -> Text:
-        return Text(str(task.fields.get("facts", "")))
+        return Text(str(task.fields.get("facts", "")), no_wrap=True, overflow="ellipsis")
 
 
 class LiveObserver(Observer):
@@ -29,8 +29,7 @@ class LiveObserver(Observer):
         self._console = Console(stderr=True, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
+            BarColumn(bar_width=16),
             _Facts(),
             TimeRemainingColumn(compact=True),
             console=self._console,

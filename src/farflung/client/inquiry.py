@@ -1,11 +1,21 @@
-"""Asks a broker what is going on, and nothing else."""
+"""One question to a broker, on a connection of its own."""
 
 from __future__ import annotations
 
 import asyncio
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.protocol.messages import Ask, Denied, Status, ToViewer, decode, encode
+from farflung.protocol.messages import (
+    Ask,
+    Denied,
+    Message,
+    Renew,
+    Renewed,
+    Status,
+    ToViewer,
+    decode,
+    encode,
+)
 from farflung.transport.endpoint import Hello, Link, Peer, dial
 from farflung.transport.headers import DataHeader
 from farflung.transport.identity import Identity
@@ -13,7 +23,7 @@ from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
 
 
-async def ask_status(identity: Identity, timeouts: Timeouts | None = None) -> Status:
+async def ask_status(identity: Identity) -> Status:
     """The status of the broker that `identity` joined; any role may ask.
 
     Raises
@@ -21,13 +31,36 @@ async def ask_status(identity: Identity, timeouts: Timeouts | None = None) -> St
     ConnectionFailed
         The broker cannot be reached, refuses, or does not answer in time.
     """
-    timeouts = timeouts or Timeouts()
+    answer = await _ask(identity, Ask())
+    if not isinstance(answer, Status):
+        raise ProtocolError(f"the broker answered with a {type(answer).__name__}, expected its status")
+    return answer
+
+
+async def renew(identity: Identity) -> Identity:
+    """The same holder with a new certificate, kept in its folder.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    IdentityError
+        The certificate is not for this holder.
+    """
+    answer = await _ask(identity, Renew(await asyncio.to_thread(identity.renewal_request)))
+    if not isinstance(answer, Renewed):
+        raise ProtocolError(f"the broker answered with a {type(answer).__name__}, expected a certificate")
+    return await asyncio.to_thread(identity.renewed, answer.certificate)
+
+
+async def _ask(identity: Identity, question: Message) -> Message:
+    timeouts = Timeouts()
     inquiry = _Inquiry()
     context = identity.client_context()
     hello = Hello(id=identity.id, role=identity.role, kind="control")
     link = await dial(identity.broker, context, hello, Peer(BROKER_ID, "broker"), inquiry, timeouts)
     try:
-        link.send_control(encode(Ask()))
+        link.send_control(encode(question))
         async with asyncio.timeout(timeouts.lease_seconds):
             return await inquiry.answer
     except TimeoutError:
@@ -42,14 +75,14 @@ class _Inquiry:
     """Waits for one answer."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def control(self, link: Link, message: bytes) -> None:
         told = decode(message, ToViewer)
-        if isinstance(told, Status) and not self.answer.done():
-            self.answer.set_result(told)
-        elif isinstance(told, Denied):
+        if isinstance(told, Denied):
             self._fail(f"the broker refused: {told.reason}")
+        elif not self.answer.done():
+            self.answer.set_result(told)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         raise ProtocolError("the broker sent data: it only ever sends control messages")

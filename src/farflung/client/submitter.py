@@ -109,15 +109,19 @@ class Submitter:
         self._failure = ""
         self._stopping = ""
         self._doomed = False
+        self._homeward = False
         self._holding = False
 
     async def run(self) -> Summary:
         """Run the job to its end, which `summary.json` then tells; cancelling this ends it at once."""
-        outcome = Outcome(CANCELLED, "stopped at once by the user: the weights were not collected")
+        outcome = Outcome(FAILED, "a defect of farflung ended the run: please report its traceback")
         try:
             outcome = await self._run()
         except FarflungError as error:
             outcome = Outcome(FAILED, str(error))
+        except asyncio.CancelledError:
+            outcome = Outcome(CANCELLED, "stopped at once by the user: the weights were not collected")
+            raise
         finally:
             summary = self.books.close(outcome)
             await self._close(outcome)
@@ -188,6 +192,9 @@ class Submitter:
             self._cancel(self._stopping)
 
     async def _collecting(self, message: Collecting) -> None:
+        if self._homeward:  # a second word about the same weights
+            return
+        self._homeward = True
         await self.books.collecting(message)
         self._stop_tasks()
         self._begin(self._bring_home(message.step), collect=False)

@@ -1,0 +1,55 @@
+"""What a person sees of a run, on a terminal and in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from farflung.cli.live import LiveObserver
+from farflung.cli.plain import PlainObserver
+from farflung.client.observer import Observer
+from farflung.client.records import StepRow
+from farflung.plan import Placement, Plan
+from farflung.protocol.messages import Planned
+
+
+def watch(observer: Observer) -> None:
+    """A whole run in short."""
+    plan = Plan([Placement(0, ["lab-1"], 1_000_000, 2000, 3)], [], 4, 2)
+    observer.waiting("waiting for 1 more worker (have 0, plan needs 1)")
+    observer.planned(Planned("job-1", 1, plan, [[]], {}))
+    for sent in (0, 2000):
+        observer.loading(sent, 2000)
+    observer.running()
+    observer.validated(0, 5.5)
+    for step in (1, 2):
+        observer.stepped(StepRow(step, 4.25, 8, 0.5, 16.0, 1000, 1, 0.1, 2.0))
+    observer.collecting(2000, 2000)
+    observer.close()
+
+
+@pytest.mark.parametrize("kind", [PlainObserver, LiveObserver])
+def test_a_run_is_shown(
+    kind: Callable[[int], Observer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    watch(kind(2))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    for words in (
+        "waiting for 1 more worker (have 0, plan needs 1)",
+        "lab-1",
+        "2.0 kB of 2.0 kB",
+        "validation loss after 0 steps: 5.5000",
+        "step 2/2  loss 4.2500  16",
+    ):
+        assert words in printed.err
+
+
+def test_a_log_has_a_line_now_and_then_not_one_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = PlainObserver(1000)
+    for step in range(1, 1001):
+        observer.stepped(StepRow(step, 4.25, 8, 0.5, 16.0, 1000, 1, 0.1, 2.0))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) < 20 and lines[-1].startswith("step 1000/1000")

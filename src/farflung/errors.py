@@ -49,3 +49,9 @@ class RunFailed(FarflungError):
     """A training run ended before its last step; the message says why and what was kept."""
 
     exit_code = 1
+
+
+class RunInterrupted(RunFailed):
+    """The user ended a run without waiting for its weights."""
+
+    exit_code = 130

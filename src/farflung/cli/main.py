@@ -58,8 +58,13 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; a user's mistake ends in one line and a code, a defect of ours in a traceback."""
     as_json = "--json" in arguments
+    command = typer.main.get_command(app)
     try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="farflung", standalone_mode=False)
+        # Not command.main(), which would turn Ctrl-C into a code without a word.
+        with command.make_context("farflung", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
     except _UsageError as error:
         print_error(f"{_message(error)} (farflung --help lists what there is)", as_json)
         return USAGE
@@ -73,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output is gone; the interpreter must not try to flush to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return code if isinstance(code, int) else 0
+    return 0
 
 
 def _message(error: Exception) -> str:

@@ -14,7 +14,7 @@ from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.output import note, print_error, print_json
 from farflung.cli.quiet import quietly
-from farflung.errors import JobError
+from farflung.errors import JobError, RunInterrupted
 
 if TYPE_CHECKING:
     from farflung.client.observer import Observer
@@ -65,7 +65,9 @@ def train(
     try:
         summary = asyncio.run(work)
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        from farflung.client.submitter import STOPPED_AT_ONCE
+
+        raise RunInterrupted(STOPPED_AT_ONCE) from None
     finally:
         observer.close()
         run.close()

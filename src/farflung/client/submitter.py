@@ -37,6 +37,7 @@ from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
 
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
+STOPPED_AT_ONCE = "stopped at once by the user: the weights were not collected"
 REASON_LENGTH = 500
 
 
@@ -120,7 +121,7 @@ class Submitter:
         except FarflungError as error:
             outcome = Outcome(FAILED, str(error))
         except asyncio.CancelledError:
-            outcome = Outcome(CANCELLED, "stopped at once by the user: the weights were not collected")
+            outcome = Outcome(CANCELLED, STOPPED_AT_ONCE)
             raise
         finally:
             summary = self.books.close(outcome)

@@ -1,0 +1,271 @@
+"""Machines made of real processes: each command has a home of its own, and nothing of it may stay behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from farflung.local.free_port import free_port
+
+DEADLINE_SECONDS = 120.0
+LEASE_SECONDS = 3.0
+MARK = "FARFLUNG_TEST_MARK"
+
+JOB = """
+import time
+import torch
+import farflung
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return nn.functional.mse_loss(x, y)
+
+
+class Items:
+    seconds = 0.005  # so that whatever happens to a run happens in the middle of a step
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        x = torch.sin(torch.arange(8.0) + index)
+        return {"x": x, "y": x.flip(0)}
+
+
+def job():
+    torch.manual_seed(1)
+    return farflung.Job(model=Net(), data=Items(), optimizer=farflung.AdamW(lr=1e-2),
+                        batch=8, microbatches=4, steps=1_000_000)
+"""
+
+
+def eventually(what: str, condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds; fail with `what` if it never does."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.05)
+
+
+class Command:
+    """A running farflung command and what it says."""
+
+    def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self.process = process
+        self._out, self._err = out, err
+
+    @property
+    def out(self) -> str:
+        """Its standard output so far."""
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        """Its standard error so far."""
+        return self._err.read_text()
+
+    @property
+    def errors(self) -> list[str]:
+        """Its `error:` lines; a traceback is a defect of ours."""
+        assert "Traceback" not in self.err, self.err
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def code(self) -> int:
+        """Wait for its end; its exit code."""
+        return self.process.wait(DEADLINE_SECONDS)
+
+    def says(self, *words: str) -> None:
+        """Wait until one line of its log holds all of `words`."""
+
+        def said() -> bool:
+            return any(all(word in line for word in words) for line in self.err.splitlines())
+
+        eventually(f"{words} in\n{self.err}", lambda: said() or self.process.poll() is not None)
+        assert said(), f"{words} not in\n{self.err}"
+
+    def stop(self) -> None:
+        """Interrupt it; it must end well."""
+        self.signal(signal.SIGINT)
+        assert self.code() == 130, self.err
+        assert "Traceback" not in self.err, self.err
+
+
+class Machines:
+    """Starts commands, each as on a machine whose home is named."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir(parents=True)
+        self._mark = uuid.uuid4().hex
+        self._started: list[Command] = []
+        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+
+    def start(self, home: str, *arguments: str, limit_bytes: int | None = None) -> Command:
+        """Start `farflung ARGUMENTS`, which may write files of at most `limit_bytes`."""
+        logs = self.folder / "logs"
+        logs.mkdir(exist_ok=True)
+        out, err = (logs / f"{len(self._started)}-{home}.{end}" for end in ("out", "err"))
+        command = [sys.executable, "-m", "farflung", *arguments]
+        if limit_bytes is not None:
+            command = ["prlimit", f"--fsize={limit_bytes}", *command]
+        with out.open("wb") as to_out, err.open("wb") as to_err:
+            process = subprocess.Popen(
+                command, env=self._environment(home), stdin=subprocess.DEVNULL, stdout=to_out, stderr=to_err,
+                cwd=self.folder,
+            )  # fmt: skip
+        self._started.append(Command(process, out, err))
+        return self._started[-1]
+
+    def fails(self, home: str, *arguments: str) -> str:
+        """Run a command that must fail: its one line, without `error: `."""
+        command = self.start(home, *arguments)
+        assert command.code() not in (0, 130), command.err
+        (line,) = command.errors
+        assert command.err.splitlines()[-1] == line
+        return line.removeprefix("error: ")
+
+    def document(self, home: str, *arguments: str) -> Any:
+        """Run a command that must succeed, with --json: what it printed."""
+        command = self.start(home, *arguments, "--json")
+        assert command.code() == 0, command.err
+        return json.loads(command.out)
+
+    def broker(self) -> Command:
+        """The broker, on the folder that it may have had before."""
+        started = self.start("hub", "broker", "--listen", self.address, "--lease", f"{LEASE_SECONDS:g}")
+        started.says("listens on", self.address)
+        return started
+
+    def token(self, role: str, *arguments: str, home: str = "hub") -> str:
+        """A new token of the broker whose home it is."""
+        return str(self.document(home, "token", "create", "--role", role, *arguments)["token"])
+
+    def worker(self, name: str, token: str | None = None) -> Command:
+        """A worker of that name; without a token it has joined before."""
+        arguments = ["join", self.address, "--name", name, "--listen", "127.0.0.1:0"]
+        return self.start(name, *arguments, *(["--token", token] if token else []))
+
+    def status(self) -> Any:
+        """What `farflung status --json` prints for the submitter."""
+        return self.document("desk", "status")
+
+    def idle(self, *workers: str) -> None:
+        """Wait until exactly these workers are in the backup pool."""
+        eventually(f"{workers} idle", lambda: self.status()["backup_pool"] == sorted(workers))
+
+    def orphans(self) -> list[psutil.Process]:
+        """Processes that still run of all that was started here, children of children too."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def left_behind(self) -> list[Path]:
+        """Temporary files of all these commands; torch's own cache, which it makes on import, is its own."""
+        return [path for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
+
+    def end(self) -> None:
+        """End whatever a failed test left running."""
+        for process in self.orphans():
+            process.kill()
+        for command in self._started:
+            command.process.wait()
+
+    def _environment(self, home: str) -> dict[str, str]:
+        own = {"FARFLUNG_HOME": str(self.folder / home), "TMPDIR": str(self.temporary), MARK: self._mark}
+        inherited = {key: value for key, value in os.environ.items() if key != "FARFLUNG_TOKEN"}
+        return {**inherited, "OMP_NUM_THREADS": "1", **own}
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            return not ended and process.environ().get(MARK) == self._mark
+        except psutil.Error:
+            return False
+
+
+@contextmanager
+def machines(folder: Path) -> Iterator[Machines]:
+    """Machines for one block; it must stop what it started, and then nothing may be left of it."""
+    started = Machines(folder)
+    (folder / "net.py").write_text(JOB)
+    try:
+        yield started
+        left = started.orphans()
+        assert not left, [process.cmdline() for process in left]
+        assert not started.left_behind()
+    finally:
+        started.end()
+
+
+class Run:
+    """One `farflung train` and its run folder."""
+
+    def __init__(self, command: Command, folder: Path) -> None:
+        self.command = command
+        self.folder = folder
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`, each of which must be whole."""
+        text = (self.folder / "metrics.jsonl").read_text()
+        assert not text or text.endswith("\n")
+        return [json.loads(line) for line in text.splitlines()]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`summary.json`."""
+        return dict(json.loads((self.folder / "summary.json").read_text()))
+
+    @property
+    def workers(self) -> list[str]:
+        """The workers of its plan."""
+        plan = json.loads((self.folder / "plan.json").read_text())
+        return [worker for part in plan["placements"] for worker in part["workers"]]
+
+    def reaches(self, step: int) -> None:
+        """Wait until so many steps were applied."""
+
+        def reached() -> bool:
+            metrics = self.folder / "metrics.jsonl"
+            return metrics.exists() and metrics.read_bytes().count(b"\n") >= step
+
+        ended = self.command.process.poll
+        eventually(f"step {step}: {self.command.err}", lambda: reached() or ended() is not None)
+        assert reached(), self.command.err
+
+    def fails(self) -> str:
+        """Wait for its end as a failure: the reason, which its one line and its summary both give."""
+        assert self.command.code() == 1, self.command.err
+        (line,) = self.command.errors
+        summary = self.summary
+        assert (summary["state"], f"error: {summary['reason']}") == ("failed", line)
+        assert summary["steps"] == len(self.rows)
+        return str(summary["reason"])
+
+
+def train(on: Machines, name: str, *arguments: str, job: str = "net.py", home: str = "desk") -> Run:
+    """Start to train a job; its run folder is `name`."""
+    return Run(on.start(home, "train", job, "--out", name, *arguments), on.folder / name)

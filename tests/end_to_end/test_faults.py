@@ -1,0 +1,197 @@
+"""What happens to everybody else when one process of a run is killed, frozen or interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.end_to_end.processes import Command, Machines, Run, eventually, machines, train
+from torch import nn
+
+from farflung.client.weights import load_weights
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+WORKERS = ("a", "b", "c")
+
+
+class Net(nn.Module):
+    """The model of the job, to load weights into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+
+class Place:
+    """A broker, three workers, and somebody who submits jobs."""
+
+    def __init__(self, on: Machines) -> None:
+        self.on = on
+        self.broker = on.broker()
+        token = on.token("worker", "--uses", "3")
+        self.workers = {name: on.worker(name, token) for name in WORKERS}
+        self._submitter = ["--token", on.token("submitter"), "--broker", on.address]
+        for worker in self.workers.values():
+            worker.says("registered", "idle in the backup pool")
+
+    def train(self, name: str, *arguments: str) -> Run:
+        """Start a run on two of the workers, and see it train."""
+        run = train(self.on, name, "--workers", "2", *self._submitter, *arguments)
+        self._submitter = []
+        run.reaches(3)
+        return run
+
+    def close(self) -> None:
+        """End it in good order."""
+        for command in (*self.workers.values(), self.broker):
+            command.stop()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with machines(tmp_path_factory.mktemp("place")) as on:
+        place = Place(on)
+        yield place
+        place.close()
+
+
+def job_of(place: Place, name: str) -> dict[str, object]:
+    """The last job, as `farflung status` shows it."""
+    jobs = place.on.status()["jobs"]
+    assert jobs[-1]["name"] == name
+    return dict(jobs[-1])
+
+
+def rejoin(place: Place, name: str) -> Command:
+    place.workers[name] = worker = place.on.worker(name)
+    worker.says("idle in the backup pool")
+    return worker
+
+
+def test_a_killed_worker_ends_the_job_and_the_others_serve_the_next(place: Place) -> None:
+    run = place.train("killed-worker")
+    killed, survivor = run.workers
+    place.workers[killed].signal(signal.SIGKILL)
+    reason = run.fails()
+    assert f"worker {killed} was lost at step" in reason and "steps were applied" in reason
+    assert not (run.folder / "model.safetensors").exists()
+    place.broker.says(f"worker {killed} was lost")
+    place.workers[survivor].says("job job-", f"{killed}", "idle")
+    others = [name for name in WORKERS if name != killed]
+    place.on.idle(*others)
+    assert job_of(place, "net")["state"] == "failed" and killed in str(job_of(place, "net")["reason"])
+    following = place.train("after-killed-worker", "--steps", "4")
+    assert following.command.code() == 0 and sorted(following.workers) == others
+    place.workers[killed].code()
+    rejoin(place, killed)
+    place.on.idle(*WORKERS)
+
+
+def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place) -> None:
+    run = place.train("frozen-worker")
+    frozen, survivor = run.workers
+    place.workers[frozen].signal(signal.SIGSTOP)
+    try:
+        reason = run.fails()
+        assert f"worker {frozen} was lost at step" in reason and "nothing heard" in reason
+        assert "for 3 s" in reason
+        place.workers[survivor].says("job job-", frozen, "idle")
+        place.on.idle(*(name for name in WORKERS if name != frozen))
+    finally:
+        place.workers[frozen].signal(signal.SIGCONT)
+    place.on.idle(*WORKERS)
+    place.workers[frozen].says("is dropped")
+    place.workers[frozen].says("lost the broker", "dialling again")
+
+
+def test_one_ctrl_c_brings_the_weights_of_the_last_step_home(place: Place) -> None:
+    run = place.train("ctrl-c")
+    run.command.signal(signal.SIGINT)
+    assert run.command.code() == 130
+    assert run.command.errors == ["error: stopped by the user"]
+    assert (run.summary["state"], run.summary["reason"]) == ("cancelled", "stopped by the user")
+    assert run.summary["weights_step"] == run.summary["steps"] == len(run.rows)
+    net = Net()
+    load_weights(run.folder / "model.safetensors", net)
+    torch.manual_seed(1)
+    assert not torch.equal(net.layers[0].weight, Net().layers[0].weight)
+    place.on.idle(*WORKERS)
+    assert job_of(place, "net")["state"] == "cancelled"
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(place: Place) -> None:
+    run = place.train("twice-ctrl-c")
+    frozen = run.workers[0]
+    place.workers[frozen].signal(signal.SIGSTOP)  # so that the weights cannot come home meanwhile
+    try:
+        run.command.signal(signal.SIGINT)
+        run.command.says("stopping")
+        run.command.signal(signal.SIGINT)
+        assert run.command.code() == 130
+    finally:
+        place.workers[frozen].signal(signal.SIGCONT)
+    assert run.command.errors == ["error: stopped at once by the user: the weights were not collected"]
+    assert run.summary["state"] == "cancelled" and len(run.rows) == run.summary["steps"]
+    assert not (run.folder / "model.safetensors").exists()
+    place.on.idle(*WORKERS)
+
+
+def test_a_killed_submitter_frees_its_workers(place: Place) -> None:
+    run = place.train("killed-submitter")
+    run.command.signal(signal.SIGKILL)
+    run.command.code()
+    assert len(run.rows) >= 3  # each whole
+    for name in run.workers:
+        place.workers[name].says("the submitter", "idle")
+    place.on.idle(*WORKERS)
+    job = job_of(place, "net")
+    assert job["state"] == "failed" and "the submitter disconnected at step" in str(job["reason"])
+    following = place.train("killed-submitter", "--steps", "3")
+    assert following.command.code() == 0
+    assert (run.folder.with_name("killed-submitter.1") / "metrics.jsonl").exists()
+
+
+def local_run(on: Machines, name: str) -> Run:
+    run = train(on, name, "--local", "2")
+    run.reaches(3)
+    return run
+
+
+def test_a_killed_local_run_takes_its_fleet_along(tmp_path: Path) -> None:
+    with machines(tmp_path / "machines") as on:
+        run = local_run(on, "run")
+        assert len(on.orphans()) == 4
+        run.command.signal(signal.SIGKILL)
+        run.command.code()
+        eventually("the fleet ends", lambda: not on.orphans())
+        eventually("its folder is removed", lambda: not on.left_behind())
+        assert len(run.rows) >= 3
+    for log in (run.folder / "logs").iterdir():
+        assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_at_a_terminal_ends_a_local_run_in_order(tmp_path: Path, times: int) -> None:
+    with machines(tmp_path / "machines") as on:
+        run = local_run(on, "run")
+        for _ in range(times):
+            run.command.signal(signal.SIGINT)
+        assert run.command.code() == 130
+        assert len(run.command.errors) == 1 and run.summary["state"] == "cancelled"
+        assert (run.folder / "model.safetensors").exists() or times == 2
+
+
+def test_a_killed_local_broker_ends_the_run(tmp_path: Path) -> None:
+    with machines(tmp_path / "machines") as on:
+        run = local_run(on, "run")
+        (broker,) = [child for child in on.orphans() if "broker" in child.cmdline()]
+        os.kill(broker.pid, signal.SIGKILL)
+        assert "the broker at 127.0.0.1:" in run.fails()
+        events = [json.loads(line)["event"] for line in (run.folder / "events.jsonl").open()]
+        assert events[-1] == "ended"

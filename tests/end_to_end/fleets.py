@@ -49,7 +49,7 @@ def running(workers: int, folder: Path) -> Iterator[Fleet]:
         local = LocalFleet(workers, folder / "logs", memory_bytes=2 * 10**9)
         runner.run(local.__aenter__())
         try:
-            yield Fleet(runner, local, runner.run(local.submitter()), folder)
+            yield Fleet(runner, local, local.identity, folder)
         finally:
             runner.run(local.__aexit__(None, None, None))
 

@@ -1,4 +1,4 @@
-"""The README's path to several machines: separate processes, each with its own folder, over the command line."""
+"""The README's path to several machines: separate processes, each with its own folder, by commands alone."""
 
 from __future__ import annotations
 

@@ -78,7 +78,5 @@ class Ledger:
         seen = self._seen.setdefault(header.unit, set())
         key = (header.microbatch, header.source, header.target, header.value, header.gradient)
         if key in seen:
-            raise ProtocolError(
-                f"{peer} sent value {header.value} of microbatch {header.microbatch} twice"
-            )
+            raise ProtocolError(f"{peer} sent value {header.value} of microbatch {header.microbatch} twice")
         seen.add(key)

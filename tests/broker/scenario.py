@@ -67,7 +67,7 @@ class Scenario:
 
     def join(self, worker: str, boot: str = "boot-1", heard_seconds: float | None = None) -> Outcome:
         register = Register(DEVICE, "lab", [f"{worker}.example:7000"], boot)
-        return self.feed(events.WorkerJoins(self.now, worker, register, heard_seconds, 3.0, 10.0))
+        return self.feed(events.WorkerJoins(self.now, worker, register, heard_seconds, 3.0))
 
     def leave(self, worker: str, reason: str = "connection reset") -> Outcome:
         return self.feed(events.WorkerLeaves(self.now, worker, reason))

@@ -76,7 +76,7 @@ def test_a_job_runs_from_its_submission_to_its_end() -> None:
 def test_a_registered_worker_hears_its_lease() -> None:
     outcome = Scenario().join("lab-1")
     assert isinstance(outcome.commands[0], Admit)
-    assert sent(outcome.commands, "lab-1") == [Registered("lab-1", 10.0)]
+    assert sent(outcome.commands, "lab-1") == [Registered("lab-1")]
 
 
 def test_a_job_waits_for_workers_and_says_for_how_many() -> None:

@@ -94,9 +94,7 @@ def _registration(
         raise ProtocolError(f"worker {link.peer.id} gave no address: peers could not reach it")
     heard = None if older is None else time.monotonic() - older.last_heard
     seen = msgspec.structs.replace(register, addresses=reachable(register.addresses, link.remote))
-    return events.WorkerJoins(
-        now, link.peer.id, seen, heard, timeouts.suspect_seconds, timeouts.lease_seconds
-    )
+    return events.WorkerJoins(now, link.peer.id, seen, heard, timeouts.suspect_seconds)
 
 
 def reachable(addresses: Sequence[str], seen_from: str) -> list[str]:

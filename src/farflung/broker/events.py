@@ -51,7 +51,6 @@ class WorkerJoins(Event):
     register: Register
     heard_seconds: float | None
     suspect_seconds: float
-    lease_seconds: float
 
 
 @dataclass(frozen=True)

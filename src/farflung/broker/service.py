@@ -81,7 +81,7 @@ class BrokerService:
         self._listener = await listen(
             address,
             self._context,
-            Hello(id=BROKER_ID, role="broker", boot=secrets.token_hex(8), kind="control"),
+            Hello(BROKER_ID, "broker", "control", secrets.token_hex(8), self._timeouts.lease_seconds),
             lambda link: self,
             self._timeouts,
             on_stranger=self._authority.on_stranger,

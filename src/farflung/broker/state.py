@@ -125,7 +125,7 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
         )
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
-    turn.do(Send(event.worker, Registered(event.worker, event.lease_seconds)))
+    turn.do(Send(event.worker, Registered(event.worker)))
 
 
 @_decide.register

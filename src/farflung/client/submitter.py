@@ -140,6 +140,7 @@ class Submitter:
         job = self._prepared.job
         name = job.name or "job"
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
+        self._timeouts = self._broker.timeouts
         self._tell(Submit(name, self._prepared.program, job.training(), self._workers))
         await self.books.submitted(name, self._identity.broker)
         while True:

@@ -104,7 +104,6 @@ class Registered(Message, frozen=True):
     """The broker admits the worker to the backup pool."""
 
     worker: Id
-    lease_seconds: float
 
 
 class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

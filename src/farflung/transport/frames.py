@@ -39,12 +39,16 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Hello(_Header, frozen=True):
-    """The first frame each way: who speaks, what the connection is for, and in which process (`boot`)."""
+    """The first frame each way: who speaks, what the connection is for, and in which process (`boot`).
+
+    A broker tells the lease too, which its diallers keep from then on.
+    """
 
     id: Annotated[str, Meta(min_length=1, max_length=MAXIMUM_ID_LENGTH)]
     role: Role
     kind: Kind
     boot: Annotated[str, Meta(min_length=1, max_length=64)] = BOOT
+    lease_seconds: Annotated[float, Meta(gt=0, le=3600)] | None = None
 
 
 class Control(_Header, frozen=True):

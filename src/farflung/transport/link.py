@@ -38,6 +38,7 @@ from farflung.transport.inbox import Inbox
 from farflung.transport.outbox import Done
 from farflung.transport.peer import Peer, local_address, remote_address
 from farflung.transport.sender import Sender
+from farflung.transport.sockets import tune
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.transport")
@@ -164,6 +165,11 @@ class Link(asyncio.BufferedProtocol):
         return self._sender.bytes_sent
 
     @property
+    def timeouts(self) -> Timeouts:
+        """The limits that hold on it: the listener's, where its hello told them."""
+        return self._timeouts
+
+    @property
     def messages_sent(self) -> int:
         """Control and data messages that have left whole."""
         return self._sender.messages_sent
@@ -285,6 +291,9 @@ class Link(asyncio.BufferedProtocol):
         if self._dialled and frame.kind != self.kind:
             raise ProtocolError(f"expected a hello for a {self.kind} connection, found {frame.kind}")
         self.boot, self.kind = frame.boot, frame.kind
+        if self._dialled and frame.lease_seconds is not None:
+            self._timeouts = Timeouts(frame.lease_seconds)
+            tune(self._transport.get_extra_info("socket"), self._timeouts)
         handler = self._admit(self)
         if self.reason is not None:
             return

@@ -65,6 +65,10 @@ class Listener:
             ssl_shutdown_timeout=self._timeouts.close_seconds,
         )
 
+    def keep_to(self, timeouts: Timeouts) -> None:
+        """Hold whoever comes in from now on to other limits."""
+        self._timeouts = timeouts
+
     async def close(self, reason: str = "this process is shutting down") -> None:
         """Close the port and every link that came in over it; returns when nothing is left of them."""
         if self._server is not None:

@@ -204,6 +204,8 @@ class WorkerService:
             identity.broker, self._client_context, self._hello("control"), broker, self, self._timeouts
         )
         assert self._listener is not None
+        self._timeouts = self._broker.timeouts
+        self._listener.keep_to(self._timeouts)
         addresses = self._options.advertise or [own_address(identity.broker, self._listener.port)]
         device = describe_device(self._options.memory_bytes)
         self._tell(Register(device, self._options.site, addresses, BOOT))

@@ -1,0 +1,107 @@
+"""A broker that dies takes no knowledge along: on its folder it knows its workers and its jobs again."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.processes import LEASE_SECONDS, Machines, machines, train
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture
+def on(tmp_path: Path) -> Iterator[Machines]:
+    with machines(tmp_path / "machines") as started:
+        yield started
+
+
+def test_a_broker_killed_in_mid_run_is_restarted_on_its_folder(on: Machines) -> None:
+    broker = on.broker()
+    token = on.token("worker", "--uses", "2")
+    workers = {name: on.worker(name, token) for name in ("a", "b")}
+    submitter = ["--token", on.token("submitter"), "--broker", on.address]
+    first = train(on, "first", "--workers", "2", *submitter)
+    first.reaches(3)
+    broker.signal(signal.SIGKILL)
+    broker.code()
+
+    reason = first.fails()
+    assert f"the broker at {on.address} was lost" in reason and "the metrics of" in reason
+    for worker in workers.values():
+        worker.says("job job-1 is dropped")
+        worker.says("lost the broker", "dialling again")
+        worker.says("refused the connection", "trying again in")
+    assert "refused the connection" in on.fails("desk", "status")
+    assert "refused the connection" in on.fails("desk", "train", "net.py", "--out", "nowhere")
+
+    broker = on.broker()
+    on.idle("a", "b")
+    status = on.status()
+    assert [(worker["worker"], worker["state"]) for worker in status["workers"]] == [
+        ("a", "idle"),
+        ("b", "idle"),
+    ]
+    (job,) = status["jobs"]
+    assert (job["job"], job["state"]) == ("job-1", "failed")
+    assert "the broker was restarted at step" in job["reason"] and job["step"] >= 3
+    assert on.status()["timeouts"]["lease_seconds"] == LEASE_SECONDS
+    second = train(on, "second", "--workers", "2", "--steps", "5")
+    assert second.command.code() == 0, second.command.err
+    assert second.summary["job"] == "job-2" and len(second.rows) == 5
+    assert [job["state"] for job in on.status()["jobs"]] == ["failed", "done"]
+    for command in (*workers.values(), broker):
+        command.stop()
+
+
+def test_a_broker_that_is_stopped_says_so_to_everybody(on: Machines) -> None:
+    broker = on.broker()
+    worker = on.worker("a", on.token("worker"))
+    run = train(on, "run", "--workers", "1", "--token", on.token("submitter"), "--broker", on.address)
+    run.reaches(3)
+    broker.stop()
+    assert "the broker is shutting down" in run.fails()
+    worker.says("job job-1 is dropped", "the broker is shutting down")
+    worker.stop()
+
+
+def test_a_frozen_broker_is_lost_within_its_lease(on: Machines) -> None:
+    broker = on.broker()
+    workers = [on.worker("a", on.token("worker"))]
+    run = train(on, "run", "--workers", "1", "--token", on.token("submitter"), "--broker", on.address)
+    run.reaches(3)
+    broker.signal(signal.SIGSTOP)
+    try:
+        words = f"nothing heard from the broker for {LEASE_SECONDS:g} s"
+        assert words in run.fails()
+        workers[0].says("is dropped", words)
+    finally:
+        broker.signal(signal.SIGCONT)
+    on.idle("a")
+    assert "the submitter" in on.status()["jobs"][0]["reason"]
+    for command in (*workers, broker):
+        command.stop()
+
+
+def test_a_worker_waits_for_a_broker_that_is_not_there_yet(on: Machines) -> None:
+    broker = on.broker()
+    token = on.token("worker")
+    worker = on.worker("a", token)
+    worker.says("idle in the backup pool")
+    worker.stop()
+    broker.stop()
+    worker = on.worker("a")
+    worker.says("refused the connection", "trying again in")
+    broker = on.broker()
+    worker.says("idle in the backup pool")
+    for command in (worker, broker):
+        command.stop()
+
+
+def test_a_folder_serves_one_broker_at_a_time(on: Machines) -> None:
+    broker = on.broker()
+    assert "another broker" in on.fails("hub", "broker", "--listen", "127.0.0.1:0")
+    assert broker.process.poll() is None
+    broker.stop()

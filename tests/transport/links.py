@@ -206,7 +206,7 @@ class RawPeer:
 
     async def close(self) -> None:
         """Hang up."""
-        self._output.close()
+        self._output.transport.abort()
         try:
             await self._output.wait_closed()
         except OSError:

@@ -7,7 +7,8 @@ import ssl
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport import newcomer
-from farflung.transport.doorway import Doorway, open_connection
+from farflung.transport.addresses import parse_address
+from farflung.transport.connection import Connection
 from farflung.transport.failures import why_unreachable
 from farflung.transport.frames import Hello
 from farflung.transport.handler import Handler
@@ -15,6 +16,7 @@ from farflung.transport.link import Link
 from farflung.transport.listener import Listener, listen
 from farflung.transport.newcomer import Exchange, OnStranger
 from farflung.transport.peer import Peer, certified_peer
+from farflung.transport.sockets import connect
 from farflung.transport.timeouts import Timeouts
 
 __all__ = ["Handler", "Hello", "Link", "Listener", "OnStranger", "Peer", "ask", "dial", "listen"]
@@ -32,25 +34,21 @@ async def dial(
     ConnectionFailed
         The holder cannot be reached there, somebody else can, or it refused: the message says which.
     """
-    links: list[Link] = []
-
-    def enter(transport: asyncio.Transport) -> Link:
-        peer = certified_peer(transport)
-        if peer != expected:
-            raise ProtocolError(f"expected {expected}, found {peer or 'somebody without a certificate'}")
-        links.append(Link(transport, hello, peer, timeouts, lambda link: handler, dialled=True))
-        return links[0]
-
-    doorway = Doorway(enter)
+    link: Link | None = None
     try:
         async with asyncio.timeout(timeouts.dial_seconds):
-            await open_connection(address, context, expected.name, doorway, timeouts)
-            if doorway.refusal is not None:
-                raise ConnectionFailed(f"{address}: {doorway.refusal}")
-            return await links[0].ready()
+            connection = await _connected(address, context, expected.name, timeouts)
+            try:
+                peer = certified_peer(connection.socket)
+                if peer != expected:
+                    raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
+            except ProtocolError as error:
+                connection.abort()
+                raise ConnectionFailed(f"{address}: {error}") from None
+            link = Link(connection, hello, expected, timeouts, lambda link: handler, dialled=True)
+            return await link.ready()
     except BaseException as error:
-        await doorway.empty()
-        for link in links:
+        if link is not None:
             await link.close("the dialler gave up")
         if isinstance(error, OSError):
             raise ConnectionFailed(why_unreachable(error, address, timeouts.dial_seconds)) from None
@@ -71,22 +69,19 @@ async def ask(
     ProtocolError
         What answered does not speak this protocol.
     """
-    exchange = Exchange()
-
-    def enter(transport: asyncio.Transport) -> Exchange:
-        certified_peer(transport)
-        exchange.attach(transport)
-        return exchange
-
-    doorway = Doorway(enter)
     try:
         async with asyncio.timeout(timeout):
-            await open_connection(address, context, server_hostname or "", doorway, Timeouts(timeout))
-            if doorway.refusal is not None:
-                raise ConnectionFailed(f"{address}: {doorway.refusal}")
-            return await newcomer.request(exchange, request, address)
+            exchange = Exchange(await _connected(address, context, server_hostname, Timeouts(timeout)))
+            try:
+                return await newcomer.request(exchange, request, address)
+            finally:
+                await exchange.hang_up()
     except OSError as error:
         raise ConnectionFailed(why_unreachable(error, address, timeout)) from None
-    finally:
-        await doorway.empty()
-        await exchange.end_connection()
+
+
+async def _connected(
+    address: str, context: ssl.SSLContext, server_hostname: str | None, timeouts: Timeouts
+) -> Connection:
+    raw = await connect(*parse_address(address), timeouts)
+    return await Connection.shake_hands(raw, context, False, server_hostname)

@@ -22,7 +22,7 @@ _DISCARDED = memoryview(bytearray(256 * 1024))
 
 
 class Sink(Protocol):
-    """Takes frames. Either method may raise ProtocolError, after which the reader must not be used."""
+    """Takes frames. Either method may raise ProtocolError, after which the reader must be stopped."""
 
     def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
         """Give memory of exactly `payload_bytes` for the payload, or None to have it dropped."""
@@ -42,10 +42,13 @@ class FrameReader:
         self._target: memoryview | None = None
         self._size = 0
         self._is_held = False
+        self._is_over = False
         self._missing = 0
 
     def buffer(self) -> memoryview:
         """Where the next bytes of the stream go; never empty."""
+        if self._is_over:
+            return _DISCARDED
         if not self._missing:
             return self._scratch[self._filled :]
         return _DISCARDED[: self._missing] if self._target is None else self._target
@@ -58,6 +61,8 @@ class FrameReader:
         ProtocolError
             They are no frames, or the sink does not want them.
         """
+        if self._is_over:
+            return
         if not self._missing:
             self._filled += count
             self._parse()
@@ -69,6 +74,10 @@ class FrameReader:
         frame, self._frame, self._target = self._frame, None, None
         assert frame is not None
         self._sink.end(frame, self._size)
+
+    def stop(self) -> None:
+        """Discard all that still comes."""
+        self._is_over = True
 
     def drop_payload(self) -> None:
         """Write no more of the current payload to the memory that the sink gave for it."""
@@ -85,7 +94,7 @@ class FrameReader:
 
     def _parse(self) -> None:
         start = 0
-        while not self._missing and not self._is_held and self._filled - start >= PREFIX_BYTES:
+        while not (self._missing or self._is_held or self._is_over) and self._filled - start >= PREFIX_BYTES:
             body = start + PREFIX_BYTES
             number, header_bytes, payload_bytes = read_prefix(self._scratch[start:body])
             payload = body + header_bytes

@@ -140,6 +140,11 @@ def closing(reason: str) -> Close:
     return Close(reason[:MAXIMUM_REASON_LENGTH])
 
 
+def printable(text: str) -> str:
+    """A peer's words as one line that may be logged or shown in a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def read_prefix(prefix: memoryview) -> tuple[int, int, int]:
     """Type, header length and payload length of the 12 bytes; ProtocolError if they are no frame's."""
     magic, version, number, header_bytes, payload_bytes = _prefix.unpack(prefix)
@@ -161,7 +166,7 @@ def read_header(number: int, header: memoryview) -> Frame:
     try:
         return _DECODERS[number].decode(header)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"the header of {_name(number)} was refused: {error}") from None
+        raise ProtocolError(f"the header of {_name(number)} was refused: {printable(str(error))}") from None
 
 
 def _check_size(number: int, part: str, size: int, limit: int) -> None:

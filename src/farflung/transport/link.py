@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
+from farflung.transport.connection import Connection
 from farflung.transport.failures import why_lost, why_never_greeted
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import (
@@ -30,13 +31,14 @@ from farflung.transport.frames import (
     Ping,
     Pong,
     closing,
+    printable,
 )
 from farflung.transport.handler import Handler
 from farflung.transport.headers import DataHeader
 from farflung.transport.heartbeat import Heartbeat
 from farflung.transport.inbox import Inbox
 from farflung.transport.outbox import Done
-from farflung.transport.peer import Peer, local_address, remote_address
+from farflung.transport.peer import Peer
 from farflung.transport.sender import Sender
 from farflung.transport.sockets import tune
 from farflung.transport.timeouts import Timeouts
@@ -44,7 +46,7 @@ from farflung.transport.timeouts import Timeouts
 _log = logging.getLogger("farflung.transport")
 
 
-class Link(asyncio.BufferedProtocol):
+class Link:
     """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only.
 
     Attributes
@@ -61,7 +63,7 @@ class Link(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        transport: asyncio.Transport,
+        connection: Connection,
         own: Hello,
         peer: Peer,
         timeouts: Timeouts,
@@ -69,8 +71,8 @@ class Link(asyncio.BufferedProtocol):
         dialled: bool,
     ) -> None:
         self.peer = peer
-        self.remote = remote_address(transport)
-        self.local = local_address(transport)
+        self.remote = connection.remote
+        self.local = connection.local
         self.boot = ""
         self.kind: Kind = own.kind
         self.reason: str | None = None
@@ -78,22 +80,21 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_received = 0
         self.round_trip_seconds: float | None = None
         self._settled = asyncio.Event()
-        self._transport = transport
+        self._transport = connection
         self._own = own
         self._timeouts = timeouts
         self._admit = admit
         self._dialled = dialled
-        self._sender = Sender(transport)
+        self._sender = Sender(connection)
         self._reader = FrameReader(self)
-        self._is_deaf = False
         self._handler: Handler | None = None
         self._inbox: Inbox | None = None
         self._heartbeat: Heartbeat | None = None
         self._lost = asyncio.Event()
-        self._has_hung_up = False
         self._deadline = asyncio.get_running_loop().call_later(timeouts.dial_seconds, self._no_hello)
         if dialled:
             self._sender.write_now(own)
+        connection.start(self)
 
     async def send(self, header: DataHeader, buffer: memoryview) -> None:
         """Send a data message; returns when its last byte has left and `buffer` may be changed again.
@@ -111,6 +112,9 @@ class Link(asyncio.BufferedProtocol):
             await left
         except asyncio.CancelledError:
             self.withdraw(lambda queued: queued is header)
+            await (
+                left
+            )  # if it is past withdrawing, its last bytes are read from `buffer` until they have left
             raise
         if self.reason is not None:
             raise ConnectionFailed(f"the link to {self.peer} is over: {self.reason}")
@@ -184,19 +188,17 @@ class Link(asyncio.BufferedProtocol):
         """The rate at which the peer has been taking data; None before it is known."""
         return self._sender.pace.bytes_per_second
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the event loop decrypts to: the destination itself, once a payload's header is known."""
+    def buffer(self) -> memoryview:
+        """Where the connection decrypts to: the destination itself, once a payload's header is known."""
         return self._reader.buffer()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Called by the event loop."""
-        self.bytes_received += nbytes
+    def received(self, count: int) -> None:
+        """Called by the connection."""
+        self.bytes_received += count
         self.last_heard = time.monotonic()
         if self._heartbeat is not None:
             self._heartbeat.heard()
-        if self._is_deaf:
-            return
-        self._read(lambda: self._reader.received(nbytes))
+        self._read(lambda: self._reader.received(count))
 
     def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
         """Called by the reader."""
@@ -213,8 +215,8 @@ class Link(asyncio.BufferedProtocol):
     def end(self, frame: Frame, payload_bytes: int) -> None:
         """Called by the reader."""
         if isinstance(frame, Close):
-            self._end(f"{self.peer} closed the link: {frame.reason}", tell=None)
-            self._hang_up()
+            self._end(f"{self.peer} closed the link: {printable(frame.reason)}", tell=None)
+            self._transport.abort()
         elif self.reason is not None:
             return
         elif self._inbox is None:
@@ -226,29 +228,25 @@ class Link(asyncio.BufferedProtocol):
         else:
             self._keep_house(frame, self._inbox)
 
-    def pause_writing(self) -> None:
-        """Called by the event loop."""
-        self._sender.pause()
+    def drained(self) -> None:
+        """Called by the connection."""
+        self._sender.drained()
 
-    def resume_writing(self) -> None:
-        """Called by the event loop."""
-        self._sender.resume()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
-        self._has_hung_up = True
+    def lost(self, error: OSError | None) -> None:
+        """Called by the connection."""
         if self._dialled and self._handler is None:
-            self._end(why_never_greeted(exc), tell=None)
+            self._end(why_never_greeted(error), tell=None)
         else:
-            self._end(why_lost(exc, self._timeouts.unacknowledged_seconds), tell=None)
+            self._end(why_lost(error, self._timeouts.unacknowledged_seconds), tell=None)
         self._deadline.cancel()
+        self._sender.let_go()
         self._lost.set()
 
     def _read(self, read: Callable[[], None]) -> None:
         try:
             read()
         except FarflungError as error:
-            self._is_deaf = True
+            self._reader.stop()
             self._end(str(error), tell=str(error))
 
     def _go_on(self) -> None:
@@ -293,7 +291,7 @@ class Link(asyncio.BufferedProtocol):
         self.boot, self.kind = frame.boot, frame.kind
         if self._dialled and frame.lease_seconds is not None:
             self._timeouts = Timeouts(frame.lease_seconds)
-            tune(self._transport.get_extra_info("socket"), self._timeouts)
+            tune(self._transport.socket, self._timeouts)
         handler = self._admit(self)
         if self.reason is not None:
             return
@@ -339,11 +337,6 @@ class Link(asyncio.BufferedProtocol):
             self._handler.closed(self, reason)
         elif not self._dialled:
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)
-
-    def _hang_up(self) -> None:
-        if not self._has_hung_up:
-            self._has_hung_up = True
-            self._transport.close()
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import weakref
 from collections.abc import Callable
 
 from farflung.errors import ProtocolError
 from farflung.transport.addresses import format_address, parse_address
-from farflung.transport.doorway import Doorway
-from farflung.transport.frames import Hello
+from farflung.transport.connection import Connection
+from farflung.transport.frames import Hello, closing
 from farflung.transport.handler import Handler
 from farflung.transport.link import Link
 from farflung.transport.newcomer import Exchange, OnStranger, receive
-from farflung.transport.peer import certified_peer, remote_address
-from farflung.transport.sockets import listening_socket, tune
+from farflung.transport.peer import certified_peer
+from farflung.transport.sockets import accept, listening_socket
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.transport")
 
-_MAXIMUM_NEWCOMERS = 64
+_MAXIMUM_ENTERING = 256
+"""Connections whose certificate is not known yet, and newcomers without one; more are hung up on."""
 
 
 class Listener:
@@ -29,19 +31,23 @@ class Listener:
 
     def __init__(
         self,
+        listening: socket.socket,
+        context: ssl.SSLContext,
         own: Hello,
         admit: Callable[[Link], Handler],
         timeouts: Timeouts,
         on_stranger: OnStranger | None,
     ) -> None:
-        self.address = ""
+        self.address = format_address(*listening.getsockname()[:2])
+        self._listening = listening
+        self._context = context
         self._own = own
         self._admit = admit
         self._timeouts = timeouts
         self._on_stranger = on_stranger
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._newcomers: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._entering: set[asyncio.Task[None]] = set()
+        asyncio.get_running_loop().add_reader(listening, self._accept)
 
     @property
     def port(self) -> int:
@@ -52,58 +58,62 @@ class Listener:
         """HOST:PORT of this listener as seen at another address of this machine (a link's `local`)."""
         return format_address(parse_address(address)[0], self.port)
 
-    async def start(self, address: str, context: ssl.SSLContext) -> None:
-        """Open the port; called once, by `listen`."""
-        host, port = parse_address(address)
-        listening = await listening_socket(host, port)
-        self.address = format_address(*listening.getsockname()[:2])
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Doorway(self._enter),
-            sock=listening,
-            ssl=context,
-            ssl_handshake_timeout=self._timeouts.dial_seconds,
-            ssl_shutdown_timeout=self._timeouts.close_seconds,
-        )
-
     def keep_to(self, timeouts: Timeouts) -> None:
         """Hold whoever comes in from now on to other limits."""
         self._timeouts = timeouts
 
     async def close(self, reason: str = "this process is shutting down") -> None:
         """Close the port and every link that came in over it; returns when nothing is left of them."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._newcomers:
+        if self._listening.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+        for task in self._entering:
             task.cancel()
+        await asyncio.gather(*self._entering, return_exceptions=True)
         await asyncio.gather(*(link.close(reason) for link in list(self._links)))
-        await asyncio.gather(*self._newcomers, return_exceptions=True)
-        if self._server is not None:
-            await self._server.wait_closed()
 
-    def _enter(self, transport: asyncio.Transport) -> Link | Exchange:
-        tune(transport.get_extra_info("socket"), self._timeouts)
+    def _accept(self) -> None:
+        raw = accept(self._listening, self._timeouts)
+        if raw is None:
+            return
+        if len(self._entering) >= _MAXIMUM_ENTERING:
+            raw.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._enter(raw))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _enter(self, raw: socket.socket) -> None:
         try:
-            peer = certified_peer(transport)
-            if peer is None:
-                return self._receive(transport)
+            async with asyncio.timeout(self._timeouts.dial_seconds):
+                connection = await Connection.shake_hands(raw, self._context, True, None)
+        except OSError as error:
+            _log.info("a connection did not get past the TLS handshake: %s", error)
+            return
+        try:
+            peer = certified_peer(connection.socket)
         except ProtocolError as error:
-            _log.warning("%s was not let in: %s", remote_address(transport), error)
-            raise
-        link = Link(transport, self._own, peer, self._timeouts, self._admit, dialled=False)
-        self._links.add(link)
-        return link
+            _log.warning("%s was not let in: %s", connection.remote, error)
+            await self._converse(connection, str(error))
+            return
+        if peer is None:
+            await self._converse(connection, None)
+            return
+        self._links.add(Link(connection, self._own, peer, self._timeouts, self._admit, dialled=False))
 
-    def _receive(self, transport: asyncio.Transport) -> Exchange:
-        if len(self._newcomers) >= _MAXIMUM_NEWCOMERS:
-            raise ProtocolError("too many newcomers at once: try again in a minute")
-        exchange = Exchange()
-        exchange.attach(transport)
-        task = asyncio.get_running_loop().create_task(
-            receive(exchange, self._on_stranger, self._timeouts.join_seconds)
-        )
-        self._newcomers.add(task)
-        task.add_done_callback(self._newcomers.discard)
-        return exchange
+    async def _converse(self, connection: Connection, refusal: str | None) -> None:
+        exchange = Exchange(connection)
+        try:
+            async with asyncio.timeout(self._timeouts.join_seconds):
+                if refusal is None:
+                    await receive(exchange, self._on_stranger)
+                else:
+                    exchange.say(closing(refusal))
+                    await exchange.over.wait()
+        except OSError:
+            pass  # A newcomer that is gone or does nothing is owed no answer.
+        finally:
+            await exchange.hang_up()
 
 
 async def listen(
@@ -131,6 +141,5 @@ async def listen(
     ConnectionFailed
         The port is in use, or the address is none of this machine.
     """
-    listener = Listener(own, admit, timeouts, on_stranger)
-    await listener.start(address, context)
-    return listener
+    listening = await listening_socket(*parse_address(address))
+    return Listener(listening, context, own, admit, timeouts, on_stranger)

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
+from farflung.transport.connection import Connection
 from farflung.transport.frame_reader import FrameReader
-from farflung.transport.frames import Close, Frame, Hello, Join, Reply, closing, encode
-from farflung.transport.peer import remote_address
+from farflung.transport.frames import Close, Frame, Hello, Join, Reply, closing, encode, printable
 
 OnStranger = Callable[[bytes, str], Awaitable[bytes]]
 """Takes a request and the HOST:PORT it came from, gives the answer back."""
@@ -16,31 +16,22 @@ OnStranger = Callable[[bytes, str], Awaitable[bytes]]
 REFUSAL = "this port admits only certificate holders: join the broker with a token first"
 
 
-class Exchange(asyncio.BufferedProtocol):
+class Exchange:
     """Either side of it; the first frame that comes is all that is read."""
 
-    def __init__(self) -> None:
-        self.lost = asyncio.Event()
+    def __init__(self, connection: Connection) -> None:
+        self.remote = connection.remote
+        self.over = asyncio.Event()
+        self._connection = connection
         self._heard: asyncio.Future[tuple[Frame, bytes]] = asyncio.get_running_loop().create_future()
         self._payload = bytearray()
         self._reader = FrameReader(self)
-        self._transport: asyncio.Transport | None = None
+        connection.start(self)
 
-    def attach(self, transport: asyncio.Transport) -> None:
-        """Use this connection."""
-        self._transport = transport
-
-    @property
-    def remote(self) -> str:
-        """HOST:PORT of the other side."""
-        assert self._transport is not None
-        return remote_address(self._transport)
-
-    async def end_connection(self) -> None:
-        """Hang up, if there is a connection, and return once nothing is left of it."""
-        if self._transport is not None:
-            self._transport.abort()
-            await self.lost.wait()
+    async def hang_up(self) -> None:
+        """Return once nothing is left of the connection."""
+        self._connection.abort()
+        await self.over.wait()
 
     async def heard(self) -> tuple[Frame, bytes]:
         """The frame that came, and its payload.
@@ -56,21 +47,26 @@ class Exchange(asyncio.BufferedProtocol):
 
     def say(self, frame: Frame, payload: bytes = b"") -> None:
         """Write a frame."""
-        assert self._transport is not None
-        self._transport.write(encode(frame, len(payload)) + payload)
+        self._connection.write(encode(frame, len(payload)), payload)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Called by the event loop."""
+    def buffer(self) -> memoryview:
+        """Called by the connection."""
         return self._reader.buffer()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Called by the event loop."""
-        if self._heard.done():
-            return
+    def received(self, count: int) -> None:
+        """Called by the connection."""
         try:
-            self._reader.received(nbytes)
+            self._reader.received(count)
         except ProtocolError as error:
             self._settle(error)
+
+    def drained(self) -> None:
+        """Called by the connection."""
+
+    def lost(self, error: OSError | None) -> None:
+        """Called by the connection."""
+        self._settle(error or ConnectionResetError("the other side hung up"))
+        self.over.set()
 
     def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
         """Called by the reader."""
@@ -83,34 +79,24 @@ class Exchange(asyncio.BufferedProtocol):
 
     def end(self, frame: Frame, payload_bytes: int) -> None:
         """Called by the reader."""
-        if not self._heard.done():
-            self._heard.set_result((frame, bytes(self._payload)))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
-        self._settle(exc or ConnectionResetError("the other side hung up"))
-        self.lost.set()
+        self._heard.set_result((frame, bytes(self._payload)))
+        self._reader.stop()
 
     def _settle(self, error: Exception) -> None:
+        self._reader.stop()
         if not self._heard.done():
             self._heard.set_exception(error)
             # Whoever waits gets it; if nobody does any more, that is no news.
             self._heard.exception()
 
 
-async def receive(exchange: Exchange, answer: OnStranger | None, seconds: float) -> None:
+async def receive(exchange: Exchange, answer: OnStranger | None) -> None:
     """The listener's side: hear one request, answer it, and wait for the newcomer to hang up."""
     try:
-        async with asyncio.timeout(seconds):
-            try:
-                exchange.say(Reply(), await _answer(exchange, answer))
-            except FarflungError as error:
-                exchange.say(closing(str(error)))
-            await exchange.lost.wait()
-    except (TimeoutError, OSError):
-        pass  # A newcomer that is gone or does nothing is owed no answer.
-    finally:
-        await exchange.end_connection()
+        exchange.say(Reply(), await _answer(exchange, answer))
+    except FarflungError as error:
+        exchange.say(closing(str(error)))
+    await exchange.over.wait()
 
 
 async def _answer(exchange: Exchange, answer: OnStranger | None) -> bytes:
@@ -133,7 +119,7 @@ async def request(exchange: Exchange, payload: bytes, address: str) -> bytes:
     exchange.say(Join(), payload)
     frame, answer = await exchange.heard()
     if isinstance(frame, Close):
-        raise ConnectionFailed(f"{address} refused: {frame.reason}")
+        raise ConnectionFailed(f"{address} refused: {printable(frame.reason)}")
     if not isinstance(frame, Reply):
         raise ProtocolError(f"expected a reply from {address}, found a {type(frame).__name__.lower()} frame")
     return answer

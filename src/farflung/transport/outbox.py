@@ -97,10 +97,10 @@ class Outbox:
         for message in dropped:
             message.done()
 
-    def batch(self, chunk_bytes: int, enough_bytes: int) -> Batch:
-        """The next chunks, in order, until they are `enough_bytes` or the credit is used up."""
+    def batch(self, chunk_bytes: int) -> Batch:
+        """The next chunks, in order, until they make up a whole one or the credit is used up."""
         batch = Batch()
-        while self._queue and batch.size < enough_bytes:
+        while self._queue and batch.size < chunk_bytes:
             message = self._queue[0]
             size = min(chunk_bytes, len(message.payload) - message.sent)
             if message.header is not None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from dataclasses import dataclass
 
 from farflung.errors import IdentityError, ProtocolError
-from farflung.transport.addresses import format_address
 from farflung.transport.contexts import ALPN
 from farflung.transport.names import Role, holder_name, parse_holder_name
 
@@ -28,7 +26,7 @@ class Peer:
         return "the broker" if self.role == "broker" else f"{self.role} {self.id}"
 
 
-def certified_peer(transport: asyncio.BaseTransport) -> Peer | None:
+def certified_peer(connection: ssl.SSLSocket) -> Peer | None:
     """Whom the verified certificate of a connection names; None if the other side showed none.
 
     Raises
@@ -36,8 +34,6 @@ def certified_peer(transport: asyncio.BaseTransport) -> Peer | None:
     ProtocolError
         The other side does not speak this protocol (ALPN), or the certificate names no holder.
     """
-    connection = transport.get_extra_info("ssl_object")
-    assert isinstance(connection, ssl.SSLObject)
     found = connection.selected_alpn_protocol()
     if found != ALPN:
         raise ProtocolError(f"expected a peer that speaks {ALPN} (ALPN), found {found or 'none'}")
@@ -55,13 +51,3 @@ def certified_peer(transport: asyncio.BaseTransport) -> Peer | None:
 
 def _alternative_names(certificate: ssl._PeerCertRetDictType) -> tuple[tuple[str, str], ...]:
     return certificate.get("subjectAltName", ())  # type: ignore[return-value]
-
-
-def remote_address(transport: asyncio.BaseTransport) -> str:
-    """HOST:PORT of the other side of a connection."""
-    return format_address(*transport.get_extra_info("peername")[:2])
-
-
-def local_address(transport: asyncio.BaseTransport) -> str:
-    """HOST:PORT of this side of a connection."""
-    return format_address(*transport.get_extra_info("sockname")[:2])

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 
 from farflung.errors import ProtocolError
+from farflung.transport.connection import Connection
 from farflung.transport.frames import Cancel, Credit, Frame, Ping, Pong, encode
 from farflung.transport.headers import DataHeader
 from farflung.transport.outbox import WINDOW_BYTES, Done, Outbox
 from farflung.transport.pace import Pace
 from farflung.transport.timeouts import CREDIT_SECONDS
 
-# Little enough to stay in a core's cache between encryption and the kernel (benchmarks/transport.py).
-_BATCH_BYTES = 256 * 1024
+# Below it the kernel wakes us so often that a fast link loses a tenth of its rate (benchmarks/transport.py).
+_MAXIMUM_UNSENT_BYTES = 512 * 1024
 _CREDIT_BYTES = WINDOW_BYTES // 8
 
 
@@ -23,18 +24,17 @@ class Sender:
     most one ping, one pong and one credit to be written.
     """
 
-    def __init__(self, transport: asyncio.WriteTransport) -> None:
-        # A buffer that is never empty for long and never full: what is in it cannot be overtaken.
-        transport.set_write_buffer_limits(high=1, low=0)
+    def __init__(self, connection: Connection) -> None:
         self.pace = Pace()
         self.bytes_sent = 0
         self.messages_sent = 0
-        self._transport = transport
+        self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox()
-        self._is_paused = False
+        self._leaving: list[Done] = []
         self._is_scheduled = False
         self._is_over = False
+        self._unsent_bytes = 0
         self._owed = 0
         self._credited_at = 0.0
         self._ping: float | None = None
@@ -45,7 +45,7 @@ class Sender:
         """Write a frame before all others: a hello or the reason for closing."""
         data = encode(frame)
         self.bytes_sent += len(data)
-        self._transport.write(data)
+        self._connection.write(data)
 
     def post_control(self, message: bytes) -> None:
         """Queue a control message."""
@@ -86,45 +86,56 @@ class Sender:
         self.pace.taken(count, time.monotonic())
         self._schedule()
 
-    def pause(self) -> None:
-        """The transport takes no more for now."""
-        self._is_paused = True
-
-    def resume(self) -> None:
-        """The transport takes more again."""
-        self._is_paused = False
+    def drained(self) -> None:
+        """The connection takes more."""
+        self.let_go()
+        if not len(self._outbox):
+            self.pace.idle()
         self._schedule()
 
     def stop(self) -> None:
-        """Write nothing more, and let go of all that was queued."""
+        """Write nothing more; what is on its way may still leave."""
         self._is_over = True
         self._outbox.clear()
 
+    def let_go(self) -> None:
+        """What was on its way has left, or never will."""
+        leaving, self._leaving = self._leaving, []
+        for done in leaving:
+            done()
+
     def _schedule(self) -> None:
         # One write for all that is posted in one turn of the loop.
-        if not self._is_scheduled and not self._is_paused and not self._is_over:
+        if not self._is_scheduled and not self._connection.is_writing and not self._is_over:
             self._is_scheduled = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._is_scheduled = False
-        if self._is_paused or self._is_over:
+        if self._connection.is_writing or self._is_over:
             return
         urgent = self._urgent()
-        batch = self._outbox.batch(self.pace.chunk_bytes, _BATCH_BYTES)
+        chunk_bytes = self.pace.chunk_bytes
+        self._limit_unsent(chunk_bytes)
+        batch = self._outbox.batch(chunk_bytes)
         if not urgent and not batch.buffers:
             return
         self.bytes_sent += sum(map(len, urgent)) + batch.size
         self.messages_sent += len(batch.done)
         if batch.data_bytes:
             self.pace.sent(time.monotonic())
-        self._transport.writelines([*urgent, *batch.buffers])
-        for done in batch.done:
-            done()
-        if len(self._outbox):
-            self._schedule()
-        else:
-            self.pace.idle()
+        self._leaving = batch.done
+        self._connection.write(*urgent, *batch.buffers)
+        if not self._connection.is_writing:
+            self.drained()
+
+    def _limit_unsent(self, chunk_bytes: int) -> None:
+        # What the kernel holds cannot be overtaken: about a chunk of it, set again when the rate has doubled
+        # or halved.
+        count = min(chunk_bytes, _MAXIMUM_UNSENT_BYTES)
+        if not self._unsent_bytes / 2 < count < self._unsent_bytes * 2:
+            self._connection.limit_unsent(count)
+            self._unsent_bytes = count
 
     def _urgent(self) -> list[bytes]:
         frames: list[Frame] = [Cancel(stream) for stream in self._cancelled]

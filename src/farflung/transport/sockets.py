@@ -6,31 +6,37 @@ import asyncio
 import contextlib
 import errno
 import socket
-from asyncio.trsock import TransportSocket
 
 from farflung.errors import ConnectionFailed
 from farflung.transport.addresses import format_address
 from farflung.transport.timeouts import Timeouts
 
-# Unsent bytes the kernel may hold; the rest stays in our queue, where an urgent frame can still overtake it.
-_NOT_SENT_BYTES = 128 * 1024
+_BACKLOG = 256
 
 _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 
-def tune(connection: socket.socket | TransportSocket, timeouts: Timeouts) -> None:
+def tune(connection: socket.socket, timeouts: Timeouts) -> None:
     """No delay for small frames, keepalive, and an end to waiting for acknowledgements that never come."""
     options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
         (socket.IPPROTO_TCP, _TCP_USER_TIMEOUT, round(timeouts.unacknowledged_seconds * 1000)),
-        (socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NOT_SENT_BYTES),
     ]
     for level, option, value in options:
-        if option is not None:
-            with contextlib.suppress(OSError):
-                connection.setsockopt(level, option, value)
+        _set_where_known(connection, level, option, value)
+
+
+def limit_unsent(connection: socket.socket, count: int) -> None:
+    """Have the socket take no more while the kernel holds `count` bytes that it has not sent."""
+    _set_where_known(connection, socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, count)
+
+
+def _set_where_known(connection: socket.socket, level: int, option: int | None, value: int) -> None:
+    if option is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(level, option, value)
 
 
 async def connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
@@ -61,7 +67,7 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
 
 
 async def listening_socket(host: str, port: int) -> socket.socket:
-    """A bound, non-blocking socket; on `::` it takes IPv4 too.
+    """A listening, non-blocking socket; on `::` it takes IPv4 too.
 
     Raises
     ------
@@ -82,6 +88,17 @@ async def listening_socket(host: str, port: int) -> socket.socket:
         raise ConnectionFailed(f"cannot listen on {where}: {error.strerror or error}") from None
 
 
+def accept(listening: socket.socket, timeouts: Timeouts) -> socket.socket | None:
+    """A tuned, non-blocking socket for the next waiting peer; None if it is gone again or none can be had."""
+    try:
+        connection, _ = listening.accept()
+    except OSError:
+        return None
+    connection.setblocking(False)
+    tune(connection, timeouts)
+    return connection
+
+
 def _bound(family: int, kind: int, protocol: int, _: str, address: tuple[str, int]) -> socket.socket:
     listening = socket.socket(family, kind, protocol)
     try:
@@ -90,6 +107,7 @@ def _bound(family: int, kind: int, protocol: int, _: str, address: tuple[str, in
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listening.bind(address)
+        listening.listen(_BACKLOG)
     except OSError:
         listening.close()
         raise

@@ -1,0 +1,211 @@
+"""A TLS session on a non-blocking socket, driven by the event loop.
+
+Not asyncio's own TLS transport: that one encrypts into a memory BIO, copies out of it and copies again what
+the kernel does not take at once, which doubles a sender's CPU time (benchmarks/transport.py). Here OpenSSL
+writes to the socket and reads from it, and nothing but what the kernel holds lies between a tensor and it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from farflung.transport.addresses import format_address
+from farflung.transport.sockets import limit_unsent
+
+# How much may be read before others on the loop have their turn.
+_TURN_BYTES = 2**20
+
+
+class Wire(Protocol):
+    """What a connection tells the one who uses it, on the event loop."""
+
+    def buffer(self) -> memoryview:
+        """Memory to decrypt into; never empty."""
+
+    def received(self, count: int) -> None:
+        """The first `count` bytes of the memory that `buffer` gave were filled."""
+
+    def drained(self) -> None:
+        """All that was written has been handed to the kernel."""
+
+    def lost(self, error: OSError | None) -> None:
+        """The connection is gone (None: the other side hung up, or we did); called exactly once, last."""
+
+
+class Connection:
+    """Made by `shake_hands`; silent until `start` names who listens."""
+
+    def __init__(self, secured: ssl.SSLSocket) -> None:
+        self.socket = secured
+        self.remote = format_address(*secured.getpeername()[:2])
+        self.local = format_address(*secured.getsockname()[:2])
+        self._loop = asyncio.get_running_loop()
+        self._wire: Wire | None = None
+        self._backlog: deque[memoryview] = deque()
+        self._is_reading = False
+        self._awaits_room = False
+        self._is_lost = False
+
+    @classmethod
+    async def shake_hands(
+        cls, raw: socket.socket, context: ssl.SSLContext, server_side: bool, server_hostname: str | None
+    ) -> Self:
+        """Make a TLS session of a connected non-blocking socket, which is closed if that fails.
+
+        Raises
+        ------
+        OSError
+            The other side refused, was refused (`ssl.SSLError`), or hung up.
+        """
+        secured = context.wrap_socket(
+            raw, server_side=server_side, do_handshake_on_connect=False, server_hostname=server_hostname
+        )
+        try:
+            while not await _handshake_step(secured):
+                pass
+            return cls(secured)
+        except BaseException:
+            secured.close()
+            raise
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something that was written has not left yet."""
+        return bool(self._backlog)
+
+    def start(self, wire: Wire) -> None:
+        """Read from now on, and tell `wire`."""
+        self._wire = wire
+        self.resume_reading()
+
+    def write(self, *buffers: bytes | memoryview) -> None:
+        """Send, now or as soon as the kernel has room; the buffers stay unchanged while `is_writing`."""
+        if self._is_lost:
+            return
+        self._backlog.extend(memoryview(buffer) for buffer in buffers if len(buffer))
+        if not self._awaits_room:
+            self._flush()
+
+    def limit_unsent(self, count: int) -> None:
+        """Let the kernel hold about `count` bytes that it has not sent, so that the rest can be overtaken."""
+        if not self._is_lost:
+            limit_unsent(self.socket, count)
+
+    def pause_reading(self) -> None:
+        """Leave what comes in the kernel."""
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self.socket)
+
+    def resume_reading(self) -> None:
+        """Take it again."""
+        if not self._is_reading and not self._is_lost:
+            self._is_reading = True
+            self._loop.add_reader(self.socket, self._read)
+            # What OpenSSL holds decrypted already will not wake the loop.
+            self._loop.call_soon(self._read)
+
+    def abort(self) -> None:
+        """Hang up; `lost` follows."""
+        self._lose(None)
+
+    def _read(self) -> None:
+        wire, taken = self._wire, 0
+        while self._is_reading and taken < _TURN_BYTES:
+            assert wire is not None
+            buffer = wire.buffer()
+            count, is_over = self._fill(buffer)
+            if count:
+                wire.received(count)
+            if is_over or count < len(buffer):
+                return
+            taken += count
+        if self._is_reading and self.socket.pending():
+            self._loop.call_soon(self._read)
+
+    def _fill(self, buffer: memoryview) -> tuple[int, bool]:
+        """How many bytes came, and whether that was the end."""
+        # One record a call; `recv_into` is a slower wrapper of it. typeshed knows only one form of `read`.
+        read: Callable[[int, memoryview], int] = self.socket.read  # type: ignore[assignment]
+        filled, size = 0, len(buffer)
+        try:
+            while filled < size:
+                count = read(size - filled, buffer[filled:])
+                if not count:
+                    self._lose(None)
+                    return filled, True
+                filled += count
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            self._lose(error)
+            return filled, True
+        return filled, False
+
+    def _flush(self) -> None:
+        backlog, send = self._backlog, self.socket.send
+        try:
+            while backlog:
+                count = send(backlog[0])
+                if count < len(backlog[0]):
+                    backlog[0] = backlog[0][count:]
+                else:
+                    backlog.popleft()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if not self._awaits_room:
+                self._awaits_room = True
+                self._loop.add_writer(self.socket, self._flush)
+            return
+        except OSError as error:
+            self._break(error)
+            return
+        if self._awaits_room:
+            self._awaits_room = False
+            self._loop.remove_writer(self.socket)
+            if self._wire is not None:
+                self._wire.drained()
+
+    def _break(self, error: OSError) -> None:
+        # The other side may have said why before it hung up.
+        self._read()
+        self._lose(error)
+
+    def _lose(self, error: OSError | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self.pause_reading()
+        self._loop.remove_writer(self.socket)
+        self._backlog.clear()
+        self.socket.close()
+        if self._wire is not None:
+            self._loop.call_soon(self._wire.lost, error)
+
+
+async def _handshake_step(secured: ssl.SSLSocket) -> bool:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    try:
+        secured.do_handshake()
+    except ssl.SSLWantReadError:
+        loop.add_reader(secured, _settle, ready)
+    except ssl.SSLWantWriteError:
+        loop.add_writer(secured, _settle, ready)
+    else:
+        return True
+    try:
+        await ready
+    finally:
+        loop.remove_reader(secured)
+        loop.remove_writer(secured)
+    return False
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -131,12 +132,16 @@ class Machines:
         logs.mkdir(exist_ok=True)
         out, err = (logs / f"{len(self._started)}-{home}.{end}" for end in ("out", "err"))
         command = [sys.executable, "-m", "farflung", *arguments]
-        if limit_bytes is not None:
-            command = ["prlimit", f"--fsize={limit_bytes}", *command]
+
+        def limit() -> None:
+            if limit_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
         with out.open("wb") as to_out, err.open("wb") as to_err:
             process = subprocess.Popen(
                 command, env=self._environment(home), stdin=subprocess.DEVNULL, stdout=to_out, stderr=to_err,
                 cwd=self.folder,
+                preexec_fn=limit,
             )  # fmt: skip
         self._started.append(Command(process, out, err))
         return self._started[-1]

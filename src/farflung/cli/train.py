@@ -55,7 +55,7 @@ def train(
     """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
     _check_choice(local, broker, token, workers)
     identity = None if local else _identity(folder_of("submitter", folder), broker, token)
-    prepared = _prepare(job, steps, text)
+    prepared = _prepare(job, steps, text, local or workers)
     run = _run_folder(out or Path("runs") / re.sub(r"[^\w.-]+", "-", prepared.job.name or "job"))
     observer = _observer(prepared, as_json)
     if identity is not None:
@@ -91,14 +91,14 @@ def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
     return asyncio.run(obtain_identity(folder, "submitter", broker, token))
 
 
-def _prepare(path: Path, steps: int | None, text: Path | None) -> Prepared:
+def _prepare(path: Path, steps: int | None, text: Path | None, workers: int) -> Prepared:
     from farflung.client.load import load_job
     from farflung.client.prepared import prepare
 
     job = load_job(path, steps=steps, text=text)
     note(f"capturing the model of {path} and holding it beside eager")
     with quietly():
-        prepared = prepare(job)
+        prepared = prepare(job, workers)
     for remark in prepared.remarks:
         note(f"note: {remark}")
     return prepared

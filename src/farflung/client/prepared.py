@@ -28,8 +28,10 @@ class Prepared:
     remarks: tuple[str, ...]
 
 
-def prepare(job: Job) -> Prepared:
+def prepare(job: Job, workers: int = 0) -> Prepared:
     """Capture the job's model on the first items it will train on, and hold it beside eager.
+
+    With a number of workers the model is cut for them too, so that what cannot be is said before any starts.
 
     Raises
     ------
@@ -37,6 +39,8 @@ def prepare(job: Job) -> Prepared:
         The model cannot become an OP-DAG.
     JobError
         The items cannot be read.
+    PlanError
+        The model cannot be cut for so many workers.
     """
     from farflung.client.check import capture_job
     from farflung.opdag import wire
@@ -44,4 +48,9 @@ def prepare(job: Job) -> Prepared:
 
     captured = capture_job(job)
     graph = captured.graph
+    if workers:
+        from farflung.planner import plan_graph
+
+        names = [f"worker-{number}" for number in range(workers)]
+        plan_graph(graph, job.microbatches, job.microbatch_size, names)
     return Prepared(job, graph, wire.dump(graph), named_state(job.model, graph), captured.lints)

@@ -79,9 +79,9 @@ async def train(
     Raises
     ------
     FarflungError
-        The job cannot be captured or read. Whatever happens later is told by the summary's state and reason.
+        The job cannot be captured, cut or read. Whatever happens later is told by the summary.
     """
-    prepared = await asyncio.to_thread(prepare, job)
+    prepared = await asyncio.to_thread(prepare, job, workers)
     return await Submitter(prepared, identity, run, observer or Observer(), workers).run()
 
 

@@ -20,6 +20,7 @@ from farflung.transport import stranger
 from farflung.transport.addresses import DEFAULT_PORT, parse_address
 from farflung.transport.contexts import unverified_context
 from farflung.transport.endpoint import ask
+from farflung.transport.failures import why_unreachable
 from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
@@ -113,17 +114,12 @@ def _certificate(identity: Identity) -> Finding:
 async def _reachable(address: str) -> Finding:
     host, port = parse_address(address)
     helps = f"on the broker's machine: farflung broker --listen [::]:{port}, and let TCP port {port} through"
+    seconds = Timeouts().dial_seconds
     try:
-        async with asyncio.timeout(Timeouts().dial_seconds):
+        async with asyncio.timeout(seconds):
             _, writer = await asyncio.open_connection(host, port)
-    except socket.gaierror:
-        return Finding(
-            "reach", False, f"the name {host} is not known", "check the spelling, or use an address"
-        )
-    except TimeoutError:
-        return Finding("reach", False, f"{address} does not answer: a firewall drops it?", helps)
     except OSError as error:
-        return Finding("reach", False, f"{address}: {error.strerror or error}", helps)
+        return Finding("reach", False, why_unreachable(error, address, seconds), helps)
     writer.close()
     return Finding("reach", True, f"{address} answers")
 

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from farflung.transport.addresses import format_address
 from farflung.transport.sockets import limit_unsent
 
-# How much may be read before others on the loop have their turn.
+# How much may be read or written before others on the loop have their turn.
 _TURN_BYTES = 2**20
 
 
@@ -31,7 +31,7 @@ class Wire(Protocol):
         """The first `count` bytes of the memory that `buffer` gave were filled."""
 
     def drained(self) -> None:
-        """All that was written has been handed to the kernel."""
+        """All that was written has been handed to the kernel; what is written now follows at once."""
 
     def lost(self, error: OSError | None) -> None:
         """The connection is gone (None: the other side hung up, or we did); called exactly once, last."""
@@ -49,6 +49,7 @@ class Connection:
         self._backlog: deque[memoryview] = deque()
         self._is_reading = False
         self._awaits_room = False
+        self._is_flushing = False
         self._is_lost = False
 
     @classmethod
@@ -88,7 +89,7 @@ class Connection:
         if self._is_lost:
             return
         self._backlog.extend(memoryview(buffer) for buffer in buffers if len(buffer))
-        if not self._awaits_room:
+        if not (self._awaits_room or self._is_flushing):
             self._flush()
 
     def limit_unsent(self, count: int) -> None:
@@ -148,26 +149,32 @@ class Connection:
         return filled, False
 
     def _flush(self) -> None:
-        backlog, send = self._backlog, self.socket.send
+        self._is_flushing = True
         try:
-            while backlog:
-                count = send(backlog[0])
-                if count < len(backlog[0]):
-                    backlog[0] = backlog[0][count:]
-                else:
-                    backlog.popleft()
+            self._send_backlog()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            if not self._awaits_room:
-                self._awaits_room = True
-                self._loop.add_writer(self.socket, self._flush)
-            return
+            pass
         except OSError as error:
             self._break(error)
-            return
-        if self._awaits_room:
-            self._awaits_room = False
-            self._loop.remove_writer(self.socket)
-            if self._wire is not None:
+        finally:
+            self._is_flushing = False
+        if self._awaits_room != self.is_writing:
+            self._awaits_room = self.is_writing
+            if self._awaits_room:
+                self._loop.add_writer(self.socket, self._flush)
+            elif not self._is_lost:
+                self._loop.remove_writer(self.socket)
+
+    def _send_backlog(self) -> None:
+        backlog, send, taken = self._backlog, self.socket.send, 0
+        while backlog and taken < _TURN_BYTES:
+            count = send(backlog[0])
+            taken += count
+            if count < len(backlog[0]):
+                backlog[0] = backlog[0][count:]
+                continue
+            backlog.popleft()
+            if not backlog and self._wire is not None:
                 self._wire.drained()
 
     def _break(self, error: OSError) -> None:

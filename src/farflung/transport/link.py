@@ -325,9 +325,9 @@ class Link:
         self._reader.drop_payload()
         if self._heartbeat is not None:
             self._heartbeat.stop()
+        self._sender.stop()
         if tell is not None:
             self._sender.write_now(closing(tell))
-        self._sender.stop()
         self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(
             self._timeouts.close_seconds, self._transport.abort

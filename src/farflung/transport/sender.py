@@ -14,8 +14,6 @@ from farflung.transport.outbox import WINDOW_BYTES, Done, Outbox
 from farflung.transport.pace import Pace
 from farflung.transport.timeouts import CREDIT_SECONDS
 
-# Below it the kernel wakes us so often that a fast link loses a tenth of its rate (benchmarks/transport.py).
-_MAXIMUM_UNSENT_BYTES = 512 * 1024
 _CREDIT_BYTES = WINDOW_BYTES // 8
 
 
@@ -89,9 +87,7 @@ class Sender:
     def drained(self) -> None:
         """The connection takes more."""
         self.let_go()
-        if not len(self._outbox):
-            self.pace.idle()
-        self._schedule()
+        self._pump()
 
     def stop(self) -> None:
         """Write nothing more; what is on its way may still leave."""
@@ -114,6 +110,8 @@ class Sender:
         self._is_scheduled = False
         if self._connection.is_writing or self._is_over:
             return
+        if not len(self._outbox):
+            self.pace.idle()
         urgent = self._urgent()
         chunk_bytes = self.pace.chunk_bytes
         self._limit_unsent(chunk_bytes)
@@ -126,16 +124,13 @@ class Sender:
             self.pace.sent(time.monotonic())
         self._leaving = batch.done
         self._connection.write(*urgent, *batch.buffers)
-        if not self._connection.is_writing:
-            self.drained()
 
     def _limit_unsent(self, chunk_bytes: int) -> None:
-        # What the kernel holds cannot be overtaken: about a chunk of it, set again when the rate has doubled
-        # or halved.
-        count = min(chunk_bytes, _MAXIMUM_UNSENT_BYTES)
-        if not self._unsent_bytes / 2 < count < self._unsent_bytes * 2:
-            self._connection.limit_unsent(count)
-            self._unsent_bytes = count
+        # What the kernel holds unsent cannot be overtaken: about a chunk, set anew when the rate has doubled
+        # or halved. (A fixed small limit wakes a fast link so often that it costs a tenth of its rate.)
+        if not self._unsent_bytes / 2 < chunk_bytes < self._unsent_bytes * 2:
+            self._connection.limit_unsent(chunk_bytes)
+            self._unsent_bytes = chunk_bytes
 
     def _urgent(self) -> list[bytes]:
         frames: list[Frame] = [Cancel(stream) for stream in self._cancelled]

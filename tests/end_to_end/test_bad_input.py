@@ -138,12 +138,10 @@ class Hub:
         self.submitter = on.token("submitter", "--uses", "9")
         self.worker.says("idle in the backup pool")
 
-    def train(
-        self, name: str, *arguments: str, limit_bytes: int | None = None, job: str = "net.py"
-    ) -> Command:
-        """Start a run, whose process may write files of at most `limit_bytes`."""
+    def train(self, job: str, name: str, *arguments: str) -> Command:
+        """Start a run, whose process may write files of at most `LIMIT_BYTES`."""
         where = ["--broker", self.on.address, "--token", self.submitter, "--out", name]
-        return self.on.start("desk", "train", job, *where, *arguments, limit_bytes=limit_bytes)
+        return self.on.start("desk", "train", job, *where, *arguments, limit_bytes=LIMIT_BYTES)
 
 
 @pytest.fixture(scope="module")

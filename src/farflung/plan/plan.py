@@ -59,6 +59,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     microbatches: Annotated[int, Meta(ge=1, le=1_000_000)]
     window: Annotated[int, Meta(ge=1, le=1_000_000)]
 
+    def __post_init__(self) -> None:
+        count = len(self.placements)
+        if [placement.segment for placement in self.placements] != list(range(count)):
+            raise ValueError("a plan's segments must be numbered from 0 in order")
+        if not all(placement.workers for placement in self.placements):
+            raise ValueError("every segment of a plan must have a worker")
+        for edge in self.edges:
+            if not (0 <= edge.target < count and FEEDER <= edge.source < count):
+                raise ValueError(f"an edge goes from segment {edge.source} to {edge.target}: there is none")
+
     def worker_of(self, segment: int) -> str:
         """The worker that runs `segment`."""
         return self.placements[segment].worker

@@ -114,6 +114,8 @@ def _shaped(
             if raw is None or raw.numel() != types[name].bytes(batch):
                 raise GraphError(f"the size of {name[:60]!r} is not the one that its program states")
             shaped[(number, name)] = raw.view(DTYPES[types[name].dtype]).reshape(types[name].shape_at(batch))
+    if unowned := flat.keys() - shaped.keys():
+        raise GraphError(f"the state holds {min(unowned)[1][:60]!r}, which no program owns")
     return shaped
 
 

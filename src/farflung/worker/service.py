@@ -130,7 +130,7 @@ class WorkerService:
             try:
                 await self._register()
             except ConnectionFailed as error:
-                log.warning("%s; trying again in %.0f s", error, pause)
+                log.warning("%s; trying again in %g s", error, pause)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._timeouts.reconnect_seconds)
                 continue
@@ -139,6 +139,7 @@ class WorkerService:
             if self._refused is None:
                 log.warning("lost the broker (%s); dialling again", self._gone_reason)
                 self._happened(machine.BrokerLost(f"lost the broker: {self._gone_reason}"))
+                await asyncio.sleep(pause)  # a broker that throws everybody out must not be stormed
         raise ConnectionFailed(f"the broker refused this worker: {self._refused}")
 
     async def stop(self) -> None:

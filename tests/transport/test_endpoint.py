@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 from pathlib import Path
@@ -99,6 +100,25 @@ def test_a_listener_that_closes_tells_everybody(tmp_path: Path) -> None:
             holder = pair.authority.holder("e", "worker")
             with pytest.raises(ConnectionFailed, match="refused the connection: nothing listens there"):
                 await reach(pair, holder.client, Hello("e", "worker", "data"))
+
+    run(test())
+
+
+def test_a_process_without_descriptors_listens_on_when_it_has_some_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with paired(tmp_path, Timeouts(1)) as pair:
+            holder = pair.authority.holder("e", "worker")
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with socket.socket() as client:
+                client.setblocking(False)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
+                try:
+                    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", pair.listener.port))
+                    await pair.assert_unharmed()
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            link = await reach(pair, holder.client, Hello("e", "worker", "data"))
+            await link.close("seen")
 
     run(test())
 

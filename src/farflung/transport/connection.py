@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from farflung.transport.addresses import format_address
@@ -50,6 +51,7 @@ class Connection:
         self._is_reading = False
         self._awaits_room = False
         self._is_flushing = False
+        self._is_broken = False
         self._is_lost = False
 
     @classmethod
@@ -86,7 +88,7 @@ class Connection:
 
     def write(self, *buffers: bytes | memoryview) -> None:
         """Send, now or as soon as the kernel has room; the buffers stay unchanged while `is_writing`."""
-        if self._is_lost:
+        if self._is_lost or self._is_broken:
             return
         self._backlog.extend(memoryview(buffer) for buffer in buffers if len(buffer))
         if not (self._awaits_room or self._is_flushing):
@@ -112,25 +114,27 @@ class Connection:
             self._loop.call_soon(self._read)
 
     def abort(self) -> None:
-        """Hang up; `lost` follows."""
-        self._lose(None)
+        """Hang up; `lost` follows in the loop's next turn."""
+        self._loop.call_soon(self._lose, None)
 
     def _read(self) -> None:
         wire, taken = self._wire, 0
         while self._is_reading and taken < _TURN_BYTES:
             assert wire is not None
             buffer = wire.buffer()
-            count, is_over = self._fill(buffer)
+            count, end = self._fill(buffer)
             if count:
                 wire.received(count)
-            if is_over or count < len(buffer):
+            if end is not None:
+                self._lose(end.error)
+                return
+            if count < len(buffer):
                 return
             taken += count
         if self._is_reading and self.socket.pending():
             self._loop.call_soon(self._read)
 
-    def _fill(self, buffer: memoryview) -> tuple[int, bool]:
-        """How many bytes came, and whether that was the end."""
+    def _fill(self, buffer: memoryview) -> tuple[int, _End | None]:
         # One record a call; `recv_into` is a slower wrapper of it. typeshed knows only one form of `read`.
         read: Callable[[int, memoryview], int] = self.socket.read  # type: ignore[assignment]
         filled, size = 0, len(buffer)
@@ -138,15 +142,13 @@ class Connection:
             while filled < size:
                 count = read(size - filled, buffer[filled:])
                 if not count:
-                    self._lose(None)
-                    return filled, True
+                    return filled, _End(None)
                 filled += count
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
-            self._lose(error)
-            return filled, True
-        return filled, False
+            return filled, _End(error)
+        return filled, None
 
     def _flush(self) -> None:
         self._is_flushing = True
@@ -178,6 +180,11 @@ class Connection:
                 self._wire.drained()
 
     def _break(self, error: OSError) -> None:
+        self._is_broken = True
+        self._backlog.clear()
+        self._loop.call_soon(self._finish, error)
+
+    def _finish(self, error: OSError) -> None:
         # The other side may have said why before it hung up.
         self._read()
         self._lose(error)
@@ -191,7 +198,14 @@ class Connection:
         self._backlog.clear()
         self.socket.close()
         if self._wire is not None:
-            self._loop.call_soon(self._wire.lost, error)
+            self._wire.lost(error)
+
+
+@dataclass(frozen=True)
+class _End:
+    """There is nothing more to read."""
+
+    error: OSError | None
 
 
 async def _handshake_step(secured: ssl.SSLSocket) -> bool:
@@ -200,9 +214,9 @@ async def _handshake_step(secured: ssl.SSLSocket) -> bool:
     try:
         secured.do_handshake()
     except ssl.SSLWantReadError:
-        loop.add_reader(secured, _settle, ready)
+        loop.add_reader(secured, settle, ready)
     except ssl.SSLWantWriteError:
-        loop.add_writer(secured, _settle, ready)
+        loop.add_writer(secured, settle, ready)
     else:
         return True
     try:
@@ -213,6 +227,7 @@ async def _handshake_step(secured: ssl.SSLSocket) -> bool:
     return False
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def settle(future: asyncio.Future[None]) -> None:
+    """Let whoever waits for `future` go on, unless it is done or cancelled already."""
     if not future.done():
         future.set_result(None)

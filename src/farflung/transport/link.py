@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
-from farflung.transport.connection import Connection
+from farflung.transport.connection import Connection, settle
 from farflung.transport.failures import why_lost, why_never_greeted
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import (
@@ -107,7 +107,7 @@ class Link:
             The link is over.
         """
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.post(header, buffer, lambda: _settle(left))
+        self.post(header, buffer, lambda: settle(left))
         try:
             await left
         except asyncio.CancelledError:
@@ -248,6 +248,12 @@ class Link:
         except FarflungError as error:
             self._reader.stop()
             self._end(str(error), tell=str(error))
+        except Exception:
+            # A defect of ours must not leave a frame half read: it would be read again for ever.
+            _log.exception("what %s sent could not be handled", self.peer)
+            self._reader.stop()
+            reason = "an internal error, see the log of the other side"
+            self._end(reason, tell=reason)
 
     def _go_on(self) -> None:
         if not self._lost.is_set():
@@ -337,8 +343,3 @@ class Link:
             self._handler.closed(self, reason)
         elif not self._dialled:
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

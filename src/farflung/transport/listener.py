@@ -47,7 +47,8 @@ class Listener:
         self._on_stranger = on_stranger
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._entering: set[asyncio.Task[None]] = set()
-        asyncio.get_running_loop().add_reader(listening, self._accept)
+        self._pause: asyncio.TimerHandle | None = None
+        self._accept_again()
 
     @property
     def port(self) -> int:
@@ -67,14 +68,24 @@ class Listener:
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
+        if self._pause is not None:
+            self._pause.cancel()
         for task in self._entering:
             task.cancel()
         await asyncio.gather(*self._entering, return_exceptions=True)
         await asyncio.gather(*(link.close(reason) for link in list(self._links)))
 
+    def _accept_again(self) -> None:
+        asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
     def _accept(self) -> None:
         raw = accept(self._listening, self._timeouts)
         if raw is None:
+            # A peer that is gone again; or no descriptor is left, and the socket would wake us without end.
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._pause = asyncio.get_running_loop().call_later(
+                self._timeouts.heartbeat_seconds, self._accept_again
+            )
             return
         if len(self._entering) >= _MAXIMUM_ENTERING:
             raw.close()

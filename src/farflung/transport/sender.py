@@ -122,7 +122,7 @@ class Sender:
         self.messages_sent += len(batch.done)
         if batch.data_bytes:
             self.pace.sent(time.monotonic())
-        self._leaving = batch.done
+        self._leaving += batch.done
         self._connection.write(*urgent, *batch.buffers)
 
     def _limit_unsent(self, chunk_bytes: int) -> None:

@@ -79,7 +79,8 @@ def test_a_killed_worker_ends_the_job_and_the_others_serve_the_next(place: Place
     killed, survivor = run.workers
     place.workers[killed].signal(signal.SIGKILL)
     reason = run.fails()
-    assert f"worker {killed} was lost at step" in reason and "steps were applied" in reason
+    # The broker or the other worker may be the first to notice.
+    assert f"worker {killed}" in reason and "at step" in reason and "steps were applied" in reason
     assert not (run.folder / "model.safetensors").exists()
     place.broker.says(f"worker {killed} was lost")
     place.workers[survivor].says("job job-", f"{killed}", "idle")
@@ -99,8 +100,7 @@ def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place) -
     place.workers[frozen].signal(signal.SIGSTOP)
     try:
         reason = run.fails()
-        assert f"worker {frozen} was lost at step" in reason and "nothing heard" in reason
-        assert "for 3 s" in reason
+        assert "at step" in reason and f"nothing heard from worker {frozen} for 3 s" in reason
         place.workers[survivor].says("job job-", frozen, "idle")
         place.on.idle(*(name for name in WORKERS if name != frozen))
     finally:
@@ -185,6 +185,15 @@ def test_ctrl_c_at_a_terminal_ends_a_local_run_in_order(tmp_path: Path, times: i
         assert run.command.code() == 130
         assert len(run.command.errors) == 1 and run.summary["state"] == "cancelled"
         assert (run.folder / "model.safetensors").exists() or times == 2
+
+
+def test_ctrl_c_during_capture_is_one_line(tmp_path: Path) -> None:
+    with machines(tmp_path / "machines") as on:
+        run = train(on, "run", "--local", "2")
+        run.command.says("capturing the model")
+        run.command.signal(signal.SIGINT)
+        assert run.command.code() == 130
+        assert run.command.errors == ["error: interrupted"] and not run.folder.exists()
 
 
 def test_a_killed_local_broker_ends_the_run(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from farflung.worker.ledger import Ledger
 VALUE = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
 GRADIENT = ValueHeader("job-1", 5, 0, 0, 2, 1, 2, True, 0, 32)
 
+SENT = ValueHeader("job-1", 5, 0, 0, 1, 2, 2, False, 0, 32)
+ANSWER = ValueHeader("job-1", 5, 0, 0, 1, 0, 1, True, 0, 32)
+
 
 def changed(header: ValueHeader, **fields: object) -> ValueHeader:
     return msgspec.structs.replace(header, **fields)
@@ -22,10 +25,30 @@ def changed(header: ValueHeader, **fields: object) -> ValueHeader:
 def test_what_the_plan_names_is_taken_once() -> None:
     ledger = Ledger("b", load())
     assert ledger.admit("a", VALUE)
+    with pytest.raises(ProtocolError, match="twice"):
+        ledger.admit("a", VALUE)
+
+
+def test_a_gradient_comes_once_and_only_for_a_value_that_was_sent() -> None:
+    ledger = Ledger("b", load())
+    with pytest.raises(ProtocolError, match="or of none it has"):
+        ledger.admit("c", GRADIENT)
+    for microbatch in (0, 1):
+        ledger.posted(changed(SENT, microbatch=microbatch))
     assert ledger.admit("c", GRADIENT)
     assert ledger.admit("c", changed(GRADIENT, microbatch=1, bytes=0))
     with pytest.raises(ProtocolError, match="twice"):
-        ledger.admit("a", VALUE)
+        ledger.admit("c", GRADIENT)
+
+
+def test_no_more_is_taken_than_the_window_before_something_is_answered() -> None:
+    ledger = Ledger("b", load())
+    for microbatch in range(WINDOW):
+        assert ledger.admit("a", changed(VALUE, microbatch=microbatch))
+    with pytest.raises(ProtocolError, match=f"more than {WINDOW} microbatches ahead"):
+        ledger.admit("a", changed(VALUE, microbatch=WINDOW))
+    ledger.posted(ANSWER)
+    assert ledger.admit("a", changed(VALUE, microbatch=WINDOW))
 
 
 @pytest.mark.parametrize(

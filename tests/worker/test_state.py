@@ -39,7 +39,8 @@ from farflung.worker.state import (
 )
 
 JOB, ATTEMPT = "job-1", 5
-READY = (FromBroker(load()), Verified(ATTEMPT, None), PeerLinked("a"), PeerLinked("c"), Filled(ATTEMPT))
+KEY = (JOB, ATTEMPT)
+READY = (FromBroker(load()), Verified(KEY, None), PeerLinked("a"), PeerLinked("c"), Filled(KEY))
 SHARES = (Share(1, 2.0, True, 0.5),)
 
 
@@ -65,14 +66,16 @@ def test_loaded_is_told_once_when_everything_is_there() -> None:
 
 def test_a_unit_runs_from_begin_to_decide() -> None:
     begin, decide = FromBroker(Begin(JOB, ATTEMPT)), FromBroker(Decide(JOB, ATTEMPT, 0, 0.5))
-    state, done = run(*READY, begin, UnitFinished(ATTEMPT, 0, SHARES, 9), decide)
-    assert done[-3:] == [Start(), Tell(UnitReady(JOB, ATTEMPT, 0, list(SHARES), 9)), Apply(0, 0.5)]
+    state, done = run(*READY, begin, UnitFinished(KEY, 0, SHARES), decide)
+    assert done[-3:] == [Start(), Tell(UnitReady(JOB, ATTEMPT, 0, list(SHARES), 0)), Apply(0, 0.5)]
     assert (state.phase, state.unit) == ("running", 1)
-    assert run(*READY, begin, decide, decide)[1].count(Apply(0, 0.5)) == 1
+    finished = UnitFinished(KEY, 0, SHARES)
+    assert run(*READY, begin, finished, decide, decide)[1].count(Apply(0, 0.5)) == 1
+    assert Apply(0, 0.5) not in run(*READY, begin, decide)[1]
 
 
 def test_a_refusal_frees_the_worker() -> None:
-    state, done = run(FromBroker(load()), Verified(ATTEMPT, "op aten.evil is not in the opset"))
+    state, done = run(FromBroker(load()), Verified(KEY, "op aten.evil is not in the opset"))
     assert state == State("b")
     assert done[-2:] == [
         Tell(Refused(JOB, ATTEMPT, "op aten.evil is not in the opset")),
@@ -110,9 +113,10 @@ def test_what_is_of_another_attempt_changes_nothing() -> None:
         FromBroker(Decide(JOB, 4, 0, 1.0)),
         FromBroker(Stop(JOB, 4, "old")),
         FromBroker(Stop("job-2", ATTEMPT, "other")),
-        UnitFinished(4, 0, SHARES, 0),
-        ComputeFailed(4, "old"),
-        Verified(4, "old"),
+        UnitFinished((JOB, 4), 0, SHARES),
+        ComputeFailed((JOB, 4), "old"),
+        Verified((JOB, 4), "old"),
+        ComputeFailed(("job-0", ATTEMPT), "a job that is over, whose attempts count from 1 as well"),
     ):
         assert machine.step(running, event) == (running, [])
 
@@ -126,13 +130,13 @@ EVENTS = st.sampled_from(
         FromBroker(Decide(JOB, ATTEMPT, 1, 1.0)),
         FromBroker(SendState(JOB, ATTEMPT)),
         FromBroker(Stop(JOB, ATTEMPT, "over")),
-        UnitFinished(ATTEMPT, 0, SHARES, 1),
-        UnitFinished(ATTEMPT, 1, SHARES, 1),
+        UnitFinished(KEY, 0, SHARES),
+        UnitFinished(KEY, 1, SHARES),
         PeerLost("a", "reset"),
         PeerLost("desk", "reset"),
-        ComputeFailed(ATTEMPT, "boom"),
+        ComputeFailed(KEY, "boom"),
         BrokerLost("gone"),
-        Verified(ATTEMPT, "bad"),
+        Verified(KEY, "bad"),
     ]
 )
 

@@ -10,6 +10,7 @@ import msgspec
 
 from farflung.broker import events
 from farflung.broker.switchboard import Switchboard
+from farflung.broker.wording import one_line
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.messages import (
     Broken,
@@ -93,7 +94,11 @@ def _registration(
     if not register.addresses:
         raise ProtocolError(f"worker {link.peer.id} gave no address: peers could not reach it")
     heard = None if older is None else time.monotonic() - older.last_heard
-    seen = msgspec.structs.replace(register, addresses=reachable(register.addresses, link.remote))
+    device = msgspec.structs.replace(
+        register.device, name=one_line(register.device.name), kind=one_line(register.device.kind)
+    )
+    addresses = reachable(register.addresses, link.remote)
+    seen = msgspec.structs.replace(register, addresses=addresses, site=one_line(register.site), device=device)
     return events.WorkerJoins(now, link.peer.id, seen, heard, timeouts.suspect_seconds)
 
 

@@ -28,7 +28,7 @@ from farflung.transport.certificates import (
     read_signing_request,
 )
 from farflung.transport.identity import AUTHORITY_FILE, Identity, key_in, read_key
-from farflung.transport.names import BROKER_ID, Role
+from farflung.transport.names import BROKER_ID, Role, check_id
 from farflung.transport.tokens import Token, TokenRole, secret_digest
 
 AUTHORITY_KEY_FILE = "authority-key.pem"
@@ -95,6 +95,7 @@ class Authority:
         try:
             asked = stranger.decode_request(request)
             if isinstance(asked, stranger.AskCertificate):
+                check_id(asked.id)
                 certificate = self.enrol(asked)
                 _log.info("%s joined as %s from %s", asked.id, asked.role, remote)
                 return stranger.encode(stranger.TellCertificate(certificate, self.clock()))

@@ -111,11 +111,18 @@ class Dispatcher:
                 raise
             _log.warning("the link of %s is closed: %s", arrival.origin.peer, error)
             group.actions.append(partial(self.close, arrival.origin, str(error)))
+        except Exception:
+            if arrival.origin is None:
+                raise
+            _log.exception("what %s said could not be handled", arrival.origin.peer)
+            reason = "the broker could not handle what was said: see its log"
+            group.actions.append(partial(self.close, arrival.origin, reason))
 
     def _decide(self, event: Event, origin: Link | None, group: _Group) -> None:
         outcome = decide(self.state, event)
+        records = [facts.encode(decision) for decision in outcome.decisions()]
         self.state = outcome.state
-        group.records.extend(facts.encode(decision) for decision in outcome.decisions())
+        group.records.extend(records)
         for fact in outcome.facts:
             if words := journal.line(fact):
                 group.actions.append(partial(_log.info, "%s", words))

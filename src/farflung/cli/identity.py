@@ -43,10 +43,15 @@ async def obtain_identity(
     from farflung.transport.tokens import Token
 
     if token is None:
-        return await _fresh(_at(Identity.load(folder), broker))
+        kept = Identity.load(folder)
+        if role not in (kept.role, "viewer"):  # any role may look
+            raise IdentityError(
+                f"{folder} holds the identity of a {kept.role}, a {role}'s is needed: choose another --folder"
+            )
+        return await _fresh(_at(kept, broker))
     parsed = Token.parse(token)
     known = _known(folder, parsed.fingerprint)
-    if known is not None:
+    if known is not None and known.role == role:
         return await _fresh(_at(known, broker))
     if broker is None:
         raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")

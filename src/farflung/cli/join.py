@@ -11,7 +11,7 @@ import typer
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.service import ExitWithParent, heed_parent, run_service
-from farflung.errors import JobError
+from farflung.errors import IdentityError, JobError
 
 MEMORY_SHARE = 0.8
 """Of the machine's memory, what jobs may use unless --memory says otherwise."""
@@ -56,6 +56,8 @@ def join(
 
 def _memory_bytes(gigabytes: float | None) -> int:
     if gigabytes is not None:
+        if not 0 < gigabytes < 1e6:
+            raise IdentityError(f"--memory takes a number of gigabytes above 0, found {gigabytes}")
         return int(gigabytes * 1e9)
     import psutil
 

@@ -24,7 +24,7 @@ def print_error(message: str, as_json: bool) -> None:
 
 def note(line: str) -> None:
     """A line for the person at the terminal."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write("".join(letter if letter.isprintable() else "?" for letter in line) + "\n")
     sys.stderr.flush()
 
 

@@ -190,4 +190,8 @@ def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
         return
     load_weights(run.model_path, job.model)
     job.model.eval()
-    typer.echo(job.sample(job.model))
+    try:
+        text = job.sample(job.model)
+    except Exception as error:
+        raise JobError(f"the run is done, but Job(sample=) raised {type(error).__name__}: {error}") from error
+    typer.echo(text)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MAXIMUM_COUNT = 10**9
+MAXIMUM_MICROBATCHES = 10**6
 MAXIMUM_SEED = 2**63 - 1
 
 
@@ -88,8 +89,10 @@ class Job:
     def __post_init__(self) -> None:
         _require_module(self.model)
         _require_optimizer(self.optimizer)
-        for name in ("batch", "microbatches", "steps", "validation_batches"):
+        for name in ("batch", "steps"):
             _require_whole(name, getattr(self, name), 1, MAXIMUM_COUNT)
+        for name in ("microbatches", "validation_batches"):
+            _require_whole(name, getattr(self, name), 1, MAXIMUM_MICROBATCHES)
         if self.validate_every is not None:
             _require_whole("validate_every", self.validate_every, 1, MAXIMUM_COUNT)
         _require_whole("seed", self.seed, 0, MAXIMUM_SEED)

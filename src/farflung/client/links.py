@@ -10,7 +10,7 @@ from typing import Literal
 from farflung.client.feeder import Feeder
 from farflung.client.state_transfer import StateCollector
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.protocol.messages import FromPeer, Message, ToSubmitter, Welcome, decode
+from farflung.protocol.messages import Claim, FromPeer, Message, ToSubmitter, Welcome, decode, encode
 from farflung.transport.endpoint import Hello, Link, Peer, dial
 from farflung.transport.headers import DataHeader, SliceHeader
 from farflung.transport.identity import Identity
@@ -68,8 +68,15 @@ class WorkerHandler:
         self._hear = hear
         self.welcomed = asyncio.Event()
 
+    @property
+    def claim(self) -> Claim:
+        """What is said first: which attempt the link is for."""
+        return Claim(self._expected.job, self._expected.attempt)
+
     def control(self, link: Link, message: bytes) -> None:
         welcome = decode(message, FromPeer)
+        if not isinstance(welcome, Welcome):
+            raise ProtocolError(f"worker {self._worker} claims a link that this process dialled")
         if welcome != self._expected:
             raise ProtocolError(f"worker {self._worker} welcomed {welcome.job}, attempt {welcome.attempt}")
         self.welcomed.set()
@@ -130,6 +137,7 @@ async def dial_worker(
         except ConnectionFailed as error:
             failures.append(str(error))
             continue
+        link.send_control(encode(handler.claim))
         return await _welcomed(link, worker, handler, timeouts)
     tried = "; ".join(failures) or "it gave no address"
     raise ConnectionFailed(f"worker {worker} cannot be reached from here: {tried}")
@@ -139,6 +147,9 @@ async def _welcomed(link: Link, worker: str, handler: WorkerHandler, timeouts: T
     try:
         async with asyncio.timeout(timeouts.link_seconds):
             await handler.welcomed.wait()
+    except asyncio.CancelledError:
+        await link.close("the run is over")
+        raise
     except TimeoutError:
         await link.close("not welcomed")
         raise ConnectionFailed(

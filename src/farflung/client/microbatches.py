@@ -105,7 +105,12 @@ def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> di
             raise
         except Exception as error:
             raise JobError(f"{name}[{index}] raised {type(error).__name__}: {error}") from error
-    return collate(items, job.collate)
+    try:
+        return collate(items, job.collate)
+    except FarflungError:
+        raise
+    except Exception as error:
+        raise JobError(f"Job(collate=) raised {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -41,7 +41,14 @@ class RunFolder:
         with self._guarded():
             self._events = JsonLines(path / EVENTS)
             self._metrics = JsonLines(path / METRICS)
-        fcntl.flock(self._events.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._events.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._events.close()
+            self._metrics.close()
+            raise JobError(
+                f"another run is writing to {path}: wait for it, or choose another --out"
+            ) from None
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -138,6 +145,6 @@ def _require_unlocked(path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise JobError(f"another run is writing to {path}: wait for it, or choose another --out") from None
+        raise JobError(f"another run is writing to {path}: wait, or choose another --out") from None
     finally:
         os.close(descriptor)

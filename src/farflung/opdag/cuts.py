@@ -19,7 +19,7 @@ class CutCosts:
     """Costs along a graph's topological order, for one microbatch.
 
     `flops[n]` of each node's forward pass; `crossing[n + 1]` bytes that cross a cut before position p, both
-    directions; `legal[n + 1]` where a cut may be; `parameters[n]` trainable parameters first read by a node.
+    directions; `legal[n + 1]` where a cut may be; `parameters[n]` parameters first read by a node.
     """
 
     flops: NDArray[np.float64]
@@ -53,16 +53,20 @@ def cut_costs(graph: Graph, batch: int) -> CutCosts:
 
     Values that depend on no parameter and no random number cross nothing: each segment recomputes them.
     """
+    if not any(entry.trainable for entry in graph.inputs):
+        raise PlanError(
+            "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
+        )
     count = len(graph.nodes)
     static = static_values(graph)
     work = np.array([flops(node, graph.values, batch) for node in graph.nodes], dtype=np.float64)
     work[[all(v in static for v in node.writes()) for node in graph.nodes]] = 0.0
-    trainable = {entry.value for entry in graph.inputs if entry.trainable}
+    unread = {entry.value for entry in graph.inputs if entry.kind == "parameter"}
     parameters = np.zeros(count, dtype=np.int64)
     for at, node in enumerate(graph.nodes):
-        first_reads = trainable & set(node.reads())
+        first_reads = unread & set(node.reads())
         parameters[at] = len(first_reads)
-        trainable -= first_reads
+        unread -= first_reads
     return CutCosts(work, _crossing(graph, batch, static), _legal(graph), parameters)
 
 
@@ -96,7 +100,7 @@ def balanced_cuts(costs: CutCosts, segments: int, slack: float = 0.1) -> list[in
     """Positions of the `segments` - 1 cuts: least bytes among the cuts that balance the work.
 
     First the smallest possible maximum of FLOPs per segment, then, with every segment allowed `slack` above
-    it, the fewest crossing bytes in all. Every segment reads at least one trainable parameter of its own.
+    it, the fewest crossing bytes in all. Every segment reads at least one parameter of its own.
 
     Raises
     ------
@@ -111,10 +115,6 @@ def balanced_cuts(costs: CutCosts, segments: int, slack: float = 0.1) -> list[in
 
 
 def _require_possible(costs: CutCosts, segments: int, owned: NDArray[np.int64]) -> None:
-    if not owned[-1]:
-        raise PlanError(
-            "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
-        )
     most, start = 1, 0
     for position in np.flatnonzero(costs.legal[:-1])[1:]:  # cutting as early as possible leaves most to cut
         if owned[start] < owned[position] < owned[-1]:

@@ -9,6 +9,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from farflung.errors import PlanError
 from farflung.opdag import wire
 from farflung.opdag.analysis import differentiable_values
@@ -106,7 +108,15 @@ def place(
     ]
     edges = _edges(graph, partition, segments, microbatch_size)
     window = min(microbatches, 2 * len(segments))
-    return PlannedJob(Plan(placements, edges, microbatches, window), segments)
+    return PlannedJob(_bounded(Plan(placements, edges, microbatches, window)), segments)
+
+
+def _bounded(plan: Plan) -> Plan:
+    """The plan, if it can travel: shapes are only stated so far, and their costs may be absurd."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(plan), Plan)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise PlanError(f"the model is beyond what a plan can state ({error}): use smaller shapes") from None
 
 
 def _cuts(graph: Graph, costs: CutCosts, workers: Sequence[str]) -> tuple[list[int], list[str]]:

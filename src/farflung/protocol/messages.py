@@ -14,6 +14,7 @@ from msgspec import Meta
 from farflung.errors import ProtocolError
 from farflung.plan import Plan
 from farflung.runtime.training import Training
+from farflung.transport.wording import printable
 
 TEXT_LENGTH = 2000
 
@@ -162,6 +163,13 @@ class Stop(Message, frozen=True):
 
 
 # worker -> whoever dialled it (another worker, the submitter), over the data link
+
+
+class Claim(Message, frozen=True):
+    """First message of whoever dialled a data link: the attempt it is for."""
+
+    job: Id
+    attempt: Count
 
 
 class Welcome(Message, frozen=True):
@@ -322,7 +330,7 @@ class Status(Message, frozen=True):
 
 FromWorker = Register | Loaded | Refused | UnitReady | Broken | Ask | Renew
 FromSubmitter = Submit | Collected | Cancel | Ask | Renew
-FromPeer = Welcome
+FromPeer = Claim | Welcome
 FromViewer = Ask | Renew
 ToWorker = Registered | Load | Begin | Decide | SendState | Stop | Denied | Status | Renewed
 ToSubmitter = Accepted | Planned | Running | UnitDone | Collecting | Ended | Denied | Status | Renewed
@@ -347,4 +355,4 @@ def decode(data: bytes, union: Any) -> Any:
     try:
         return msgspec.msgpack.decode(data, type=union)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a control message was refused: {error}") from None
+        raise ProtocolError(f"a control message was refused: {printable(str(error))}") from None

@@ -128,9 +128,12 @@ class Comparison:
         assert not unit.train and unit.microbatches == 1
         loss = sum(share.loss for share in self._pipeline.run(unit.number, [batch]))
         self._pipeline.decide(unit.number, 1.0)
+        before = [(buffer, buffer.clone()) for buffer in self._eager.buffers()]
         self._eager.eval()
         with torch.no_grad():
             expected = float(self._loss_of(batch))
+            for buffer, value in before:
+                buffer.copy_(value)  # some modules update a buffer in either mode
         self._eager.train()
         return _relative(loss, expected)
 

@@ -24,7 +24,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     steps: Whole
-    microbatches: Whole
+    microbatches: Annotated[int, Meta(ge=1, le=10**6)]
     microbatch_size: Whole
     optimizer: Optimizer
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0

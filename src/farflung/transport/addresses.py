@@ -23,7 +23,8 @@ def parse_address(text: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
     is_number = port.isascii() and port.isdigit() and int(port) <= 65535
-    if not host or not is_number or bracketed != (":" in host):
+    labels = host.split(".") if not bracketed else []
+    if not host or not is_number or bracketed != (":" in host) or any(not 0 < len(x) < 64 for x in labels):
         raise ConnectionFailed(
             f"expected HOST:PORT or [IPV6]:PORT, found {text[:100]!r}: write it like broker.example:7700"
         )

@@ -17,6 +17,7 @@ from farflung.errors import ProtocolError
 from farflung.transport import stranger
 from farflung.transport.headers import Count, DataHeader
 from farflung.transport.names import MAXIMUM_ID_LENGTH, Role
+from farflung.transport.wording import printable
 
 MAGIC = b"FARF"
 PROTOCOL = 1
@@ -138,11 +139,6 @@ def encode(frame: Frame, payload_bytes: int = 0) -> bytes:
 def closing(reason: str) -> Close:
     """The last frame, with as much of the reason as fits."""
     return Close(reason[:MAXIMUM_REASON_LENGTH])
-
-
-def printable(text: str) -> str:
-    """A peer's words as one line that may be logged or shown in a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def read_prefix(prefix: memoryview) -> tuple[int, int, int]:

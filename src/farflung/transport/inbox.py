@@ -32,7 +32,8 @@ class Inbox:
         self._handler = handler
         self._streams: dict[int, _Arriving] = {}
         self._next_stream = 0
-        self._control: bytearray | None = None
+        self._pieces: list[bytearray] = []
+        self._control_total = 0
         self._control_received = 0
         self.messages = 0
 
@@ -42,21 +43,23 @@ class Inbox:
             raise ProtocolError(
                 f"expected a control message from byte {self._control_received}, found {frame.offset}"
             )
-        if self._control is None:
-            self._control = bytearray(frame.total)
+        if frame.offset == 0:
+            self._control_total = frame.total
         _check_fit(frame.offset, size, frame.total)
-        if frame.total != len(self._control):
+        if frame.total != self._control_total:
             raise ProtocolError(
-                f"expected a control message of {len(self._control)} bytes, found {frame.total}"
+                f"expected a control message of {self._control_total} bytes, found {frame.total}"
             )
-        return memoryview(self._control)[frame.offset : frame.offset + size]
+        # Memory grows as pieces come: a stated size alone must not take any.
+        self._pieces.append(bytearray(size))
+        return memoryview(self._pieces[-1])
 
     def end_control(self, size: int) -> None:
         """The piece is here."""
-        assert self._control is not None
         self._control_received += size
-        if self._control_received == len(self._control):
-            message, self._control, self._control_received = bytes(self._control), None, 0
+        if self._control_received == self._control_total:
+            message = b"".join(self._pieces)
+            self._pieces, self._control_received = [], 0
             self.messages += 1
             self._handler.control(self._link, message)
 

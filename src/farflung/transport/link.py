@@ -31,7 +31,6 @@ from farflung.transport.frames import (
     Ping,
     Pong,
     closing,
-    printable,
 )
 from farflung.transport.handler import Handler
 from farflung.transport.headers import DataHeader
@@ -42,6 +41,7 @@ from farflung.transport.peer import Peer
 from farflung.transport.sender import Sender
 from farflung.transport.sockets import tune
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wording import printable
 
 _log = logging.getLogger("farflung.transport")
 
@@ -295,7 +295,7 @@ class Link:
         if self._dialled and frame.kind != self.kind:
             raise ProtocolError(f"expected a hello for a {self.kind} connection, found {frame.kind}")
         self.boot, self.kind = frame.boot, frame.kind
-        if self._dialled and frame.lease_seconds is not None:
+        if self._dialled and self.peer.role == "broker" and frame.lease_seconds is not None:
             self._timeouts = Timeouts(frame.lease_seconds)
             tune(self._transport.socket, self._timeouts)
         handler = self._admit(self)

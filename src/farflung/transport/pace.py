@@ -23,11 +23,16 @@ class Pace:
         self._was_idle = False
 
     @property
-    def chunk_bytes(self) -> int:
-        """What the link carries in 20 ms, from 16 KiB to 1 MiB."""
+    def unsent_bytes(self) -> int:
+        """What the link carries in 20 ms: how much may wait where nothing can overtake it."""
         if self.bytes_per_second is None:
             return _FIRST_CHUNK_BYTES
-        return min(max(int(self.bytes_per_second * CHUNK_SECONDS), MINIMUM_CHUNK_BYTES), MAXIMUM_CHUNK_BYTES)
+        return max(int(self.bytes_per_second * CHUNK_SECONDS), MINIMUM_CHUNK_BYTES)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The same, but at most 1 MiB."""
+        return min(self.unsent_bytes, MAXIMUM_CHUNK_BYTES)
 
     def sent(self, now: float) -> None:
         """Data has left; the clock starts with the first."""

@@ -113,9 +113,8 @@ class Sender:
         if not len(self._outbox):
             self.pace.idle()
         urgent = self._urgent()
-        chunk_bytes = self.pace.chunk_bytes
-        self._limit_unsent(chunk_bytes)
-        batch = self._outbox.batch(chunk_bytes)
+        self._limit_unsent(self.pace.unsent_bytes)
+        batch = self._outbox.batch(self.pace.chunk_bytes)
         if not urgent and not batch.buffers:
             return
         self.bytes_sent += sum(map(len, urgent)) + batch.size
@@ -125,12 +124,12 @@ class Sender:
         self._leaving += batch.done
         self._connection.write(*urgent, *batch.buffers)
 
-    def _limit_unsent(self, chunk_bytes: int) -> None:
-        # What the kernel holds unsent cannot be overtaken: about a chunk, set anew when the rate has doubled
-        # or halved. (A fixed small limit wakes a fast link so often that it costs a tenth of its rate.)
-        if not self._unsent_bytes / 2 < chunk_bytes < self._unsent_bytes * 2:
-            self._connection.limit_unsent(chunk_bytes)
-            self._unsent_bytes = chunk_bytes
+    def _limit_unsent(self, count: int) -> None:
+        # Set anew when the rate has doubled or halved. A small limit would wake a fast link so often that it
+        # loses a tenth of its rate (benchmarks/transport.py).
+        if not self._unsent_bytes / 2 < count < self._unsent_bytes * 2:
+            self._connection.limit_unsent(count)
+            self._unsent_bytes = count
 
     def _urgent(self) -> list[bytes]:
         frames: list[Frame] = [Cancel(stream) for stream in self._cancelled]

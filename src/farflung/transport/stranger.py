@@ -10,6 +10,7 @@ from msgspec import Meta
 from farflung.errors import ProtocolError
 from farflung.transport.names import MAXIMUM_ID_LENGTH
 from farflung.transport.tokens import SECRET_BYTES, TokenRole
+from farflung.transport.wording import printable
 
 MAXIMUM_BYTES = 8 * 1024
 
@@ -82,4 +83,4 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Said]) -> Said:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a join message was refused: {error}") from None
+        raise ProtocolError(f"a join message was refused: {printable(str(error))}") from None

@@ -73,7 +73,7 @@ class Timeouts:
     @property
     def certificate_check_seconds(self) -> float:
         """Between two looks at whether a certificate is due for renewal."""
-        return 360 * self.lease_seconds
+        return min(360 * self.lease_seconds, 3600.0)
 
     def listed(self) -> dict[str, float]:
         """All limits by name, as `farflung status` prints them."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from farflung.errors import FarflungError, GraphError
 from farflung.opdag import wire
 from farflung.opdag.segment import Segment
+from farflung.plan import FEEDER
 from farflung.protocol.messages import Load, Share
 from farflung.runtime.executor import Executor, Parcel, SegmentShare
 from farflung.runtime.torch_backend.segment import TorchSegment
@@ -25,14 +26,14 @@ from farflung.runtime.torch_backend.tensors import DTYPES, empty, memory
 from farflung.runtime.torch_backend.verify import required_bytes, verify_segment
 from farflung.schedule import Unit
 from farflung.worker.intake import Intake
-from farflung.worker.state import ComputeFailed, Filled, UnitFinished, Verified
+from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 
 
 @dataclass(frozen=True)
 class Outgoing:
     """A parcel for another worker or the feeder."""
 
-    attempt: int
+    attempt: Attempt
     parcel: Parcel
 
 
@@ -40,7 +41,7 @@ class Outgoing:
 class OutgoingState:
     """One owned tensor for the submitter: a copy, so that it stays as it is until it is sent."""
 
-    attempt: int
+    attempt: Attempt
     segment: int
     name: str
     tensor: Tensor
@@ -51,7 +52,7 @@ class OutgoingState:
 class StateGiven:
     """Every owned tensor has been handed out as `OutgoingState`."""
 
-    attempt: int
+    attempt: Attempt
 
 
 Outcome = Outgoing | OutgoingState | StateGiven | Verified | Filled | UnitFinished | ComputeFailed
@@ -62,7 +63,7 @@ class _Job:
     """Segments and executor of one attempt, as `Executor`'s outlet."""
 
     def __init__(self, worker: str, load: Load, intake: Intake, memory_bytes: int, emit: Emit) -> None:
-        self._attempt = load.attempt
+        self._attempt = (load.job, load.attempt)
         self._emit = emit
         self._batch = batch = load.training.microbatch_size
         mine = load.plan.segments_of(worker)
@@ -74,6 +75,7 @@ class _Job:
             if segment.number != number:
                 raise GraphError(f"the program of segment {number} says it is {segment.number}")
             verify_segment(segment, batch)
+            check_edges(load, segment)
         needed = sum(required_bytes(segment, batch, load.plan.window) for segment in segments.values())
         if needed > memory_bytes:
             raise GraphError(
@@ -99,7 +101,32 @@ class _Job:
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         told = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
-        self._emit(UnitFinished(self._attempt, unit.number, told, 0))
+        self._emit(UnitFinished(self._attempt, unit.number, told))
+
+
+def check_edges(load: Load, segment: Segment) -> None:
+    """Hold the plan's edges of a segment against its program: the same values, sizes and gradients.
+
+    Raises
+    ------
+    GraphError
+        They differ: memory would be taken, or a message awaited, that the program knows nothing of.
+    """
+    batch = load.training.microbatch_size
+    sizes = {value: kind.bytes(batch) for value, kind in segment.values.items()}
+    fed = [entry.value for entry in segment.inputs if entry.kind == "input"]
+    gradients = set(segment.differentiable)
+    incoming = {(v, True, sizes[v], False) for v in fed}
+    incoming |= {(v, False, sizes[v], v in gradients) for v in segment.receives}
+    outgoing = {(v, sizes[v], v in gradients) for v in segment.sends}
+    edges = load.plan.edges
+    into = [e for e in edges if e.target == segment.number]
+    stated_in = {(e.value, e.source == FEEDER, e.bytes, e.differentiable) for e in into}
+    stated_out = {(e.value, e.bytes, e.differentiable) for e in edges if e.source == segment.number}
+    if stated_in != incoming or len(into) != len(incoming) or stated_out != outgoing:
+        raise GraphError(f"the plan's edges of segment {segment.number} are not those of its program")
+    if load.plan.microbatches != load.training.microbatches:
+        raise GraphError("the plan and the training differ in the number of microbatches")
 
 
 def _shaped(
@@ -138,32 +165,32 @@ class ComputeThread(threading.Thread):
         self._worker = worker
         self._memory_bytes = memory_bytes
         self._emit = emit
-        self._calls: queue.SimpleQueue[tuple[int | None, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Attempt | None, Callable[[], None]] | None] = queue.SimpleQueue()
         self._job: _Job | None = None
-        self._attempt = -1
+        self._attempt: Attempt = ("", -1)
         self._began = False
 
     def prepare(self, load: Load, intake: Intake) -> None:
         """Verify the programs and build the segments over `intake`'s memory; answers `Verified`."""
         self._post(None, lambda: self._prepare(load, intake))
 
-    def check_state(self, attempt: int, intake: Intake) -> None:
+    def check_state(self, attempt: Attempt, intake: Intake) -> None:
         """Verify the digests of the whole state; answers `Filled`, or `ComputeFailed`."""
         self._post(attempt, lambda: self._check_state(attempt, intake))
 
-    def begin(self, attempt: int) -> None:
+    def begin(self, attempt: Attempt) -> None:
         """Start running what is ready."""
         self._post(attempt, self._begin)
 
-    def receive(self, attempt: int, parcel: Parcel) -> None:
+    def receive(self, attempt: Attempt, parcel: Parcel) -> None:
         """A value or gradient has come for a segment here."""
         self._post(attempt, lambda: self._receive(parcel))
 
-    def decide(self, attempt: int, unit: int, scale: float) -> None:
+    def decide(self, attempt: Attempt, unit: int, scale: float) -> None:
         """End a unit; the next one begins."""
         self._post(attempt, lambda: self._executor.decide(unit, scale))
 
-    def give_state(self, attempt: int) -> None:
+    def give_state(self, attempt: Attempt) -> None:
         """Hand out copies of all owned tensors; answers `OutgoingState`s and `StateGiven`."""
         self._post(attempt, lambda: self._give_state(attempt))
 
@@ -185,7 +212,7 @@ class ComputeThread(threading.Thread):
                 if attempt is None or (attempt == self._attempt and self._job is not None):
                     self._guard(function)
 
-    def _pending(self, wait: bool) -> Iterator[tuple[int | None, Callable[[], None]] | None]:
+    def _pending(self, wait: bool) -> Iterator[tuple[Attempt | None, Callable[[], None]] | None]:
         """Everything posted so far; with `wait` at least one call."""
         if wait:
             yield self._calls.get()
@@ -195,7 +222,7 @@ class ComputeThread(threading.Thread):
             except queue.Empty:
                 return
 
-    def _post(self, attempt: int | None, function: Callable[[], None]) -> None:
+    def _post(self, attempt: Attempt | None, function: Callable[[], None]) -> None:
         self._calls.put((attempt, function))
 
     @property
@@ -226,15 +253,15 @@ class ComputeThread(threading.Thread):
 
     def _prepare(self, load: Load, intake: Intake) -> None:
         self._drop()
-        self._attempt = load.attempt
+        self._attempt = (load.job, load.attempt)
         try:
             self._job = _Job(self._worker, load, intake, self._memory_bytes, self._emit)
         except FarflungError as error:
-            self._emit(Verified(load.attempt, str(error)))
+            self._emit(Verified(self._attempt, str(error)))
         else:
-            self._emit(Verified(load.attempt, None))
+            self._emit(Verified(self._attempt, None))
 
-    def _check_state(self, attempt: int, intake: Intake) -> None:
+    def _check_state(self, attempt: Attempt, intake: Intake) -> None:
         problem = intake.verify()
         self._emit(Filled(attempt) if problem is None else ComputeFailed(attempt, problem))
 
@@ -245,7 +272,7 @@ class ComputeThread(threading.Thread):
     def _begin(self) -> None:
         self._began = True
 
-    def _give_state(self, attempt: int) -> None:
+    def _give_state(self, attempt: Attempt) -> None:
         assert self._job is not None
         for number, segment in self._job.segments.items():
             for name, tensor in segment.state().items():

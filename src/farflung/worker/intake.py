@@ -58,7 +58,7 @@ class Intake:
             return None
         key = (header.segment, header.name)
         tensor = self.tensors.get(key)
-        if peer != load.submitter or tensor is None or header.total != tensor.numel():
+        if peer != load.submitter or tensor is None or header.total != tensor.numel() or not header.bytes:
             raise ProtocolError(
                 f"{peer} sent a slice of {header.name[:60]!r}, which the plan does not expect"
             )

@@ -9,21 +9,28 @@ from farflung.schedule import UnitWindow
 from farflung.transport.headers import DENSE, ValueHeader
 
 Key = tuple[int, int, int, int, bool]  # microbatch, source, target, value, gradient
+Place = tuple[int, int]  # unit, microbatch
+Way = tuple[int, int, int]  # producer segment (or the feeder), consumer segment, value
 
 
 class Ledger:
     """Expected values and gradients of one worker in one attempt.
 
-    Peers may run one unit ahead of this worker, the feeder as many as its own window lets it.
+    Peers may run one unit ahead of this worker, the feeder as many as its own window lets it. Of each value
+    no more microbatches are taken than the plan's window (the feeder: two windows) before the first of them
+    is answered with its gradient; a gradient is taken only for a value that was sent.
     """
 
     def __init__(self, worker: str, load: Load) -> None:
         self._load = load
         mine = set(load.plan.segments_of(worker))
-        self._values = {(e.source, e.target, e.value): e for e in load.plan.edges if e.target in mine}
-        self._gradients = {(e.target, e.source, e.value): e for e in load.plan.edges if e.source in mine}
+        edges = [((edge.source, edge.target, edge.value), edge) for edge in load.plan.edges]
+        self._values = {way: edge for way, edge in edges if edge.target in mine}
+        self._gradients = {way: edge for way, edge in edges if edge.source in mine}
         self._units = UnitWindow(load.training.units())
         self._seen: dict[int, set[Key]] = {}
+        self._unanswered: dict[Way, set[Place]] = {way: set() for way in self._values}
+        self._sent: dict[Way, set[Place]] = {way: set() for way in self._gradients}
 
     def admit(self, peer: str, header: ValueHeader) -> bool:
         """Whether to take the payload; false for one of an attempt or unit that is over.
@@ -31,24 +38,30 @@ class Ledger:
         Raises
         ------
         ProtocolError
-            The plan does not let `peer` send this, or it has come before.
+            The plan does not let `peer` send this, or not now, or it has come before.
         """
         load = self._load
         if header.job != load.job or header.attempt < load.attempt or header.unit < self._units.current:
             return False
-        edge = (self._gradients if header.gradient else self._values).get(
-            (header.source, header.target, header.value)
-        )
+        edge = (self._gradients if header.gradient else self._values).get(_way(header))
         if edge is None or self._sender(header) != peer or header.attempt != load.attempt:
             raise ProtocolError(f"{peer} sent value {header.value}, which the plan does not have it send")
         self._check_place(peer, header)
-        if header.codec != DENSE or header.bytes not in self._sizes(edge, header.gradient):
+        if header.codec != DENSE or header.bytes not in _sizes(edge, header.gradient):
             raise ProtocolError(
                 f"{peer} sent value {header.value} with {header.bytes} bytes (codec {header.codec}), "
                 f"expected {edge.bytes} (codec {DENSE})"
             )
+        self._check_window(peer, header)
         self._record(peer, header)
         return True
+
+    def posted(self, header: ValueHeader) -> None:
+        """A value left for a peer, whose gradient may come now; or a gradient did, which makes room."""
+        book = self._unanswered if header.gradient else self._sent
+        places = book.get(_way(header))
+        if places is not None:
+            (places.discard if header.gradient else places.add)((header.unit, header.microbatch))
 
     def advance(self) -> None:
         """The current unit is decided."""
@@ -60,12 +73,6 @@ class Ledger:
             return self._load.submitter
         return self._load.plan.worker_of(header.source)
 
-    @staticmethod
-    def _sizes(edge: Edge, gradient: bool) -> tuple[int, ...]:
-        if not gradient:
-            return (edge.bytes,)
-        return (0, edge.bytes) if edge.differentiable else (0,)
-
     def _check_place(self, peer: str, header: ValueHeader) -> None:
         ahead = 2 * self._load.plan.window if header.source == FEEDER else 1
         unit = self._units.get(header.unit) if header.unit <= self._units.current + ahead else None
@@ -74,9 +81,34 @@ class Ledger:
                 f"{peer} sent microbatch {header.microbatch} of unit {header.unit}, which is not due"
             )
 
+    def _check_window(self, peer: str, header: ValueHeader) -> None:
+        way, place = _way(header), (header.unit, header.microbatch)
+        if header.gradient:
+            if place not in self._sent[way]:
+                raise ProtocolError(
+                    f"{peer} sent a gradient of value {header.value} twice, or of none it has"
+                )
+            self._sent[way].discard(place)
+            return
+        limit = self._load.plan.window * (2 if header.source == FEEDER else 1)
+        if len(self._unanswered[way]) >= limit and place not in self._unanswered[way]:
+            raise ProtocolError(f"{peer} sent value {header.value} more than {limit} microbatches ahead")
+        self._unanswered[way].add(place)
+
     def _record(self, peer: str, header: ValueHeader) -> None:
         seen = self._seen.setdefault(header.unit, set())
         key = (header.microbatch, header.source, header.target, header.value, header.gradient)
         if key in seen:
             raise ProtocolError(f"{peer} sent value {header.value} of microbatch {header.microbatch} twice")
         seen.add(key)
+
+
+def _way(header: ValueHeader) -> Way:
+    ends = (header.target, header.source) if header.gradient else (header.source, header.target)
+    return (*ends, header.value)
+
+
+def _sizes(edge: Edge, gradient: bool) -> tuple[int, ...]:
+    if not gradient:
+        return (edge.bytes,)
+    return (0, edge.bytes) if edge.differentiable else (0,)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Load, Welcome
+from farflung.protocol.messages import Claim, Load, Welcome
 from farflung.runtime.executor import Parcel
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.transport.headers import DENSE, DataHeader, SliceHeader, ValueHeader
@@ -43,37 +43,44 @@ class PeerEvents(Protocol):
 class Peers:
     """Links of the current attempt, and a lobby of links whose attempt was not announced here yet.
 
-    A dialler's plan may arrive before ours does, so a link that nobody here expects waits in the lobby; it is
-    welcomed when an attempt admits its holder. Until then it may send nothing.
+    Whoever dials says first for which attempt. A dialler's plan may arrive before ours does, so the link
+    waits in the lobby until that attempt is ours and admits its holder; until then it may send nothing.
     """
 
     def __init__(self, events: PeerEvents) -> None:
         self._events = events
-        self._lobby: set[Link] = set()
+        self._lobby: dict[Link, Claim | None] = {}
+        self._dialled: set[Link] = set()
         self._links: dict[str, Link] = {}
         self._receiving: dict[tuple[Link, ValueHeader], Tensor] = {}
         self._load: Load | None = None
         self._ledger: Ledger | None = None
         self._intake: Intake | None = None
         self._admitted: frozenset[str] = frozenset()
+        self._verified = False
         self._sent_by_closed = 0
         self._closing: set[asyncio.Task[None]] = set()
 
     def admit(self, worker: str, load: Load, intake: Intake, peers: frozenset[str]) -> None:
         """A new attempt: links of `peers` are welcome from now on."""
         self._load, self._ledger, self._intake, self._admitted = load, Ledger(worker, load), intake, peers
-        for link in [link for link in self._lobby if link.peer.id in peers]:
-            self._lobby.discard(link)
-            self._welcome(link)
+        for link in list(self._lobby):
+            self._welcome_if_due(link)
 
     def dismiss(self, reason: str) -> None:
         """The attempt is over: close its links."""
         self._load = self._ledger = self._intake = None
         self._admitted = frozenset()
-        links, self._links = self._links, {}
+        self._verified = False
+        over = [*self._links.values(), *self._dialled]
+        self._links, self._dialled = {}, set()
         self._receiving.clear()
-        for link in links.values():
+        for link in over:
             self._close(link, reason)
+
+    def trust(self) -> None:
+        """The programs passed, and the plan's sizes with them: values may be taken."""
+        self._verified = True
 
     def advance(self) -> None:
         """The current unit is decided."""
@@ -86,16 +93,19 @@ class Peers:
         return self._sent_by_closed + sum(link.bytes_sent for link in self._links.values())
 
     def entered(self, link: Link) -> Peers:
-        """Somebody dialled; ProtocolError if the lobby is full."""
-        if link.peer.id in self._admitted:
-            self._welcome(link)
-        else:
-            self._wait(link)
+        """Somebody dialled; ProtocolError if the lobby is full or this is no link for data."""
+        if link.kind != "data" or link.peer.role not in ("worker", "submitter"):
+            raise ProtocolError("a worker's port takes data links of workers and submitters")
+        if len(self._lobby) >= LOBBY_SIZE:
+            raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
+        self._lobby[link] = None
         return self
 
     def dialled(self, link: Link) -> None:
         """A link that this worker dialled has been made; it counts once the peer welcomes it."""
-        self._wait(link)
+        if self._load is not None:
+            self._dialled.add(link)
+            link.send_control(messages.encode(Claim(self._load.job, self._load.attempt)))
 
     def send_parcel(self, parcel: Parcel, peer: str) -> None:
         """Post a value or gradient to a peer; nothing if its link is gone (which has been told)."""
@@ -107,6 +117,8 @@ class Peers:
             load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
             parcel.value, parcel.gradient, DENSE, len(buffer),
         )  # fmt: skip
+        if self._ledger is not None:
+            self._ledger.posted(header)
         link.post(header, buffer)
 
     def send_state(self, segment: int, name: str, tensor: Tensor, sha256: bytes) -> None:
@@ -124,16 +136,17 @@ class Peers:
     # transport.link.Handler
 
     def control(self, link: Link, message: bytes) -> None:
-        """A dialled peer welcomes us; nothing else is said on data links."""
-        welcome = messages.decode(message, messages.FromPeer)
+        """Who dialled claims an attempt, who was dialled welcomes; nothing else is said on data links."""
+        said = messages.decode(message, messages.FromPeer)
+        if isinstance(said, Claim):
+            self._claimed(link, said)
+            return
         load = self._load
-        if load is None or link not in self._lobby or link.peer.id not in self._admitted:
+        if load is None or link not in self._dialled:
             raise ProtocolError("a welcome that nobody waits for")
-        if (welcome.job, welcome.attempt) != (load.job, load.attempt):
-            raise ProtocolError(
-                f"a welcome to job {welcome.job}, attempt {welcome.attempt}, which is not ours"
-            )
-        self._lobby.discard(link)
+        if (said.job, said.attempt) != (load.job, load.attempt):
+            raise ProtocolError(f"a welcome to job {said.job}, attempt {said.attempt}, which is not ours")
+        self._dialled.discard(link)
         self._take(link)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
@@ -144,6 +157,8 @@ class Peers:
             raise ProtocolError(f"{link.peer.id} sent data before it was welcomed")
         if isinstance(header, SliceHeader):
             return self._intake.opening(link.peer.id, header)
+        if not self._verified:
+            raise ProtocolError(f"{link.peer.id} sent a value before this worker had loaded")
         if not self._ledger.admit(link.peer.id, header):
             return None
         if not header.bytes:
@@ -158,7 +173,7 @@ class Peers:
             return
         if isinstance(header, SliceHeader):
             self._intake.complete(header)
-            if self._intake.full:
+            if self._intake.full:  # once: no slice is admitted after the last
                 self._events.state_arrived()
             return
         tensor = self._receiving.pop((link, header), None)
@@ -171,13 +186,17 @@ class Peers:
 
     def closed(self, link: Link, reason: str) -> None:
         """Tell the loss of a link that counts."""
-        self._lobby.discard(link)
+        self._lobby.pop(link, None)
+        was_awaited = link in self._dialled
+        self._dialled.discard(link)
         for key in [key for key in self._receiving if key[0] is link]:
             del self._receiving[key]
         if self._links.get(link.peer.id) is link:
             del self._links[link.peer.id]
             self._sent_by_closed += link.bytes_sent
             self._events.peer_lost(link.peer.id, reason)
+        elif was_awaited:
+            self._events.peer_lost(link.peer.id, f"it did not welcome the link: {reason}")
 
     async def close(self, reason: str) -> None:
         """Close every link and wait for it."""
@@ -186,14 +205,22 @@ class Peers:
             self._close(link, reason)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _wait(self, link: Link) -> None:
-        """Into the lobby, where each holder has one place."""
-        for older in [older for older in self._lobby if older.peer == link.peer]:
-            self._lobby.discard(older)
+    def _claimed(self, link: Link, claim: Claim) -> None:
+        """A link in the lobby says what it is for; of one holder's links for one attempt the newest stays."""
+        if self._lobby.get(link, claim) is not None:
+            raise ProtocolError("a claim that was made before, or by somebody who was dialled")
+        for older in [o for o, made in self._lobby.items() if made == claim and o.peer == link.peer]:
+            del self._lobby[older]
             self._close(older, "superseded by a newer connection")
-        if len(self._lobby) >= LOBBY_SIZE:
-            raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
-        self._lobby.add(link)
+        self._lobby[link] = claim
+        self._welcome_if_due(link)
+
+    def _welcome_if_due(self, link: Link) -> None:
+        claim, load = self._lobby[link], self._load
+        if load is None or claim != Claim(load.job, load.attempt) or link.peer.id not in self._admitted:
+            return
+        del self._lobby[link]
+        self._welcome(link)
 
     def _welcome(self, link: Link) -> None:
         assert self._load is not None

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-import socket
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import psutil
@@ -22,7 +23,6 @@ from farflung.plan import FEEDER
 from farflung.protocol import messages
 from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
 from farflung.runtime.executor import Parcel
-from farflung.transport.addresses import format_address, parse_address
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.frames import BOOT, Kind
 from farflung.transport.headers import DataHeader
@@ -76,18 +76,6 @@ def describe_device(memory_bytes: int) -> Device:
     return Device("cpu", name, psutil.cpu_count() or 1, memory_bytes, str(torch.__version__), opset.version())
 
 
-def own_address(broker: str, port: int) -> str:
-    """HOST:PORT of this machine on the route to the broker; nothing is sent to find it out."""
-    host, broker_port = parse_address(broker)
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, broker_port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return format_address(probe.getsockname()[0], port)
-    except OSError as error:
-        raise ConnectionFailed(f"no route to the broker at {broker}: {error.strerror or error}") from None
-
-
 class WorkerService:
     """One worker; see `run`."""
 
@@ -108,7 +96,7 @@ class WorkerService:
         self._refused: str | None = None
         self._intake: Intake | None = None
         self._bytes_reported = 0
-        self._dialling: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
 
     async def start(self) -> None:
@@ -145,9 +133,9 @@ class WorkerService:
     async def stop(self) -> None:
         """Close every connection, end the thread and free the port."""
         reason = f"worker {self._identity.id} is shutting down"
-        for task in self._dialling:
+        for task in self._background:
             task.cancel()
-        await asyncio.gather(*self._dialling, return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
         self._renewal.stop()
         self._compute.drop()
         self._compute.close()
@@ -156,14 +144,14 @@ class WorkerService:
             await self._broker.close(reason)
         if self._listener is not None:
             await self._listener.close(reason)
-        await asyncio.to_thread(self._compute.join)
+        await asyncio.to_thread(self._compute.join, self._timeouts.close_seconds)
 
     # the broker's connection (transport.link.Handler)
 
     def control(self, link: Link, message: bytes) -> None:
         decoded = messages.decode(message, messages.ToWorker)
         if isinstance(decoded, messages.Renewed):
-            self._renewal.renewed(decoded.certificate)
+            self._spawn(asyncio.to_thread(self._renewal.renewed, decoded.certificate))
         elif isinstance(decoded, messages.Denied):
             self._refused = decoded.reason
         else:
@@ -178,8 +166,8 @@ class WorkerService:
     def closed(self, link: Link, reason: str) -> None:
         if link is self._broker:
             self._broker = None
-        self._gone_reason = reason
-        self._broker_gone.set()
+            self._gone_reason = reason
+            self._broker_gone.set()
 
     # what peers do (worker.peers.PeerEvents)
 
@@ -190,12 +178,12 @@ class WorkerService:
         self._happened(machine.PeerLost(peer, reason))
 
     def parcel_arrived(self, parcel: Parcel) -> None:
-        if self._state.load is not None:
-            self._compute.receive(self._state.load.attempt, parcel)
+        if self._state.attempt is not None:
+            self._compute.receive(self._state.attempt, parcel)
 
     def state_arrived(self) -> None:
-        if self._state.load is not None and self._intake is not None:
-            self._compute.check_state(self._state.load.attempt, self._intake)
+        if self._state.attempt is not None and self._intake is not None:
+            self._compute.check_state(self._state.attempt, self._intake)
 
     async def _register(self) -> None:
         self._broker_gone.clear()
@@ -207,7 +195,7 @@ class WorkerService:
         assert self._listener is not None
         self._timeouts = self._broker.timeouts
         self._listener.keep_to(self._timeouts)
-        addresses = self._options.advertise or [own_address(identity.broker, self._listener.port)]
+        addresses = self._options.advertise or [self._listener.address_for(self._broker.local)]
         device = describe_device(self._options.memory_bytes)
         self._tell(Register(device, self._options.site, addresses, BOOT))
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
@@ -226,7 +214,7 @@ class WorkerService:
 
     def _outcome(self, outcome: Outcome) -> None:
         load = self._state.load
-        if load is None or outcome.attempt != load.attempt:
+        if load is None or outcome.attempt != self._state.attempt:
             return
         if isinstance(outcome, Outgoing):
             target = outcome.parcel.target
@@ -237,6 +225,8 @@ class WorkerService:
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)
         else:
+            if isinstance(outcome, machine.Verified) and outcome.problem is None:
+                self._peers.trust()
             self._happened(outcome)
 
     def _happened(self, event: machine.Event) -> None:
@@ -245,7 +235,7 @@ class WorkerService:
             self._carry_out(command)
 
     def _carry_out(self, command: machine.Command) -> None:
-        load = self._state.load
+        attempt = self._state.attempt
         if isinstance(command, machine.Note):
             log.info("%s", command.text)
         elif isinstance(command, machine.Tell):
@@ -256,15 +246,16 @@ class WorkerService:
             self._peers.dismiss(command.reason)
             self._compute.drop()
             self._intake = None
-        elif load is None:
+        elif attempt is None:
             return
         elif isinstance(command, machine.Start):
-            self._compute.begin(load.attempt)
+            self._bytes_reported = self._peers.bytes_sent
+            self._compute.begin(attempt)
         elif isinstance(command, machine.Apply):
             self._peers.advance()
-            self._compute.decide(load.attempt, command.unit, command.scale)
+            self._compute.decide(attempt, command.unit, command.scale)
         else:
-            self._compute.give_state(load.attempt)
+            self._compute.give_state(attempt)
 
     def _counted(self, message: Message) -> Message:
         """Put the bytes sent since the last unit into a `UnitReady`."""
@@ -280,16 +271,19 @@ class WorkerService:
         try:
             self._intake = Intake(load, load.plan.segments_of(worker), self._options.memory_bytes)
         except GraphError as error:
-            self._happened(machine.Verified(load.attempt, str(error)))
+            self._happened(machine.Verified((load.job, load.attempt), str(error)))
             return
         self._compute.prepare(load, self._intake)
         self._peers.admit(worker, load, self._intake, self._state.admitted)
         if self._intake.full:
             self.state_arrived()
         for peer in command.dial:
-            task = asyncio.create_task(self._dial_peer(peer, load))
-            self._dialling.add(task)
-            task.add_done_callback(self._dialling.discard)
+            self._spawn(self._dial_peer(peer, load))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     async def _dial_peer(self, peer: str, load: Load) -> None:
         """Try each address of a neighbour; it must welcome the link within the time that loading may take."""

@@ -26,6 +26,8 @@ from farflung.protocol.messages import (
     UnitReady,
 )
 
+Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job
+
 Phase = Literal["idle", "loading", "running", "collecting", "broken"]
 
 
@@ -41,6 +43,12 @@ class State:
     linked: frozenset[str] = field(default_factory=frozenset)
     announced: bool = False
     unit: int = 0
+    reported: bool = False
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """Which attempt of which job, if any."""
+        return (self.load.job, self.load.attempt) if self.load else None
 
     @property
     def neighbours(self) -> frozenset[str]:
@@ -74,7 +82,7 @@ class BrokerLost:
 class Verified:
     """The programs of the attempt passed (`problem` None) or not."""
 
-    attempt: int
+    attempt: Attempt
     problem: str | None
 
 
@@ -82,7 +90,7 @@ class Verified:
 class Filled:
     """Every byte of the state has come and was checked."""
 
-    attempt: int
+    attempt: Attempt
 
 
 @dataclass(frozen=True)
@@ -104,17 +112,16 @@ class PeerLost:
 class UnitFinished:
     """Every microbatch of a unit has run here."""
 
-    attempt: int
+    attempt: Attempt
     unit: int
     shares: tuple[Share, ...]
-    bytes_sent: int
 
 
 @dataclass(frozen=True)
 class ComputeFailed:
     """A segment raised an error."""
 
-    attempt: int
+    attempt: Attempt
     reason: str
 
 
@@ -184,7 +191,7 @@ def step(state: State, event: Event) -> tuple[State, list[Command]]:
         return _progress(replace(state, linked=state.linked | {event.peer}))
     if isinstance(event, PeerLost):
         return _peer_lost(state, event)
-    if state.load is None or event.attempt != state.load.attempt:
+    if event.attempt != state.attempt:
         return state, []  # of an attempt that is over
     if isinstance(event, Verified):
         if event.problem is not None:
@@ -212,8 +219,8 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return State(state.worker), [Drop(message.reason), Note(f"job {message.job}: {message.reason}; idle")]
     if isinstance(message, Begin) and state.phase == "loading":
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
-    if isinstance(message, Decide) and state.phase == "running" and message.unit == state.unit:
-        return replace(state, unit=state.unit + 1), [Apply(message.unit, message.scale)]
+    if isinstance(message, Decide) and state.reported and message.unit == state.unit:
+        return replace(state, unit=state.unit + 1, reported=False), [Apply(message.unit, message.scale)]
     if isinstance(message, SendState) and state.phase == "running":
         return replace(state, phase="collecting"), [GiveState()]
     return state, []
@@ -256,8 +263,8 @@ def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
 def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Command]]:
     if state.phase != "running" or event.unit != state.unit or state.load is None:
         return state, []
-    ready = UnitReady(state.load.job, state.load.attempt, event.unit, list(event.shares), event.bytes_sent)
-    return state, [Tell(ready)]
+    ready = UnitReady(state.load.job, state.load.attempt, event.unit, list(event.shares), 0)
+    return replace(state, reported=True), [Tell(ready)]
 
 
 def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:

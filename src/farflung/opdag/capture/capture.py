@@ -101,6 +101,11 @@ def capture(module: nn.Module, example: Mapping[str, Tensor], loss: LossFunction
     batch = {name: example[name].detach().clone() for name in names}
     if any(tensor.ndim == 0 or tensor.shape[0] < 2 for tensor in batch.values()):
         raise CaptureError("the example batch must hold at least 2 samples, first dimension first")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(
+                f"parameter {name!r} has a gradient hook, which no worker would run: remove it"
+            )
     modes = [(part, part.training) for part in module.modules()]
     wrapper.train()
     try:

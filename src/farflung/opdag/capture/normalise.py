@@ -29,7 +29,6 @@ _ALIASES = frozenset(
         "lift_fresh_copy",
         "contiguous",
         "lift_fresh",
-        "detach_copy",
         "_assert_tensor_metadata",
     }
 )

@@ -94,7 +94,7 @@ class _Writer:
             drop = self._object(torch.ops.aten.dropout.default, "o")
             values = ", ".join(self._argument(arguments[name]) for name in ("input", "p", "train"))
             return [*lines, f"    v{node.outputs[0]:d} = {drop}({values})"]
-        call = f"{self._object(_function(node.op), 'o')}({self._call(node.op, arguments)})"
+        call = f"{self._object(resolve(node.op), 'o')}({self._call(node.op, arguments)})"
         if op.results == 1:
             return [*lines, f"    v{node.outputs[0]:d} = {call}"]
         targets = "".join(f"v{value:d}, " if value >= 0 else "_, " for value in node.outputs)
@@ -149,10 +149,6 @@ def resolve(name: str) -> torch._ops.OpOverload:
     packet = getattr(getattr(torch.ops, namespace), base)
     operator: torch._ops.OpOverload = getattr(packet, overload)
     return operator
-
-
-def _function(name: str) -> Callable[..., Any]:
-    return resolve(name)
 
 
 def reseed(seed: int, number: int) -> None:

@@ -63,6 +63,8 @@ class TorchSegment:
     def _leaf(self, name: str, kind: str, trainable: bool, state: Mapping[str, Tensor]) -> Tensor:
         if kind == "constant":
             constant = self.segment.constants[name]
+            if not constant.data:
+                return torch.empty(constant.shape, dtype=DTYPES[constant.dtype])
             raw = torch.frombuffer(bytearray(constant.data), dtype=DTYPES[constant.dtype])
             return raw.reshape(constant.shape)
         return state[name].detach().requires_grad_(trainable)

@@ -37,12 +37,19 @@ def verify_segment(segment: Segment, batch: int) -> None:
 
 
 def required_bytes(segment: Segment, batch: int, window: int) -> int:
-    """An upper bound of the memory a segment needs: state, optimizer, and `window` tapes of every value."""
+    """An estimate of the memory a segment needs, in bytes: state, optimizer, `window` tapes of every value.
+
+    The feeder may be two windows ahead with the inputs, and autograd holds gradients of the values it works
+    on: room for two copies of the largest. Kernels' own workspaces are not counted.
+    """
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
     state = {entry.value for entry in segment.inputs if entry.kind != "input"}
     trainable = sum(sizes[entry.value] for entry in segment.inputs if entry.trainable)
     tape = sum(size for number, size in sizes.items() if number not in state)
-    return sum(sizes[v] for v in state) + (OPTIMIZER_COPIES - 1) * trainable + window * tape
+    fed = sum(sizes[entry.value] for entry in segment.inputs if entry.kind == "input")
+    working = 2 * max((size for number, size in sizes.items() if number not in state), default=0)
+    held = sum(sizes[v] for v in state) + (OPTIMIZER_COPIES - 1) * trainable
+    return held + window * (tape + fed) + working
 
 
 def _given(segment: Segment) -> list[int]:
@@ -55,8 +62,9 @@ def _meta(value_type: ValueType, batch: int) -> Tensor:
 
 def _verify_node(node: Node, segment: Segment, values: dict[int, Tensor], batch: int) -> None:
     where = f"node {node.number} ({node.op})"
-    _check_result_count(node, values, batch, where)
     arguments = {name: _value(argument, values, batch) for name, argument in node.arguments.items()}
+    _check_result_count(node, arguments, where)
+    _check_channels(node, arguments, where)
     schema = resolve(node.op)._schema.arguments
     if any(entry.name == "device" for entry in schema):
         arguments["device"] = torch.device("meta")
@@ -82,11 +90,22 @@ def _check_type(number: int, stated: ValueType, made: Tensor, batch: int, where:
         )
 
 
-def _check_result_count(node: Node, values: dict[int, Tensor], batch: int, where: str) -> None:
+def _check_channels(node: Node, arguments: dict[str, Any], where: str) -> None:
+    """BatchNorm's CPU kernels index what belongs to channels unchecked; the meta kernels broadcast it."""
+    if not node.op.startswith("aten._native_batch_norm_legit"):
+        return
+    tensor: Tensor = arguments["input"]
+    channels = tensor.shape[1] if tensor.ndim >= 2 else -1
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        given = arguments.get(name)
+        if given is not None and tuple(given.shape) != (channels,):
+            raise GraphError(f"{where}: {name} has shape {list(given.shape)}, input has {channels} channels")
+
+
+def _check_result_count(node: Node, arguments: dict[str, Any], where: str) -> None:
     """Ops that return a list must not be able to return a huge one before its length can be compared."""
     if opset.lookup(node.op).results != opset.MANY:
         return
-    arguments = {name: _value(argument, values, batch) for name, argument in node.arguments.items()}
     tensor: Tensor = arguments["self"]
     dimension = arguments.get("dim", 0)
     if not -tensor.ndim <= dimension < tensor.ndim:

@@ -1,0 +1,166 @@
+"""Which data links count, over several attempts; the links are doubles that remember what was done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+from tests.worker.loads import load
+
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import Claim, Load, Welcome, encode
+from farflung.runtime.executor import Parcel
+from farflung.transport.headers import ValueHeader
+from farflung.transport.peer import Peer
+from farflung.worker.intake import Intake
+from farflung.worker.peers import Peers
+
+WELCOME = encode(Welcome("job-1", 5))
+CLAIM = encode(Claim("job-1", 5))
+
+
+class FakeLink:
+    """What `Peers` needs of a link."""
+
+    bytes_sent = 0
+
+    def __init__(self, id: str, role: str = "worker") -> None:
+        self.peer = Peer(id, role)  # type: ignore[arg-type]
+        self.kind = "data"
+        self.said: list[bytes] = []
+        self.closed_for = ""
+
+    def send_control(self, message: bytes) -> None:
+        self.said.append(message)
+
+    async def close(self, reason: str) -> None:
+        self.closed_for = reason
+
+
+class Seen:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.linked: list[str] = []
+        self.lost: list[tuple[str, str]] = []
+
+    def peer_linked(self, peer: str) -> None:
+        self.linked.append(peer)
+
+    def peer_lost(self, peer: str, reason: str) -> None:
+        self.lost.append((peer, reason))
+
+    def parcel_arrived(self, parcel: Parcel) -> None:
+        raise AssertionError("nothing was sent")
+
+    def state_arrived(self) -> None:
+        raise AssertionError("nothing was sent")
+
+
+def take(peers: Peers, job: Load) -> None:
+    peers.admit("b", job, Intake(job, [1], 10**6), frozenset({"a", "c", "desk"}))
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(work)
+
+
+def test_whoever_dials_early_waits_for_the_plan() -> None:
+    async def work() -> None:
+        seen = Seen()
+        peers, early, stranger = Peers(seen), FakeLink("a"), FakeLink("x")
+        peers.entered(early)  # type: ignore[arg-type]
+        peers.entered(stranger)  # type: ignore[arg-type]
+        peers.control(early, CLAIM)  # type: ignore[arg-type]
+        peers.control(stranger, CLAIM)  # type: ignore[arg-type]
+        assert not early.said
+        take(peers, load())
+        assert (early.said, stranger.said, seen.linked) == ([WELCOME], [], ["a"])
+
+    run(work())
+
+
+def test_a_dialled_link_counts_once_it_is_welcomed_and_never_for_a_later_attempt() -> None:
+    async def work() -> None:
+        seen = Seen()
+        peers, first, second = Peers(seen), FakeLink("c"), FakeLink("c")
+        take(peers, load(5))
+        peers.dialled(first)  # type: ignore[arg-type]
+        peers.dismiss("over")
+        take(peers, load(6))
+        assert first.said == [CLAIM]
+        with pytest.raises(ProtocolError, match="nobody waits for"):
+            peers.control(first, WELCOME)  # type: ignore[arg-type]
+        peers.dialled(second)  # type: ignore[arg-type]
+        peers.control(second, encode(Welcome("job-1", 6)))  # type: ignore[arg-type]
+        assert seen.linked == ["c"]
+        await asyncio.sleep(0)
+        assert first.closed_for == "over"
+
+    run(work())
+
+
+def test_nothing_is_taken_before_the_programs_passed() -> None:
+    async def work() -> None:
+        peers, link = Peers(Seen()), FakeLink("a")
+        take(peers, load())
+        peers.entered(link)  # type: ignore[arg-type]
+        peers.control(link, CLAIM)  # type: ignore[arg-type]
+        header = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
+        with pytest.raises(ProtocolError, match="before this worker had loaded"):
+            peers.opening(link, header)  # type: ignore[arg-type]
+        peers.trust()
+        memory = peers.opening(link, header)  # type: ignore[arg-type]
+        assert memory is not None and len(memory) == 32
+
+    run(work())
+
+
+def test_a_holder_has_one_place_for_each_attempt() -> None:
+    async def work() -> None:
+        peers, older, newer, next_job = Peers(Seen()), FakeLink("x"), FakeLink("x"), FakeLink("x")
+        for link, claim in ((older, CLAIM), (newer, CLAIM), (next_job, encode(Claim("job-2", 5)))):
+            peers.entered(link)  # type: ignore[arg-type]
+            peers.control(link, claim)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert "superseded" in older.closed_for and not newer.closed_for and not next_job.closed_for
+
+    run(work())
+
+
+def test_a_link_for_the_next_job_is_not_welcomed_to_this_one() -> None:
+    async def work() -> None:
+        seen = Seen()
+        peers, link = Peers(seen), FakeLink("a")
+        take(peers, load())
+        peers.entered(link)  # type: ignore[arg-type]
+        peers.control(link, encode(Claim("job-2", 5)))  # type: ignore[arg-type]
+        assert not link.said and not seen.linked
+        with pytest.raises(ProtocolError, match="made before"):
+            peers.control(link, CLAIM)  # type: ignore[arg-type]
+
+    run(work())
+
+
+@pytest.mark.parametrize(("role", "kind"), [("viewer", "data"), ("broker", "data"), ("worker", "control")])
+def test_only_workers_and_submitters_bring_data(role: str, kind: str) -> None:
+    link = FakeLink("v", role)
+    link.kind = kind
+    with pytest.raises(ProtocolError, match="data links of workers and submitters"):
+        Peers(Seen()).entered(link)  # type: ignore[arg-type]
+
+
+def test_a_lost_link_that_counts_is_told() -> None:
+    async def work() -> None:
+        seen = Seen()
+        peers, counted, waiting = Peers(seen), FakeLink("a"), FakeLink("c")
+        take(peers, load())
+        peers.entered(counted)  # type: ignore[arg-type]
+        peers.control(counted, CLAIM)  # type: ignore[arg-type]
+        peers.dialled(waiting)  # type: ignore[arg-type]
+        peers.closed(counted, "reset")  # type: ignore[arg-type]
+        peers.closed(waiting, "reset")  # type: ignore[arg-type]
+        assert seen.lost == [("a", "reset"), ("c", "it did not welcome the link: reset")]
+
+    run(work())

@@ -106,7 +106,7 @@ def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place) -
     finally:
         place.workers[frozen].signal(signal.SIGCONT)
     place.on.idle(*WORKERS)
-    place.workers[frozen].says("is dropped")
+    place.workers[frozen].says("job job-", f"nothing heard from worker {frozen}")
     place.workers[frozen].says("lost the broker", "dialling again")
 
 

@@ -6,8 +6,31 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def remembering_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of this block too, if one inside it was swallowed.
+
+    torch has callbacks and bare `except`s in which Ctrl-C is lost. Only for the main thread.
+    """
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 
+from farflung.cli.interrupts import remembering_interrupts
 from farflung.errors import CaptureError
 
 
@@ -20,7 +21,7 @@ def quietly() -> Iterator[Callable[[str], None]]:
     stream, held = sys.stderr, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:
-        with redirect_stderr(held):
+        with redirect_stderr(held), remembering_interrupts():
             yield lambda line: print(line, file=stream, flush=True)
     except CaptureError:
         held = io.StringIO()

@@ -14,6 +14,11 @@ from farflung.opdag.cost import flops
 from farflung.opdag.graph import Graph
 
 
+NOTHING_TO_TRAIN = (
+    "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
+)
+
+
 @dataclass(frozen=True)
 class CutCosts:
     """Costs along a graph's topological order, for one microbatch.
@@ -54,9 +59,7 @@ def cut_costs(graph: Graph, batch: int) -> CutCosts:
     Values that depend on no parameter and no random number cross nothing: each segment recomputes them.
     """
     if not any(entry.trainable for entry in graph.inputs):
-        raise PlanError(
-            "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
-        )
+        raise PlanError(NOTHING_TO_TRAIN)
     count = len(graph.nodes)
     static = static_values(graph)
     work = np.array([flops(node, graph.values, batch) for node in graph.nodes], dtype=np.float64)
@@ -115,6 +118,8 @@ def balanced_cuts(costs: CutCosts, segments: int, slack: float = 0.1) -> list[in
 
 
 def _require_possible(costs: CutCosts, segments: int, owned: NDArray[np.int64]) -> None:
+    if not owned[-1]:
+        raise PlanError(NOTHING_TO_TRAIN)
     most, start = 1, 0
     for position in np.flatnonzero(costs.legal[:-1])[1:]:  # cutting as early as possible leaves most to cut
         if owned[start] < owned[position] < owned[-1]:

@@ -13,7 +13,6 @@ from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.cost import flops
 from farflung.opdag.graph import Graph
 
-
 NOTHING_TO_TRAIN = (
     "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
 )

@@ -22,5 +22,7 @@ def test_a_swallowed_ctrl_c_comes_at_the_end() -> None:
 
 
 def test_without_ctrl_c_nothing_is_raised() -> None:
+    before = signal.getsignal(signal.SIGINT)
     with quietly():
         pass
+    assert signal.getsignal(signal.SIGINT) is before

@@ -213,6 +213,7 @@ def test_both_ends_may_close_at_once(tmp_path: Path) -> None:
         async with paired(tmp_path, Timeouts(60)) as pair:
             async with asyncio.timeout(5):
                 await asyncio.gather(pair.a.close("one"), pair.b.close("other"))
+            assert pair.a.reason is not None and pair.b.reason is not None
 
     run(test())
 

@@ -29,6 +29,10 @@ class PlanError(FarflungError):
     """No plan exists for this model on these workers."""
 
 
+class TopologyError(FarflungError):
+    """A topology cannot be read, or says something impossible."""
+
+
 class IdentityError(FarflungError):
     """A token, certificate or certificate authority was refused."""
 

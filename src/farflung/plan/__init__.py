@@ -1,5 +1,18 @@
-"""A plan as data: which worker runs which segment, what crosses between them, how far ahead to run."""
+"""What a plan is made for and what it says, as data: topologies, and which worker runs which segment."""
 
 from farflung.plan.plan import FEEDER, Edge, Placement, Plan
+from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
+from farflung.plan.topology_file import read_topology, write_topology
 
-__all__ = ["FEEDER", "Edge", "Placement", "Plan"]
+__all__ = [
+    "FEEDER",
+    "Edge",
+    "Link",
+    "Placement",
+    "Plan",
+    "Scale",
+    "Topology",
+    "WorkerSpec",
+    "read_topology",
+    "write_topology",
+]

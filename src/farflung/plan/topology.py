@@ -1,0 +1,200 @@
+"""A topology as data: workers, what they can, and how fast and how far apart each pair of them is."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+Row = tuple[float, ...]
+Matrix = tuple[Row, ...]
+
+MOST_WORKERS = 2048
+MOST_TFLOPS = 1e6
+MOST_GIGABYTES = 1e6
+MOST_MILLISECONDS = 60_000.0
+LEAST_MBPS, MOST_MBPS = 1e-3, 1e6
+
+_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what a worker's certificate can name
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One worker: its id, its site, what its device can, and the line of its home.
+
+    `up_mbps` and `down_mbps` are shared by all of its links; None leaves each link to itself. Nobody can dial
+    a worker that is `behind_nat`.
+    """
+
+    id: str
+    site: str
+    tflops: float
+    memory_gb: float
+    up_mbps: float | None = None
+    down_mbps: float | None = None
+    behind_nat: bool = False
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise ValueError(
+                f"{self.id[:60]!r} cannot be a worker's id: use 1 to 40 lowercase letters, digits and '-', "
+                "with no '-' at either end"
+            )
+        if len(self.site) > 128 or not self.site.isprintable():
+            raise ValueError(f"worker {self.id}: site must be at most 128 printable characters")
+        whose = f"of worker {self.id}"
+        _check(f"tflops {whose}", self.tflops, 0, MOST_TFLOPS, above=True)
+        _check(f"memory_gb {whose}", self.memory_gb, 0, MOST_GIGABYTES, above=True)
+        for name, rate in (("up_mbps", self.up_mbps), ("down_mbps", self.down_mbps)):
+            if rate is not None:
+                _check(f"{name} {whose}", rate, LEAST_MBPS, MOST_MBPS)
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Of an emulation whose rates are not those it stands for: they are `factor` times the rates `of` it."""
+
+    factor: float
+    of: str
+
+    def __post_init__(self) -> None:
+        _check("factor of scale", self.factor, 0, 1e6, above=True)
+
+
+class Link(msgspec.Struct, frozen=True):
+    """What one ordered pair of workers has to itself; latency and jitter are one way, loss is a share."""
+
+    bandwidth_mbps: float
+    latency_ms: float
+    jitter_ms: float = 0.0
+    loss: float = 0.0
+
+
+class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Workers and the links between them; a value that breaks a rule raises ValueError.
+
+    Parameters
+    ----------
+    workers
+        In the order in which a plan should use them unless it knows better; ids differ.
+    latency_ms, bandwidth_mbps
+        One row for each worker as sender, one entry for each as receiver; latency is one way. The diagonal
+        is not used.
+    name, title, source, note
+        For people: a short name, one line, where the values come from, what else to know.
+    jitter_ms, loss
+        One number for every pair, or a matrix. Loss is the share of packets, below 1.
+    queue_ms
+        How long a packet may wait for a link before it is dropped; by default what an emulation chooses.
+    submitter
+        The worker in whose home broker and submitter stand; by default the first.
+    segmentation_offload
+        Whether an emulation moves 64 KB at a time in place of packets: needed above 500 Mbit/s.
+    scale
+        What the rates were scaled by, and why.
+    """
+
+    workers: tuple[WorkerSpec, ...]
+    latency_ms: Matrix
+    bandwidth_mbps: Matrix
+    name: str = ""
+    title: str = ""
+    source: str = ""
+    note: str = ""
+    jitter_ms: float | Matrix = 0.0
+    loss: float | Matrix = 0.0
+    queue_ms: float | None = None
+    submitter: str | None = None
+    segmentation_offload: bool = False
+    scale: Scale | None = None
+
+    def __post_init__(self) -> None:
+        self._check_workers()
+        self._check_links("latency_ms", self.latency_ms, 0, MOST_MILLISECONDS)
+        self._check_links("bandwidth_mbps", self.bandwidth_mbps, LEAST_MBPS, MOST_MBPS)
+        self._check_links("jitter_ms", self.jitter_ms, 0, MOST_MILLISECONDS)
+        self._check_links("loss", self.loss, 0, 0.99)
+        if self.queue_ms is not None:
+            _check("queue_ms", self.queue_ms, 0, MOST_MILLISECONDS, above=True)
+        if self.submitter is not None and self.submitter not in self.ids:
+            raise ValueError(f"submitter names {self.submitter[:60]!r}, which is no worker's id")
+
+    @property
+    def ids(self) -> list[str]:
+        """The workers' ids, in order."""
+        return [worker.id for worker in self.workers]
+
+    @property
+    def home(self) -> WorkerSpec:
+        """The worker in whose home broker and submitter stand."""
+        return self.workers[self.ids.index(self.submitter) if self.submitter else 0]
+
+    def link(self, source: int, target: int) -> Link:
+        """The link from worker number `source` to worker number `target`."""
+        return Link(
+            bandwidth_mbps=self.bandwidth_mbps[source][target],
+            latency_ms=self.latency_ms[source][target],
+            jitter_ms=_entry(self.jitter_ms, source, target),
+            loss=_entry(self.loss, source, target),
+        )
+
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Every ordered pair of different workers' numbers."""
+        count = len(self.workers)
+        return ((a, b) for a in range(count) for b in range(count) if a != b)
+
+    def slower(self, divisor: float, of: str) -> Topology:
+        """This topology with every rate divided by `divisor`; `of` says what is scaled, unless it was before.
+
+        Raises ValueError where a rate leaves its bounds.
+        """
+        _check("the divisor of all rates", divisor, 0, 1e6, above=True)
+        before = self.scale or Scale(1.0, of)
+        return msgspec.structs.replace(
+            self,
+            workers=tuple(_slower(worker, divisor) for worker in self.workers),
+            bandwidth_mbps=tuple(tuple(rate / divisor for rate in row) for row in self.bandwidth_mbps),
+            scale=Scale(before.factor / divisor, before.of),
+        )
+
+    def _check_workers(self) -> None:
+        if not 1 <= len(self.workers) <= MOST_WORKERS:
+            raise ValueError(f"workers must be 1 to {MOST_WORKERS}, found {len(self.workers)}")
+        seen: set[str] = set()
+        for id in self.ids:
+            if id in seen:
+                raise ValueError(f"two workers are called {id!r}: ids must differ")
+            seen.add(id)
+
+    def _check_links(self, name: str, values: float | Matrix, least: float, most: float) -> None:
+        if not isinstance(values, tuple):
+            _check(name, values, least, most)
+            return
+        count = len(self.workers)
+        if len(values) != count or any(len(row) != count for row in values):
+            rows = len(values)
+            wrong = next(
+                (f", row {i} of {len(row)}" for i, row in enumerate(values) if len(row) != count), ""
+            )
+            raise ValueError(
+                f"{name} must be {count} rows of {count}, as there are workers: found {rows}{wrong}"
+            )
+        for a, b in self.pairs():
+            if not least <= values[a][b] <= most:
+                _check(f"{name} from {self.workers[a].id} to {self.workers[b].id}", values[a][b], least, most)
+
+
+def _entry(values: float | Matrix, source: int, target: int) -> float:
+    return values[source][target] if isinstance(values, tuple) else values
+
+
+def _slower(worker: WorkerSpec, divisor: float) -> WorkerSpec:
+    up = None if worker.up_mbps is None else worker.up_mbps / divisor
+    down = None if worker.down_mbps is None else worker.down_mbps / divisor
+    return msgspec.structs.replace(worker, up_mbps=up, down_mbps=down)
+
+
+def _check(what: str, value: float, least: float, most: float, above: bool = False) -> None:
+    if not (math.isfinite(value) and least <= value <= most) or (above and value == least):
+        range = f"above {least:g} and at most {most:g}" if above else f"{least:g} to {most:g}"
+        raise ValueError(f"{what} must be {range}, found {value:g}")

@@ -1,0 +1,90 @@
+"""Topologies in files: JSON, checked and bounded when read, one row a line when written."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import msgspec
+
+from farflung.errors import TopologyError
+from farflung.files import write_atomically
+from farflung.plan.topology import Topology, WorkerSpec
+
+MOST_BYTES = 128 * 1024 * 1024
+
+
+def read_topology(path: Path) -> Topology:
+    """The topology that the file at `path` holds.
+
+    Keys that farflung does not know are refused by name (a misspelt `loss` would silently be none), but
+    those that start with `x-` are the user's own and skipped.
+
+    Raises
+    ------
+    TopologyError
+        The file cannot be read, is larger than 128 MiB, is no JSON, or breaks a rule of `Topology`.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise TopologyError(f"cannot read the topology {path}: {error.strerror or error}") from None
+    try:
+        return decode_topology(data)
+    except ValueError as error:
+        raise TopologyError(f"{path} is no topology: {error}") from None
+
+
+def decode_topology(data: bytes) -> Topology:
+    """The topology in a JSON document; ValueError says what is wrong with it."""
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+    known = _known_keys(document, Topology, "a topology")
+    workers = known.get("workers")
+    if isinstance(workers, list):
+        known["workers"] = [_known_keys(worker, WorkerSpec, "a worker") for worker in workers]
+    return msgspec.convert(known, Topology)
+
+
+def encode_topology(topology: Topology) -> bytes:
+    """`topology` as a JSON document in which each worker and each row of a matrix has a line of its own."""
+    entries = [
+        f"{_text(key)}: {_lines(value) if isinstance(value, list) else _text(value)}"
+        for key, value in msgspec.to_builtins(topology).items()
+    ]
+    return ("{\n" + ",\n".join(entries) + "\n}\n").encode()
+
+
+def write_topology(topology: Topology, path: Path) -> None:
+    """Write `topology` to the file at `path`; raises TopologyError where that fails."""
+    try:
+        write_atomically(path, encode_topology(topology))
+    except OSError as error:
+        raise TopologyError(f"cannot write the topology {path}: {error.strerror or error}") from None
+
+
+def _known_keys(document: object, kind: type[msgspec.Struct], what: str) -> dict[str, object]:
+    if not isinstance(document, dict):
+        raise ValueError(f"{what} must be a JSON object, found {type(document).__name__}")
+    names = kind.__struct_fields__
+    for key in document:
+        if key not in names and not key.startswith("x-"):
+            close = difflib.get_close_matches(key[:60], names, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ValueError(
+                f"{key[:60]!r} is no key of {what}: {hint}(a key of your own must start with 'x-')"
+            )
+    return {key: value for key, value in document.items() if key in names}
+
+
+def _lines(values: list[object]) -> str:
+    return "[\n  " + ",\n  ".join(map(_text, values)) + "\n]" if values else "[]"
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

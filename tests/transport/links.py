@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 from tests.transport.certificates import Holder, TestAuthority
 
 from farflung.transport.addresses import parse_address
-from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
+from farflung.transport.endpoint import Hello, Link, LinkOptions, Listener, Peer, dial, listen
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import Close, Frame, encode
 from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
+from farflung.transport.options import DEFAULT_OPTIONS
 from farflung.transport.timeouts import Timeouts
 
 Given = TypeVar("Given")
@@ -114,7 +115,10 @@ class Pair:
 
 @asynccontextmanager
 async def paired(
-    folder: Path, timeouts: Timeouts | None = None, heard_by_b: Recorder | None = None
+    folder: Path,
+    timeouts: Timeouts | None = None,
+    heard_by_b: Recorder | None = None,
+    options: LinkOptions = DEFAULT_OPTIONS,
 ) -> AsyncIterator[Pair]:
     """Worker a linked to worker b; at the end everything is closed, and each end was told exactly once."""
     timeouts = timeouts or Timeouts()
@@ -122,10 +126,10 @@ async def paired(
     dialler, server = authority.holder("a", "worker"), authority.holder("b", "worker", admit_strangers=True)
     heard_by_a, heard_by_b = Recorder(), heard_by_b or Recorder()
     own = Hello("b", "worker", "data")
-    listener = await listen("127.0.0.1:0", server.server, own, heard_by_b.admit, timeouts)
+    listener = await listen("127.0.0.1:0", server.server, own, heard_by_b.admit, timeouts, options=options)
     try:
-        hello = Hello("a", "worker", "data")
-        a = await dial(listener.address, dialler.client, hello, Peer("b", "worker"), heard_by_a, timeouts)
+        hello, expected = Hello("a", "worker", "data"), Peer("b", "worker")
+        a = await dial(listener.address, dialler.client, hello, expected, heard_by_a, timeouts, options)
         await heard_by_b.until(lambda: bool(heard_by_b.links))
         yield Pair(authority, a, heard_by_a, heard_by_b.links[0], heard_by_b, listener, timeouts)
         await a.close("the test is over")

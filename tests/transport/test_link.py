@@ -10,7 +10,7 @@ import pytest
 from tests.transport.links import Pair, RawPeer, Recorder, paired, run, slice_header, value_header
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.endpoint import Hello, Peer
+from farflung.transport.endpoint import Hello, LinkOptions, Peer
 from farflung.transport.frames import (
     Cancel,
     Chunk,
@@ -225,6 +225,36 @@ def test_a_ping_measures_the_round_trip_and_credit_the_rate(tmp_path: Path) -> N
                 await pair.a.send(slice_header(4 * MEBIBYTE), _zeros(4 * MEBIBYTE))
             assert 0 <= pair.a.round_trip_seconds < 10
             assert pair.a.bytes_per_second > 1000
+
+    run(test())
+
+
+def test_a_links_status_tells_what_paces_it_and_how_it_does(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with paired(tmp_path, Timeouts(1)) as pair:
+            assert pair.a.status.round_trip_ms is None and pair.a.status.rate_mbps is None
+            while pair.a.round_trip_seconds is None or pair.a.bytes_per_second is None:
+                await pair.a.send(slice_header(4 * MEBIBYTE), _zeros(4 * MEBIBYTE))
+            status = pair.a.status
+            assert (status.peer, status.remote) == ("b", pair.a.remote)
+            assert status.round_trip_ms == pair.a.round_trip_seconds * 1e3
+            assert status.rate_mbps == pair.a.bytes_per_second * 8 / 1e6
+            assert status.bytes_sent == pair.a.bytes_sent > 4 * MEBIBYTE
+            assert status.bytes_received == pair.a.bytes_received > 0
+
+    run(test())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="congestion control is chosen per socket on Linux only")
+@pytest.mark.parametrize("asked", ["reno", "cubic", "none-such"])
+def test_both_ends_take_the_congestion_control_that_is_asked_for(tmp_path: Path, asked: str) -> None:
+    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    own = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+
+    async def test() -> None:
+        async with paired(tmp_path, options=LinkOptions(congestion_control=asked)) as pair:
+            expected = asked if asked in known else own
+            assert pair.a.congestion_control == pair.b.congestion_control == expected
 
     run(test())
 

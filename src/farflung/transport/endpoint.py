@@ -15,15 +15,33 @@ from farflung.transport.handler import Handler
 from farflung.transport.link import Link
 from farflung.transport.listener import Listener, listen
 from farflung.transport.newcomer import Exchange, OnStranger
+from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.peer import Peer, certified_peer
 from farflung.transport.sockets import connect
 from farflung.transport.timeouts import Timeouts
 
-__all__ = ["Handler", "Hello", "Link", "Listener", "OnStranger", "Peer", "ask", "dial", "listen"]
+__all__ = [
+    "Handler",
+    "Hello",
+    "Link",
+    "LinkOptions",
+    "Listener",
+    "OnStranger",
+    "Peer",
+    "ask",
+    "dial",
+    "listen",
+]
 
 
 async def dial(
-    address: str, context: ssl.SSLContext, hello: Hello, expected: Peer, handler: Handler, timeouts: Timeouts
+    address: str,
+    context: ssl.SSLContext,
+    hello: Hello,
+    expected: Peer,
+    handler: Handler,
+    timeouts: Timeouts,
+    options: LinkOptions = DEFAULT_OPTIONS,
 ) -> Link:
     """Connect to `expected` at HOST:PORT; `hello` says who dials and what the link is for.
 
@@ -37,7 +55,7 @@ async def dial(
     link: Link | None = None
     try:
         async with asyncio.timeout(timeouts.dial_seconds):
-            connection = await _connected(address, context, expected.name, timeouts)
+            connection = await _connected(address, context, expected.name, timeouts, options)
             try:
                 peer = certified_peer(connection.socket)
                 if peer != expected:
@@ -81,7 +99,11 @@ async def ask(
 
 
 async def _connected(
-    address: str, context: ssl.SSLContext, server_hostname: str | None, timeouts: Timeouts
+    address: str,
+    context: ssl.SSLContext,
+    server_hostname: str | None,
+    timeouts: Timeouts,
+    options: LinkOptions = DEFAULT_OPTIONS,
 ) -> Connection:
-    raw = await connect(*parse_address(address), timeouts)
+    raw = await connect(*parse_address(address), timeouts, options.congestion_control)
     return await Connection.shake_hands(raw, context, False, server_hostname)

@@ -36,10 +36,11 @@ from farflung.transport.handler import Handler
 from farflung.transport.headers import DataHeader
 from farflung.transport.heartbeat import Heartbeat
 from farflung.transport.inbox import Inbox
+from farflung.transport.link_status import LinkStatus
 from farflung.transport.outbox import Done
 from farflung.transport.peer import Peer
 from farflung.transport.sender import Sender
-from farflung.transport.sockets import tune
+from farflung.transport.sockets import congestion_control, tune
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wording import printable
 
@@ -55,6 +56,7 @@ class Link:
     remote, local : HOST:PORT of either side.
     boot : The other process's nonce; another one than before means that it has restarted.
     kind : What the dialler opened the link for.
+    congestion_control : The kernel's name of what paces this end's sending.
     reason : Why the link is over; None while it stands.
     last_heard : When the last bytes came (`time.monotonic`).
     bytes_received : Payload and framing, before encryption.
@@ -75,6 +77,7 @@ class Link:
         self.local = connection.local
         self.boot = ""
         self.kind: Kind = own.kind
+        self.congestion_control = congestion_control(connection.socket)
         self.reason: str | None = None
         self.last_heard = time.monotonic()
         self.bytes_received = 0
@@ -187,6 +190,20 @@ class Link:
     def bytes_per_second(self) -> float | None:
         """The rate at which the peer has been taking data; None before it is known."""
         return self._sender.pace.bytes_per_second
+
+    @property
+    def status(self) -> LinkStatus:
+        """What commands and metrics show of it."""
+        round_trip, rate = self.round_trip_seconds, self.bytes_per_second
+        return LinkStatus(
+            peer=self.peer.id,
+            remote=self.remote,
+            congestion_control=self.congestion_control,
+            round_trip_ms=None if round_trip is None else round_trip * 1e3,
+            rate_mbps=None if rate is None else rate * 8 / 1e6,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+        )
 
     def buffer(self) -> memoryview:
         """Where the connection decrypts to: the destination itself, once a payload's header is known."""

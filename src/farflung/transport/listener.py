@@ -16,8 +16,9 @@ from farflung.transport.frames import Hello, closing
 from farflung.transport.handler import Handler
 from farflung.transport.link import Link
 from farflung.transport.newcomer import Exchange, OnStranger, receive
+from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.peer import certified_peer
-from farflung.transport.sockets import accept, listening_socket
+from farflung.transport.sockets import accept, ask_for_congestion_control, listening_socket
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.transport")
@@ -134,6 +135,7 @@ async def listen(
     admit: Callable[[Link], Handler],
     timeouts: Timeouts,
     on_stranger: OnStranger | None = None,
+    options: LinkOptions = DEFAULT_OPTIONS,
 ) -> Listener:
     """Listen on HOST:PORT (`[::]:PORT` takes IPv4 too; port 0 finds a free one).
 
@@ -153,4 +155,5 @@ async def listen(
         The port is in use, or the address is none of this machine.
     """
     listening = await listening_socket(*parse_address(address))
+    ask_for_congestion_control(listening, options.congestion_control)
     return Listener(listening, context, own, admit, timeouts, on_stranger)

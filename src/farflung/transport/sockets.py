@@ -15,6 +15,11 @@ _BACKLOG = 256
 
 _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
+_LONGEST_NAME = 16
+
+UNKNOWN_CONGESTION_CONTROL = "unknown"
+"""Where the kernel does not say."""
 
 
 def tune(connection: socket.socket, timeouts: Timeouts) -> None:
@@ -33,13 +38,36 @@ def limit_unsent(connection: socket.socket, count: int) -> None:
     _set_where_known(connection, socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, count)
 
 
+def ask_for_congestion_control(connection: socket.socket, name: str) -> None:
+    """Have the kernel use this congestion control for one socket; it keeps its own where it has no such.
+
+    A listening socket hands it on to those that it accepts, so that even their first packets keep to it.
+    """
+    if _TCP_CONGESTION is not None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, name.encode())
+
+
+def congestion_control(connection: socket.socket) -> str:
+    """The congestion control in use, by the kernel's name for it."""
+    if _TCP_CONGESTION is None:
+        return UNKNOWN_CONGESTION_CONTROL
+    try:
+        name = connection.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, _LONGEST_NAME)
+    except OSError:
+        return UNKNOWN_CONGESTION_CONTROL
+    return name.split(b"\0")[0].decode("ascii", "replace")
+
+
 def _set_where_known(connection: socket.socket, level: int, option: int | None, value: int) -> None:
     if option is not None:
         with contextlib.suppress(OSError):
             connection.setsockopt(level, option, value)
 
 
-async def connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
+async def connect(
+    host: str, port: int, timeouts: Timeouts, congestion_control: str | None = None
+) -> socket.socket:
     """A tuned, connected, non-blocking socket; the host's addresses are tried in turn.
 
     Raises
@@ -54,6 +82,8 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
         try:
             connection.setblocking(False)
             tune(connection, timeouts)
+            if congestion_control is not None:
+                ask_for_congestion_control(connection, congestion_control)
             await loop.sock_connect(connection, address)
         except OSError as error:
             connection.close()

@@ -52,11 +52,10 @@ def decode_topology(data: bytes) -> Topology:
 
 
 def encode_topology(topology: Topology) -> bytes:
-    """`topology` as a JSON document in which each worker and each row of a matrix has a line of its own."""
-    entries = [
-        f"{_text(key)}: {_lines(value) if isinstance(value, list) else _text(value)}"
-        for key, value in msgspec.to_builtins(topology).items()
-    ]
+    """`topology` as a JSON document: what people read first, then a line for each worker and each row."""
+    fields = msgspec.to_builtins(topology).items()
+    entries = [f"{_text(key)}: {_text(value)}" for key, value in fields if not isinstance(value, tuple)]
+    entries += [f"{_text(key)}: {_lines(value)}" for key, value in fields if isinstance(value, tuple)]
     return ("{\n" + ",\n".join(entries) + "\n}\n").encode()
 
 
@@ -82,8 +81,8 @@ def _known_keys(document: object, kind: type[msgspec.Struct], what: str) -> dict
     return {key: value for key, value in document.items() if key in names}
 
 
-def _lines(values: list[object]) -> str:
-    return "[\n  " + ",\n  ".join(map(_text, values)) + "\n]" if values else "[]"
+def _lines(values: tuple[object, ...]) -> str:
+    return "[\n  " + ",\n  ".join(map(_text, values)) + "\n]"
 
 
 def _text(value: object) -> str:

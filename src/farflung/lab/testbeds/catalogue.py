@@ -1,0 +1,43 @@
+"""Finds a topology by what the user calls it: the name of a shipped testbed, or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from farflung.errors import TopologyError
+from farflung.plan import Topology, read_topology
+
+TESTBEDS = (
+    "four-homes",
+    "two-sites",
+    "three-sites",
+    "good-wan",
+    "lan",
+    "eight-homes",
+    "dtfm-cities",
+    "fusionllm-48",
+    "nanogpt-200",
+    "nat",
+)
+
+FOLDER = Path(__file__).parent
+
+
+def find_topology(name_or_path: str) -> Topology:
+    """The shipped testbed of this name, else the topology in the file at this path.
+
+    Raises TopologyError where it is neither.
+    """
+    if name_or_path in TESTBEDS:
+        return load_testbed(name_or_path)
+    path = Path(name_or_path)
+    if path.suffix or path.parent != Path() or path.exists():
+        return read_topology(path)
+    raise TopologyError(
+        f"{name_or_path[:100]!r} is neither a file nor a testbed: the testbeds are {', '.join(TESTBEDS)}"
+    )
+
+
+def load_testbed(name: str) -> Topology:
+    """The shipped testbed called `name`, one of TESTBEDS."""
+    return read_topology(FOLDER / f"{name}.json")

@@ -42,8 +42,8 @@ class Network:
     def __init__(self, graph: Graph, job: PlannedJob, state: dict[str, Tensor], settings: Training) -> None:
         self.graph, self.plan = graph, job.plan
         self.segments = [TorchSegment(segment, state, settings) for segment in job.segments]
-        self.parcels: list[Parcel] = []
-        self.log: list[Parcel] = []
+        self.parcels: list[Parcel[Tensor]] = []
+        self.log: list[Parcel[Tensor]] = []
         self.shares: list[SegmentShare] = []
         self.executors = {
             worker: Executor(
@@ -52,7 +52,7 @@ class Network:
             for worker in job.plan.workers()
         }
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: Parcel[Tensor]) -> None:
         self.parcels.append(parcel)
         self.log.append(parcel)
 
@@ -127,12 +127,12 @@ def test_every_edge_is_answered_once() -> None:
     assert len(set(values)) == len(values)
     fed = [answer for answer in answers if answer[0] == FEEDER]
     assert sorted(set(answers) - set(fed)) == sorted(values)
-    assert all(p.tensor is None for p in network.log if p.gradient and p.target == FEEDER)
+    assert all(p.payload is None for p in network.log if p.gradient and p.target == FEEDER)
     differentiable = {(e.source, e.target, e.value) for e in job.plan.edges if e.differentiable}
     for parcel in network.log:
         if parcel.gradient:
             travels = (parcel.target, parcel.source, parcel.value) in differentiable
-            assert (parcel.tensor is not None) == travels
+            assert (parcel.payload is not None) == travels
 
 
 def test_units_that_are_over_are_ignored() -> None:

@@ -13,8 +13,9 @@ from farflung.errors import GraphError
 from farflung.opdag import wire
 from farflung.opdag.graph import BatchSize, Ref, ValueType
 from farflung.planner import plan_graph
+from farflung.runtime.footprint import required_bytes
 from farflung.runtime.torch_backend.codegen import Program
-from farflung.runtime.torch_backend.verify import required_bytes, verify_segment
+from farflung.runtime.torch_backend.verify import verify_segment
 
 ROW = ValueType("float32", [BatchSize(1), 4])
 

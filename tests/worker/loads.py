@@ -27,3 +27,8 @@ def load(attempt: int = 5) -> Load:
     programs = [SegmentProgram(n, b"", {"weight": 12, "bias": 4}) for n in range(3)]
     training = Training(steps=STEPS, microbatches=MICROBATCHES, microbatch_size=2, optimizer=SGD(lr=0.1))
     return Load("job-1", attempt, plan(), training, programs, {"c": ["c:1"], "a": ["a:1"]}, "desk")
+
+
+def fresh(size: int) -> memoryview:
+    """Memory, as a backend gives it."""
+    return memoryview(bytearray(size))

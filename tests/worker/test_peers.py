@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 
 import pytest
-from tests.worker.loads import load
+from tests.worker.loads import fresh, load
 
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Claim, Load, Welcome, encode
@@ -51,7 +51,7 @@ class Seen:
     def peer_lost(self, peer: str, reason: str) -> None:
         self.lost.append((peer, reason))
 
-    def parcel_arrived(self, parcel: Parcel) -> None:
+    def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
         raise AssertionError("nothing was sent")
 
     def state_arrived(self) -> None:
@@ -59,7 +59,7 @@ class Seen:
 
 
 def take(peers: Peers, job: Load) -> None:
-    peers.admit("b", job, Intake(job, [1], 10**6), frozenset({"a", "c", "desk"}))
+    peers.admit("b", job, Intake(job, [1], 10**6, fresh), frozenset({"a", "c", "desk"}))
 
 
 def run(work: Coroutine[None, None, None]) -> None:
@@ -69,7 +69,7 @@ def run(work: Coroutine[None, None, None]) -> None:
 def test_whoever_dials_early_waits_for_the_plan() -> None:
     async def work() -> None:
         seen = Seen()
-        peers, early, stranger = Peers(seen), FakeLink("a"), FakeLink("x")
+        peers, early, stranger = Peers(seen, fresh), FakeLink("a"), FakeLink("x")
         peers.entered(early)  # type: ignore[arg-type]
         peers.entered(stranger)  # type: ignore[arg-type]
         peers.control(early, CLAIM)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_whoever_dials_early_waits_for_the_plan() -> None:
 def test_a_dialled_link_counts_once_it_is_welcomed_and_never_for_a_later_attempt() -> None:
     async def work() -> None:
         seen = Seen()
-        peers, first, second = Peers(seen), FakeLink("c"), FakeLink("c")
+        peers, first, second = Peers(seen, fresh), FakeLink("c"), FakeLink("c")
         take(peers, load(5))
         peers.dialled(first)  # type: ignore[arg-type]
         peers.dismiss("over")
@@ -103,7 +103,7 @@ def test_a_dialled_link_counts_once_it_is_welcomed_and_never_for_a_later_attempt
 
 def test_nothing_is_taken_before_the_programs_passed() -> None:
     async def work() -> None:
-        peers, link = Peers(Seen()), FakeLink("a")
+        peers, link = Peers(Seen(), fresh), FakeLink("a")
         take(peers, load())
         peers.entered(link)  # type: ignore[arg-type]
         peers.control(link, CLAIM)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_nothing_is_taken_before_the_programs_passed() -> None:
 
 def test_a_holder_has_one_place_for_each_attempt() -> None:
     async def work() -> None:
-        peers, older, newer, next_job = Peers(Seen()), FakeLink("x"), FakeLink("x"), FakeLink("x")
+        peers, older, newer, next_job = Peers(Seen(), fresh), FakeLink("x"), FakeLink("x"), FakeLink("x")
         for link, claim in ((older, CLAIM), (newer, CLAIM), (next_job, encode(Claim("job-2", 5)))):
             peers.entered(link)  # type: ignore[arg-type]
             peers.control(link, claim)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_a_holder_has_one_place_for_each_attempt() -> None:
 def test_a_link_for_the_next_job_is_not_welcomed_to_this_one() -> None:
     async def work() -> None:
         seen = Seen()
-        peers, link = Peers(seen), FakeLink("a")
+        peers, link = Peers(seen, fresh), FakeLink("a")
         take(peers, load())
         peers.entered(link)  # type: ignore[arg-type]
         peers.control(link, encode(Claim("job-2", 5)))  # type: ignore[arg-type]
@@ -148,13 +148,13 @@ def test_only_workers_and_submitters_bring_data(role: str, kind: str) -> None:
     link = FakeLink("v", role)
     link.kind = kind
     with pytest.raises(ProtocolError, match="data links of workers and submitters"):
-        Peers(Seen()).entered(link)  # type: ignore[arg-type]
+        Peers(Seen(), fresh).entered(link)  # type: ignore[arg-type]
 
 
 def test_a_lost_link_that_counts_is_told() -> None:
     async def work() -> None:
         seen = Seen()
-        peers, counted, waiting = Peers(seen), FakeLink("a"), FakeLink("c")
+        peers, counted, waiting = Peers(seen, fresh), FakeLink("a"), FakeLink("c")
         take(peers, load())
         peers.entered(counted)  # type: ignore[arg-type]
         peers.control(counted, CLAIM)  # type: ignore[arg-type]

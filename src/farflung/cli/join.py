@@ -42,12 +42,14 @@ def join(
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
+    from farflung.runtime.torch_backend.backend import TorchBackend
     from farflung.worker.service import WorkerOptions, run
 
     options = WorkerOptions(
         identity=identity,
         listen=listen,
         memory_bytes=_memory_bytes(memory),
+        backend=TorchBackend(),
         site=site,
         advertise=advertise or [],
     )

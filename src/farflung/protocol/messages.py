@@ -30,13 +30,13 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker offers. `memory_bytes` is what its owner lets jobs use."""
+    """What a worker offers. `memory_bytes` is what its owner lets jobs use, `framework` what it runs."""
 
     kind: Id
     name: Text
     cores: Count
     memory_bytes: Count
-    torch: Text
+    framework: Text
     opset: Text
 
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from farflung.plan import FEEDER, Edge, Plan
+from farflung.runtime.backend import Array, SegmentRunner
 from farflung.runtime.training import Training
 from farflung.schedule import Needs, Policy, Task, Unit, UnitWindow
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from farflung.runtime.torch_backend.segment import TorchSegment
+Payload = TypeVar("Payload")
 
 
-class Parcel(NamedTuple):
-    """One value or gradient of one microbatch between two segments; `tensor` None is an empty gradient."""
+class Parcel(NamedTuple, Generic[Payload]):
+    """One value or gradient of one microbatch between two segments; without payload an empty gradient.
+
+    The payload is an array of the backend within an executor, and its bytes on links.
+    """
 
     unit: int
     microbatch: int
@@ -30,7 +31,7 @@ class Parcel(NamedTuple):
     target: int
     value: int
     gradient: bool
-    tensor: Tensor | None
+    payload: Payload | None
 
 
 class SegmentShare(NamedTuple):
@@ -42,54 +43,58 @@ class SegmentShare(NamedTuple):
     loss: float
 
 
-class Outlet(Protocol):
+class Outlet(Protocol[Array]):
     """Where an executor's results go."""
 
-    def send(self, parcel: Parcel) -> None:
-        """Deliver a parcel to its target segment (or the feeder); its tensor will not change any more."""
+    def send(self, parcel: Parcel[Array]) -> None:
+        """Deliver a parcel to its target segment (or the feeder); its payload will not change any more."""
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         """Every microbatch of `unit` has run here; `Executor.decide` is awaited."""
 
 
 @dataclass
-class _UnitState:
+class _UnitState(Generic[Array]):
     """What has come and what has run of one unit."""
 
     unit: Unit
     policy: Policy
-    values: dict[tuple[int, int], dict[int, Tensor]] = field(default_factory=dict)
-    gradients: dict[tuple[int, int], dict[tuple[int, int], Tensor]] = field(default_factory=dict)
+    values: dict[tuple[int, int], dict[int, Array]] = field(default_factory=dict)
+    gradients: dict[tuple[int, int], dict[tuple[int, int], Array]] = field(default_factory=dict)
     reported: bool = False
 
 
-class Executor:
+class Executor(Generic[Array]):
     """Runs the segments that `plan` gives to one worker, unit after unit."""
 
     def __init__(
-        self, plan: Plan, segments: Mapping[int, TorchSegment], training: Training, outlet: Outlet
+        self,
+        plan: Plan,
+        segments: Mapping[int, SegmentRunner[Array]],
+        training: Training,
+        outlet: Outlet[Array],
     ) -> None:
         self._plan = plan
         self._segments = dict(sorted(segments.items()))
         self._outlet = outlet
         self._window = UnitWindow(training.units())
-        self._units: dict[int, _UnitState] = {}
+        self._units: dict[int, _UnitState[Array]] = {}
         self._incoming = _edges(plan.edges, lambda edge: edge.target)
         self._outgoing = _edges(plan.edges, lambda edge: edge.source)
         self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
 
-    def receive(self, parcel: Parcel) -> None:
+    def receive(self, parcel: Parcel[Array]) -> None:
         """Take a parcel for one of the segments here."""
         state = self._unit(parcel.unit)
         if state is None:
             return
         key = (parcel.target, parcel.microbatch)
         if parcel.gradient:
-            if parcel.tensor is not None:
-                state.gradients.setdefault(key, {})[(parcel.source, parcel.value)] = parcel.tensor
+            if parcel.payload is not None:
+                state.gradients.setdefault(key, {})[(parcel.source, parcel.value)] = parcel.payload
         else:
-            assert parcel.tensor is not None
-            state.values.setdefault(key, {})[parcel.value] = parcel.tensor
+            assert parcel.payload is not None
+            state.values.setdefault(key, {})[parcel.value] = parcel.payload
         state.policy.arrived(parcel.target, parcel.microbatch, parcel.gradient)
 
     def run_next(self) -> bool:
@@ -118,7 +123,7 @@ class Executor:
                 segment.apply(state.unit.step, scale)
         self._window.advance()
 
-    def _unit(self, number: int) -> _UnitState | None:
+    def _unit(self, number: int) -> _UnitState[Array] | None:
         """State of a unit, made when it is first heard of; None if it is over or beyond the job's last."""
         unit = self._window.get(number)
         if unit is not None and number not in self._units:
@@ -135,21 +140,21 @@ class Executor:
             source=all(edge.source == FEEDER for edge in incoming),
         )
 
-    def _forward(self, state: _UnitState, task: Task) -> None:
+    def _forward(self, state: _UnitState[Array], task: Task) -> None:
         values = state.values.pop((task.segment, task.microbatch), {})
         results = self._segments[task.segment].forward(state.unit, task.microbatch, values)
         for edge in self._outgoing.get(task.segment, []):
             self._send(state.unit, task, edge.target, edge.value, False, results[edge.value])
 
-    def _backward(self, state: _UnitState, task: Task) -> None:
+    def _backward(self, state: _UnitState[Array], task: Task) -> None:
         """Gradients go out from inside autograd; every other edge gets its empty gradient after."""
         incoming = self._incoming.get(task.segment, [])
         sources = {edge.value: edge.source for edge in incoming if edge.differentiable}
         sent: set[int] = set()
 
-        def emit(value: int, gradient: Tensor) -> None:
+        def emit(value: int, gradient: Array) -> None:
             sent.add(value)
-            self._send(state.unit, task, sources[value], value, True, gradient.contiguous())
+            self._send(state.unit, task, sources[value], value, True, gradient)
 
         if state.unit.train:
             arrived = state.gradients.pop((task.segment, task.microbatch), {})
@@ -160,15 +165,15 @@ class Executor:
                 self._send(state.unit, task, edge.source, edge.value, True, None)
 
     def _send(
-        self, unit: Unit, task: Task, target: int, value: int, gradient: bool, tensor: Tensor | None
+        self, unit: Unit, task: Task, target: int, value: int, gradient: bool, payload: Array | None
     ) -> None:
-        parcel = Parcel(unit.number, task.microbatch, task.segment, target, value, gradient, tensor)
+        parcel = Parcel(unit.number, task.microbatch, task.segment, target, value, gradient, payload)
         if target in self._segments:
             self.receive(parcel)
         else:
             self._outlet.send(parcel)
 
-    def _report(self, state: _UnitState) -> None:
+    def _report(self, state: _UnitState[Array]) -> None:
         for segment in self._segments.values():
             segment.share_gradients(self._owners)
         shares = []
@@ -187,9 +192,9 @@ def _edges(edges: Sequence[Edge], end: Callable[[Edge], int]) -> dict[int, list[
     return found
 
 
-def _sum_gradients(arrived: Mapping[tuple[int, int], Tensor]) -> dict[int, Tensor]:
+def _sum_gradients(arrived: Mapping[tuple[int, int], Array]) -> dict[int, Array]:
     """Sum the gradients of each value over its consumers, in ascending order of consumer segment."""
-    summed: dict[int, Tensor] = {}
+    summed: dict[int, Array] = {}
     for (_, value), gradient in sorted(arrived.items(), key=lambda item: item[0]):
         summed[value] = summed[value] + gradient if value in summed else gradient
     return summed

@@ -24,10 +24,10 @@ class _Outlet:
     """Collects what one executor has to say; the pipeline delivers it."""
 
     def __init__(self) -> None:
-        self.parcels: list[Parcel] = []
+        self.parcels: list[Parcel[Tensor]] = []
         self.shares: list[SegmentShare] | None = None
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, parcel: Parcel[Tensor]) -> None:
         self.parcels.append(parcel)
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:

@@ -9,23 +9,17 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Generic
 
-import torch
-from torch import Tensor
-
-from farflung.errors import FarflungError, GraphError
-from farflung.opdag import wire
-from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER
+from farflung.errors import FarflungError
 from farflung.protocol.messages import Load, Share
+from farflung.runtime.backend import AnyBackend, Array, Backend
 from farflung.runtime.executor import Executor, Parcel, SegmentShare
-from farflung.runtime.torch_backend.segment import TorchSegment
-from farflung.runtime.torch_backend.tensors import DTYPES, empty, memory
-from farflung.runtime.torch_backend.verify import required_bytes, verify_segment
 from farflung.schedule import Unit
-from farflung.worker.intake import Intake
+from farflung.worker.intake import EMPTY, Intake
+from farflung.worker.loading import load_segments
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 
 
@@ -34,17 +28,17 @@ class Outgoing:
     """A parcel for another worker or the feeder."""
 
     attempt: Attempt
-    parcel: Parcel
+    parcel: Parcel[memoryview]
 
 
 @dataclass(frozen=True)
 class OutgoingState:
-    """One owned tensor for the submitter: a copy, so that it stays as it is until it is sent."""
+    """One owned tensor for the submitter: bytes that stay as they are until they are sent."""
 
     attempt: Attempt
     segment: int
     name: str
-    tensor: Tensor
+    buffer: memoryview
     sha256: bytes
 
 
@@ -59,114 +53,55 @@ Outcome = Outgoing | OutgoingState | StateGiven | Verified | Filled | UnitFinish
 Emit = Callable[[Outcome], None]
 
 
-class _Job:
-    """Segments and executor of one attempt, as `Executor`'s outlet."""
+class _Job(Generic[Array]):
+    """Segments and executor of one attempt: arrays on the one side, bytes on the other."""
 
-    def __init__(self, worker: str, load: Load, intake: Intake, memory_bytes: int, emit: Emit) -> None:
+    def __init__(
+        self, worker: str, load: Load, intake: Intake, memory_bytes: int, backend: Backend[Array], emit: Emit
+    ) -> None:
         self._attempt = (load.job, load.attempt)
+        self._backend = backend
         self._emit = emit
-        self._batch = batch = load.training.microbatch_size
-        mine = load.plan.segments_of(worker)
-        programs = {p.segment: p for p in load.programs}
-        if set(mine) - set(programs):
-            raise GraphError("a segment of the plan has no program")
-        segments = {n: wire.load_segment(programs[n].program, batch) for n in mine}
-        for number, segment in segments.items():
-            if segment.number != number:
-                raise GraphError(f"the program of segment {number} says it is {segment.number}")
-            verify_segment(segment, batch)
-            check_edges(load, segment)
-        needed = sum(required_bytes(segment, batch, load.plan.window) for segment in segments.values())
-        if needed > memory_bytes:
-            raise GraphError(
-                f"the segments need {needed} bytes, this worker gives {memory_bytes}: "
-                "raise `farflung join --memory` or use more workers"
-            )
-        state = _shaped(segments, intake.tensors, batch)
-        self.segments = {n: TorchSegment(s, _state_of(s, state), load.training) for n, s in segments.items()}
+        self._batch = load.training.microbatch_size
+        self.segments = load_segments(worker, load, intake, memory_bytes, backend)
         self.executor = Executor(load.plan, self.segments, load.training, self)
 
-    def shaped(self, parcel: Parcel) -> Parcel:
-        """A parcel that came as bytes, with the element type and shape of its value."""
-        if parcel.tensor is None and parcel.gradient:
-            return parcel
-        stated = self.segments[parcel.target].segment.values[parcel.value]
-        if parcel.tensor is None:
-            return parcel._replace(tensor=empty(stated, self._batch))
-        tensor = parcel.tensor.view(DTYPES[stated.dtype]).reshape(stated.shape_at(self._batch))
-        return parcel._replace(tensor=tensor)
+    def receive(self, parcel: Parcel[memoryview]) -> None:
+        """Take a parcel that came as bytes."""
+        array: Array | None = None
+        if parcel.payload is not None or not parcel.gradient:
+            stated = self.segments[parcel.target].segment.values[parcel.value]
+            array = self._backend.array(parcel.payload or EMPTY, stated, self._batch)
+        self.executor.receive(Parcel(*parcel[:-1], array))
 
-    def send(self, parcel: Parcel) -> None:
-        self._emit(Outgoing(self._attempt, parcel))
+    def send(self, parcel: Parcel[Array]) -> None:
+        payload = None if parcel.payload is None else self._backend.memory(parcel.payload)
+        self._emit(Outgoing(self._attempt, Parcel(*parcel[:-1], payload)))
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         told = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
         self._emit(UnitFinished(self._attempt, unit.number, told))
 
-
-def check_edges(load: Load, segment: Segment) -> None:
-    """Hold the plan's edges of a segment against its program: the same values, sizes and gradients.
-
-    Raises
-    ------
-    GraphError
-        They differ: memory would be taken, or a message awaited, that the program knows nothing of.
-    """
-    batch = load.training.microbatch_size
-    sizes = {value: kind.bytes(batch) for value, kind in segment.values.items()}
-    fed = [entry.value for entry in segment.inputs if entry.kind == "input"]
-    gradients = set(segment.differentiable)
-    incoming = {(v, True, sizes[v], False) for v in fed}
-    incoming |= {(v, False, sizes[v], v in gradients) for v in segment.receives}
-    outgoing = {(v, sizes[v], v in gradients) for v in segment.sends}
-    edges = load.plan.edges
-    into = [e for e in edges if e.target == segment.number]
-    stated_in = {(e.value, e.source == FEEDER, e.bytes, e.differentiable) for e in into}
-    stated_out = {(e.value, e.bytes, e.differentiable) for e in edges if e.source == segment.number}
-    if stated_in != incoming or len(into) != len(incoming) or stated_out != outgoing:
-        raise GraphError(f"the plan's edges of segment {segment.number} are not those of its program")
-    if load.plan.microbatches != load.training.microbatches:
-        raise GraphError("the plan and the training differ in the number of microbatches")
-
-
-def _shaped(
-    segments: Mapping[int, Segment], flat: Mapping[tuple[int, str], Tensor], batch: int
-) -> dict[tuple[int, str], Tensor]:
-    """The flat state tensors with the element types and shapes that the programs state."""
-    shaped: dict[tuple[int, str], Tensor] = {}
-    for number, segment in segments.items():
-        types = {e.name: segment.values[e.value] for e in segment.inputs if e.kind != "constant"}
-        for name in segment.owned:
-            raw = flat.get((number, name))
-            if raw is None or raw.numel() != types[name].bytes(batch):
-                raise GraphError(f"the size of {name[:60]!r} is not the one that its program states")
-            shaped[(number, name)] = raw.view(DTYPES[types[name].dtype]).reshape(types[name].shape_at(batch))
-    if unowned := flat.keys() - shaped.keys():
-        raise GraphError(f"the state holds {min(unowned)[1][:60]!r}, which no program owns")
-    return shaped
-
-
-def _state_of(segment: Segment, state: Mapping[tuple[int, str], Tensor]) -> dict[str, Tensor]:
-    """State by name: the segment's own tensors, and its neighbours' on this worker for shared parameters."""
-    by_name = {name: tensor for (_, name), tensor in sorted(state.items(), key=lambda item: -item[0][0])}
-    own = {name: tensor for (number, name), tensor in state.items() if number == segment.number}
-    held = [e.name for e in segment.inputs if e.kind in ("parameter", "buffer")]
-    missing = [name for name in held if name not in by_name]
-    if missing:
-        raise GraphError(f"parameter {missing[0][:60]!r} is owned by a segment of another worker")
-    return {name: own.get(name, by_name[name]) for name in held}
+    def give_state(self) -> None:
+        """Hand out copies of all owned tensors."""
+        for number, segment in self.segments.items():
+            for name, buffer in segment.snapshot():
+                digest = hashlib.sha256(buffer).digest()
+                self._emit(OutgoingState(self._attempt, number, name, buffer, digest))
+        self._emit(StateGiven(self._attempt))
 
 
 class ComputeThread(threading.Thread):
     """Runs one job's segments; every public method but `run` only posts a call and returns."""
 
-    def __init__(self, worker: str, memory_bytes: int, emit: Emit) -> None:
+    def __init__(self, worker: str, memory_bytes: int, backend: AnyBackend, emit: Emit) -> None:
         super().__init__(name="farflung-compute", daemon=True)
         self._worker = worker
         self._memory_bytes = memory_bytes
+        self._backend = backend
         self._emit = emit
         self._calls: queue.SimpleQueue[tuple[Attempt | None, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._job: _Job | None = None
+        self._job: _Job[Any] | None = None
         self._attempt: Attempt = ("", -1)
         self._began = False
 
@@ -182,17 +117,17 @@ class ComputeThread(threading.Thread):
         """Start running what is ready."""
         self._post(attempt, self._begin)
 
-    def receive(self, attempt: Attempt, parcel: Parcel) -> None:
+    def receive(self, attempt: Attempt, parcel: Parcel[memoryview]) -> None:
         """A value or gradient has come for a segment here."""
-        self._post(attempt, lambda: self._receive(parcel))
+        self._post(attempt, lambda: self._current.receive(parcel))
 
     def decide(self, attempt: Attempt, unit: int, scale: float) -> None:
         """End a unit; the next one begins."""
-        self._post(attempt, lambda: self._executor.decide(unit, scale))
+        self._post(attempt, lambda: self._current.executor.decide(unit, scale))
 
     def give_state(self, attempt: Attempt) -> None:
         """Hand out copies of all owned tensors; answers `OutgoingState`s and `StateGiven`."""
-        self._post(attempt, lambda: self._give_state(attempt))
+        self._post(attempt, lambda: self._current.give_state())
 
     def drop(self) -> None:
         """Forget the job and its memory."""
@@ -226,16 +161,16 @@ class ComputeThread(threading.Thread):
         self._calls.put((attempt, function))
 
     @property
-    def _executor(self) -> Executor:
+    def _current(self) -> _Job[Any]:
         assert self._job is not None
-        return self._job.executor
+        return self._job
 
     def _run_next(self) -> bool:
         ran = False
 
         def run() -> None:
             nonlocal ran
-            ran = self._executor.run_next()
+            ran = self._current.executor.run_next()
 
         self._guard(run)
         return ran
@@ -255,7 +190,7 @@ class ComputeThread(threading.Thread):
         self._drop()
         self._attempt = (load.job, load.attempt)
         try:
-            self._job = _Job(self._worker, load, intake, self._memory_bytes, self._emit)
+            self._job = _Job(self._worker, load, intake, self._memory_bytes, self._backend, self._emit)
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))
         else:
@@ -265,21 +200,8 @@ class ComputeThread(threading.Thread):
         problem = intake.verify()
         self._emit(Filled(attempt) if problem is None else ComputeFailed(attempt, problem))
 
-    def _receive(self, parcel: Parcel) -> None:
-        assert self._job is not None
-        self._executor.receive(self._job.shaped(parcel))
-
     def _begin(self) -> None:
         self._began = True
-
-    def _give_state(self, attempt: Attempt) -> None:
-        assert self._job is not None
-        for number, segment in self._job.segments.items():
-            for name, tensor in segment.state().items():
-                copy = tensor.clone(memory_format=torch.contiguous_format)
-                digest = hashlib.sha256(memory(copy)).digest()
-                self._emit(OutgoingState(attempt, number, name, copy, digest))
-        self._emit(StateGiven(attempt))
 
     def _drop(self) -> None:
         self._job, self._began = None, False

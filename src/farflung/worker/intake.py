@@ -1,27 +1,28 @@
-"""The state of a job's segments on its way in: named slices into tensors that the segments will use."""
+"""The state of a job's segments on its way in: named slices into memory that the segments will use."""
 
 from __future__ import annotations
 
 import hashlib
-
-import torch
-from torch import Tensor
+from collections.abc import Callable
 
 from farflung.errors import GraphError, ProtocolError
 from farflung.protocol.messages import Load
-from farflung.runtime.torch_backend.tensors import memory
 from farflung.transport.headers import SliceHeader
 
 Key = tuple[int, str]  # segment, name
+EMPTY = memoryview(bytearray())
 
 
 class Intake:
     """Memory for every owned tensor of this worker's segments, filled by slices in any order of tensors.
 
-    Slices of one tensor come in order. `tensors` are flat uint8; their contents count once `verify` passed.
+    Slices of one tensor come in order. The contents of `buffers` count once `verify` passed. `allocate` gives
+    the memory for a tensor, `memory_bytes` is what all of them may take.
     """
 
-    def __init__(self, load: Load, segments: list[int], memory_bytes: int) -> None:
+    def __init__(
+        self, load: Load, segments: list[int], memory_bytes: int, allocate: Callable[[int], memoryview]
+    ) -> None:
         sizes = {
             (program.segment, name): size
             for program in load.programs
@@ -35,7 +36,7 @@ class Intake:
                 "raise `farflung join --memory` or use more workers"
             )
         self._load = load
-        self.tensors: dict[Key, Tensor] = {k: torch.empty(n, dtype=torch.uint8) for k, n in sizes.items()}
+        self.buffers: dict[Key, memoryview] = {k: allocate(n) if n else EMPTY for k, n in sizes.items()}
         self._expected: dict[Key, int] = dict.fromkeys(sizes, 0)
         self._digests: dict[Key, bytes] = {}
         self._open = {key for key, size in sizes.items() if size}
@@ -57,8 +58,8 @@ class Intake:
         if header.job != load.job or header.attempt < load.attempt:
             return None
         key = (header.segment, header.name)
-        tensor = self.tensors.get(key)
-        if peer != load.submitter or tensor is None or header.total != tensor.numel() or not header.bytes:
+        buffer = self.buffers.get(key)
+        if peer != load.submitter or buffer is None or header.total != len(buffer) or not header.bytes:
             raise ProtocolError(
                 f"{peer} sent a slice of {header.name[:60]!r}, which the plan does not expect"
             )
@@ -67,7 +68,7 @@ class Intake:
         if self._digests.setdefault(key, header.sha256) != header.sha256:
             raise ProtocolError(f"{peer} sent {header.name[:60]!r} with two digests")
         self._expected[key] = header.offset + header.bytes
-        return memory(tensor)[header.offset : header.offset + header.bytes]
+        return buffer[header.offset : header.offset + header.bytes]
 
     def complete(self, header: SliceHeader) -> None:
         """One slice's bytes are all here."""
@@ -76,7 +77,7 @@ class Intake:
 
     def verify(self) -> str | None:
         """Hold each tensor against its digest; the problem in words, or None. Not for an event loop."""
-        for key, tensor in self.tensors.items():
-            if tensor.numel() and hashlib.sha256(memory(tensor)).digest() != self._digests.get(key):
+        for key, buffer in self.buffers.items():
+            if len(buffer) and hashlib.sha256(buffer).digest() != self._digests.get(key):
                 return f"the state of {key[1]!r} did not arrive as it was sent (SHA-256 differs)"
         return None

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
-
-import torch
-from torch import Tensor
 
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Claim, Load, Welcome
 from farflung.runtime.executor import Parcel
-from farflung.runtime.torch_backend.tensors import memory
 from farflung.transport.headers import DENSE, DataHeader, SliceHeader, ValueHeader
 from farflung.transport.link import Link
-from farflung.worker.intake import Intake
+from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.ledger import Ledger
 
 LOBBY_SIZE = 64
 SLICE_BYTES = 4 * 2**20
-EMPTY = memoryview(bytearray())
 
 
 class PeerEvents(Protocol):
@@ -33,8 +28,8 @@ class PeerEvents(Protocol):
     def peer_lost(self, peer: str, reason: str) -> None:
         """That link is gone, or could not be made."""
 
-    def parcel_arrived(self, parcel: Parcel) -> None:
-        """A value or gradient is complete; its tensor is flat uint8."""
+    def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
+        """A value or gradient is complete."""
 
     def state_arrived(self) -> None:
         """Every byte of the state is here, unverified."""
@@ -45,14 +40,15 @@ class Peers:
 
     Whoever dials says first for which attempt. A dialler's plan may arrive before ours does, so the link
     waits in the lobby until that attempt is ours and admits its holder; until then it may send nothing.
+    `allocate` gives the memory that a value is received into.
     """
 
-    def __init__(self, events: PeerEvents) -> None:
+    def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
         self._events = events
+        self._allocate = allocate
         self._lobby: dict[Link, Claim | None] = {}
         self._dialled: set[Link] = set()
         self._links: dict[str, Link] = {}
-        self._receiving: dict[tuple[Link, ValueHeader], Tensor] = {}
         self._load: Load | None = None
         self._ledger: Ledger | None = None
         self._intake: Intake | None = None
@@ -74,7 +70,6 @@ class Peers:
         self._verified = False
         over = [*self._links.values(), *self._dialled]
         self._links, self._dialled = {}, set()
-        self._receiving.clear()
         for link in over:
             self._close(link, reason)
 
@@ -107,12 +102,12 @@ class Peers:
             self._dialled.add(link)
             link.send_control(messages.encode(Claim(self._load.job, self._load.attempt)))
 
-    def send_parcel(self, parcel: Parcel, peer: str) -> None:
+    def send_parcel(self, parcel: Parcel[memoryview], peer: str) -> None:
         """Post a value or gradient to a peer; nothing if its link is gone (which has been told)."""
         link, load = self._links.get(peer), self._load
         if link is None or load is None:
             return
-        buffer = memory(parcel.tensor) if parcel.tensor is not None else EMPTY
+        buffer = parcel.payload if parcel.payload is not None else EMPTY
         header = ValueHeader(
             load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
             parcel.value, parcel.gradient, DENSE, len(buffer),
@@ -121,11 +116,10 @@ class Peers:
             self._ledger.posted(header)
         link.post(header, buffer)
 
-    def send_state(self, segment: int, name: str, tensor: Tensor, sha256: bytes) -> None:
+    def send_state(self, segment: int, name: str, whole: memoryview, sha256: bytes) -> None:
         """Post one owned tensor to the submitter, in slices."""
         if self._load is None or (link := self._links.get(self._load.submitter)) is None:
             return
-        whole = memory(tensor)
         for offset in range(0, len(whole), SLICE_BYTES):
             piece = whole[offset : offset + SLICE_BYTES]
             header = SliceHeader(
@@ -163,9 +157,7 @@ class Peers:
             return None
         if not header.bytes:
             return EMPTY
-        tensor = torch.empty(header.bytes, dtype=torch.uint8)
-        self._receiving[(link, header)] = tensor
-        return memory(tensor)
+        return self._allocate(header.bytes)
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
         """Hand on a whole message."""
@@ -176,11 +168,10 @@ class Peers:
             if self._intake.full:  # once: no slice is admitted after the last
                 self._events.state_arrived()
             return
-        tensor = self._receiving.pop((link, header), None)
         self._events.parcel_arrived(
             Parcel(
                 header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
-                tensor,
+                buffer if header.bytes else None,
             )
         )  # fmt: skip
 
@@ -189,8 +180,6 @@ class Peers:
         self._lobby.pop(link, None)
         was_awaited = link in self._dialled
         self._dialled.discard(link)
-        for key in [key for key in self._receiving if key[0] is link]:
-            del self._receiving[key]
         if self._links.get(link.peer.id) is link:
             del self._links[link.peer.id]
             self._sent_by_closed += link.bytes_sent

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import psutil
-import torch
 
 from farflung.errors import ConnectionFailed, FarflungError, GraphError
 from farflung.opdag import opset
 from farflung.plan import FEEDER
 from farflung.protocol import messages
 from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
+from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Parcel
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.frames import BOOT, Kind
@@ -43,12 +41,13 @@ class WorkerOptions:
     """How a worker runs.
 
     `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: this machine's on
-    the route to the broker). `memory_bytes` is what jobs may use.
+    the route to the broker). `memory_bytes` is what jobs may use, `backend` what computes.
     """
 
     identity: Identity
     listen: str
     memory_bytes: int
+    backend: AnyBackend
     site: str = ""
     advertise: list[str] = field(default_factory=list)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -70,10 +69,10 @@ async def run(options: WorkerOptions) -> None:
         await service.stop()
 
 
-def describe_device(memory_bytes: int) -> Device:
-    """This machine's device as the broker is told: today its CPU."""
-    name = platform.processor() or platform.machine()
-    return Device("cpu", name, psutil.cpu_count() or 1, memory_bytes, str(torch.__version__), opset.version())
+def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
+    """What this worker offers, as the broker is told."""
+    offer = backend.offer()
+    return Device(offer.kind, offer.name, offer.cores, memory_bytes, offer.framework, opset.version())
 
 
 class WorkerService:
@@ -84,9 +83,11 @@ class WorkerService:
         self._identity = options.identity
         self._timeouts = options.timeouts
         self._state = machine.State(options.identity.id)
-        self._peers = Peers(self)
+        self._peers = Peers(self, options.backend.allocate)
         self._loop = asyncio.get_running_loop()
-        self._compute = ComputeThread(options.identity.id, options.memory_bytes, self._from_compute)
+        self._compute = ComputeThread(
+            options.identity.id, options.memory_bytes, options.backend, self._from_compute
+        )
         self._client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_strangers=False)
         self._listener: Listener | None = None
@@ -177,7 +178,7 @@ class WorkerService:
     def peer_lost(self, peer: str, reason: str) -> None:
         self._happened(machine.PeerLost(peer, reason))
 
-    def parcel_arrived(self, parcel: Parcel) -> None:
+    def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
         if self._state.attempt is not None:
             self._compute.receive(self._state.attempt, parcel)
 
@@ -196,7 +197,7 @@ class WorkerService:
         self._timeouts = self._broker.timeouts
         self._listener.keep_to(self._timeouts)
         addresses = self._options.advertise or [self._listener.address_for(self._broker.local)]
-        device = describe_device(self._options.memory_bytes)
+        device = describe_device(self._options.backend, self._options.memory_bytes)
         self._tell(Register(device, self._options.site, addresses, BOOT))
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
@@ -221,7 +222,7 @@ class WorkerService:
             peer = load.submitter if target == FEEDER else load.plan.worker_of(target)
             self._peers.send_parcel(outcome.parcel, peer)
         elif isinstance(outcome, OutgoingState):
-            self._peers.send_state(outcome.segment, outcome.name, outcome.tensor, outcome.sha256)
+            self._peers.send_state(outcome.segment, outcome.name, outcome.buffer, outcome.sha256)
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)
         else:
@@ -269,7 +270,12 @@ class WorkerService:
         load = command.load
         worker = self._identity.id
         try:
-            self._intake = Intake(load, load.plan.segments_of(worker), self._options.memory_bytes)
+            self._intake = Intake(
+                load,
+                load.plan.segments_of(worker),
+                self._options.memory_bytes,
+                self._options.backend.allocate,
+            )
         except GraphError as error:
             self._happened(machine.Verified((load.job, load.attempt), str(error)))
             return

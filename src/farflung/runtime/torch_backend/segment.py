@@ -6,7 +6,7 @@ what was sent come back from every consumer, autograd runs in between. Only the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.optimizer import build, set_learning_rate
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.torch_backend.codegen import Program
-from farflung.runtime.torch_backend.tensors import DTYPES, outgoing
+from farflung.runtime.torch_backend.tensors import DTYPES, memory, outgoing
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -169,6 +169,11 @@ class TorchSegment:
         """Owned parameters and buffers by name, detached; they share the segment's memory."""
         return {name: self._state[self._index[name]].detach() for name in self.segment.owned}
 
+    def snapshot(self) -> Iterator[tuple[str, memoryview]]:
+        """Owned parameters and buffers by name, each as the bytes of a copy."""
+        for name, tensor in self.state().items():
+            yield name, memory(tensor.clone(memory_format=torch.contiguous_format))
+
     def _run(self, program: Program, values: Mapping[int, Tensor], seed: int) -> dict[int, Tensor]:
         state = [
             self._pending.get(e.name, t) if self._pending else t
@@ -184,5 +189,5 @@ class TorchSegment:
 
 def _emit(leaf: Tensor, value: int, send: GradientSink) -> None:
     if leaf.grad is not None:
-        send(value, leaf.grad)
+        send(value, leaf.grad.contiguous())
         leaf.grad = None

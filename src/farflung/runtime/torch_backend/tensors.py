@@ -21,9 +21,12 @@ DTYPES: dict[DTypeName, torch.dtype] = {
 }
 
 
-def empty(value_type: ValueType, batch: int) -> Tensor:
-    """An uninitialised tensor for one value; 64-byte aligned, as kernels that repeat bit for bit need."""
-    return torch.empty(value_type.shape_at(batch), dtype=DTYPES[value_type.dtype])
+def over(buffer: memoryview, value_type: ValueType, batch: int) -> Tensor:
+    """The tensor that `buffer` holds, sharing its memory."""
+    if not len(buffer):
+        return torch.empty(value_type.shape_at(batch), dtype=DTYPES[value_type.dtype])
+    flat = torch.frombuffer(buffer, dtype=DTYPES[value_type.dtype])
+    return flat.reshape(value_type.shape_at(batch))
 
 
 def memory(tensor: Tensor) -> memoryview:

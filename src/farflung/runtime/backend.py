@@ -1,0 +1,110 @@
+"""The seam between farflung and what computes: a backend turns segments into runners, buffers into arrays.
+
+A backend is a folder here (`torch_backend`, ...) and may import its framework; nobody else does, so a worker
+needs only the one it runs on. Buffers are flat memory that links fill and empty; arrays are the backend's own
+and only go from one of its runners to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+from farflung.opdag.graph import ValueType
+from farflung.opdag.segment import Segment
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+
+class Summable(Protocol):
+    """What an array must be able to do: gradients of one value are added."""
+
+    def __add__(self, other: Any, /) -> Any:
+        """The sum, as a new array."""
+
+
+Array = TypeVar("Array", bound=Summable)
+
+
+class Offer(NamedTuple):
+    """The device as the broker is told; `framework` is what runs there, with its version."""
+
+    kind: str
+    name: str
+    cores: int
+    framework: str
+
+
+class SegmentRunner(Protocol[Array]):
+    """One segment on a backend: forward, backward, apply. Only the compute thread may call in."""
+
+    @property
+    def segment(self) -> Segment:
+        """What it runs."""
+
+    def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Array]) -> Mapping[int, Array]:
+        """Run one microbatch on its inputs and received values by id; returns the values to send.
+
+        In a training unit what backward needs is kept until then. What is returned never changes.
+        """
+
+    def backward(
+        self,
+        unit: Unit,
+        microbatch: int,
+        gradients: Mapping[int, Array],
+        send: Callable[[int, Array], None],
+    ) -> None:
+        """Take the summed gradients of what was sent; give each received value's to `send` once complete."""
+
+    def share_gradients(self, owners: Mapping[str, Self]) -> None:
+        """Add the gradients of parameters that other segments of this worker own to theirs."""
+
+    def square_sum(self) -> float:
+        """Sum of squares over the gradients of owned parameters, in float64."""
+
+    def take_loss(self) -> float:
+        """The float64 sum of w_m * loss_m since the last call."""
+
+    def apply(self, step: int, scale: float) -> None:
+        """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
+
+    def snapshot(self) -> Iterator[tuple[str, memoryview]]:
+        """Owned parameters and buffers by name, each as bytes that later steps do not change."""
+
+
+class Backend(Protocol[Array]):
+    """What a worker asks of the framework it computes with."""
+
+    def offer(self) -> Offer:
+        """The device of this process."""
+
+    def allocate(self, size: int) -> memoryview:
+        """Fresh memory for `size` > 0 bytes that a link will fill. Called on the event loop."""
+
+    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Array:
+        """What a filled buffer holds, over the same memory where the device allows."""
+
+    def memory(self, array: Array) -> memoryview:
+        """The bytes of a contiguous array; they stay valid for as long as the view is held."""
+
+    def verify(self, segment: Segment, batch: int) -> None:
+        """The last check of a program from outside, before anything of it runs.
+
+        Raises
+        ------
+        GraphError
+            A declared shape or element type is not the one that the framework would make.
+        """
+
+    def runner(
+        self, segment: Segment, state: Mapping[str, Array], training: Training
+    ) -> SegmentRunner[Array]:
+        """A runner over the named parameters and buffers, which it updates.
+
+        A parameter that another segment of this worker owns is that segment's own array.
+        """
+
+
+AnyBackend = Backend[Any]
+"""A backend whose arrays nobody here looks into."""

@@ -1,0 +1,42 @@
+"""PyTorch as a backend of a worker: today on the CPU."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+import psutil
+import torch
+from torch import Tensor
+
+from farflung.opdag.graph import ValueType
+from farflung.opdag.segment import Segment
+from farflung.runtime.backend import Offer
+from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend.segment import TorchSegment
+from farflung.runtime.torch_backend.verify import verify_segment
+from farflung.runtime.training import Training
+
+
+class TorchBackend:
+    """See `runtime.backend.Backend`; arrays are tensors."""
+
+    def offer(self) -> Offer:
+        name = platform.processor() or platform.machine()
+        return Offer("cpu", name, psutil.cpu_count() or 1, f"torch {torch.__version__}")
+
+    def allocate(self, size: int) -> memoryview:
+        # torch's own allocator: aligned to 64 bytes, as kernels that repeat bit for bit need.
+        return tensors.memory(torch.empty(size, dtype=torch.uint8))
+
+    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Tensor:
+        return tensors.over(buffer, value_type, batch)
+
+    def memory(self, array: Tensor) -> memoryview:
+        return tensors.memory(array)
+
+    def verify(self, segment: Segment, batch: int) -> None:
+        verify_segment(segment, batch)
+
+    def runner(self, segment: Segment, state: Mapping[str, Tensor], training: Training) -> TorchSegment:
+        return TorchSegment(segment, state, training)

@@ -1,0 +1,104 @@
+"""From a `Load` to segments that can run: programs verified, sizes held against the plan, state shaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from farflung.errors import GraphError
+from farflung.opdag import wire
+from farflung.opdag.segment import Segment
+from farflung.plan import FEEDER
+from farflung.protocol.messages import Load
+from farflung.runtime.backend import Array, Backend, SegmentRunner
+from farflung.runtime.footprint import required_bytes
+from farflung.worker.intake import Intake, Key
+
+
+def load_segments(
+    worker: str, load: Load, intake: Intake, memory_bytes: int, backend: Backend[Array]
+) -> dict[int, SegmentRunner[Array]]:
+    """Runners for every segment that the plan gives to `worker`, over `intake`'s memory.
+
+    Raises
+    ------
+    GraphError
+        A program is missing or not valid, does not fit the plan, the state or `memory_bytes`.
+    """
+    batch = load.training.microbatch_size
+    segments = _programs(worker, load)
+    for segment in segments.values():
+        backend.verify(segment, batch)
+        check_edges(load, segment)
+    needed = sum(required_bytes(segment, batch, load.plan.window) for segment in segments.values())
+    if needed > memory_bytes:
+        raise GraphError(
+            f"the segments need {needed} bytes, this worker gives {memory_bytes}: "
+            "raise `farflung join --memory` or use more workers"
+        )
+    state = _shaped(segments, intake.buffers, batch, backend)
+    return {n: backend.runner(s, _state_of(s, state), load.training) for n, s in segments.items()}
+
+
+def check_edges(load: Load, segment: Segment) -> None:
+    """Hold the plan's edges of a segment against its program: the same values, sizes and gradients.
+
+    Raises
+    ------
+    GraphError
+        They differ: memory would be taken, or a message awaited, that the program knows nothing of.
+    """
+    batch = load.training.microbatch_size
+    sizes = {value: kind.bytes(batch) for value, kind in segment.values.items()}
+    fed = [entry.value for entry in segment.inputs if entry.kind == "input"]
+    gradients = set(segment.differentiable)
+    incoming = {(v, True, sizes[v], False) for v in fed}
+    incoming |= {(v, False, sizes[v], v in gradients) for v in segment.receives}
+    outgoing = {(v, sizes[v], v in gradients) for v in segment.sends}
+    edges = load.plan.edges
+    into = [e for e in edges if e.target == segment.number]
+    stated_in = {(e.value, e.source == FEEDER, e.bytes, e.differentiable) for e in into}
+    stated_out = {(e.value, e.bytes, e.differentiable) for e in edges if e.source == segment.number}
+    if stated_in != incoming or len(into) != len(incoming) or stated_out != outgoing:
+        raise GraphError(f"the plan's edges of segment {segment.number} are not those of its program")
+    if load.plan.microbatches != load.training.microbatches:
+        raise GraphError("the plan and the training differ in the number of microbatches")
+
+
+def _programs(worker: str, load: Load) -> dict[int, Segment]:
+    mine = load.plan.segments_of(worker)
+    programs = {p.segment: p for p in load.programs}
+    if set(mine) - set(programs):
+        raise GraphError("a segment of the plan has no program")
+    segments = {n: wire.load_segment(programs[n].program, load.training.microbatch_size) for n in mine}
+    for number, segment in segments.items():
+        if segment.number != number:
+            raise GraphError(f"the program of segment {number} says it is {segment.number}")
+    return segments
+
+
+def _shaped(
+    segments: Mapping[int, Segment], buffers: Mapping[Key, memoryview], batch: int, backend: Backend[Array]
+) -> dict[Key, Array]:
+    """The state as arrays, with the element types and shapes that the programs state."""
+    shaped: dict[Key, Array] = {}
+    for number, segment in segments.items():
+        types = {e.name: segment.values[e.value] for e in segment.inputs if e.kind != "constant"}
+        for name in segment.owned:
+            buffer = buffers.get((number, name))
+            if buffer is None or len(buffer) != types[name].bytes(batch):
+                raise GraphError(f"the size of {name[:60]!r} is not the one that its program states")
+            shaped[(number, name)] = backend.array(buffer, types[name], batch)
+    if unowned := buffers.keys() - shaped.keys():
+        raise GraphError(f"the state holds {min(unowned)[1][:60]!r}, which no program owns")
+    return shaped
+
+
+def _state_of(segment: Segment, state: Mapping[Key, Array]) -> dict[str, Array]:
+    """State by name: the segment's own arrays, and its neighbours' on this worker for shared parameters."""
+    by_name = {name: array for (_, name), array in sorted(state.items(), key=lambda item: -item[0][0])}
+    own = {name: array for (number, name), array in state.items() if number == segment.number}
+    held = [e.name for e in segment.inputs if e.kind in ("parameter", "buffer")]
+    missing = [name for name in held if name not in by_name]
+    if missing:
+        raise GraphError(f"parameter {missing[0][:60]!r} is owned by a segment of another worker")
+    return {name: own.get(name, by_name[name]) for name in held}

@@ -5,6 +5,12 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+from typing import Literal
+
+Cause = Literal["word", "death", "trouble"]
+"""Why a link is over: somebody said so for good, the process at the other end hung up without a word (as the
+kernel does for one that dies), or the network failed (silence, a time-out), and another link may do better.
+"""
 
 _ALERTS = {
     "CERTIFICATE_REQUIRED": "no certificate was shown, and this port admits only certificate holders",
@@ -40,6 +46,13 @@ def why_lost(error: BaseException | None, unacknowledged_seconds: float) -> str:
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "connection reset: the process at the other end may have died"
     return f"the connection failed: {_words(error)}"
+
+
+def cause_of(error: BaseException | None) -> Cause:
+    """What kind of end `error` is for a connection that stood; None is an end of file without a word."""
+    if error is None or isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "death"
+    return "word" if isinstance(error, ssl.SSLError) else "trouble"
 
 
 def why_unreachable(error: BaseException, address: str, seconds: float) -> str:

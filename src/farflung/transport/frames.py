@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from farflung.errors import ProtocolError
 from farflung.transport import stranger
-from farflung.transport.headers import Count, DataHeader
+from farflung.transport.headers import Count, DataHeader, Receipt
 from farflung.transport.names import MAXIMUM_ID_LENGTH, Role
 from farflung.transport.wording import printable
 
@@ -98,9 +98,19 @@ class Cancel(_Header, frozen=True):
 
 
 class Close(_Header, frozen=True):
-    """The last frame: why the connection ends. Whoever gets it hangs up."""
+    """The last frame: why the connection ends. Whoever gets it hangs up.
+
+    With `is_trouble` only the connection failed, and what it was for may go on over another one.
+    """
 
     reason: Annotated[str, Meta(max_length=MAXIMUM_REASON_LENGTH)]
+    is_trouble: bool = False
+
+
+class Taken(_Header, frozen=True):
+    """What has come whole over this link so far; the newest one says it all."""
+
+    receipt: Receipt
 
 
 class Join(_Header, frozen=True):
@@ -111,10 +121,10 @@ class Reply(_Header, frozen=True):
     """The one answer to a `Join`, in the payload."""
 
 
-Frame = Hello | Control | Open | Chunk | Credit | Ping | Pong | Cancel | Close | Join | Reply
+Frame = Hello | Control | Open | Chunk | Credit | Ping | Pong | Cancel | Close | Join | Reply | Taken
 
 _TYPES: tuple[type[Frame], ...] = (
-    Hello, Control, Open, Chunk, Credit, Ping, Pong, Cancel, Close, Join, Reply,
+    Hello, Control, Open, Chunk, Credit, Ping, Pong, Cancel, Close, Join, Reply, Taken,
 )  # fmt: skip
 _NUMBERS: dict[type, int] = {frame: number for number, frame in enumerate(_TYPES, start=1)}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Frame]] = {
@@ -136,9 +146,9 @@ def encode(frame: Frame, payload_bytes: int = 0) -> bytes:
     return _prefix.pack(MAGIC, PROTOCOL, _NUMBERS[type(frame)], len(header), payload_bytes) + header
 
 
-def closing(reason: str) -> Close:
+def closing(reason: str, is_trouble: bool = False) -> Close:
     """The last frame, with as much of the reason as fits."""
-    return Close(reason[:MAXIMUM_REASON_LENGTH])
+    return Close(reason[:MAXIMUM_REASON_LENGTH], is_trouble)
 
 
 def read_prefix(prefix: memoryview) -> tuple[int, int, int]:

@@ -54,3 +54,20 @@ class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, for
 
 
 DataHeader = ValueHeader | SliceHeader
+
+MAXIMUM_STREAMS = 16
+"""Messages that may be unfinished on one link at once; a sender interleaves as many as it has priorities."""
+
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What has come whole over one link so far: the first `controls` control messages, and of the data
+    streams below `opened` all but `missing`.
+    """
+
+    controls: Count = 0
+    opened: Count = 0
+    missing: Annotated[tuple[Count, ...], Meta(max_length=MAXIMUM_STREAMS)] = ()
+
+    def holds(self, stream: int) -> bool:
+        """Whether the message that went as this stream has come whole."""
+        return stream < self.opened and stream not in self.missing

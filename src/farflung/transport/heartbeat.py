@@ -1,4 +1,4 @@
-"""A link's pulse: says when to ping, and when the peer has been silent for the lease."""
+"""A link's pulse: says when to ping, and when the peer has been silent for too long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Heartbeat:
 
     def __init__(self, timeouts: Timeouts, beat: Callable[[], None], silent: Callable[[], None]) -> None:
         self._interval = timeouts.heartbeat_seconds
-        self._limit = round(timeouts.lease_seconds / timeouts.heartbeat_seconds)
+        self._limit = round(timeouts.silence_seconds / timeouts.heartbeat_seconds)
         self._beat = beat
         self._silent = silent
         self._beats_in_silence = 0

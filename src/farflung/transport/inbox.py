@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 from farflung.errors import ProtocolError
 from farflung.transport.frames import Chunk, Control, Open
 from farflung.transport.handler import Handler
-from farflung.transport.headers import DataHeader
+from farflung.transport.headers import MAXIMUM_STREAMS, DataHeader, Receipt
 
 if TYPE_CHECKING:
     from farflung.transport.link import Link
-
-_MAXIMUM_STREAMS = 16
-"""A sender interleaves as many messages as it has priorities."""
 
 
 @dataclass(slots=True)
@@ -35,7 +32,18 @@ class Inbox:
         self._pieces: list[bytearray] = []
         self._control_total = 0
         self._control_received = 0
+        self._controls = 0
         self.messages = 0
+
+    @property
+    def receipt(self) -> Receipt:
+        """What has come whole."""
+        return Receipt(self._controls, self._next_stream, tuple(self._streams))
+
+    @property
+    def unfinished(self) -> list[DataHeader]:
+        """The data messages that the handler gave memory for and that are not whole."""
+        return [a.header for a in self._streams.values() if a.memory is not None]
 
     def begin_control(self, frame: Control, size: int) -> memoryview:
         """Memory for a piece of a control message; ProtocolError if it is not the next one."""
@@ -60,6 +68,7 @@ class Inbox:
         if self._control_received == self._control_total:
             message = b"".join(self._pieces)
             self._pieces, self._control_received = [], 0
+            self._controls += 1
             self.messages += 1
             self._handler.control(self._link, message)
 
@@ -69,8 +78,8 @@ class Inbox:
             raise ProtocolError(
                 f"expected stream {self._next_stream} to be opened, found {frame.stream}: a replay?"
             )
-        if len(self._streams) >= _MAXIMUM_STREAMS:
-            raise ProtocolError(f"expected at most {_MAXIMUM_STREAMS} unfinished messages, found one more")
+        if len(self._streams) >= MAXIMUM_STREAMS:
+            raise ProtocolError(f"expected at most {MAXIMUM_STREAMS} unfinished messages, found one more")
         self._next_stream += 1
         _check_fit(0, size, frame.header.bytes)
         memory = self._handler.opening(self._link, frame.header)

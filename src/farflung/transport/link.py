@@ -15,7 +15,7 @@ import msgspec
 
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
 from farflung.transport.connection import Connection, settle
-from farflung.transport.failures import why_lost, why_never_greeted
+from farflung.transport.failures import Cause, cause_of, why_lost, why_never_greeted
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
@@ -30,10 +30,11 @@ from farflung.transport.frames import (
     Open,
     Ping,
     Pong,
+    Taken,
     closing,
 )
 from farflung.transport.handler import Handler
-from farflung.transport.headers import DataHeader
+from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.heartbeat import Heartbeat
 from farflung.transport.inbox import Inbox
 from farflung.transport.link_status import LinkStatus
@@ -58,6 +59,7 @@ class Link:
     kind : What the dialler opened the link for.
     congestion_control : The kernel's name of what paces this end's sending.
     reason : Why the link is over; None while it stands.
+    cause : What kind of end that is: whether what the link was for can go on over another one.
     last_heard : When the last bytes came (`time.monotonic`).
     bytes_received : Payload and framing, before encryption.
     round_trip_seconds : Of the last answered ping; None before the first answer.
@@ -79,6 +81,7 @@ class Link:
         self.kind: Kind = own.kind
         self.congestion_control = congestion_control(connection.socket)
         self.reason: str | None = None
+        self.cause: Cause = "word"
         self.last_heard = time.monotonic()
         self.bytes_received = 0
         self.round_trip_seconds: float | None = None
@@ -122,28 +125,34 @@ class Link:
         if self.reason is not None:
             raise ConnectionFailed(f"the link to {self.peer} is over: {self.reason}")
 
-    def post(self, header: DataHeader, buffer: memoryview, done: Done | None = None) -> None:
+    def post(
+        self, header: DataHeader, buffer: memoryview, done: Done | None = None, taken: Done | None = None
+    ) -> None:
         """Queue a data message of `header.bytes` bytes; `buffer` stays unchanged until `done` is called.
 
         `done` is called exactly once: when the last byte has left, or when it never will (the message was
-        withdrawn, or the link is over: `reason` says why). Gradients overtake activations, and those state.
+        withdrawn, or the link is over: `reason` says why). `taken` is called at most once, when the peer has
+        said that the message came whole. Gradients overtake activations, and those state.
         """
         payload = memoryview(buffer).cast("B")
         if len(payload) != header.bytes:
             raise ValueError(f"a buffer of {len(payload)} bytes was given for a message of {header.bytes}")
         if self.reason is None:
-            self._sender.post(header, payload, done)
+            self._sender.post(header, payload, done, taken)
         elif done is not None:
             done()
 
-    def send_control(self, message: bytes) -> None:
-        """Queue a control message of at most 64 MiB; it overtakes data. Dropped if the link is over."""
+    def send_control(self, message: bytes, taken: Done | None = None) -> None:
+        """Queue a control message of at most 64 MiB; it overtakes data. Dropped if the link is over.
+
+        `taken` as in `post`.
+        """
         if len(message) > MAXIMUM_CONTROL_BYTES:
             raise ValueError(
                 f"a control message of {len(message)} bytes, at most {MAXIMUM_CONTROL_BYTES} may be"
             )
         if self.reason is None:
-            self._sender.post_control(message)
+            self._sender.post_control(message, taken)
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
         """Drop the data messages that match and have not left whole."""
@@ -157,6 +166,25 @@ class Link:
         """
         self._end(reason, tell=reason)
         await self._lost.wait()
+
+    def abandon(self, reason: str) -> None:
+        """Be over at once, because another link takes the place of this one; the handler is not told."""
+        self._handler = None
+        self._end(reason, tell=reason)
+
+    @property
+    def receipt(self) -> Receipt:
+        """What has come whole; final once the link is over."""
+        return Receipt() if self._inbox is None else self._inbox.receipt
+
+    @property
+    def unfinished(self) -> list[DataHeader]:
+        """The data messages that the handler gave memory for and that have not come whole."""
+        return [] if self._inbox is None else self._inbox.unfinished
+
+    def took(self, receipt: Receipt) -> None:
+        """The peer's receipt for this link came over the one that took its place; see `Outbox.took`."""
+        self._sender.took(receipt)
 
     async def ready(self) -> Link:
         """Give back this link once the dialled peer has greeted it; ConnectionFailed if it refuses."""
@@ -232,7 +260,8 @@ class Link:
     def end(self, frame: Frame, payload_bytes: int) -> None:
         """Called by the reader."""
         if isinstance(frame, Close):
-            self._end(f"{self.peer} closed the link: {printable(frame.reason)}", tell=None)
+            cause: Cause = "trouble" if frame.is_trouble else "word"
+            self._end(f"{self.peer} closed the link: {printable(frame.reason)}", None, cause)
             self._transport.abort()
         elif self.reason is not None:
             return
@@ -240,8 +269,10 @@ class Link:
             self._greet(frame)
         elif isinstance(frame, Chunk | Open):
             self._inbox.end_data(frame.stream, payload_bytes)
+            self._sender.receipt(self._inbox.receipt)
         elif isinstance(frame, Control):
             self._inbox.end_control(payload_bytes)
+            self._sender.receipt(self._inbox.receipt)
         else:
             self._keep_house(frame, self._inbox)
 
@@ -254,7 +285,7 @@ class Link:
         if self._dialled and self._handler is None:
             self._end(why_never_greeted(error), tell=None)
         else:
-            self._end(why_lost(error, self._timeouts.unacknowledged_seconds), tell=None)
+            self._end(why_lost(error, self._timeouts.unacknowledged_seconds), None, cause_of(error))
         self._deadline.cancel()
         self._sender.let_go()
         self._lost.set()
@@ -299,6 +330,8 @@ class Link:
                 self.round_trip_seconds = max(0.0, time.monotonic() - stamp)
             case Cancel(stream):
                 inbox.cancel(stream)
+            case Taken(receipt):
+                self._sender.took(receipt)
             case _:
                 raise ProtocolError(
                     f"expected no {type(frame).__name__.lower()} frame on an open link, found one"
@@ -333,24 +366,24 @@ class Link:
         self._sender.ping(time.monotonic())
 
     def _fall_silent(self) -> None:
-        reason = f"nothing heard from {self.peer} for {self._timeouts.lease_seconds:g} s"
-        self._end(reason, tell=reason)
+        reason = f"nothing heard from {self.peer} for {self._timeouts.silence_seconds:g} s"
+        self._end(reason, reason, "trouble")
 
     def _no_hello(self) -> None:
         reason = f"no hello from {self.peer} within {self._timeouts.dial_seconds:g} s"
         self._end(reason, tell=reason)
 
-    def _end(self, reason: str, tell: str | None) -> None:
+    def _end(self, reason: str, tell: str | None, cause: Cause = "word") -> None:
         """Be over, once. Whoever says why waits for the other to hang up, so that the words arrive."""
         if self.reason is not None:
             return
-        self.reason = reason
+        self.reason, self.cause = reason, cause
         self._reader.drop_payload()
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._sender.stop()
         if tell is not None:
-            self._sender.write_now(closing(tell))
+            self._sender.write_now(closing(tell, cause == "trouble"))
         self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(
             self._timeouts.close_seconds, self._transport.abort
@@ -358,5 +391,5 @@ class Link:
         self._settled.set()
         if self._handler is not None:
             self._handler.closed(self, reason)
-        elif not self._dialled:
+        elif not (self._dialled or self._settled.is_set()):
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.errors import ProtocolError
 from farflung.transport.frames import Chunk, Control, Open, encode
-from farflung.transport.headers import DataHeader, ValueHeader
+from farflung.transport.headers import DataHeader, Receipt, ValueHeader
 
 WINDOW_BYTES = 16 * 2**20
 """Payload of data that may be on its way before the receiver has said that it took any."""
@@ -30,6 +31,7 @@ class _Message:
     header: DataHeader | None = field(compare=False)
     payload: memoryview = field(compare=False)
     done: Done = field(compare=False)
+    taken: Done | None = field(default=None, compare=False)
     stream: int | None = field(default=None, compare=False)
     sent: int = field(default=0, compare=False)
 
@@ -53,22 +55,31 @@ class Outbox:
         self._sequence = 0
         self._next_stream = 0
         self._credit = WINDOW_BYTES
+        self._controls: deque[Done] = deque()
+        self._controls_taken = 0
+        self._begun: dict[int, Done] = {}
 
     def __len__(self) -> int:
         """How many messages have not left whole."""
         return len(self._queue)
 
-    def post_control(self, payload: memoryview) -> None:
-        """Queue a control message."""
-        self._push(_CONTROL, None, payload, _nothing)
+    def post_control(self, payload: memoryview, taken: Done | None = None) -> None:
+        """Queue a control message; `taken` is called when the receiver says that it has come whole."""
+        self._controls.append(taken or _nothing)
+        self._push(_CONTROL, None, payload, _nothing, None)
 
-    def post(self, header: DataHeader, payload: memoryview, done: Done | None) -> None:
-        """Queue a data message; `payload` stays unchanged until `done` has been called, exactly once."""
+    def post(
+        self, header: DataHeader, payload: memoryview, done: Done | None, taken: Done | None = None
+    ) -> None:
+        """Queue a data message; `payload` stays unchanged until `done` has been called, exactly once.
+
+        `taken` is called at most once: when the receiver says that the message has come whole.
+        """
         if isinstance(header, ValueHeader):
             priority = _GRADIENT if header.gradient else _ACTIVATION
         else:
             priority = _STATE
-        self._push(priority, header, payload, done or _nothing)
+        self._push(priority, header, payload, done or _nothing, taken)
 
     def credit(self, count: int) -> None:
         """The receiver took `count` bytes; ProtocolError if they were never sent."""
@@ -77,6 +88,23 @@ class Outbox:
                 f"expected credit for at most {WINDOW_BYTES - self._credit} bytes, found {count}"
             )
         self._credit += count
+
+    def took(self, receipt: Receipt) -> None:
+        """The receiver says what has come whole, on this link or later over another one.
+
+        Raises
+        ------
+        ProtocolError
+            Some of it was never sent.
+        """
+        fresh = receipt.controls - self._controls_taken
+        if fresh > len(self._controls) or receipt.opened > self._next_stream:
+            raise ProtocolError("expected a receipt for what was sent, found one for more")
+        taken = [self._controls.popleft() for _ in range(fresh)]
+        self._controls_taken += len(taken)
+        taken += [self._begun.pop(stream) for stream in list(self._begun) if receipt.holds(stream)]
+        for say in taken:
+            say()
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> list[int]:
         """Drop the data messages that match; gives back the streams among them that have begun."""
@@ -88,6 +116,8 @@ class Outbox:
         heapq.heapify(kept)
         self._queue = kept
         for message in dropped:
+            if message.stream is not None:
+                self._begun.pop(message.stream, None)
             message.done()
         return [message.stream for message in dropped if message.stream is not None]
 
@@ -130,8 +160,17 @@ class Outbox:
             return Chunk(message.stream, message.sent)
         message.stream = self._next_stream
         self._next_stream += 1
+        if message.taken is not None:
+            self._begun[message.stream] = message.taken
         return Open(message.stream, message.header)
 
-    def _push(self, priority: int, header: DataHeader | None, payload: memoryview, done: Done) -> None:
-        heapq.heappush(self._queue, _Message(priority, self._sequence, header, payload, done))
+    def _push(
+        self,
+        priority: int,
+        header: DataHeader | None,
+        payload: memoryview,
+        done: Done,
+        taken: Done | None,
+    ) -> None:
+        heapq.heappush(self._queue, _Message(priority, self._sequence, header, payload, done, taken))
         self._sequence += 1

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from farflung.errors import ProtocolError
 from farflung.transport.connection import Connection
-from farflung.transport.frames import Cancel, Credit, Frame, Ping, Pong, encode
-from farflung.transport.headers import DataHeader
+from farflung.transport.frames import Cancel, Credit, Frame, Ping, Pong, Taken, encode
+from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.outbox import WINDOW_BYTES, Done, Outbox
 from farflung.transport.pace import Pace
 from farflung.transport.timeouts import CREDIT_SECONDS
@@ -38,6 +38,7 @@ class Sender:
         self._ping: float | None = None
         self._pong: float | None = None
         self._cancelled: list[int] = []
+        self._receipt: Receipt | None = None
 
     def write_now(self, frame: Frame) -> None:
         """Write a frame before all others: a hello or the reason for closing."""
@@ -45,14 +46,14 @@ class Sender:
         self.bytes_sent += len(data)
         self._connection.write(data)
 
-    def post_control(self, message: bytes) -> None:
+    def post_control(self, message: bytes, taken: Done | None) -> None:
         """Queue a control message."""
-        self._outbox.post_control(memoryview(message))
+        self._outbox.post_control(memoryview(message), taken)
         self._schedule()
 
-    def post(self, header: DataHeader, payload: memoryview, done: Done | None) -> None:
+    def post(self, header: DataHeader, payload: memoryview, done: Done | None, taken: Done | None) -> None:
         """Queue a data message; `done` is called once, when it has left or never will."""
-        self._outbox.post(header, payload, done)
+        self._outbox.post(header, payload, done, taken)
         self._schedule()
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
@@ -83,6 +84,14 @@ class Sender:
         self._outbox.credit(count)
         self.pace.taken(count, time.monotonic())
         self._schedule()
+
+    def receipt(self, receipt: Receipt) -> None:
+        """Something has come whole: the peer is told with whatever is written next."""
+        self._receipt = receipt
+
+    def took(self, receipt: Receipt) -> None:
+        """The peer says what has come whole; ProtocolError if some of it was never sent."""
+        self._outbox.took(receipt)
 
     def drained(self) -> None:
         """The connection takes more."""
@@ -140,5 +149,8 @@ class Sender:
             frames.append(Ping(self._ping))
         if self._pong is not None:
             frames.append(Pong(self._pong))
+        if self._receipt is not None:
+            frames.append(Taken(self._receipt))
+            self._receipt = None
         self._cancelled, self._owed, self._ping, self._pong = [], 0, None, None
         return [encode(frame) for frame in frames]

@@ -11,7 +11,10 @@ CREDIT_SECONDS = 0.02  # the longest that credit is held back, so that rates can
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Limits in seconds. A peer that was silent for the lease is lost; everything else follows from it."""
+    """Limits in seconds. A peer that was silent for the lease is lost; everything else follows from it.
+
+    A connection is given up earlier than that, so that there is time to make another one within the lease.
+    """
 
     lease_seconds: float = DEFAULT_LEASE_SECONDS
 
@@ -26,9 +29,26 @@ class Timeouts:
         return 3 * self.heartbeat_seconds
 
     @property
+    def silence_seconds(self) -> float:
+        """After so long a silence a connection is given up, and whoever dialled it dials again."""
+        return 6 * self.heartbeat_seconds
+
+    @property
     def unacknowledged_seconds(self) -> float:
         """`TCP_USER_TIMEOUT`: how long sent bytes may stay unacknowledged."""
-        return 0.8 * self.lease_seconds
+        return 0.5 * self.lease_seconds
+
+    @property
+    def redial_seconds(self) -> float:
+        """For one attempt to make a lost connection again, over one address."""
+        return self.lease_seconds / 5
+
+    @property
+    def resume_seconds(self) -> float:
+        """For a lost data link to be made again, counted from its loss; whether its peer still lives is the
+        broker's to say.
+        """
+        return self.lease_seconds
 
     @property
     def dial_seconds(self) -> float:

@@ -1,0 +1,244 @@
+"""Sessions over links that are lost at any moment, with the product's own outboxes, inboxes and frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.transport.links import feed, slice_header, value_header
+
+from farflung.errors import ProtocolError
+from farflung.transport.frame_reader import FrameReader
+from farflung.transport.frames import Chunk, Control, Frame, Open
+from farflung.transport.headers import DataHeader, Receipt
+from farflung.transport.inbox import Inbox
+from farflung.transport.outbox import Done, Outbox
+from farflung.transport.session import MAXIMUM_CONTROLS, Session
+
+CHUNK_BYTES = 8
+
+
+@dataclass
+class Heard:
+    """Everything that one side has been given, over all links."""
+
+    controls: list[bytes] = field(default_factory=list)
+    data: list[tuple[DataHeader, bytes]] = field(default_factory=list)
+
+    def control(self, link: object, message: bytes) -> None:
+        self.controls.append(message)
+
+    def opening(self, link: object, header: DataHeader) -> memoryview:
+        return memoryview(bytearray(header.bytes))
+
+    def complete(self, link: object, header: DataHeader, buffer: memoryview) -> None:
+        self.data.append((header, bytes(buffer)))
+
+
+class End:
+    """One end of a link without a socket: bytes wait in `wire` until the test carries them over."""
+
+    def __init__(self, heard: Heard) -> None:
+        self.reason: str | None = None
+        self.outbox = Outbox()
+        self.wire: list[bytes] = []
+        self._inbox = Inbox(self, heard)  # type: ignore[arg-type]
+        self._reader = FrameReader(self)
+
+    def post(self, header: DataHeader, buffer: memoryview, done: Done | None, taken: Done | None) -> None:
+        if self.reason is None:
+            self.outbox.post(header, buffer, done, taken)
+        elif done is not None:
+            done()
+
+    def send_control(self, message: bytes, taken: Done | None) -> None:
+        if self.reason is None:
+            self.outbox.post_control(memoryview(message), taken)
+
+    def took(self, receipt: Receipt) -> None:
+        self.outbox.took(receipt)
+
+    @property
+    def receipt(self) -> Receipt:
+        return self._inbox.receipt
+
+    def pump(self) -> None:
+        """Write one chunk, or whatever is smaller."""
+        batch = self.outbox.batch(CHUNK_BYTES)
+        self.wire.append(b"".join(bytes(buffer) for buffer in batch.buffers))
+        for done in batch.done:
+            done()
+
+    def hear(self, data: bytes) -> None:
+        feed(self._reader, data)
+
+    def break_down(self) -> None:
+        self.reason = "lost"
+        self.outbox.clear()
+
+    def begin(self, frame: Frame, size: int) -> memoryview | None:
+        if isinstance(frame, Control):
+            return self._inbox.begin_control(frame, size)
+        if isinstance(frame, Open):
+            return self._inbox.begin_open(frame, size)
+        assert isinstance(frame, Chunk)
+        return self._inbox.begin_chunk(frame, size)
+
+    def end(self, frame: Frame, size: int) -> None:
+        if isinstance(frame, Control):
+            self._inbox.end_control(size)
+        else:
+            assert isinstance(frame, Open | Chunk)
+            self._inbox.end_data(frame.stream, size)
+
+
+class Sides:
+    """A dialler (0) and a listener (1), and the link between them."""
+
+    def __init__(self) -> None:
+        self.sessions = (Session("s"), Session("s"))
+        self.heard = (Heard(), Heard())
+        self.posted: tuple[Heard, Heard] = (Heard(), Heard())
+        self.ends: tuple[End, End] | None = None
+
+    def say(self, side: int, kind: int, size: int) -> None:
+        """Post a control message (0), a gradient (1) or a slice (2)."""
+        number = len(self.posted[side].controls) + len(self.posted[side].data)
+        content = bytes((number + place) % 256 for place in range(size))
+        if kind == 0:
+            self.posted[side].controls.append(content)
+            self.sessions[side].send_control(content)
+            return
+        header = value_header(size, True, number) if kind == 1 else slice_header(size, str(number))
+        self.posted[side].data.append((header, content))
+        self.sessions[side].post(header, memoryview(content))
+
+    def lose(self, notices: bool) -> None:
+        """The link breaks; with `notices` both know, otherwise the listener learns it from the next claim."""
+        if self.ends is not None:
+            self.ends[0].break_down()
+            self.sessions[0].lose()
+            if notices:
+                self.ends[1].break_down()
+                self.sessions[1].lose()
+        self.ends = None
+
+    def connect(self, welcome_arrives: bool) -> None:
+        """A new link is claimed and welcomed, and the welcome may be lost with it."""
+        self.lose(notices=False)
+        dialler, listener = self.sessions
+        ends = (End(self.heard[0]), End(self.heard[1]))
+        number, previous = dialler.next_number(), dialler.number
+        ours = dialler.receipt
+        theirs = listener.settle(number, previous, ours)
+        listener.carry(ends[1], number)
+        if welcome_arrives:
+            dialler.settle(number, previous, theirs)
+            dialler.carry(ends[0], number)
+            self.ends = ends
+
+    def move(self, side: int, chunks: int) -> None:
+        """Some chunks cross the link."""
+        if self.ends is None:
+            return
+        for _ in range(chunks):
+            self.ends[side].pump()
+            self.ends[1 - side].hear(self.ends[side].wire.pop(0))
+
+    def acknowledge(self, side: int) -> None:
+        """One side says what has come."""
+        if self.ends is not None:
+            self.ends[1 - side].took(self.ends[side].receipt)
+
+
+def _ordered(found: list[tuple[DataHeader, bytes]]) -> list[tuple[DataHeader, bytes]]:
+    return sorted(found, key=repr)
+
+
+side = st.integers(0, 1)
+action = st.one_of(
+    st.tuples(st.just("say"), side, st.integers(0, 2), st.integers(0, 40)),
+    st.tuples(st.just("move"), side, st.integers(1, 6)),
+    st.tuples(st.just("acknowledge"), side),
+    st.tuples(st.just("lose"), st.booleans()),
+    st.tuples(st.just("connect"), st.booleans()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(action, max_size=60))
+def test_each_message_arrives_once_whatever_happens_to_the_links(actions: list[tuple[object, ...]]) -> None:
+    sides = Sides()
+    for name, *arguments in actions:
+        getattr(sides, str(name))(*arguments)
+    sides.connect(True)
+    for one in (0, 1):
+        sides.move(one, 600)
+        sides.acknowledge(1 - one)
+    for one in (0, 1):
+        assert sides.heard[1 - one].controls == sides.posted[one].controls  # in order
+        assert _ordered(sides.heard[1 - one].data) == _ordered(sides.posted[one].data)
+        assert len(sides.sessions[one]) == sides.sessions[one].waiting_bytes == 0
+
+
+def test_only_what_is_missing_is_sent_again() -> None:
+    sides = Sides()
+    sides.connect(True)
+    for size in (8, 8, 20):
+        sides.say(0, 1, size)
+    sides.move(0, 4)  # two whole, and two chunks of the third; nothing was acknowledged
+    assert sides.sessions[0].waiting_bytes == 36
+    sides.lose(notices=True)
+    sides.connect(True)
+    assert sides.ends is not None
+    assert len(sides.ends[0].outbox) == 1 and sides.sessions[0].waiting_bytes == 20
+    sides.move(0, 3)
+    assert sides.heard[1].data == sides.posted[0].data
+
+
+def test_a_message_that_waited_for_a_link_leaves_over_the_next_one() -> None:
+    sides, left = Sides(), []
+    sides.sessions[0].post(slice_header(8), memoryview(bytes(8)), lambda: left.append("left"))
+    sides.connect(True)
+    assert not left
+    sides.move(0, 1)
+    assert left == ["left"]
+    sides.lose(notices=True)
+    sides.connect(True)
+    assert left == ["left"] and not len(sides.sessions[0])
+
+
+def test_a_session_that_ends_lets_everybody_go() -> None:
+    sides, left = Sides(), []
+    sides.sessions[0].post(slice_header(8), memoryview(bytes(8)), lambda: left.append("first"))
+    sides.sessions[0].close()
+    sides.sessions[0].post(slice_header(8), memoryview(bytes(8)), lambda: left.append("second"))
+    assert left == ["first", "second"] and not len(sides.sessions[0])
+
+
+@pytest.mark.parametrize(
+    ("number", "previous", "receipt", "words"),
+    [
+        (1, 1, Receipt(), "expected a link later than number 1"),
+        (2, 3, Receipt(), "found one for 3"),
+        (2, 1, Receipt(controls=1), "found one for more"),
+        (2, 1, Receipt(opened=1), "found one for more"),
+    ],
+)
+def test_a_claim_that_cannot_be_true_is_refused(
+    number: int, previous: int, receipt: Receipt, words: str
+) -> None:
+    sides = Sides()
+    sides.connect(True)
+    with pytest.raises(ProtocolError, match=words):
+        sides.sessions[1].settle(number, previous, receipt)
+
+
+def test_a_peer_that_acknowledges_nothing_is_given_up() -> None:
+    session = Session("s")
+    for _ in range(MAXIMUM_CONTROLS):
+        session.send_control(b"")
+    with pytest.raises(ProtocolError, match="unacknowledged"):
+        session.send_control(b"")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from farflung.broker import events, facts
 from farflung.broker.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
 from farflung.broker.state import Outcome, State, decide
@@ -72,8 +74,10 @@ class Scenario:
     def leave(self, worker: str, reason: str = "connection reset") -> Outcome:
         return self.feed(events.WorkerLeaves(self.now, worker, reason))
 
-    def submit(self, workers: int = 2, submitter: str = "ana", **changes: object) -> Outcome:
-        message = Submit("gpt", b"graph", training(**changes), workers)
+    def submit(
+        self, workers: int = 2, submitter: str = "ana", on: Sequence[str] = (), **changes: object
+    ) -> Outcome:
+        message = Submit("gpt", b"graph", training(**changes), len(on) or workers, list(on))
         return self.feed(events.SubmitterSays(self.now, submitter, message))
 
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:

@@ -5,7 +5,17 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.broker.scenario import Admit, Reject, Reply, RunPlanner, Scenario, plan_over, sent, told
+from tests.broker.scenario import (
+    Admit,
+    Reject,
+    Reply,
+    RunPlanner,
+    Scenario,
+    plan_over,
+    sent,
+    told,
+    training,
+)
 
 from farflung.broker import events, facts
 from farflung.broker.events import Send
@@ -28,6 +38,7 @@ from farflung.protocol.messages import (
     Running,
     SendState,
     Stop,
+    Submit,
     UnitDone,
     UnitReady,
 )
@@ -97,6 +108,22 @@ def test_zero_workers_means_every_idle_one_and_at_least_one() -> None:
     story = Scenario("c", "a", "b")
     story.submit(0)
     assert story.state.jobs["job-1"].members == ("a", "b", "c")
+
+
+def test_a_job_may_name_its_workers_in_order() -> None:
+    story = Scenario("a", "b", "c")
+    outcome = story.submit(on=["d", "a"])
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for d (have 1, plan needs 2)")]
+    story.join("d")
+    assert story.state.jobs["job-1"].members == ("d", "a")
+    crowd = Scenario().submit(on=[f"w-{number}" for number in range(9)])
+    assert "w-3, w-4 and 4 more (have 0, plan needs 9)" in str(told(crowd.commands))
+
+
+@pytest.mark.parametrize(("workers", "on"), [(2, ["a"]), (2, ["a", "a"]), (0, ["a"])])
+def test_named_workers_are_counted_and_different(workers: int, on: list[str]) -> None:
+    with pytest.raises(ValueError, match="must ask for as many"):
+        Submit("gpt", b"graph", training(), workers, on)
 
 
 def test_workers_that_the_plan_leaves_out_go_back_to_the_pool() -> None:

@@ -54,9 +54,17 @@ def _(fact: facts.WorkerLost, state: State) -> State:
 
 @_evolve.register
 def _(fact: facts.JobSubmitted, state: State) -> State:
-    return state.with_job(
-        Job(fact.job, fact.name, fact.submitter, fact.graph, fact.training, fact.workers, Pace(fact.at))
+    job = Job(
+        job=fact.job,
+        name=fact.name,
+        submitter=fact.submitter,
+        graph=fact.graph,
+        training=fact.training,
+        asked=fact.workers,
+        pace=Pace(fact.at),
+        on=tuple(fact.on),
     )
+    return state.with_job(job)
 
 
 @_evolve.register

@@ -39,7 +39,7 @@ class WorkerLost(Decision, frozen=True):
 
 
 class JobSubmitted(Decision, frozen=True):
-    """A job stands at the end of the queue. `workers` = 0 takes every idle worker."""
+    """A job stands at the end of the queue. `workers` = 0 takes every idle worker; `on` may name them."""
 
     job: str
     name: str
@@ -47,6 +47,7 @@ class JobSubmitted(Decision, frozen=True):
     graph: bytes
     training: Training
     workers: int
+    on: list[str] = []
 
 
 class JobPlanning(Decision, frozen=True):

@@ -33,13 +33,23 @@ from farflung.protocol.messages import (
     Submit,
 )
 
+NAMED = 5
+"""How many missing workers a wait is explained with."""
+
 
 def submit(turn: Turn, submitter: str, message: Submit) -> None:
     """Put a job at the end of the queue."""
     job = f"job-{len(turn.state.jobs) + 1}"
     turn.emit(
         facts.JobSubmitted(
-            turn.now, job, one_line(message.name), submitter, message.graph, message.training, message.workers
+            at=turn.now,
+            job=job,
+            name=one_line(message.name),
+            submitter=submitter,
+            graph=message.graph,
+            training=message.training,
+            workers=message.workers,
+            on=message.on,
         )
     )
 
@@ -55,11 +65,12 @@ def start_queued(turn: Turn) -> None:
             _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
             continue
         idle = turn.state.backup_pool()
+        usable = [name for name in job.on if name in idle] if job.on else idle
         needs = job.asked or max(1, len(idle))
-        if len(idle) >= needs:
-            _plan(turn, job, idle[:needs])
+        if len(usable) >= needs:
+            _plan(turn, job, usable[:needs])
         else:
-            _explain(turn, job, _waiting(needs, len(idle)))
+            _explain(turn, job, _waiting(job, needs, usable))
             blocked = job
 
 
@@ -174,8 +185,12 @@ def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
     turn.do(RunPlanner(job.job, attempt, job.graph, job.training, tuple(workers), job.asked > 0))
 
 
-def _waiting(needs: int, have: int) -> str:
-    missing = needs - have
+def _waiting(job: Job, needs: int, usable: list[str]) -> str:
+    have, missing = len(usable), needs - len(usable)
+    if job.on:
+        names = [name for name in job.on if name not in usable]
+        more = f" and {missing - NAMED} more" if missing > NAMED else ""
+        return f"waiting for {', '.join(names[:NAMED])}{more} (have {have}, plan needs {needs})"
     return f"waiting for {missing} more worker{'s' * (missing != 1)} (have {have}, plan needs {needs})"
 
 

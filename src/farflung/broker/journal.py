@@ -25,7 +25,7 @@ def _(fact: facts.WorkerLost) -> str:
 
 @line.register
 def _(fact: facts.JobSubmitted) -> str:
-    wanted = f"{fact.workers} workers" if fact.workers else "every idle worker"
+    wanted = ", ".join(fact.on) or (f"{fact.workers} workers" if fact.workers else "every idle worker")
     return f"{fact.job} ({fact.name}) was submitted by {fact.submitter} for {wanted}"
 
 

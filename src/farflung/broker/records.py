@@ -53,7 +53,8 @@ class Job:
     """One job. `unit` is the one under way; `step` counts applied training steps.
 
     `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
-    will have. `loaded`, `group` and `words` are observed and empty after a replay.
+    will have. `on` are the only workers that may do it, if it names any. `loaded`, `group` and `words` are
+    observed and empty after a replay.
     """
 
     job: str
@@ -63,6 +64,7 @@ class Job:
     training: Training
     asked: int
     pace: Pace
+    on: tuple[str, ...] = ()
     state: str = QUEUED
     reason: str = ""
     attempt: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +41,10 @@ def train(
     workers: Annotated[
         int, typer.Option(help="Workers to train on; 0 is every idle one that the model can be cut for.")
     ] = 0,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ID,ID,...", help="The workers to train on; the first gets the first part."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="In place of the job's own steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB]")] = None,
     text: Annotated[
@@ -53,13 +57,14 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
-    _check_choice(local, broker, token, workers)
+    _check_choice(local, broker, token, workers, on)
+    chosen = _chosen(on)
     identity = None if local else _identity(folder_of("submitter", folder), broker, token)
-    prepared = _prepare(job, steps, text, local or workers)
+    prepared = _prepare(job, steps, text, local or len(chosen) or workers)
     run = _run_folder(out or Path("runs") / re.sub(r"[^\w.-]+", "-", prepared.job.name or "job"))
     observer = _observer(prepared, as_json)
     if identity is not None:
-        work = _until_interrupted(prepared, identity, run, observer, workers)
+        work = _until_interrupted(prepared, identity, run, observer, workers, on=chosen)
     else:
         work = _train_locally(prepared, run, observer, local or 1)
     try:
@@ -74,13 +79,29 @@ def train(
     _report(summary, prepared, run, as_json)
 
 
-def _check_choice(local: int | None, broker: str | None, token: str | None, workers: int) -> None:
-    if local is not None and (broker is not None or token is not None or workers):
-        raise JobError("--local starts its own broker and workers: leave --broker, --token and --workers out")
+def _check_choice(
+    local: int | None, broker: str | None, token: str | None, workers: int, on: str | None
+) -> None:
+    if local is not None and (broker is not None or token is not None or workers or on):
+        raise JobError(
+            "--local starts its own broker and workers: leave --broker, --token, --workers and --on out"
+        )
+    if workers and on:
+        raise JobError("--on names the workers, --workers counts them: leave one out")
     if local is not None and not 1 <= local <= 256:
         raise JobError(f"--local takes 1 to 256 workers, found {local}")
     if workers < 0:
         raise JobError(f"--workers must be 0 (all) or more, found {workers}")
+
+
+def _chosen(on: str | None) -> list[str]:
+    """The ids that --on lists."""
+    from farflung.transport.names import check_id
+
+    ids = [] if on is None else [check_id(id.strip()) for id in on.split(",")]
+    if len(set(ids)) < len(ids):
+        raise JobError(f"--on names a worker twice: {on}")
+    return ids
 
 
 def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
@@ -136,6 +157,7 @@ async def _until_interrupted(
     observer: Observer,
     workers: int,
     watch: Watch | None = None,
+    on: Sequence[str] = (),
 ) -> Summary:
     """The run's summary; the first signal asks for an orderly end, the second ends the run at once.
 
@@ -144,7 +166,7 @@ async def _until_interrupted(
     from farflung.cli.interrupts import on_interrupt
     from farflung.client.submitter import Submitter
 
-    submitter = Submitter(prepared, identity, run, observer, workers)
+    submitter = Submitter(prepared, identity, run, observer, workers, on=on)
 
     def first() -> None:
         note("stopping: the weights of the last applied step come home first (Ctrl-C again ends at once)")

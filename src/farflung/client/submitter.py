@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -86,7 +86,10 @@ async def train(
 
 
 class Submitter:
-    """One run of one job. Everything that happens passes through one queue and is handled in order."""
+    """One run of one job. Everything that happens passes through one queue and is handled in order.
+
+    It trains on `workers` idle workers (0 is all of them) or, in their order, on those that `on` names.
+    """
 
     def __init__(
         self,
@@ -96,10 +99,12 @@ class Submitter:
         observer: Observer,
         workers: int = 0,
         timeouts: Timeouts | None = None,
+        on: Sequence[str] = (),
     ) -> None:
         self._prepared = prepared
         self._identity = identity
-        self._workers = workers
+        self._workers = len(on) or workers
+        self._on = list(on)
         self._timeouts = timeouts or Timeouts()
         self.books = Books(prepared.job, run, observer)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
@@ -141,7 +146,7 @@ class Submitter:
         name = job.name or "job"
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
         self._timeouts = self._broker.timeouts
-        self._tell(Submit(name, self._prepared.program, job.training(), self._workers))
+        self._tell(Submit(name, self._prepared.program, job.training(), self._workers, self._on))
         await self.books.submitted(name, self._identity.broker)
         while True:
             outcome = await self._handle(await self._events.get())

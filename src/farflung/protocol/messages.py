@@ -185,13 +185,19 @@ class Welcome(Message, frozen=True):
 class Submit(Message, frozen=True):
     """A job: the OP-DAG on the wire (no weights), how to train it, and on how many workers.
 
-    `workers` = 0 takes every idle worker that the model can be cut for.
+    `workers` = 0 takes every idle worker that the model can be cut for. `on` names them instead: each gets a
+    part, in this order.
     """
 
     name: Text
     graph: bytes
     training: Training
     workers: Count
+    on: Annotated[list[Id], Meta(max_length=100_000)] = []
+
+    def __post_init__(self) -> None:
+        if self.on and not self.workers == len(self.on) == len(set(self.on)):
+            raise ValueError(f"a job on {len(self.on)} named workers, all different, must ask for as many")
 
 
 class Collected(Message, frozen=True):

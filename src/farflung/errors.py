@@ -49,6 +49,10 @@ class ConnectionFailed(FarflungError):
     """A peer could not be reached, or was lost."""
 
 
+class LabError(FarflungError):
+    """An emulated network cannot be as it was asked for, or this machine cannot carry it."""
+
+
 class RunFailed(FarflungError):
     """A training run ended before its last step; the message says why and what was kept."""
 

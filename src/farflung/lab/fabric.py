@@ -1,0 +1,147 @@
+"""Who reaches whom, and by which pipes: the switch's tables. Changed while it runs; no I/O."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from farflung.errors import LabError
+from farflung.lab import addresses
+from farflung.lab.shaper import Channel, Path, Pipe
+from farflung.lab.spec import DEFAULT_QUEUE_MS, HOME_LAN, LabSpec, LinkSettings, Node
+
+_UNLIMITED = LinkSettings()
+
+
+class Home:
+    """The line that a node has, alone or with others: None stands for no limit."""
+
+    def __init__(self, owner: Node) -> None:
+        self.queue_ms = DEFAULT_QUEUE_MS if owner.queue_ms is None else owner.queue_ms
+        self.up = Pipe(owner.up_mbps, self.queue_ms)
+        self.down = Pipe(owner.down_mbps, self.queue_ms)
+
+
+class Fabric:
+    """Channels between numbered ports, made when their first packet comes.
+
+    `ports` are the nodes in the order of the spec; `numbers[port]` fixes a port's addresses.
+    """
+
+    def __init__(self, spec: LabSpec) -> None:
+        self._spec = spec
+        self._port_of = {node.name: port for port, node in enumerate(spec.nodes)}
+        self._homes = {node.name: Home(node) for node in spec.nodes if node.shares_line_with is None}
+        self._paths: dict[tuple[str, str], Path] = {}
+        self._channels: dict[tuple[int, int], Channel] = {}
+        self.numbers = [port + 1 for port in range(len(spec.nodes))]
+        self._next_number = len(spec.nodes) + 1
+        self._ports: dict[bytes, int] = {}
+        self.routes: list[dict[bytes, Channel]] = [{} for _ in spec.nodes]  # per source, by target address
+        for port in range(len(spec.nodes)):
+            self._publish(port)
+
+    def port(self, name: str) -> int:
+        """The port of a node. Raises `LabError` if there is no such node."""
+        if name not in self._port_of:
+            raise LabError(f"no node of this lab is called {name!r}; it has {_some(list(self._port_of))}")
+        return self._port_of[name]
+
+    def route(self, source: int, address: bytes) -> Channel | None:
+        """The channel to a packed IPv4 or IPv6 address; None if nobody has it (multicast, say)."""
+        target = self._ports.get(address)
+        if target is None or target == source:
+            return None
+        channel = self._channel(source, target)
+        self.routes[source][address] = channel
+        return channel
+
+    def channels(self) -> Iterator[Channel]:
+        """Those made so far."""
+        return iter(self._channels.values())
+
+    def settings(self, source: str, target: str) -> LinkSettings:
+        """What holds for a pair now."""
+        return self._channel(self.port(source), self.port(target)).path.settings
+
+    def set_link(self, source: str, target: str, settings: LinkSettings) -> None:
+        """Change the path that the pair uses; nodes of the same homes use it too."""
+        self._channel(self.port(source), self.port(target)).path.change(settings)
+
+    def set_line(self, name: str, *, up: bool, mbps: float | None) -> None:
+        """Change the rate of one direction of a node's line, for all who share it."""
+        Node(name, up_mbps=mbps)  # checks the rate
+        home = self._homes[self._home_name(self.port(name))]
+        (home.up if up else home.down).change(mbps, home.queue_ms)
+
+    def cut(self, first: str, second: str | None, is_cut: bool) -> None:
+        """Cut or heal a pair in both directions; without `second`, a node from all others."""
+        port = self.port(first)
+        others = range(len(self.numbers)) if second is None else [self.port(second)]
+        for other in others:
+            if other != port:
+                self._channel(port, other).is_cut = is_cut
+                self._channel(other, port).is_cut = is_cut
+
+    def heal_all(self) -> None:
+        """No pair is cut any more."""
+        for channel in self._channels.values():
+            channel.is_cut = False
+
+    def renumber(self, name: str) -> int:
+        """Give a node addresses that nobody had before; the old ones reach nobody. Its new number."""
+        port = self.port(name)
+        if self._next_number > addresses.LAST_NUMBER:
+            raise LabError(f"all {addresses.LAST_NUMBER} addresses of this lab have been used")
+        for address in _packed(self._spec.nodes[port], self.numbers[port]):
+            del self._ports[address]
+            for routes in self.routes:
+                routes.pop(address, None)
+        self.numbers[port] = self._next_number
+        self._next_number += 1
+        self._publish(port)
+        return self.numbers[port]
+
+    def _publish(self, port: int) -> None:
+        for address in _packed(self._spec.nodes[port], self.numbers[port]):
+            self._ports[address] = port
+
+    def _home_name(self, port: int) -> str:
+        node = self._spec.nodes[port]
+        return node.shares_line_with or node.name
+
+    def _channel(self, source: int, target: int) -> Channel:
+        channel = self._channels.get((source, target))
+        if channel is None:
+            channel = self._channels[source, target] = self._new_channel(source, target)
+        return channel
+
+    def _new_channel(self, source: int, target: int) -> Channel:
+        names = self._spec.nodes[source].name, self._spec.nodes[target].name
+        homes = self._home_name(source), self._home_name(target)
+        if homes[0] == homes[1]:
+            return Channel(source, target, None, Path(self._spec.links.get(names, HOME_LAN)), None)
+        up, down = self._homes[homes[0]].up, self._homes[homes[1]].down
+        return Channel(source, target, up, self._path(names, homes), down)
+
+    def _path(self, names: tuple[str, str], homes: tuple[str, str]) -> Path:
+        """The pair's own path where the spec names it, else the one of their homes."""
+        key = names if names in self._spec.links else homes
+        if key not in self._paths:
+            self._paths[key] = Path(self._spec.links.get(key, _UNLIMITED))
+        return self._paths[key]
+
+
+def _packed(node: Node, number: int) -> list[bytes]:
+    """All addresses under which a node's port is reached: behind a router, the router's IPv6 address too."""
+    packed = [
+        socket.inet_pton(socket.AF_INET, addresses.ipv4(number)),
+        socket.inet_pton(socket.AF_INET6, addresses.ipv6(number)),
+    ]
+    if node.behind_nat:
+        packed.append(socket.inet_pton(socket.AF_INET6, addresses.home_ipv6(number)))
+    return packed
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,137 @@
+"""What a packet meets on its way, as arithmetic: when it arrives, or that it does not. No clock, no I/O.
+
+    up line of its home -> the pair's own rate -> loss -> delay and jitter -> down line of the other home
+
+Times are seconds on any one clock, sizes bytes. Calls on one object come in the order of their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.lab.spec import LinkSettings
+
+FRAME_OVERHEAD = 14  # an Ethernet header, which rates count and sizes of IP packets do not
+
+
+class Pipe:
+    """A rate with a drop-tail queue before it, whose length is given as time."""
+
+    __slots__ = ("free_at", "queue_seconds", "seconds_per_byte")
+
+    def __init__(self, mbps: float | None, queue_ms: float) -> None:
+        self.free_at = float("-inf")
+        self.change(mbps, queue_ms)
+
+    def change(self, mbps: float | None, queue_ms: float) -> None:
+        """Another rate and queue for packets that come from now on."""
+        self.seconds_per_byte = 8e-6 / mbps if mbps is not None else 0.0
+        self.queue_seconds = queue_ms / 1e3
+
+    def enter(self, size: int, now: float) -> float | None:
+        """When the packet's last bit is through; None if the queue is full."""
+        start = self.free_at
+        if start < now:
+            start = now
+        elif start - now > self.queue_seconds:
+            return None
+        self.free_at = end = start + (size + FRAME_OVERHEAD) * self.seconds_per_byte
+        return end
+
+
+class Path:
+    """What lies between two homes in one direction: a rate, then distance. Never reorders."""
+
+    __slots__ = ("delay", "jitter", "last_exit", "loss", "pipe", "settings")
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self.pipe = Pipe(settings.bandwidth_mbps, settings.queue_limit_ms)
+        self.last_exit = float("-inf")
+        self.change(settings)
+
+    def change(self, settings: LinkSettings) -> None:
+        """Other settings for packets that come from now on."""
+        self.settings = settings
+        self.pipe.change(settings.bandwidth_mbps, settings.queue_limit_ms)
+        self.delay, self.jitter, self.loss = (
+            settings.latency_ms / 1e3,
+            settings.jitter_ms / 1e3,
+            settings.loss,
+        )
+
+    def travel(self, start: float, draw: Callable[[], float]) -> float:
+        """When a packet that left the rate at `start` is at the far end."""
+        end = start + self.delay
+        if self.jitter:
+            end += draw() * self.jitter
+        if end < self.last_exit:
+            end = self.last_exit
+        self.last_exit = end
+        return end
+
+
+class Channel:
+    """One ordered pair of nodes: the pipes and the path its packets take, and what became of them.
+
+    Pipes and paths may be shared with other channels. `delivered_bytes` counts IP packets.
+    """
+
+    __slots__ = (
+        *("source", "target", "up", "path", "down", "is_cut"),
+        *("delivered_packets", "delivered_bytes", "queue_drops", "loss_drops", "cut_drops"),
+    )
+
+    def __init__(self, source: int, target: int, up: Pipe | None, path: Path, down: Pipe | None) -> None:
+        self.source, self.target = source, target
+        self.up, self.path, self.down = up, path, down
+        self.is_cut = False
+        self.forget()
+
+    def seen(self) -> bool:
+        """Whether any packet came."""
+        dropped = self.queue_drops + self.loss_drops + self.cut_drops
+        return self.delivered_packets + dropped > 0
+
+    def forget(self) -> None:
+        """Count from zero again."""
+        self.delivered_packets = self.delivered_bytes = 0
+        self.queue_drops = self.loss_drops = self.cut_drops = 0
+
+    def send(self, size: int, now: float, draw: Callable[[], float]) -> float | None:
+        """When a packet that leaves at `now` stands before the far down line; None if it is dropped.
+
+        `draw` gives numbers from 0 to 1. A packet that is lost has used the lines before the loss.
+        """
+        if self.is_cut:
+            self.cut_drops += 1
+            return None
+        start: float | None = now
+        if self.up is not None:
+            start = self.up.enter(size, now)
+        if start is not None:
+            start = self.path.pipe.enter(size, start)
+        if start is None:
+            self.queue_drops += 1
+            return None
+        if self.path.loss and draw() < self.path.loss:
+            self.loss_drops += 1
+            return None
+        return self.path.travel(start, draw)
+
+    def arrive(self, size: int, now: float) -> float | None:
+        """When a packet that reached the far down line at `now` is delivered; None if its queue is full."""
+        if self.down is None:
+            return now
+        end = self.down.enter(size, now)
+        if end is None:
+            self.queue_drops += 1
+        return end
+
+    def deliver(self, size: int) -> bool:
+        """Count a packet as delivered, unless the pair was cut while it travelled."""
+        if self.is_cut:
+            self.cut_drops += 1
+            return False
+        self.delivered_packets += 1
+        self.delivered_bytes += size
+        return True

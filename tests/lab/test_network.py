@@ -1,0 +1,247 @@
+"""A lab with real namespaces, TUN devices, packets and processes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from farflung.errors import LabError
+from farflung.lab import registry
+from farflung.lab.network import Network, find
+from farflung.lab.spec import LabSpec, LinkSettings, Node
+
+pytestmark = pytest.mark.usefixtures("lab_machine")
+PAIR = LabSpec((Node("a"), Node("b")))
+WAIT_SECONDS = 20
+
+
+def reaches(network: Network, source: str, address: str) -> bool:
+    """Whether a ping is answered."""
+    argv = ["ping", "-c", "1", "-W", "1", address]
+    return network.popen(source, argv, stdout=subprocess.DEVNULL).wait() == 0
+
+
+def round_trip_ms(network: Network, source: str, address: str) -> float:
+    argv = ["ping", "-c", "3", "-i", "0.05", "-q", address]
+    words, _ = network.popen(source, argv, stdout=subprocess.PIPE, text=True).communicate()
+    return float(words.rpartition("= ")[2].split("/")[0])
+
+
+def dials(network: Network, source: str, address: str, port: int) -> bool:
+    """Whether a TCP connection comes about."""
+    program = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+    argv = [sys.executable, "-c", program, address, str(port)]
+    return network.popen(source, argv, stderr=subprocess.DEVNULL).wait() == 0
+
+
+def listens(network: Network, node: str, port: int) -> subprocess.Popen[bytes]:
+    """A program that accepts on all addresses of a node, IPv4 and IPv6."""
+    program = (
+        "import socket, sys\n"
+        "where = ('::', int(sys.argv[1]))\n"
+        "server = socket.create_server(where, family=socket.AF_INET6, dualstack_ipv6=True)\n"
+        "print(flush=True)\n"
+        "while True: server.accept()\n"
+    )
+    argv = [sys.executable, "-c", program, str(port)]
+    process = network.popen(node, argv, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def host_state() -> list[str]:
+    """What the host's own network looks like."""
+    commands = ["ip -o addr", "ip route show table all", "ip -6 route", "nft list ruleset", "ip rule"]
+    told = [subprocess.run(command.split(), capture_output=True, text=True).stdout for command in commands]
+    return [*told, *(str(path) for path in sorted(Path("/sys/class/net").iterdir()))]
+
+
+def namespaces_of(lab: str) -> list[str]:
+    folder = Path("/run/netns")
+    return [path.name for path in folder.glob(f"farflung-{lab}-*")] if folder.exists() else []
+
+
+def left_behind(lab: str) -> list[str]:
+    """Namespaces and files of a lab."""
+    return namespaces_of(lab) + [path.name for path in registry.FOLDER.glob(f"{lab}.*")]
+
+
+def wait_until_gone(lab: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while left_behind(lab) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left_behind(lab) == []
+
+
+def test_packets_travel_with_the_latency_that_was_set_and_nothing_stays() -> None:
+    before = host_state()
+    links = {("a", "b"): LinkSettings(8, 20), ("b", "a"): LinkSettings(50, 30)}
+    with Network(LabSpec(PAIR.nodes, links)) as network:
+        for address in (network.address("b"), network.address6("b")):
+            assert round_trip_ms(network, "a", address) >= 50
+        network.set("a", "b", latency_ms=60)
+        assert round_trip_ms(network, "a", network.address("b")) >= 90
+        stats = network.stats()
+        assert stats.link("a", "b").packets >= 9
+        assert stats.link("a", "b").bytes > 9 * 84 - 1
+        assert stats.priority
+        assert host_state() == before
+    assert host_state() == before
+    assert left_behind(network.name) == []
+
+
+def test_cut_and_heal() -> None:
+    with Network(LabSpec((Node("a"), Node("b"), Node("c")))) as network:
+        network.cut("a", "b")
+        assert not reaches(network, "a", network.address("b"))
+        assert not reaches(network, "b", network.address("a"))
+        assert reaches(network, "a", network.address("c"))
+        network.heal("a", "b")
+        assert reaches(network, "a", network.address("b"))
+        network.cut("c")
+        assert not reaches(network, "a", network.address("c"))
+        network.heal()
+        assert reaches(network, "a", network.address("c"))
+        assert network.stats().link("a", "b").cut_drops >= 1
+
+
+def test_a_node_behind_nat_dials_out_and_is_not_reached() -> None:
+    spec = LabSpec((Node("home", behind_nat=True), Node("server")))
+    with Network(spec) as network:
+        listens(network, "server", 7700)
+        listens(network, "home", 7700)
+        for address in (network.address("server"), network.address6("server")):
+            assert dials(network, "home", address, 7700)
+        for address in (network.address("home"), network.address6("home")):
+            assert not dials(network, "server", address, 7700)
+        assert dials(network, "home", network.local_address("home"), 7700)
+
+
+@pytest.mark.parametrize("behind_nat", [False, True])
+def test_a_node_gets_another_address(behind_nat: bool) -> None:
+    with Network(LabSpec((Node("a", behind_nat=behind_nat), Node("b")))) as network:
+        old = network.address("a")
+        assert reaches(network, "b", old)
+        new = network.readdress("a")
+        assert new == network.address("a") != old
+        assert reaches(network, "b", new)
+        assert not reaches(network, "b", old)
+        assert reaches(network, "a", network.address6("b"))
+
+
+def test_homes_share_a_line_and_a_lan() -> None:
+    nodes = (Node("a", up_mbps=8, down_mbps=8), Node("broker", shares_line_with="a"), Node("b"))
+    links = {("a", "b"): LinkSettings(latency_ms=20), ("b", "a"): LinkSettings(latency_ms=20)}
+    with Network(LabSpec(nodes, links)) as network:
+        assert round_trip_ms(network, "broker", network.address("b")) >= 40
+        assert round_trip_ms(network, "broker", network.address("a")) < 20
+
+
+def test_two_labs_run_side_by_side_and_one_name_once() -> None:
+    with Network(PAIR) as first, Network(PAIR, "twice") as second:
+        assert reaches(first, "a", first.address("b"))
+        assert reaches(second, "a", second.address("b"))
+        with pytest.raises(LabError, match="a lab called twice runs already"), Network(PAIR, "twice"):
+            pass
+        assert reaches(second, "a", second.address("b"))
+
+
+def test_a_running_lab_is_found_and_taken_down_from_outside() -> None:
+    with Network(PAIR, "outside") as network:
+        lab = find("outside")
+        assert lab.nodes == ["a", "b"]
+        lab.down()
+        assert left_behind("outside") == []
+        with pytest.raises(LabError, match="no lab called outside runs"):
+            find("outside")
+        with pytest.raises(LabError, match="does not answer"):
+            network.stats()
+
+
+def test_mistakes_are_told_in_one_line_and_change_nothing() -> None:
+    with Network(PAIR) as network:
+        for mistake, words in (
+            (lambda: network.set("a", "b", bandwidth_mbps=-1), "bandwidth_mbps must be above 0"),
+            (lambda: network.set("a", "x", loss=0.1), "no node of this lab is called 'x'; it has a, b"),
+            (lambda: network.set_node("a", up_mbps=0), "must be above 0"),
+            (lambda: network.cut("y"), "no node of this lab is called 'y'"),
+            (lambda: network.address("z"), "is called 'z'"),
+        ):
+            with pytest.raises(LabError, match=words):
+                mistake()
+        assert reaches(network, "a", network.address("b"))
+
+
+def test_programs_end_with_the_lab() -> None:
+    with Network(PAIR) as network:
+        process = network.popen("a", ["sleep", "1000"])
+    assert process.wait(WAIT_SECONDS) != 0
+
+
+OWNER = """
+import sys, time
+from farflung.lab.network import Network
+from farflung.lab.spec import LabSpec, Node
+with Network(LabSpec((Node("a", behind_nat=True), Node("b"))), sys.argv[1]) as network:
+    print(network._process.pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+def started_owner(lab: str) -> tuple[subprocess.Popen[str], int]:
+    """A process that holds a lab, and the process of its switch."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, lab], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    return owner, int(owner.stdout.readline())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_lab_ends_with_its_owner_however_that_ends(number: signal.Signals) -> None:
+    before = host_state()
+    lab = f"owner{number:d}"
+    owner, _ = started_owner(lab)
+    owner.send_signal(number)
+    owner.wait(WAIT_SECONDS)
+    wait_until_gone(lab)
+    assert host_state() == before
+
+
+def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
+    before = host_state()
+    owner, switch = started_owner("stale")
+    os.kill(owner.pid, signal.SIGSTOP)
+    os.kill(switch, signal.SIGKILL)
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait(WAIT_SECONDS)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while Path(f"/proc/{switch}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert namespaces_of("stale")
+    with Network(PAIR) as network:
+        assert left_behind("stale") == []
+        assert reaches(network, "a", network.address("b"))
+    assert host_state() == before
+
+
+def test_the_switch_loads_no_torch_or_numpy() -> None:
+    program = "import sys, farflung.lab.switch; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_garbage_on_the_control_socket_harms_nobody() -> None:
+    with Network(PAIR, "garbage") as network:
+        for noise in (b"\xff" * 100, b"\0\0\0\5abcde", os.urandom(5000)):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(WAIT_SECONDS)
+                client.connect(str(registry.socket_path("garbage")))
+                client.sendall(noise)
+                client.shutdown(socket.SHUT_WR)
+                assert client.recv(100) == b""
+        assert reaches(network, "a", network.address("b"))

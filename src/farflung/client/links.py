@@ -12,7 +12,7 @@ from farflung.client.state_transfer import StateCollector
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.messages import Claim, FromPeer, Message, ToSubmitter, Welcome, decode, encode
 from farflung.transport.endpoint import Hello, Link, Peer, dial
-from farflung.transport.headers import DataHeader, SliceHeader
+from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -84,6 +84,8 @@ class WorkerHandler:
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         if isinstance(header, SliceHeader):
             return self._collector.opening(self._worker, header)
+        if not isinstance(header, ValueHeader):
+            raise ProtocolError(f"worker {self._worker} sent a probe's bytes on a link for data")
         self._feeder.finished(self._worker, header)
         return memoryview(bytearray())
 

@@ -26,7 +26,7 @@ MAXIMUM_CHUNK_BYTES = 2**20
 MAXIMUM_CONTROL_BYTES = 64 * 2**20
 MAXIMUM_REASON_LENGTH = 500
 
-Kind = Literal["control", "data"]
+Kind = Literal["control", "data", "probe"]
 
 BOOT = secrets.token_hex(8)
 """This process's nonce."""

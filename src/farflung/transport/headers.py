@@ -53,7 +53,13 @@ class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, for
     sha256: Digest
 
 
-DataHeader = ValueHeader | SliceHeader
+class ProbeHeader(msgspec.Struct, frozen=True, tag="probe", array_like=True, forbid_unknown_fields=True):
+    """Bytes that mean nothing and are sent to see how fast they come; on links of kind `probe` only."""
+
+    bytes: Annotated[int, Meta(gt=0, le=2**20)]
+
+
+DataHeader = ValueHeader | SliceHeader | ProbeHeader
 
 MAXIMUM_STREAMS = 16
 """Messages that may be unfinished on one link at once; a sender interleaves as many as it has priorities."""

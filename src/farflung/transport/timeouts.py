@@ -7,6 +7,7 @@ from dataclasses import dataclass
 DEFAULT_LEASE_SECONDS = 10.0
 CHUNK_SECONDS = 0.02  # what one chunk takes on its link: the longest an urgent frame waits behind it
 CREDIT_SECONDS = 0.02  # the longest that credit is held back, so that rates can be measured
+PROBE_SECONDS = 2.0  # the longest that a path is probed
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,8 @@ class Peers:
             raise ProtocolError(f"{link.peer.id} sent data before it was welcomed")
         if isinstance(header, SliceHeader):
             return self._intake.opening(link.peer.id, header)
+        if not isinstance(header, ValueHeader):
+            raise ProtocolError(f"{link.peer.id} sent a probe's bytes on a link for data")
         if not self._verified:
             raise ProtocolError(f"{link.peer.id} sent a value before this worker had loaded")
         if not self._ledger.admit(link.peer.id, header):
@@ -168,6 +170,7 @@ class Peers:
             if self._intake.full:  # once: no slice is admitted after the last
                 self._events.state_arrived()
             return
+        assert isinstance(header, ValueHeader)  # `opening` took nothing else
         self._events.parcel_arrived(
             Parcel(
                 header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,

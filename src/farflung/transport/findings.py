@@ -1,0 +1,85 @@
+"""From what a probe hears, in order, to what it has found out. No sockets and no clock here."""
+
+from __future__ import annotations
+
+import math
+
+from farflung.errors import ProtocolError
+from farflung.transport.arrivals import Arrival, fastest, stalls
+
+_SHORT_WINDOW_SECONDS, _WINDOW_SECONDS, _LONG_WINDOW_SECONDS = 0.1, 0.2, 0.4
+_CALM_SECONDS, _CALM_ROUND_TRIPS = 0.3, 2
+_SHORTEST_STALL_SECONDS, _STALLED_SECONDS = 0.02, 0.6
+_SETTLED_GROWTH = 1.02
+_RECENT_REPORTS = 8
+
+
+class Findings:
+    """Told round trips and arrivals, it says how long the path is and what it carries."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[Arrival] = []
+        self.answers = 0
+        self.round_trip_seconds = math.inf
+
+    def answered(self, seconds: float) -> None:
+        """A question's answer took so long."""
+        self.answers += 1
+        self.round_trip_seconds = min(self.round_trip_seconds, max(seconds, 0.0))
+
+    def arrived(self, arrival: Arrival) -> None:
+        """The other side reports; ProtocolError if it contradicts what it said before."""
+        if self.arrivals:
+            last = self.arrivals[-1]
+            if arrival.seconds <= last.seconds or arrival.total_bytes <= last.total_bytes:
+                raise ProtocolError("expected a probe's arrivals in order, found one that goes back in time")
+        self.arrivals.append(arrival)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The path's rate, as far as is known; None before two arrivals.
+
+        A rate that still grows shows best in a short window; one that stalls evens out only in a long one.
+        """
+        if self._has_stalled:
+            window = _LONG_WINDOW_SECONDS
+        else:
+            window = _WINDOW_SECONDS if self.is_settled else _SHORT_WINDOW_SECONDS
+        return self._fastest(self.arrivals, window) or self._fastest(self.arrivals, 0.0)
+
+    @property
+    def recent_bytes_per_second(self) -> float:
+        """The rate of the last few reports."""
+        recent = self.arrivals[-_RECENT_REPORTS:]
+        if len(recent) < 2:
+            return 0.0
+        return (recent[-1].total_bytes - recent[0].total_bytes) / (recent[-1].seconds - recent[0].seconds)
+
+    @property
+    def total_bytes(self) -> int:
+        """How much has come in all."""
+        return self.arrivals[-1].total_bytes if self.arrivals else 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last few round trips have brought no stall and nothing faster to light."""
+        calm = max(_CALM_SECONDS, _CALM_ROUND_TRIPS * self.round_trip_seconds)
+        if not self.arrivals or not math.isfinite(calm) or self._has_stalled:
+            return False
+        earlier = [one for one in self.arrivals if one.seconds <= self.arrivals[-1].seconds - calm]
+        before = self._fastest(earlier, _WINDOW_SECONDS)
+        now = self._fastest(self.arrivals, _WINDOW_SECONDS)
+        return before is not None and now is not None and now <= before * _SETTLED_GROWTH
+
+    @property
+    def _has_stalled(self) -> bool:
+        found = stalls(self.arrivals, self._stall_seconds)
+        return any(after.seconds > self.arrivals[-1].seconds - _STALLED_SECONDS for _, after in found)
+
+    @property
+    def _stall_seconds(self) -> float:
+        # It takes a round trip to send a lost packet again.
+        return max(_SHORTEST_STALL_SECONDS, self.round_trip_seconds / 2)
+
+    def _fastest(self, arrivals: list[Arrival], window_seconds: float) -> float | None:
+        return fastest(arrivals, window_seconds, self._stall_seconds)

@@ -1,0 +1,250 @@
+"""Measuring a path: how long it is, and how much it carries.
+
+Whoever probes sends messages that mean nothing, at first few, then as many as the path takes; the other side
+says when they came, by its own clock, so that no buffer of the sender's can make a path look fast. Both
+sides may probe over one link at the same time; they then should begin together, because one whose questions
+wait behind the other's messages finds the path too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.transport.arrivals import Arrival, line_mbps
+from farflung.transport.findings import Findings
+from farflung.transport.headers import Count, DataHeader, ProbeHeader
+from farflung.transport.link import Link
+from farflung.transport.timeouts import PROBE_SECONDS
+from farflung.transport.wording import printable
+
+MINIMUM_MESSAGE_BYTES = 4 * 2**10
+MAXIMUM_MESSAGE_BYTES = 2**20
+_FIRST_BYTES = 32 * 2**10
+_GROWTH = 4
+_MESSAGE_SECONDS = 0.005
+_REPORT_SECONDS = 0.005
+_QUESTION_SECONDS = 0.005
+_QUESTIONING_SECONDS = 0.1
+_LEAST_ANSWERS = 5
+_LATEST_SHARE = 0.9
+_LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class PairEstimate:
+    """What one probe found out about the path from this side to the peer.
+
+    Attributes
+    ----------
+    latency_ms
+        One way, taken as half of the least round trip: which way is the longer one nobody can tell.
+    bandwidth_mbps
+        Of the line, packet headers included, as lines are sold; 0.965 of it is left for payload.
+    bytes_sent
+        Payload that the probe sent.
+    seconds
+        How long it took.
+    is_settled
+        Whether the rate had stopped growing; if not, the path may carry more than there was time to see.
+    """
+
+    latency_ms: float
+    bandwidth_mbps: float
+    bytes_sent: int
+    seconds: float
+    is_settled: bool
+
+
+class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
+    """Base of what is said on a probed link."""
+
+
+class Question(_Saying, frozen=True):
+    """Answer at once."""
+
+    number: Count
+
+
+class Answer(_Saying, frozen=True):
+    """At once."""
+
+    number: Count
+
+
+class Report(_Saying, frozen=True):
+    """After `seconds` on the receiver's clock, `total_bytes` of all probes on this link had come."""
+
+    seconds: Annotated[float, Meta(ge=0, le=2**53)]
+    total_bytes: Count
+
+
+_decoder: msgspec.msgpack.Decoder[Question | Answer | Report] = msgspec.msgpack.Decoder(
+    Question | Answer | Report
+)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Prober:
+    """The handler at either end of a link that is there to be probed."""
+
+    def __init__(self) -> None:
+        self._scratch = memoryview(bytearray(MAXIMUM_MESSAGE_BYTES))
+        self._loop = asyncio.get_running_loop()
+        self._total_bytes = 0
+        self._last: Arrival | None = None
+        self._report: asyncio.TimerHandle | None = None
+        self._probe: _Probe | None = None
+
+    async def probe(self, link: Link) -> PairEstimate:
+        """Measure the path from here to the other end, within two seconds.
+
+        Sends no more than 32 KiB and five times what has arrived, and stops as soon as the rate no longer
+        grows.
+
+        Raises
+        ------
+        ConnectionFailed
+            The link was lost, or the other side did not answer in time.
+        """
+        if self._probe is not None:
+            raise ValueError("a link is probed once from either side: open another")
+        self._probe = _Probe(link)
+        try:
+            estimate = await self._probe.run()
+        finally:
+            self._probe.stop()
+        if link.reason is not None:
+            raise ConnectionFailed(f"the path to {link.peer} could not be probed: {link.reason}")
+        return estimate
+
+    # transport.handler.Handler
+
+    def control(self, link: Link, message: bytes) -> None:
+        """A question is answered; an answer and a report are findings."""
+        try:
+            said = _decoder.decode(message)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"a probe's message was refused: {printable(str(error))}") from None
+        if isinstance(said, Question):
+            link.send_control(_encode(Answer(said.number)))
+        elif self._probe is not None:
+            self._probe.hear(said)
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        """All messages go to the same memory, which nobody reads."""
+        if not isinstance(header, ProbeHeader):
+            raise ProtocolError("expected only a probe's messages on this link")
+        return self._scratch[: header.bytes]
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """Note when; what comes within a few milliseconds is reported as one, by its last."""
+        self._total_bytes += header.bytes
+        self._last = Arrival(time.monotonic(), self._total_bytes)
+        if self._report is None:
+            self._report = self._loop.call_later(_REPORT_SECONDS, self._tell, link)
+
+    def closed(self, link: Link, reason: str) -> None:
+        """Report no more; whoever probes here looks at the link."""
+        if self._report is not None:
+            self._report.cancel()
+
+    def _tell(self, link: Link) -> None:
+        self._report = None
+        assert self._last is not None
+        link.send_control(_encode(Report(self._last.seconds, self._last.total_bytes)))
+
+
+class _Probe:
+    """One run of `Prober.probe`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._findings = Findings()
+        self._payload = memoryview(os.urandom(MAXIMUM_MESSAGE_BYTES))
+        self._asked: list[float] = []
+        self._bytes_sent = 0
+        self._unsent = 0
+        self._is_sending = False
+
+    async def run(self) -> PairEstimate:
+        started = time.monotonic()
+        deadline = started + PROBE_SECONDS * _LATEST_SHARE
+        await self._ask(started, deadline)
+        if not self._findings.answers and self._link.reason is None:
+            raise ConnectionFailed(
+                f"{self._link.peer} answered no question of a probe within {PROBE_SECONDS:g} s"
+            )
+        self._is_sending = True
+        self._send()
+        await self._settle(deadline)
+        rate, is_settled = self._findings.bytes_per_second, self._findings.is_settled
+        if rate is None and self._link.reason is None:
+            raise ConnectionFailed(f"too little of a probe reached {self._link.peer} in {PROBE_SECONDS:g} s")
+        latency_ms = self._findings.round_trip_seconds / 2 * 1e3
+        seconds = time.monotonic() - started
+        return PairEstimate(latency_ms, line_mbps(rate or 0.0), self._bytes_sent, seconds, is_settled)
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._is_sending = False
+        self._link.withdraw(lambda header: isinstance(header, ProbeHeader))
+
+    def hear(self, said: Answer | Report) -> None:
+        """The other side has spoken; ProtocolError if it cannot be true."""
+        if isinstance(said, Answer):
+            if said.number >= len(self._asked):
+                raise ProtocolError("expected answers to a probe's questions, found one to none")
+            self._findings.answered(time.monotonic() - self._asked[said.number])
+        else:
+            if said.total_bytes > self._bytes_sent:
+                raise ProtocolError(
+                    f"expected at most {self._bytes_sent} bytes to come, found a report of more"
+                )
+            self._findings.arrived(Arrival(said.seconds, said.total_bytes))
+            self._send()
+
+    async def _ask(self, started: float, deadline: float) -> None:
+        while (now := time.monotonic()) < deadline and self._link.reason is None:
+            enough = now >= started + _QUESTIONING_SECONDS and self._findings.answers >= _LEAST_ANSWERS
+            if enough:
+                return
+            if now < started + _QUESTIONING_SECONDS:
+                self._link.send_control(_encode(Question(len(self._asked))))
+                self._asked.append(time.monotonic())
+            await asyncio.sleep(_QUESTION_SECONDS)
+
+    async def _settle(self, deadline: float) -> None:
+        while time.monotonic() < deadline and self._link.reason is None:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._findings.is_settled:
+                return
+
+    def _send(self) -> None:
+        """Keep two messages waiting, unless too little of what was sent has come."""
+        size = self._message_bytes
+        while self._is_sending and self._unsent < 2 and self._bytes_sent + size <= self._allowed_bytes:
+            self._unsent += 1
+            self._bytes_sent += size
+            self._link.post(ProbeHeader(size), self._payload[:size], self._left)
+
+    def _left(self) -> None:
+        self._unsent -= 1
+        # Not from here: the link calls this while it clears its queue, too.
+        asyncio.get_running_loop().call_soon(self._send)
+
+    @property
+    def _message_bytes(self) -> int:
+        due = int(self._findings.recent_bytes_per_second * _MESSAGE_SECONDS)
+        return min(max(due, MINIMUM_MESSAGE_BYTES), MAXIMUM_MESSAGE_BYTES)
+
+    @property
+    def _allowed_bytes(self) -> int:
+        return _FIRST_BYTES + (1 + _GROWTH) * self._findings.total_bytes

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.transport.test_arrivals import RATES, steady
+
+from farflung.errors import ProtocolError
+from farflung.transport.arrivals import Arrival
+from farflung.transport.findings import Findings
+
+
+def told(curve: list[Arrival], round_trip_seconds: float) -> Findings:
+    """Findings that heard an answer and then these arrivals."""
+    findings = Findings()
+    findings.answered(round_trip_seconds)
+    for arrival in curve:
+        findings.arrived(arrival)
+    return findings
+
+
+def slow_start(rate: float, round_trip: float, seconds: float, first: float = 15e3) -> list[Arrival]:
+    """A connection that doubles what it sends each round trip, in bunches, until the path is full."""
+    curve, total, window, now = [Arrival(0.0, 1)], 1.0, first, 0.0
+    while now < seconds:
+        steps = max(1, round(round_trip / 0.005))
+        for step in range(1, steps + 1):
+            came = min(window, rate * step * round_trip / steps)
+            at = Arrival(now + step * round_trip / steps, int(total + came))
+            if at.total_bytes > curve[-1].total_bytes:
+                curve.append(at)
+        total, window, now = total + min(window, rate * round_trip), window * 2, now + round_trip
+    return curve
+
+
+@given(st.floats(1e5, 5e7), st.floats(0.002, 0.12))
+@settings(max_examples=50, deadline=None)
+def test_a_path_is_found_to_carry_what_it_carries_once_it_is_full(rate: float, round_trip: float) -> None:
+    findings = told(slow_start(rate, round_trip, 3.0), round_trip)
+    assert findings.is_settled
+    assert findings.bytes_per_second == pytest.approx(rate, rel=0.05)
+    assert findings.round_trip_seconds == round_trip
+
+
+def test_a_rate_that_still_grows_is_not_settled() -> None:
+    findings = told(slow_start(1e9, 0.1, 0.8), 0.1)
+    assert not findings.is_settled
+    assert findings.bytes_per_second is not None
+
+
+@given(RATES)
+@settings(max_examples=20)
+def test_a_probe_that_just_began_is_not_settled(rate: float) -> None:
+    assert not told(steady(rate, 0.15), 0.01).is_settled
+    assert told([], 0.01).bytes_per_second is None
+
+
+def test_a_probe_that_stalls_goes_on() -> None:
+    curve = [one for one in steady(1e6, 1.5) if not 1.1 <= one.seconds < 1.3]
+    findings = told(curve, 0.05)
+    assert not findings.is_settled
+    assert findings.bytes_per_second == pytest.approx(1e6, rel=0.05)
+
+
+def test_the_least_round_trip_counts() -> None:
+    findings = Findings()
+    for seconds in (0.3, 0.1, 0.2):
+        findings.answered(seconds)
+    assert (findings.answers, findings.round_trip_seconds) == (3, 0.1)
+
+
+@pytest.mark.parametrize("second", [Arrival(1.0, 20), Arrival(2.0, 10), Arrival(0.5, 20)])
+def test_arrivals_that_contradict_each_other_are_refused(second: Arrival) -> None:
+    with pytest.raises(ProtocolError, match="goes back in time"):
+        told([Arrival(1.0, 10), second], 0.1)

@@ -114,9 +114,7 @@ def test_a_report_of_more_than_was_sent_ends_the_link(tmp_path: Path) -> None:
             await raw.read(lambda: bool(raw.frames))
             link, prober = place.entered[0]
             probing = asyncio.create_task(prober.probe(link))
-            await raw.read(
-                lambda: any(isinstance(frame, Control) for frame, _ in raw.frames)
-            )  # its first question
+            await raw.read(lambda: any(isinstance(frame, Control) for frame, _ in raw.frames))
             say(raw, msgspec.msgpack.encode(Report(1.0, 2**50)))
             words = await raw.last_words()
             await raw.close()
@@ -124,7 +122,7 @@ def test_a_report_of_more_than_was_sent_ends_the_link(tmp_path: Path) -> None:
                 await probing
             return words
 
-    assert "found more reported" in run(scene())
+    assert "found a report of more" in run(scene())
 
 
 def test_whoever_answers_nothing_is_named(tmp_path: Path) -> None:

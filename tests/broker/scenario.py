@@ -20,10 +20,12 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
+from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 
-DEVICE = Device("cpu", "a small box", 2, 2**30, "2.13.0", "1")
+DEVICE = Device("cpu", "a small box", 2, 2**30, "torch 2.13.0", "1")
+EMULATED_DEVICE = Device(EMULATED, "emulated, 5 TFLOP/s", 1, 2**30, EMULATED, "1")
 
 
 def training(**changes: object) -> Training:
@@ -67,8 +69,14 @@ class Scenario:
         self.now += 1.0
         return outcome
 
-    def join(self, worker: str, boot: str = "boot-1", heard_seconds: float | None = None) -> Outcome:
-        register = Register(DEVICE, "lab", [f"{worker}.example:7000"], boot)
+    def join(
+        self,
+        worker: str,
+        boot: str = "boot-1",
+        heard_seconds: float | None = None,
+        device: Device = DEVICE,
+    ) -> Outcome:
+        register = Register(device, "lab", [f"{worker}.example:7000"], boot)
         return self.feed(events.WorkerJoins(self.now, worker, register, heard_seconds, 3.0))
 
     def leave(self, worker: str, reason: str = "connection reset") -> Outcome:

@@ -57,3 +57,12 @@ def test_a_captured_model_is_planned_with_the_sizes_that_its_segments_own() -> N
     sizes = {name: size for program in answer.programs for name, size in program.owned.items()}
     assert sizes == {name: 4 * tensor.numel() for name, tensor in Tower().state_dict().items()}
     assert [list(program.owned) for program in answer.programs] == answer.owned
+
+
+def test_of_an_emulated_job_nothing_moves() -> None:
+    graph = wire.dump(capture(Tower(), {"x": torch.randn(4, 8)}).graph)
+    job = training(microbatch_size=4, emulated=True)
+    answer = asyncio.run(plan(RunPlanner("job-1", 1, graph, job, ("a", "b"), exactly=True), lambda: 0.0))
+    assert isinstance(answer, PlanMade)
+    assert answer.owned == [[], []]
+    assert not any(program.owned for program in answer.programs)

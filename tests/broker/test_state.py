@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.broker.scenario import (
+    EMULATED_DEVICE,
     Admit,
     Reject,
     Reply,
@@ -49,6 +50,21 @@ from farflung.runtime.training import Training
 def ended(story: Scenario, job: str = "job-1") -> Ended:
     (end,) = [message for message in told(story.commands, job) if isinstance(message, Ended)]
     return end
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_no_job_runs_on_real_and_emulated_workers(emulated: bool) -> None:
+    story = Scenario("lab-1")
+    story.join("fake-1", device=EMULATED_DEVICE)
+    kind = "emulated worker" if emulated else "worker"
+    waits = [Accepted("job-1", f"waiting for 1 more {kind} (have 1, plan needs 2)")]
+    assert told(story.submit(2, emulated=emulated).commands) == waits
+    outcome = story.join("fake-2", device=EMULATED_DEVICE)
+    assert bool(told(outcome.commands)) == emulated
+    if not emulated:
+        outcome = story.join("lab-2")
+    chosen = ("fake-1", "fake-2") if emulated else ("lab-1", "lab-2")
+    assert [c.workers for c in outcome.commands if isinstance(c, RunPlanner)] == [chosen]
 
 
 def test_a_job_runs_from_its_submission_to_its_end() -> None:

@@ -27,7 +27,8 @@ def loaded(program: str) -> set[str]:
         "from farflung.cli.main import run; run(['status', '--folder', '/nonexistent'])",
         "import farflung.client.inquiry",
         "import farflung.broker.service",
-        "import farflung.worker.service",  # a worker needs the framework of its backend only
+        # A worker needs the framework of its backend only.
+        "import farflung.worker.service, farflung.runtime.emulated.backend",
     ],
 )
 def test_nothing_heavy_is_imported(program: str) -> None:

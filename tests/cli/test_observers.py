@@ -47,6 +47,15 @@ def test_a_run_is_shown(
         assert words in printed.err
 
 
+def test_emulated_devices_have_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = PlainObserver(1)
+    observer.validated(0, None)
+    observer.stepped(StepRow(1, None, 8, 0.5, 16.0, 1000, 1, 0.1, None, True))
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "validation loss after 0 steps: none (emulated)"
+    assert "loss none (emulated)" in said[1]
+
+
 def test_a_log_has_a_line_now_and_then_not_one_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     observer = PlainObserver(1000)
     for step in range(1, 1001):

@@ -30,9 +30,9 @@ class Chain(nn.Module):
 class Vectors:
     """Random vectors and what is to be made of them; item `poisoned` is not a number, `broken` raises."""
 
-    def __init__(self, poisoned: int = -1, broken: int = -1) -> None:
+    def __init__(self, poisoned: int = -1, broken: int = -1, width: int = 16) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(400, 16, generator=generator)
+        self.x = torch.randn(400, width, generator=generator)
         self.y = 0.5 * self.x.roll(1, dims=1)
         if poisoned >= 0:
             self.x[poisoned] = float("nan")

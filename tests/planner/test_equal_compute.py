@@ -31,7 +31,7 @@ def require_sound(graph: Graph, job: PlannedJob, names: list[str]) -> None:
             if entry.kind == "parameter":
                 holders.setdefault(entry.name, set()).add(plan.worker_of(segment.number))
     assert all(len(found) == 1 for found in holders.values())
-    owned = [name for names_of in job.owned for name in names_of]
+    owned = [name for segment in job.segments for name in segment.owned]
     assert sorted(set(owned) & set(holders)) == sorted(holders)
     assert 1 <= plan.window <= plan.microbatches
 

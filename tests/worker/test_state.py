@@ -40,7 +40,8 @@ from farflung.worker.state import (
 
 JOB, ATTEMPT = "job-1", 5
 KEY = (JOB, ATTEMPT)
-READY = (FromBroker(load()), Verified(KEY, None), PeerLinked("a"), PeerLinked("c"), Filled(KEY))
+LINKED = (PeerLinked("a"), PeerLinked("c"), PeerLinked("desk"))
+READY = (FromBroker(load()), Verified(KEY, None), *LINKED, Filled(KEY))
 SHARES = (Share(1, 2.0, True, 0.5),)
 
 
@@ -60,7 +61,7 @@ def test_a_load_is_prepared_and_only_greater_ids_are_dialled() -> None:
 
 def test_loaded_is_told_once_when_everything_is_there() -> None:
     assert run(*READY[:-1])[1] == [Prepare(load(), ("c",))]
-    told = [c for c in run(*READY, PeerLinked("desk"), PeerLinked("c"))[1] if isinstance(c, Tell)]
+    told = [c for c in run(*READY, PeerLinked("c"))[1] if isinstance(c, Tell)]
     assert told == [Tell(Loaded(JOB, ATTEMPT))]
 
 

@@ -64,7 +64,7 @@ def start_queued(turn: Turn) -> None:
             # Strictly first in, first out: a large job would wait for ever behind small ones.
             _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
             continue
-        idle = turn.state.backup_pool()
+        idle = turn.state.idle_for(job)
         usable = [name for name in job.on if name in idle] if job.on else idle
         needs = job.asked or max(1, len(idle))
         if len(usable) >= needs:
@@ -191,7 +191,8 @@ def _waiting(job: Job, needs: int, usable: list[str]) -> str:
         names = [name for name in job.on if name not in usable]
         more = f" and {missing - NAMED} more" if missing > NAMED else ""
         return f"waiting for {', '.join(names[:NAMED])}{more} (have {have}, plan needs {needs})"
-    return f"waiting for {missing} more worker{'s' * (missing != 1)} (have {have}, plan needs {needs})"
+    kind = "emulated worker" if job.training.emulated else "worker"
+    return f"waiting for {missing} more {kind}{'s' * (missing != 1)} (have {have}, plan needs {needs})"
 
 
 def _explain(turn: Turn, job: Job, words: str) -> None:

@@ -10,6 +10,7 @@ from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag.segment import Segment
 from farflung.protocol.messages import SegmentProgram
+from farflung.runtime.training import Training
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 
 Clock = Callable[[], float]
@@ -36,11 +37,12 @@ def _plan(command: RunPlanner, clock: Clock) -> PlanMade:
         command.graph, training.microbatches, training.microbatch_size, command.workers, command.exactly
     )
     programs = [
-        SegmentProgram(segment.number, program, _owned_bytes(segment, training.microbatch_size))
+        SegmentProgram(segment.number, program, _owned_bytes(segment, training))
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
     _check_size(sum(len(program.program) for program in programs))
-    return PlanMade(clock(), command.job, command.attempt, made.plan, programs, made.owned)
+    owned = [list(program.owned) for program in programs]
+    return PlanMade(clock(), command.job, command.attempt, made.plan, programs, owned)
 
 
 def _check_size(program_bytes: int) -> None:
@@ -52,10 +54,11 @@ def _check_size(program_bytes: int) -> None:
         )
 
 
-def _owned_bytes(segment: Segment, microbatch_size: int) -> dict[str, int]:
-    owned = set(segment.owned)
+def _owned_bytes(segment: Segment, training: Training) -> dict[str, int]:
+    """What has to move before and after the run; of an emulated job nothing does."""
+    owned = set() if training.emulated else set(segment.owned)
     return {
-        entry.name: segment.values[entry.value].bytes(microbatch_size)
+        entry.name: segment.values[entry.value].bytes(training.microbatch_size)
         for entry in segment.inputs
         if entry.kind in ("parameter", "buffer") and entry.name in owned
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from farflung.broker.commit import CommitGroup
 from farflung.plan import Plan
 from farflung.protocol.messages import Device
+from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -33,6 +34,11 @@ class Worker:
     def idle(self) -> bool:
         """Whether it stands in the backup pool."""
         return self.connected and self.job is None
+
+    @property
+    def emulated(self) -> bool:
+        """Whether its device only takes time: it runs emulated jobs, and nothing else does."""
+        return self.device.kind == EMULATED
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,11 @@ class State:
     def backup_pool(self) -> list[str]:
         """Idle workers, in the order of their ids, so that equal fleets get equal plans."""
         return sorted(worker.worker for worker in self.workers.values() if worker.idle)
+
+    def idle_for(self, job: Job) -> list[str]:
+        """Those of the backup pool that may run `job`: no job runs on real and emulated devices."""
+        emulated = job.training.emulated
+        return [name for name in self.backup_pool() if self.workers[name].emulated == emulated]
 
     def with_worker(self, worker: Worker) -> State:
         """The state with this worker in place of its namesake."""

@@ -70,7 +70,8 @@ def _job_status(job: Job) -> JobStatus:
         reason=job.reason or job.words,
         step=job.step,
         steps=job.training.steps,
-        loss=job.loss,
+        loss=None if job.training.emulated else job.loss,
         samples_per_second=job.pace.samples_per_second if moving else None,
         workers=list(job.members),
+        emulated=job.training.emulated,
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +14,9 @@ from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.service import ExitWithParent, heed_parent, run_service
 from farflung.errors import IdentityError, JobError
+
+if TYPE_CHECKING:
+    from farflung.runtime.backend import AnyBackend
 
 MEMORY_SHARE = 0.8
 """Of the machine's memory, what jobs may use unless --memory says otherwise."""
@@ -34,6 +39,11 @@ def join(
     memory: Annotated[
         float | None, typer.Option(help="GB that jobs may use. [default: 80 % of the machine's]")
     ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(help="What computes: torch; or emulated, a device that only takes its time, for a lab."),
+    ] = "torch",
+    tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
@@ -41,15 +51,15 @@ def join(
     heed_parent(exit_with_parent)
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
+    computes = _backend(backend, tflops)
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
-    from farflung.runtime.torch_backend.backend import TorchBackend
     from farflung.worker.service import WorkerOptions, run
 
     options = WorkerOptions(
         identity=identity,
         listen=listen,
         memory_bytes=_memory_bytes(memory),
-        backend=TorchBackend(),
+        backend=computes,
         site=site,
         advertise=advertise or [],
     )
@@ -64,3 +74,22 @@ def _memory_bytes(gigabytes: float | None) -> int:
     import psutil
 
     return int(MEMORY_SHARE * psutil.virtual_memory().total)
+
+
+def _backend(name: str, tflops: float | None) -> AnyBackend:
+    """The backend's framework is imported here, and no other."""
+    if name == "emulated":
+        if tflops is None or not 0 < tflops < math.inf:
+            raise JobError(f"an emulated device needs --tflops, a number above 0, found {tflops}")
+        from farflung.runtime.emulated.backend import EmulatedBackend
+
+        return EmulatedBackend(tflops)
+    if name != "torch":
+        raise JobError(f"--backend takes torch or emulated, found {name[:40]!r}")
+    if tflops is not None:
+        raise JobError("--tflops is for --backend emulated: torch computes as fast as it can")
+    if importlib.util.find_spec("torch") is None:
+        raise JobError("this Python has no torch: pip install torch")
+    from farflung.runtime.torch_backend.backend import TorchBackend
+
+    return TorchBackend()

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from farflung.cli.output import size
+from farflung.cli.output import loss_words, size
 from farflung.cli.plan_table import plan_table
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
@@ -47,11 +47,12 @@ class LiveObserver(Observer):
 
     def stepped(self, row: StepRow) -> None:
         self._total_bytes += row.bytes_on_wire
-        facts = f"step {row.step}/{self._steps}  loss {row.loss:.4f}  {row.samples_per_second:.0f} samples/s"
+        facts = f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
+        facts = f"{facts}  {row.samples_per_second:.0f} samples/s"
         self._show("training", row.step, self._steps, f"{facts}  {size(self._total_bytes)} on the wire")
 
-    def validated(self, step: int, loss: float) -> None:
-        self._console.print(f"validation loss after {step} steps: {loss:.4f}")
+    def validated(self, step: int, loss: float | None) -> None:
+        self._console.print(f"validation loss after {step} steps: {loss_words(loss)}")
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         self._show(

@@ -42,3 +42,8 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def loss_words(loss: float | None) -> str:
+    """A loss, or why there is none."""
+    return "none (emulated)" if loss is None else f"{loss:.4f}"

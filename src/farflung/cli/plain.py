@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from farflung.cli.output import duration, note, size
+from farflung.cli.output import duration, loss_words, note, size
 from farflung.cli.plan_table import plan_rows
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
@@ -51,12 +51,12 @@ class PlainObserver(Observer):
             return
         left = duration((self._steps - row.step) * row.seconds)
         note(
-            f"step {row.step}/{self._steps}  loss {row.loss:.4f}  {row.samples_per_second:.1f} samples/s"
-            f"  {size(row.bytes_on_wire)} a step  about {left} left"
+            f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
+            f"  {row.samples_per_second:.1f} samples/s  {size(row.bytes_on_wire)} a step  about {left} left"
         )
 
-    def validated(self, step: int, loss: float) -> None:
-        note(f"validation loss after {step} steps: {loss:.4f}")
+    def validated(self, step: int, loss: float | None) -> None:
+        note(f"validation loss after {step} steps: {loss_words(loss)}")
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         if self._due() or received_bytes == total_bytes:

@@ -80,7 +80,7 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
 
 
 def _job(job: JobStatus) -> tuple[str, ...]:
-    loss = "" if job.loss is None else f"{job.loss:.4f}"
+    loss = "emulated" if job.emulated else "" if job.loss is None else f"{job.loss:.4f}"
     speed = "" if job.samples_per_second is None else f"{job.samples_per_second:.1f}"
     return job.job, job.name, job.state, f"{job.step}/{job.steps}", loss, speed, job.reason
 

@@ -188,8 +188,14 @@ def _report(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool)
     elif as_json:
         print_json({"error": summary.reason, **_fields(summary)})
     if summary.state == "done":
-        note(f"done: {summary.steps} steps; metrics, plan, events, summary and weights are in {run.path}")
-        _print_sample(prepared, run, as_json)
+        files = (
+            "metrics, plan, events and summary"
+            if summary.emulated
+            else "metrics, plan, events, summary and weights"
+        )
+        note(f"done: {summary.steps} steps; {files} are in {run.path}")
+        if not summary.emulated:
+            _print_sample(prepared, run, as_json)
         return
     if summary.weights_step is not None:
         note(f"the weights of step {summary.weights_step} are in {run.model_path}")

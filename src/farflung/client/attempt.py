@@ -37,6 +37,7 @@ class Attempt:
         self._observer = observer
         self._hear = hear
         self._links: dict[str, Link] = {}
+        self._linked = asyncio.Event()
         self._feeder = Feeder(planned.job, planned.attempt, planned.plan, prepared.graph, self._links)
         self._collector = StateCollector(
             planned.job, planned.attempt, planned.plan, planned.owned, prepared.state, observer.collecting
@@ -62,6 +63,7 @@ class Attempt:
 
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""
+        await self._linked.wait()  # a worker without state can be ready before its welcome comes
         async with aclosing(Microbatches(self._prepared.job, self._prepared.graph).stream()) as stream:
             await self._feeder.run(stream)
 
@@ -81,6 +83,8 @@ class Attempt:
         handler = WorkerHandler(worker, welcome, self._feeder, self._collector, self._hear)
         link = await dial_worker(identity, timeouts, planned.addresses[worker], worker, handler)
         self._links[worker] = link
+        if len(self._links) == len(planned.plan.workers()):
+            self._linked.set()
         segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         with suppress(ConnectionFailed):  # the lost link has told
             await send_state(planned.job, planned.attempt, segments, self._prepared.state, link, progress.add)

@@ -27,10 +27,10 @@ class Outcome:
 class Books:
     """Writes a run's files on a thread, one after the other; each method may raise `RunFailed` (disk)."""
 
-    def __init__(self, job: Job, folder: RunFolder, observer: Observer) -> None:
+    def __init__(self, job: Job, folder: RunFolder, observer: Observer, emulated: bool = False) -> None:
         self.folder = folder
         self.observer = observer
-        self.tally = Tally(job, time.monotonic())
+        self.tally = Tally(job, time.monotonic(), emulated)
         self._job_id = ""
 
     async def submitted(self, name: str, broker: str) -> None:
@@ -64,8 +64,9 @@ class Books:
             self.observer.stepped(row)
             await asyncio.to_thread(self.folder.add_step, row)
         else:
-            self.observer.validated(self.tally.steps, message.loss)
-            await self._record("validated", step=self.tally.steps, loss=message.loss)
+            loss = self.tally.validation_loss
+            self.observer.validated(self.tally.steps, loss)
+            await self._record("validated", step=self.tally.steps, loss=loss)
 
     async def collecting(self, message: Collecting) -> None:
         """The weights are on their way home."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from farflung.client.job import Job
@@ -39,14 +40,21 @@ def example_batch(job: Job) -> Batch:
 def capture_job(job: Job, self_check: bool = True) -> Capture:
     """Capture the job's model; with `self_check` one training step of the graph is held against eager first.
 
+    Without the check nothing is computed, so the model may be one on the meta device, which has no data.
+
     Raises
     ------
     CaptureError
         The model cannot be captured, or the graph does not compute what the module does.
     """
-    captured = capture(job.model, example_batch(job), job.loss)
     if not self_check:
-        return captured
+        return _capture_shapes(job)
+    if _without_data(job.model):
+        raise CaptureError(
+            "the model is on the meta device, so its parameters have no values: only an emulated run"
+            " (`farflung lab run --emulate-devices`) needs none"
+        )
+    captured = capture(job.model, example_batch(job), job.loss)
     report = _compare(job, captured, segments=1, steps=1)
     require_same(msgspec.structs.replace(report, ok=_trains_as_eager(report)), "the captured graph")
     if report.evaluation_difference > LOSS_TOLERANCE:
@@ -57,6 +65,18 @@ def capture_job(job: Job, self_check: bool = True) -> Capture:
             )
         return Capture(captured.graph, captured.origins, (*captured.lints, remark))
     return captured
+
+
+def _capture_shapes(job: Job) -> Capture:
+    example = example_batch(job)
+    if not _without_data(job.model):
+        return capture(job.model, example, job.loss)
+    with torch.device("meta"):  # for what the model's forward makes
+        return capture(job.model, {name: tensor.to("meta") for name, tensor in example.items()}, job.loss)
+
+
+def _without_data(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
 
 
 def check_job(

@@ -24,8 +24,8 @@ class Observer:
     def stepped(self, row: StepRow) -> None:
         """A step was applied everywhere."""
 
-    def validated(self, step: int, loss: float) -> None:
-        """The model after `step` steps was evaluated."""
+    def validated(self, step: int, loss: float | None) -> None:
+        """The model after `step` steps was evaluated; emulated devices know no loss."""
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         """How much of the trained state is back."""

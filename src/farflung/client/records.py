@@ -10,18 +10,20 @@ class StepRow(msgspec.Struct, frozen=True):
 
     `step` counts from 1. `seconds` is from the end of the unit before to the end of this one,
     `bytes_on_wire` what all links carried meanwhile, framing included. `gradient_norm` is before clipping.
-    Of two rows for a step the one with the higher `attempt` counts.
+    Of two rows for a step the one with the higher `attempt` counts. On `emulated` devices nothing is
+    computed, so `loss` and `gradient_norm` are None.
     """
 
     step: int
-    loss: float
+    loss: float | None
     samples: int
     seconds: float
     samples_per_second: float
     bytes_on_wire: int
     attempt: int
     learning_rate: float
-    gradient_norm: float
+    gradient_norm: float | None
+    emulated: bool = False
 
 
 class CorpusRecord(msgspec.Struct, frozen=True):
@@ -37,7 +39,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     `state` is done, failed or cancelled, `reason` one line (empty when done). `steps` were applied.
     `bytes_on_wire` is over all units, `loading_bytes` what the first state took before them. `weights_step`
-    is the step that `model.safetensors` holds, None if there is no such file.
+    is the step that `model.safetensors` holds, None if there is no such file. A run on `emulated` devices has
+    neither losses nor weights.
     """
 
     state: str
@@ -54,3 +57,4 @@ class Summary(msgspec.Struct, frozen=True):
     weights_step: int | None
     job: str
     corpus: CorpusRecord | None
+    emulated: bool = False

@@ -106,7 +106,7 @@ class Submitter:
         self._workers = len(on) or workers
         self._on = list(on)
         self._timeouts = timeouts or Timeouts()
-        self.books = Books(prepared.job, run, observer)
+        self.books = Books(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._broker: Link | None = None
@@ -142,11 +142,10 @@ class Submitter:
         self._events.put_nowait(_Gone(reason))
 
     async def _run(self) -> Outcome:
-        job = self._prepared.job
-        name = job.name or "job"
+        name = self._prepared.job.name or "job"
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
         self._timeouts = self._broker.timeouts
-        self._tell(Submit(name, self._prepared.program, job.training(), self._workers, self._on))
+        self._tell(Submit(name, self._prepared.program, self._prepared.training, self._workers, self._on))
         await self.books.submitted(name, self._identity.broker)
         while True:
             outcome = await self._handle(await self._events.get())
@@ -209,8 +208,9 @@ class Submitter:
     async def _bring_home(self, step: int) -> None:
         trained = await self._current().trained_state()
         job, ties = self._prepared.job, self._prepared.graph.ties
-        await asyncio.to_thread(save_weights, self.books.folder.model_path, job.model, trained, ties)
-        self.books.tally.weights_step = step
+        if not self._prepared.emulated:
+            await asyncio.to_thread(save_weights, self.books.folder.model_path, job.model, trained, ties)
+            self.books.tally.weights_step = step
         self._events.put_nowait(_Written())
 
     def _trouble(self, trouble: _Trouble) -> Outcome | None:

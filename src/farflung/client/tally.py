@@ -15,10 +15,14 @@ from farflung.schedule import Unit
 
 
 class Tally:
-    """Counts steps, losses, seconds and bytes of one run. Times are monotonic seconds, by the caller."""
+    """Counts steps, losses, seconds and bytes of one run. Times are monotonic seconds, by the caller.
 
-    def __init__(self, job: Job, now: float) -> None:
+    A run on `emulated` devices has no losses.
+    """
+
+    def __init__(self, job: Job, now: float, emulated: bool = False) -> None:
         self._job = job
+        self._emulated = emulated
         self._training = job.training()
         self._units: Iterator[Unit] = self._training.units()
         self._started = now
@@ -61,23 +65,25 @@ class Tally:
         seconds = now - self._last
         self._counted_bytes, self._last = sent_bytes, now
         self.bytes_on_wire += bytes_on_wire
+        loss = None if self._emulated else done.loss
         if not unit.train:
-            self.validation_loss = done.loss
+            self.validation_loss = loss
             if self.first_validation_loss is None:
-                self.first_validation_loss = done.loss
+                self.first_validation_loss = loss
             return None
         self.steps = unit.step + 1
-        self.train_loss = done.loss
+        self.train_loss = loss
         return StepRow(
             step=self.steps,
-            loss=done.loss,
+            loss=loss,
             samples=self._job.batch,
             seconds=seconds,
             samples_per_second=self._job.batch / seconds if seconds > 0 else math.inf,
             bytes_on_wire=bytes_on_wire,
             attempt=done.attempt,
             learning_rate=learning_rate(self._training.optimizer, unit.step),
-            gradient_norm=done.gradient_norm,
+            gradient_norm=None if self._emulated else done.gradient_norm,
+            emulated=self._emulated,
         )
 
     def summary(self, state: str, reason: str, job: str, now: float) -> Summary:
@@ -97,6 +103,7 @@ class Tally:
             weights_step=self.weights_step,
             job=job,
             corpus=_corpus(self._job),
+            emulated=self._emulated,
         )
 
 

@@ -40,12 +40,21 @@ class LocalFleet:
         Folder for their logs; it is made.
     memory_bytes
         What each worker offers; without it, an equal share of the machine's.
+    emulated_tflops
+        The workers only emulate devices that sustain so much; without it they compute.
     """
 
-    def __init__(self, workers: int, logs: Path, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        logs: Path,
+        memory_bytes: int | None = None,
+        emulated_tflops: float | None = None,
+    ) -> None:
         self._count = workers
         self._logs = logs
         self._memory_bytes = memory_bytes
+        self._emulated_tflops = emulated_tflops
         self._timeouts = Timeouts()
         self._folder = Path()
         self._identity: Identity | None = None
@@ -98,6 +107,8 @@ class LocalFleet:
             name = f"worker-{number}"
             arguments = ["join", self.address, "--name", name, "--site", SITE, "--listen", f"{HOST}:0"]
             arguments += ["--folder", str(self._folder / name), "--memory", f"{self._memory() / 1e9:.3f}"]
+            if self._emulated_tflops is not None:
+                arguments += ["--backend", "emulated", "--tflops", f"{self._emulated_tflops:g}"]
             self.workers.append(await self._child(name, arguments, {"FARFLUNG_TOKEN": tokens[1].text}))
 
     def _tokens(self) -> tuple[Token, Token]:

@@ -30,11 +30,6 @@ class PlannedJob:
     segments: list[Segment]
 
     @property
-    def owned(self) -> list[list[str]]:
-        """Names of the parameters and buffers that each segment owns, in segment order."""
-        return [segment.owned for segment in self.segments]
-
-    @property
     def programs(self) -> list[bytes]:
         """Each segment as it travels, in segment order."""
         return [wire.dump(segment) for segment in self.segments]

@@ -310,7 +310,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """One job as `farflung status` shows it."""
+    """One job as `farflung status` shows it; an emulated one has no loss."""
 
     job: str
     name: str
@@ -321,6 +321,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     loss: float | None
     samples_per_second: float | None
     workers: list[str]
+    emulated: bool = False
 
 
 class Status(Message, frozen=True):

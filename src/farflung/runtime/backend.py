@@ -26,6 +26,10 @@ class Summable(Protocol):
 Array = TypeVar("Array", bound=Summable)
 
 
+EMULATED = "emulated"
+"""The kind of a device that sends bytes and takes time, but computes nothing."""
+
+
 class Offer(NamedTuple):
     """The device as the broker is told; `framework` is what runs there, with its version."""
 

@@ -20,7 +20,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A step runs `microbatches` of `microbatch_size` samples; the loss of each is weighted 1/microbatches.
     `clip` bounds the global gradient norm. Evaluation runs `validation_microbatches` (0: none) before the
-    first step, after the last and after each `validate_every` steps.
+    first step, after the last and after each `validate_every` steps. An `emulated` job runs on emulated
+    devices only: its inputs and messages are real, its state never moves and it has no losses.
     """
 
     steps: Whole
@@ -31,6 +32,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip: float | None = None
     validate_every: Whole | None = None
     validation_microbatches: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    emulated: bool = False
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):

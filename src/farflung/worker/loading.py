@@ -9,7 +9,7 @@ from farflung.opdag import wire
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER
 from farflung.protocol.messages import Load
-from farflung.runtime.backend import Array, Backend, SegmentRunner
+from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.footprint import required_bytes
 from farflung.worker.intake import Intake, Key
 
@@ -22,9 +22,14 @@ def load_segments(
     Raises
     ------
     GraphError
-        A program is missing or not valid, does not fit the plan, the state or `memory_bytes`.
+        A program is missing or not valid, does not fit the plan, the state or `memory_bytes`; or the job is
+        to be computed where devices are emulated, or the other way round.
     """
     batch = load.training.microbatch_size
+    emulated = backend.offer().kind == EMULATED
+    if emulated != load.training.emulated:
+        asks, does = ("computes", "is emulated") if emulated else ("is emulated", "computes")
+        raise GraphError(f"the job {asks}, this worker {does}: no job runs on both kinds of workers")
     segments = _programs(worker, load)
     for segment in segments.values():
         backend.verify(segment, batch)
@@ -35,6 +40,8 @@ def load_segments(
             f"the segments need {needed} bytes, this worker gives {memory_bytes}: "
             "raise `farflung join --memory` or use more workers"
         )
+    if emulated:
+        return {n: backend.runner(s, {}, load.training) for n, s in segments.items()}
     state = _shaped(segments, intake.buffers, batch, backend)
     return {n: backend.runner(s, _state_of(s, state), load.training) for n, s in segments.items()}
 

@@ -242,7 +242,7 @@ def _take(state: State, load: Load) -> tuple[State, list[Command]]:
 
 def _progress(state: State) -> tuple[State, list[Command]]:
     """Tell the broker once everything that loading waits for is here."""
-    ready = state.verified and state.filled and state.neighbours <= state.linked
+    ready = state.verified and state.filled and state.admitted <= state.linked
     if state.phase != "loading" or state.load is None or state.announced or not ready:
         return state, []
     return replace(state, announced=True), [Tell(Loaded(state.load.job, state.load.attempt))]

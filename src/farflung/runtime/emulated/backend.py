@@ -1,0 +1,48 @@
+"""An emulated device as a backend of a worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from farflung.opdag.graph import ValueType
+from farflung.opdag.segment import Segment
+from farflung.runtime.backend import EMULATED, Offer
+from farflung.runtime.emulated.device import EmulatedDevice
+from farflung.runtime.emulated.segment import EmulatedSegment, Payload
+from farflung.runtime.training import Training
+
+
+class EmulatedBackend:
+    """See `runtime.backend.Backend`; arrays are `Payload`s.
+
+    What is received goes into one shared piece of memory, what is sent comes from another, of random bytes
+    that no compression shrinks: so a device's memory is not taken, however much of it the plan fills.
+    """
+
+    def __init__(self, tflops: float) -> None:
+        self._device = EmulatedDevice(tflops)
+        self._received = memoryview(b"")
+        self._noise = memoryview(b"")
+
+    def offer(self) -> Offer:
+        return Offer(EMULATED, f"emulated, {self._device.tflops:g} TFLOP/s", 1, EMULATED)
+
+    def allocate(self, size: int) -> memoryview:
+        if size > len(self._received):
+            self._received = memoryview(bytearray(size))
+        return self._received[:size]
+
+    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Payload:
+        return Payload(len(buffer))
+
+    def memory(self, array: Payload) -> memoryview:
+        if array.size > len(self._noise):
+            self._noise = memoryview(os.urandom(array.size))
+        return self._noise[: array.size]
+
+    def verify(self, segment: Segment, batch: int) -> None:
+        """Nothing of it will run."""
+
+    def runner(self, segment: Segment, state: Mapping[str, Payload], training: Training) -> EmulatedSegment:
+        return EmulatedSegment(segment, training.microbatch_size, self._device)

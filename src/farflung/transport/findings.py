@@ -7,9 +7,10 @@ import math
 from farflung.errors import ProtocolError
 from farflung.transport.arrivals import Arrival, fastest, stalls
 
-_SHORT_WINDOW_SECONDS, _WINDOW_SECONDS, _LONG_WINDOW_SECONDS = 0.1, 0.2, 0.4
+_SHORT_WINDOW_SECONDS, _WINDOW_SECONDS, _LONG_WINDOW_SECONDS = 0.1, 0.2, 0.8
 _CALM_SECONDS, _CALM_ROUND_TRIPS = 0.3, 2
-_SHORTEST_STALL_SECONDS, _STALLED_SECONDS = 0.02, 0.6
+_SHORTEST_STALL_SECONDS = 0.02
+_BEGINNING_SECONDS, _BEGINNING_ROUND_TRIPS = 0.3, 5
 _SETTLED_GROWTH = 1.02
 _RECENT_REPORTS = 8
 
@@ -41,11 +42,13 @@ class Findings:
 
         A rate that still grows shows best in a short window; one that stalls evens out only in a long one.
         """
+        if not self.arrivals:
+            return None
         if self._has_stalled:
-            window = _LONG_WINDOW_SECONDS
+            windows = [_LONG_WINDOW_SECONDS, _WINDOW_SECONDS, 0.0]
         else:
-            window = _WINDOW_SECONDS if self.is_settled else _SHORT_WINDOW_SECONDS
-        return self._fastest(self.arrivals, window) or self._fastest(self.arrivals, 0.0)
+            windows = [_WINDOW_SECONDS if self.is_settled else _SHORT_WINDOW_SECONDS, 0.0]
+        return next(filter(None, (self._fastest(self.arrivals, window) for window in windows)), None)
 
     @property
     def recent_bytes_per_second(self) -> float:
@@ -73,8 +76,11 @@ class Findings:
 
     @property
     def _has_stalled(self) -> bool:
-        found = stalls(self.arrivals, self._stall_seconds)
-        return any(after.seconds > self.arrivals[-1].seconds - _STALLED_SECONDS for _, after in found)
+        # A connection that has just begun waits for acknowledgements, not for lost packets.
+        begun = self.arrivals[0].seconds + max(
+            _BEGINNING_SECONDS, _BEGINNING_ROUND_TRIPS * self.round_trip_seconds
+        )
+        return any(after.seconds > begun for _, after in stalls(self.arrivals, self._stall_seconds))
 
     @property
     def _stall_seconds(self) -> float:

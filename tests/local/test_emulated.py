@@ -11,13 +11,15 @@ import pytest
 import torch
 from tests.local.jobs import Chain, Vectors, job
 
+from farflung.client.check import capture_shapes
 from farflung.client.observer import Observer
-from farflung.client.prepared import prepare
+from farflung.client.prepared import prepare, prepare_emulated
 from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
 from farflung.client.submitter import Submitter
 from farflung.errors import CaptureError
 from farflung.local.fleet import LocalFleet
+from farflung.opdag import wire
 from farflung.protocol.messages import Planned
 
 pytestmark = pytest.mark.processes
@@ -48,7 +50,10 @@ async def train(
     data = Vectors(width=WIDTH)
     fields: dict[str, Any] = {"model": Chain(width=WIDTH), "validation": data, "validation_batches": 2}
     declared = job(steps=STEPS, data=data, **{**fields, **changes})
-    prepared = prepare(declared, WORKERS, emulated)
+    if emulated:
+        prepared = prepare_emulated(declared, wire.dump(capture_shapes(declared).graph))
+    else:
+        prepared = prepare(declared, WORKERS)
     run = RunFolder.create(path)
     submitter = Submitter(prepared, fleet.identity, run, observer or Observer(), WORKERS)
     if isinstance(observer, Impatient):
@@ -63,7 +68,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def wire(path: Path) -> int:
+def carried(path: Path) -> int:
     return int(json.loads((path / "summary.json").read_text())["bytes_on_wire"])
 
 
@@ -92,7 +97,7 @@ def test_emulated_workers_send_what_real_ones_send(temporary: Path, tmp_path: Pa
 
     asyncio.run(run())
     # Beside the values only pacing and heartbeats travel, as often as time makes them.
-    assert wire(tmp_path / "emulated") == pytest.approx(wire(tmp_path / "real"), rel=0.02)
+    assert carried(tmp_path / "emulated") == pytest.approx(carried(tmp_path / "real"), rel=0.02)
     emulated, real = rows(tmp_path / "emulated"), rows(tmp_path / "real")
     assert [row["step"] for row in emulated] == list(range(1, STEPS + 1))
     assert all(row["loss"] is None and row["gradient_norm"] is None and row["emulated"] for row in emulated)

@@ -54,13 +54,17 @@ def train(
     folder: Annotated[
         Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/submitter]")
     ] = None,
+    emulated: Annotated[Path | None, typer.Option(hidden=True)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
     _check_choice(local, broker, token, workers, on)
     chosen = _chosen(on)
     identity = None if local else _identity(folder_of("submitter", folder), broker, token)
-    prepared = _prepare(job, steps, text, local or len(chosen) or workers)
+    if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
+        prepared = _prepare_emulated(job, steps, text, emulated)
+    else:
+        prepared = _prepare(job, steps, text, local or len(chosen) or workers)
     run = _run_folder(out or Path("runs") / re.sub(r"[^\w.-]+", "-", prepared.job.name or "job"))
     observer = _observer(prepared, as_json)
     if identity is not None:
@@ -123,6 +127,13 @@ def _prepare(path: Path, steps: int | None, text: Path | None, workers: int) -> 
     for remark in prepared.remarks:
         note(f"note: {remark}")
     return prepared
+
+
+def _prepare_emulated(path: Path, steps: int | None, text: Path | None, program: Path) -> Prepared:
+    from farflung.client.load import load_job
+    from farflung.client.prepared import prepare_emulated
+
+    return prepare_emulated(load_job(path, steps=steps, text=text), program.read_bytes())
 
 
 def _run_folder(path: Path) -> RunFolder:

@@ -37,18 +37,14 @@ def example_batch(job: Job) -> Batch:
     return _microbatches(job, 0, max(2, job.microbatch_size))[0]
 
 
-def capture_job(job: Job, self_check: bool = True) -> Capture:
-    """Capture the job's model; with `self_check` one training step of the graph is held against eager first.
-
-    Without the check nothing is computed, so the model may be one on the meta device, which has no data.
+def capture_job(job: Job) -> Capture:
+    """Capture the job's model, and hold one training step of the graph against eager.
 
     Raises
     ------
     CaptureError
         The model cannot be captured, or the graph does not compute what the module does.
     """
-    if not self_check:
-        return _capture_shapes(job)
     if _without_data(job.model):
         raise CaptureError(
             "the model is on the meta device, so its parameters have no values: only an emulated run"
@@ -67,7 +63,14 @@ def capture_job(job: Job, self_check: bool = True) -> Capture:
     return captured
 
 
-def _capture_shapes(job: Job) -> Capture:
+def capture_shapes(job: Job) -> Capture:
+    """Capture the job's model and compute nothing: it may be on the meta device, where it has no data.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot be captured.
+    """
     example = example_batch(job)
     if not _without_data(job.model):
         return capture(job.model, example, job.loss)

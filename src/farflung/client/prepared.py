@@ -21,7 +21,7 @@ class Prepared:
     """A job with its OP-DAG, and the parameters and buffers that the graph names.
 
     `state` holds the tensors of the job's own module, `program` the graph as it is submitted, `remarks` what
-    the user should know of the capture. An `emulated` job runs on emulated devices: its state stays here.
+    the user should know of the capture. An `emulated` job runs on emulated devices and has no state.
     """
 
     job: Job
@@ -37,11 +37,10 @@ class Prepared:
         return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
 
 
-def prepare(job: Job, workers: int = 0, emulated: bool = False) -> Prepared:
+def prepare(job: Job, workers: int = 0) -> Prepared:
     """Capture the job's model on the first items it will train on, and hold it beside eager.
 
     With a number of workers the model is cut for them too, so that what cannot be is said before any starts.
-    For an `emulated` run nothing is computed, so the model may be one without data (on the meta device).
 
     Raises
     ------
@@ -56,12 +55,25 @@ def prepare(job: Job, workers: int = 0, emulated: bool = False) -> Prepared:
     from farflung.opdag import wire
     from farflung.runtime.check import named_state
 
-    captured = capture_job(job, self_check=not emulated)
+    captured = capture_job(job)
     graph = captured.graph
     if workers:
         from farflung.planner import plan_graph
 
         names = [f"worker-{number}" for number in range(workers)]
         plan_graph(graph, job.microbatches, job.microbatch_size, names)
-    state = named_state(job.model, graph)
-    return Prepared(job, graph, wire.dump(graph), state, captured.lints, emulated)
+    return Prepared(job, graph, wire.dump(graph), named_state(job.model, graph), captured.lints)
+
+
+def prepare_emulated(job: Job, program: bytes) -> Prepared:
+    """A job for emulated devices, its model captured before (`client.check.capture_shapes`).
+
+    Raises
+    ------
+    GraphError
+        `program` is not a valid OP-DAG.
+    """
+    from farflung.opdag import wire
+
+    graph = wire.load_graph(program, job.microbatch_size)
+    return Prepared(job, graph, program, {}, (), emulated=True)

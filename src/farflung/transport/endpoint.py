@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+from collections.abc import Sequence
+from functools import partial
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport import newcomer
@@ -17,6 +20,7 @@ from farflung.transport.listener import Listener, listen
 from farflung.transport.newcomer import Exchange, OnStranger
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.peer import Peer, certified_peer
+from farflung.transport.racing import AllFailed, race
 from farflung.transport.sockets import connect
 from farflung.transport.timeouts import Timeouts
 
@@ -30,6 +34,8 @@ __all__ = [
     "Peer",
     "ask",
     "dial",
+    "dial_any",
+    "dial_over",
     "listen",
 ]
 
@@ -52,10 +58,27 @@ async def dial(
     ConnectionFailed
         The holder cannot be reached there, somebody else can, or it refused: the message says which.
     """
+    try:
+        raw = await connect(*parse_address(address), timeouts, options.congestion_control)
+    except OSError as error:
+        raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
+    return await dial_over(raw, address, context, hello, expected, handler, timeouts)
+
+
+async def dial_over(
+    raw: socket.socket,
+    address: str,
+    context: ssl.SSLContext,
+    hello: Hello,
+    expected: Peer,
+    handler: Handler,
+    timeouts: Timeouts,
+) -> Link:
+    """Greet `expected` over a connected socket; `address` is for words. Otherwise as `dial`."""
     link: Link | None = None
     try:
         async with asyncio.timeout(timeouts.dial_seconds):
-            connection = await _connected(address, context, expected.name, timeouts, options)
+            connection = await Connection.shake_hands(raw, context, False, expected.name)
             try:
                 peer = certified_peer(connection.socket)
                 if peer != expected:
@@ -71,6 +94,26 @@ async def dial(
         if isinstance(error, OSError):
             raise ConnectionFailed(why_unreachable(error, address, timeouts.dial_seconds)) from None
         raise
+
+
+async def dial_any(
+    addresses: Sequence[str],
+    context: ssl.SSLContext,
+    hello: Hello,
+    expected: Peer,
+    handler: Handler,
+    timeouts: Timeouts,
+) -> Link:
+    """Dial a holder at all its addresses, nearly at once; the first that greets stays. Else as `dial`."""
+
+    async def discard(link: Link) -> None:
+        await link.close("another address was faster")
+
+    attempts = [partial(dial, address, context, hello, expected, handler, timeouts) for address in addresses]
+    try:
+        return await race(attempts, discard)
+    except AllFailed as failed:
+        raise ConnectionFailed("; ".join(map(str, failed.errors)) or "it gave no address") from None
 
 
 async def ask(
@@ -99,11 +142,7 @@ async def ask(
 
 
 async def _connected(
-    address: str,
-    context: ssl.SSLContext,
-    server_hostname: str | None,
-    timeouts: Timeouts,
-    options: LinkOptions = DEFAULT_OPTIONS,
+    address: str, context: ssl.SSLContext, server_hostname: str | None, timeouts: Timeouts
 ) -> Connection:
-    raw = await connect(*parse_address(address), timeouts, options.congestion_control)
+    raw = await connect(*parse_address(address), timeouts)
     return await Connection.shake_hands(raw, context, False, server_hostname)

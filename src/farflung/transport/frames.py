@@ -26,7 +26,8 @@ MAXIMUM_CHUNK_BYTES = 2**20
 MAXIMUM_CONTROL_BYTES = 64 * 2**20
 MAXIMUM_REASON_LENGTH = 500
 
-Kind = Literal["control", "data", "probe"]
+Kind = Literal["control", "data", "probe", "reverse"]
+"""`reverse`: a data link that the dialled side asked for, because it could not dial itself."""
 
 BOOT = secrets.token_hex(8)
 """This process's nonce."""

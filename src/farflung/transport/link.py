@@ -58,6 +58,7 @@ class Link:
     boot : The other process's nonce; another one than before means that it has restarted.
     kind : What the dialler opened the link for.
     congestion_control : The kernel's name of what paces this end's sending.
+    path : How the two sides reach each other: `direct`, `reverse` or `relay through NAME`.
     reason : Why the link is over; None while it stands.
     cause : What kind of end that is: whether what the link was for can go on over another one.
     last_heard : When the last bytes came (`time.monotonic`).
@@ -80,6 +81,7 @@ class Link:
         self.boot = ""
         self.kind: Kind = own.kind
         self.congestion_control = congestion_control(connection.socket)
+        self.path = "direct"
         self.reason: str | None = None
         self.cause: Cause = "word"
         self.last_heard = time.monotonic()
@@ -225,6 +227,7 @@ class Link:
         round_trip, rate = self.round_trip_seconds, self.bytes_per_second
         return LinkStatus(
             peer=self.peer.id,
+            path=self.path,
             remote=self.remote,
             congestion_control=self.congestion_control,
             round_trip_ms=None if round_trip is None else round_trip * 1e3,

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+from farflung.transport.headers import Count
+
+Word = Annotated[str, Meta(max_length=100)]
+HostAndPort = Annotated[str, Meta(max_length=300)]
 
 
-class LinkStatus(msgspec.Struct, frozen=True):
+class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One end's view of one link.
 
     Attributes
     ----------
     peer : The other holder's id.
-    remote : HOST:PORT of the other end.
+    path : How the two reach each other: `direct`, `reverse` or `relay through NAME`.
+    remote : HOST:PORT of the other end, or of the relay.
     congestion_control : The kernel's name of what paces this end's sending; `unknown` where it does not say.
     round_trip_ms : Of the last answered ping, queues included; None before the first answer.
     rate_mbps : At which the peer has been taking data; None before any was sent.
     bytes_sent, bytes_received : Payload and framing, before encryption.
     """
 
-    peer: str
-    remote: str
-    congestion_control: str
+    peer: Word
+    path: Word
+    remote: HostAndPort
+    congestion_control: Word
     round_trip_ms: float | None
     rate_mbps: float | None
-    bytes_sent: int
-    bytes_received: int
+    bytes_sent: Count
+    bytes_received: Count

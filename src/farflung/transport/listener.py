@@ -1,4 +1,7 @@
-"""A listening port: who shows a certificate gets a link, who shows none may ask one question."""
+"""A listening port: who shows a certificate gets a link, who shows none may ask one question.
+
+A relay's port also takes circuits, which begin with a token and not with TLS.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,19 @@ import ssl
 import weakref
 from collections.abc import Callable
 
-from farflung.errors import ProtocolError
+from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.addresses import format_address, parse_address
+from farflung.transport.circuit import MAGIC, read_hello
 from farflung.transport.connection import Connection
+from farflung.transport.failures import why_unreachable
 from farflung.transport.frames import Hello, closing
 from farflung.transport.handler import Handler
 from farflung.transport.link import Link
 from farflung.transport.newcomer import Exchange, OnStranger, receive
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
-from farflung.transport.peer import certified_peer
-from farflung.transport.sockets import accept, ask_for_congestion_control, listening_socket
+from farflung.transport.peer import Peer, certified_peer
+from farflung.transport.relay import Relay
+from farflung.transport.sockets import accept, ask_for_congestion_control, first_byte, listening_socket
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.transport")
@@ -48,6 +54,7 @@ class Listener:
         self._on_stranger = on_stranger
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._entering: set[asyncio.Task[None]] = set()
+        self._relay: Relay | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._accept_again()
 
@@ -64,6 +71,32 @@ class Listener:
         """Hold whoever comes in from now on to other limits."""
         self._timeouts = timeouts
 
+    def relay_over(self, relay: Relay) -> None:
+        """Give connections that show a circuit's token to `relay`, which this closes in the end."""
+        self._relay = relay
+
+    async def take(self, raw: socket.socket, expected: Peer, path: str) -> Link:
+        """Let in a peer that came by another way than this port: over a circuit, where it dials.
+
+        Raises
+        ------
+        ConnectionFailed
+            Whoever is at the other end is not `expected`, or said nothing in time.
+        """
+        try:
+            async with asyncio.timeout(self._timeouts.dial_seconds):
+                connection = await Connection.shake_hands(raw, self._context, True, None)
+        except OSError as error:
+            raise ConnectionFailed(why_unreachable(error, path, self._timeouts.dial_seconds)) from None
+        try:
+            peer = certified_peer(connection.socket)
+            if peer != expected:
+                raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
+        except ProtocolError as error:
+            connection.abort()
+            raise ConnectionFailed(f"{path}: {error}") from None
+        return self._link(connection, expected, path)
+
     async def close(self, reason: str = "this process is shutting down") -> None:
         """Close the port and every link that came in over it; returns when nothing is left of them."""
         if self._listening.fileno() >= 0:
@@ -74,6 +107,8 @@ class Listener:
         for task in self._entering:
             task.cancel()
         await asyncio.gather(*self._entering, return_exceptions=True)
+        if self._relay is not None:
+            await self._relay.close()
         await asyncio.gather(*(link.close(reason) for link in list(self._links)))
 
     def _accept_again(self) -> None:
@@ -98,6 +133,9 @@ class Listener:
     async def _enter(self, raw: socket.socket) -> None:
         try:
             async with asyncio.timeout(self._timeouts.dial_seconds):
+                if self._relay is not None and await _begins_circuit(raw):
+                    await self._enter_circuit(raw, self._relay)
+                    return
                 connection = await Connection.shake_hands(raw, self._context, True, None)
         except OSError as error:
             _log.info("a connection did not get past the TLS handshake: %s", error)
@@ -111,7 +149,23 @@ class Listener:
         if peer is None:
             await self._converse(connection, None)
             return
-        self._links.add(Link(connection, self._own, peer, self._timeouts, self._admit, dialled=False))
+        self._link(connection, peer, "direct")
+
+    async def _enter_circuit(self, raw: socket.socket, relay: Relay) -> None:
+        token = None
+        try:
+            token = await read_hello(raw)
+        finally:
+            if token is None:
+                raw.close()
+        if token is not None:
+            relay.admit(token, raw)
+
+    def _link(self, connection: Connection, peer: Peer, path: str) -> Link:
+        link = Link(connection, self._own, peer, self._timeouts, self._admit, dialled=False)
+        link.path = path
+        self._links.add(link)
+        return link
 
     async def _converse(self, connection: Connection, refusal: str | None) -> None:
         exchange = Exchange(connection)
@@ -126,6 +180,14 @@ class Listener:
             pass  # A newcomer that is gone or does nothing is owed no answer.
         finally:
             await exchange.hang_up()
+
+
+async def _begins_circuit(raw: socket.socket) -> bool:
+    try:
+        return await first_byte(raw) == MAGIC[0]
+    except BaseException:
+        raw.close()
+        raise
 
 
 async def listen(

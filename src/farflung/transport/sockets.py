@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import errno
 import socket
+from functools import partial
+from typing import Any
 
 from farflung.errors import ConnectionFailed
 from farflung.transport.addresses import format_address
+from farflung.transport.racing import AllFailed, race
 from farflung.transport.timeouts import Timeouts
 
 _BACKLOG = 256
@@ -68,32 +71,68 @@ def _set_where_known(connection: socket.socket, level: int, option: int | None, 
 async def connect(
     host: str, port: int, timeouts: Timeouts, congestion_control: str | None = None
 ) -> socket.socket:
-    """A tuned, connected, non-blocking socket; the host's addresses are tried in turn.
+    """A tuned, connected, non-blocking socket, within `timeouts.connect_seconds`.
+
+    A name's addresses (IPv6 and IPv4) race, so that one that leads nowhere costs the others nothing.
 
     Raises
     ------
     OSError
         None of them can be reached; the first address's error.
     """
+    try:
+        async with asyncio.timeout(timeouts.connect_seconds):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            attempts = [
+                partial(_connected, family, kind, protocol, address, timeouts, congestion_control)
+                for family, kind, protocol, _, address in found
+            ]
+            return await race(attempts, _discard)
+    except AllFailed as failed:
+        raise failed.errors[0] if failed.errors else _nowhere() from None
+
+
+async def _connected(
+    family: int,
+    kind: int,
+    protocol: int,
+    address: tuple[Any, ...],
+    timeouts: Timeouts,
+    congestion_control: str | None,
+) -> socket.socket:
+    connection = socket.socket(family, kind, protocol)
+    try:
+        connection.setblocking(False)
+        tune(connection, timeouts)
+        if congestion_control is not None:
+            ask_for_congestion_control(connection, congestion_control)
+        await asyncio.get_running_loop().sock_connect(connection, address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _discard(connection: socket.socket) -> None:
+    connection.close()
+
+
+def _nowhere() -> OSError:
+    return OSError(errno.EADDRNOTAVAIL, "the name has no address")
+
+
+async def first_byte(connection: socket.socket) -> int:
+    """The first byte that comes, left where it is; OSError if the other side hangs up instead."""
     loop = asyncio.get_running_loop()
-    first: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.setblocking(False)
-            tune(connection, timeouts)
-            if congestion_control is not None:
-                ask_for_congestion_control(connection, congestion_control)
-            await loop.sock_connect(connection, address)
-        except OSError as error:
-            connection.close()
-            first = first or error
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
-    raise first or OSError(errno.EADDRNOTAVAIL, "the name has no address")
+    ready = asyncio.Event()
+    loop.add_reader(connection, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection)
+    if not (peeked := connection.recv(1, socket.MSG_PEEK)):
+        raise ConnectionResetError("the other side hung up before it said anything")
+    return peeked[0]
 
 
 async def listening_socket(host: str, port: int) -> socket.socket:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 DEFAULT_LEASE_SECONDS = 10.0
 CHUNK_SECONDS = 0.02  # what one chunk takes on its link: the longest an urgent frame waits behind it
+STAGGER_SECONDS = 0.25  # before the next address of a host is tried too (RFC 8305: 150 to 250 ms)
 CREDIT_SECONDS = 0.02  # the longest that credit is held back, so that rates can be measured
 PROBE_SECONDS = 2.0  # the longest that a path is probed
 
@@ -52,9 +53,24 @@ class Timeouts:
         return self.lease_seconds
 
     @property
+    def connect_seconds(self) -> float:
+        """For TCP to connect: two lost SYNs at the default lease. A firewall that says nothing costs this."""
+        return 0.4 * self.lease_seconds
+
+    @property
     def dial_seconds(self) -> float:
         """For one address: connect, TLS and greeting."""
         return self.lease_seconds
+
+    @property
+    def reverse_seconds(self) -> float:
+        """For a peer that was asked to dial back: its own attempt, and the words through the broker."""
+        return 1.2 * self.lease_seconds
+
+    @property
+    def circuit_seconds(self) -> float:
+        """How long a relay lets a circuit's token wait for its holder, and one holder for the other."""
+        return 3 * self.lease_seconds
 
     @property
     def join_seconds(self) -> float:

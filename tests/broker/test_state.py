@@ -24,6 +24,7 @@ from farflung.broker.progress import next_unit
 from farflung.broker.state import durable, evolve, replay
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
+from farflung.protocol.fields import TEXT_LENGTH
 from farflung.protocol.messages import (
     Accepted,
     Begin,
@@ -253,7 +254,7 @@ def test_what_a_worker_writes_is_one_bounded_line_for_the_submitter() -> None:
     hostile = "\x1b[2J\nfarflung: the job is done\r" + "x" * 1990
     story.feed(events.WorkerSays(story.now, "b", Broken("job-1", 1, hostile)))
     reason = ended(story).reason
-    assert reason.isprintable() and len(reason) <= messages.TEXT_LENGTH
+    assert reason.isprintable() and len(reason) <= TEXT_LENGTH
     assert messages.decode(messages.encode(ended(story)), messages.ToSubmitter) == ended(story)
 
 

@@ -13,11 +13,14 @@ from farflung.broker.switchboard import Switchboard
 from farflung.broker.wording import one_line
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.messages import (
+    AskCircuit,
+    AskReverse,
     Broken,
     Cancel,
     Collected,
     Loaded,
     Message,
+    NotReached,
     Refused,
     Register,
     Submit,
@@ -53,19 +56,23 @@ def events_of(
     Raises
     ------
     ProtocolError
-        A worker's message came before its registration, or it registered twice.
+        A worker's message came before its registration, it registered twice, or an address is none.
     """
     link, content = arrival.origin, arrival.content
     if isinstance(content, events.Event):
         yield content
         return
     assert link is not None
+    if isinstance(content, AskReverse):
+        content = msgspec.structs.replace(content, addresses=reachable(content.addresses, link.remote))
     match content:
         case Closed(reason):
             yield from _departures(link, reason, switchboard, now)
         case Register():
             yield _registration(link, content, switchboard, timeouts, now)
-        case Loaded() | Refused() | UnitReady() | Broken():
+        case AskReverse() | AskCircuit() if link.peer.role == "submitter":
+            yield events.SubmitterSays(now, link.peer.id, content)
+        case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
             if not switchboard.is_worker(link):
                 raise ProtocolError(f"worker {link.peer.id} must register before it says anything else")
             yield events.WorkerSays(now, link.peer.id, content)

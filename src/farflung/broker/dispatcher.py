@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from farflung.broker import facts, journal
 from farflung.broker.arrivals import Arrival, events_of
-from farflung.broker.events import Event, Reject, RunPlanner
+from farflung.broker.circuits import Circuits
+from farflung.broker.events import Command, Event, OpenCircuit, Reject, RunPlanner
 from farflung.broker.planning import Clock, plan
 from farflung.broker.state import Outcome, State, decide
 from farflung.broker.store import Store
@@ -39,8 +40,11 @@ class _Group:
 class Dispatcher:
     """Carries events to the state machine and commands from it; the one owner of the state."""
 
-    def __init__(self, state: State, store: Store, timeouts: Timeouts, clock: Clock) -> None:
+    def __init__(
+        self, state: State, store: Store, timeouts: Timeouts, clock: Clock, circuits: Circuits
+    ) -> None:
         self.state = state
+        self._circuits = circuits
         self.switchboard = Switchboard()
         self._store = store
         self._timeouts = timeouts
@@ -136,7 +140,7 @@ class Dispatcher:
     def _address(self, outcome: Outcome, origin: Link | None, group: _Group) -> None:
         # Receivers are looked up now and not after the commit: a worker that registers anew within this group
         # must not get what was meant for its older link.
-        for command in outcome.commands:
+        for command in self._spelled_out(outcome.commands):
             if isinstance(command, RunPlanner):
                 group.actions.append(partial(self.spawn, self._plan(command)))
             if older := self.switchboard.replaced(command, origin):
@@ -148,6 +152,13 @@ class Dispatcher:
                 group.actions.append(partial(link.send_control, messages.encode(message)))
                 if isinstance(command, Reject):
                     group.actions.append(partial(self.close, link, command.reason))
+
+    def _spelled_out(self, commands: Iterable[Command]) -> Iterator[Command]:
+        for command in commands:
+            if isinstance(command, OpenCircuit):
+                yield from self._circuits.open(command)
+            else:
+                yield command
 
     async def _plan(self, command: RunPlanner) -> None:
         self.put(Arrival(None, await plan(command, self._clock)))

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from farflung.plan import Plan
 from farflung.protocol.messages import (
+    AskCircuit,
+    AskReverse,
     Broken,
     Cancel,
     Collected,
     Loaded,
     Message,
+    NotReached,
     Refused,
     Register,
     SegmentProgram,
@@ -66,7 +69,7 @@ class WorkerSays(Event):
     """A message of a registered worker."""
 
     worker: str
-    message: Loaded | Refused | UnitReady | Broken
+    message: Loaded | Refused | UnitReady | Broken | AskReverse | AskCircuit | NotReached
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class SubmitterSays(Event):
     """A message of a submitter."""
 
     submitter: str
-    message: Submit | Collected | Cancel
+    message: Submit | Collected | Cancel | AskReverse | AskCircuit
 
 
 @dataclass(frozen=True)
@@ -158,4 +161,22 @@ class RunPlanner:
     exactly: bool
 
 
-Command = Send | Tell | Reply | Admit | Reject | RunPlanner
+@dataclass(frozen=True)
+class OpenCircuit:
+    """Give `dialler` and `target` an end each of a circuit through `relay` (a worker's id, or `broker`).
+
+    `byte_quota` is what it may carry. What is said of it goes to the asker under `number`.
+    """
+
+    number: int
+    job: str
+    attempt: int
+    dialler: str
+    target: str
+    submitter: str
+    relay: str
+    addresses: tuple[str, ...]
+    byte_quota: int
+
+
+Command = Send | Tell | Reply | Admit | Reject | RunPlanner | OpenCircuit

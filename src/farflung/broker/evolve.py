@@ -41,7 +41,15 @@ def _evolve(fact: object, state: State) -> State:
 @_evolve.register
 def _(fact: facts.WorkerAdmitted, state: State) -> State:
     return state.with_worker(
-        Worker(fact.worker, fact.device, fact.site, tuple(fact.addresses), fact.boot, connected=True)
+        Worker(
+            fact.worker,
+            fact.device,
+            fact.site,
+            tuple(fact.addresses),
+            fact.boot,
+            connected=True,
+            relay_mbps=fact.relay_mbps,
+        )
     )
 
 

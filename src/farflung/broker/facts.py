@@ -29,6 +29,7 @@ class WorkerAdmitted(Decision, frozen=True):
     site: str
     addresses: list[str]
     boot: str
+    relay_mbps: float = 0.0
 
 
 class WorkerLost(Decision, frozen=True):

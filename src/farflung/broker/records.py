@@ -19,7 +19,10 @@ OVER = (DONE, FAILED, CANCELLED)
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker that the broker knows. `job` is the one it works for, `trouble` why it is not connected."""
+    """A worker that the broker knows. `job` is the one it works for, `trouble` why it is not connected.
+
+    `relay_mbps` is what it carries for peers who cannot reach each other.
+    """
 
     worker: str
     device: Device
@@ -29,6 +32,7 @@ class Worker:
     connected: bool
     job: str | None = None
     trouble: str = ""
+    relay_mbps: float = 0.0
 
     @property
     def idle(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from farflung.broker import facts
 from farflung.broker.arrivals import Arrival, Closed
 from farflung.broker.authority import Authority
+from farflung.broker.circuits import Circuits
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.events import Restarted, Tick
 from farflung.broker.state import replay
@@ -20,12 +21,13 @@ from farflung.broker.status import Sighting, status_of
 from farflung.broker.store import Store
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Ask, Renew, Renewed, Status
+from farflung.protocol.messages import Ask, Links, Renew, Renewed, Status
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.frames import Hello
 from farflung.transport.headers import DataHeader
 from farflung.transport.link import Link
 from farflung.transport.names import BROKER_ID
+from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.broker")
@@ -37,8 +39,10 @@ _UNIONS: dict[str, Any] = {
 }
 
 
-async def serve(folder: Path, address: str, lease_seconds: float) -> None:
+async def serve(folder: Path, address: str, lease_seconds: float, relay_mbps: float = 0.0) -> None:
     """Run a broker on `folder` until cancelled; the first start makes the folder and its authority.
+
+    `relay_mbps` is what it carries for peers who cannot reach each other.
 
     Raises
     ------
@@ -46,7 +50,7 @@ async def serve(folder: Path, address: str, lease_seconds: float) -> None:
         The folder is another broker's or damaged, the port is in use, or a decision cannot be stored.
     """
     with Store(folder) as store:
-        service = BrokerService(folder, store, Timeouts(lease_seconds))
+        service = BrokerService(folder, store, Timeouts(lease_seconds), relay_mbps)
         await service.start(address)
         try:
             await service.run()
@@ -57,15 +61,18 @@ async def serve(folder: Path, address: str, lease_seconds: float) -> None:
 class BrokerService:
     """A broker on an open store; `start`, then `run` until it is cancelled, then `stop`."""
 
-    def __init__(self, folder: Path, store: Store, timeouts: Timeouts) -> None:
+    def __init__(self, folder: Path, store: Store, timeouts: Timeouts, relay_mbps: float = 0.0) -> None:
         self._authority = Authority.open(folder, store)
         self._timeouts = timeouts
         self._born = time.monotonic()
         self._born_at = time.time()
         state = replay(map(facts.decode, store.events()))
-        self._dispatcher = Dispatcher(state, store, timeouts, self._clock)
+        self._relay_mbps = relay_mbps
+        self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
+        self._dispatcher = Dispatcher(state, store, timeouts, self._clock, Circuits(self._relay))
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
         self._seen: dict[str, tuple[str, float]] = {}
+        self._links: dict[str, Links] = {}
         self._listener: Listener | None = None
 
     @property
@@ -86,6 +93,8 @@ class BrokerService:
             self._timeouts,
             on_stranger=self._authority.on_stranger,
         )
+        if self._relay is not None:
+            self._listener.relay_over(self._relay)
         _log.info("the broker listens on %s", self.address)
 
     async def run(self) -> None:
@@ -116,6 +125,8 @@ class BrokerService:
         decoded = messages.decode(message, union)
         if isinstance(decoded, Ask):
             link.send_control(messages.encode(self._status()))
+        elif isinstance(decoded, Links):
+            self._links[link.peer.id] = decoded
         elif isinstance(decoded, Renew):
             self._dispatcher.spawn(self._renew(link, decoded))
         else:
@@ -141,7 +152,13 @@ class BrokerService:
         }
         sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._seen, **live}.items()}
         return status_of(
-            self._dispatcher.state, sightings, version("farflung"), now - self._born, self._timeouts.listed()
+            self._dispatcher.state,
+            sightings,
+            self._links,
+            version("farflung"),
+            now - self._born,
+            self._timeouts.listed(),
+            self._relay_mbps,
         )
 
     async def _renew(self, link: Link, asked: Renew) -> None:

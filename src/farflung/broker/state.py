@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import singledispatch
 
-from farflung.broker import events, facts, jobs, units
+from farflung.broker import events, facts, jobs, reaching, units
 from farflung.broker.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.evolve import evolve
 from farflung.broker.facts import AnyDecision, Decision, Fact
@@ -20,12 +20,15 @@ from farflung.broker.turn import Turn
 from farflung.broker.wording import one_line
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import (
+    AskCircuit,
+    AskReverse,
     Broken,
     Cancel,
     Collected,
     Denied,
     Ended,
     Loaded,
+    NotReached,
     Refused,
     Registered,
     Submit,
@@ -121,7 +124,13 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
         _lose(turn, event.worker, "it connected again")
     turn.emit(
         facts.WorkerAdmitted(
-            turn.now, event.worker, register.device, register.site, register.addresses, register.boot
+            turn.now,
+            event.worker,
+            register.device,
+            register.site,
+            register.addresses,
+            register.boot,
+            register.relay_mbps,
         )
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
@@ -143,6 +152,10 @@ def _(event: events.WorkerSays, turn: Turn) -> None:
     match message:
         case Loaded():
             jobs.loaded(turn, job, event.worker)
+        case AskReverse() | AskCircuit():
+            reaching.ask(turn, job, event.worker, message)
+        case NotReached():
+            reaching.not_reached(turn, job, event.worker, message)
         case UnitReady():
             units.ready(turn, job, event.worker, message)
         case Refused() | Broken():
@@ -167,6 +180,8 @@ def _(event: events.SubmitterSays, turn: Turn) -> None:
         jobs.cancel(turn, job, message)
     elif isinstance(message, Collected):
         jobs.collected(turn, job, message)
+    elif message.attempt == job.attempt:
+        reaching.ask(turn, job, event.submitter, message)
 
 
 @_decide.register

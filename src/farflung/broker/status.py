@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from farflung.broker.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
-from farflung.protocol.messages import JobStatus, Status, WorkerStatus
+from farflung.protocol.messages import JobStatus, Links, LinkView, Status, WorkerStatus
 
 RECENT_JOBS = 100
 
@@ -22,9 +22,11 @@ class Sighting:
 def status_of(
     state: State,
     sightings: Mapping[str, Sighting],
+    links: Mapping[str, Links],
     version: str,
     uptime_seconds: float,
     timeouts: Mapping[str, float],
+    relay_mbps: float,
 ) -> Status:
     """Every worker, the latest jobs in order of submission, the backup pool and all timeouts.
 
@@ -38,6 +40,8 @@ def status_of(
         jobs=[_job_status(job) for job in list(state.jobs.values())[-RECENT_JOBS:]],
         backup_pool=state.backup_pool(),
         timeouts=dict(timeouts),
+        links=[view for holder in sorted(links) for view in _link_views(state, holder, links[holder])],
+        relay_mbps=relay_mbps,
     )
 
 
@@ -50,7 +54,16 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
         address=sighting.address if sighting else next(iter(worker.addresses), ""),
         last_seen_seconds=sighting.seconds if sighting else -1.0,
         job=worker.job or "",
+        relay_mbps=worker.relay_mbps,
     )
+
+
+def _link_views(state: State, holder: str, links: Links) -> Iterator[LinkView]:
+    """The links of a job that still is; of one that is over, only what could not be reached."""
+    job = state.jobs.get(links.job)
+    for report in links.reports:
+        if job is not None and (report.link is None or not job.over):
+            yield LinkView(holder, job.job, report)
 
 
 def _worker_state(state: State, worker: Worker) -> str:

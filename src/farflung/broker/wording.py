@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.protocol.messages import TEXT_LENGTH
+from farflung.protocol.fields import TEXT_LENGTH
 
 
 def one_line(text: str) -> str:

@@ -19,6 +19,12 @@ def broker(
     lease: Annotated[
         float, typer.Option(min=1.0, max=3600.0, help="Seconds of silence after which a peer is lost.")
     ] = 10.0,
+    relay: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
+        ),
+    ] = 100.0,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
@@ -26,4 +32,4 @@ def broker(
     heed_parent(exit_with_parent)
     from farflung.broker.service import serve
 
-    run_service(serve(folder_of("broker", folder), listen, lease), as_json)
+    run_service(serve(folder_of("broker", folder), listen, lease, relay), as_json)

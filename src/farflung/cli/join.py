@@ -33,6 +33,12 @@ def join(
     advertise: Annotated[
         list[str] | None, typer.Option(help="HOST:PORT on which others reach this worker; may be repeated.")
     ] = None,
+    relay: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
+        ),
+    ] = 0.0,
     folder: Annotated[
         Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/worker]")
     ] = None,
@@ -62,6 +68,7 @@ def join(
         backend=computes,
         site=site,
         advertise=advertise or [],
+        relay_mbps=relay,
     )
     run_service(run(options), as_json)
 

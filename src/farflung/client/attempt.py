@@ -8,16 +8,15 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from farflung.client.feeder import Feeder
-from farflung.client.links import Lost, WorkerHandler, dial_worker
+from farflung.client.links import Lost, WorkerHandler, link_worker
 from farflung.client.microbatches import Microbatches
 from farflung.client.observer import Observer
+from farflung.client.paths import Paths
 from farflung.client.prepared import Prepared
 from farflung.client.state_transfer import StateCollector, send_state
 from farflung.errors import ConnectionFailed
 from farflung.protocol.messages import Planned, Welcome
 from farflung.transport.endpoint import Link
-from farflung.transport.identity import Identity
-from farflung.transport.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +47,7 @@ class Attempt:
         """What has left over data links so far, framing included."""
         return sum(link.bytes_sent for link in self._links.values())
 
-    async def load(self, identity: Identity, timeouts: Timeouts) -> None:
+    async def load(self, paths: Paths) -> None:
         """Dial every worker, and send each what its segments own.
 
         Raises
@@ -59,7 +58,7 @@ class Attempt:
         progress = _Progress(self._observer, self._total_bytes())
         async with asyncio.TaskGroup() as group:
             for worker in self.planned.plan.workers():
-                group.create_task(self._load_worker(worker, identity, timeouts, progress))
+                group.create_task(self._load_worker(worker, paths, progress))
 
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""
@@ -75,13 +74,11 @@ class Attempt:
         """Close every link."""
         await asyncio.gather(*(link.close(reason) for link in self._links.values()))
 
-    async def _load_worker(
-        self, worker: str, identity: Identity, timeouts: Timeouts, progress: _Progress
-    ) -> None:
+    async def _load_worker(self, worker: str, paths: Paths, progress: _Progress) -> None:
         planned = self.planned
         welcome = Welcome(planned.job, planned.attempt)
         handler = WorkerHandler(worker, welcome, self._feeder, self._collector, self._hear)
-        link = await dial_worker(identity, timeouts, planned.addresses[worker], worker, handler)
+        link = await link_worker(paths, planned, worker, handler)
         self._links[worker] = link
         if len(self._links) == len(planned.plan.workers()):
             self._linked.set()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from farflung.client.feeder import Feeder
+from farflung.client.paths import Paths
 from farflung.client.state_transfer import StateCollector
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.protocol.messages import Claim, FromPeer, Message, ToSubmitter, Welcome, decode, encode
+from farflung.protocol.messages import Claim, FromPeer, Message, Planned, ToSubmitter, Welcome, decode, encode
 from farflung.transport.endpoint import Hello, Link, Peer, dial
 from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
 from farflung.transport.identity import Identity
@@ -115,34 +116,17 @@ async def dial_broker(identity: Identity, timeouts: Timeouts, hear: Callable[[Me
     )
 
 
-async def dial_worker(
-    identity: Identity, timeouts: Timeouts, addresses: Sequence[str], worker: str, handler: WorkerHandler
-) -> Link:
-    """A data link to a worker, once it has welcomed it; its addresses are tried in turn.
+async def link_worker(paths: Paths, planned: Planned, worker: str, handler: WorkerHandler) -> Link:
+    """A data link to a worker of the plan, once it has welcomed it.
 
     Raises
     ------
     ConnectionFailed
-        No address leads to the worker, or it did not welcome the link in time.
+        No way leads to the worker, or it did not welcome the link in time.
     """
-    failures = []
-    for address in addresses:
-        try:
-            link = await dial(
-                address,
-                identity.client_context(),
-                hello(identity, "data"),
-                Peer(worker, "worker"),
-                handler,
-                timeouts,
-            )
-        except ConnectionFailed as error:
-            failures.append(str(error))
-            continue
-        link.send_control(encode(handler.claim))
-        return await _welcomed(link, worker, handler, timeouts)
-    tried = "; ".join(failures) or "it gave no address"
-    raise ConnectionFailed(f"worker {worker} cannot be reached from here: {tried}")
+    link = await paths.connect(planned, worker, handler)
+    link.send_control(encode(handler.claim))
+    return await _welcomed(link, worker, handler, paths.timeouts)
 
 
 async def _welcomed(link: Link, worker: str, handler: WorkerHandler, timeouts: Timeouts) -> Link:

@@ -12,6 +12,7 @@ from farflung.client.books import Books, Outcome
 from farflung.client.job import Job
 from farflung.client.links import Lost, dial_broker
 from farflung.client.observer import Observer
+from farflung.client.paths import Paths
 from farflung.client.prepared import Prepared, prepare
 from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
@@ -20,11 +21,13 @@ from farflung.errors import ConnectionFailed, FarflungError, RunFailed
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
+    Circuit,
     Collected,
     Collecting,
     Denied,
     Ended,
     Message,
+    NotReached,
     Planned,
     Running,
     Submit,
@@ -110,6 +113,7 @@ class Submitter:
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._broker: Link | None = None
+        self._paths: Paths | None = None
         self._attempt: Attempt | None = None
         self._job = ""
         self._failure = ""
@@ -145,6 +149,7 @@ class Submitter:
         name = self._prepared.job.name or "job"
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
         self._timeouts = self._broker.timeouts
+        self._paths = Paths(self._identity, self._timeouts, self._broker.local, self._tell)
         self._tell(Submit(name, self._prepared.program, self._prepared.training, self._workers, self._on))
         await self.books.submitted(name, self._identity.broker)
         while True:
@@ -160,7 +165,7 @@ class Submitter:
             case Planned():
                 await self.books.planned(event)
                 self._attempt = Attempt(self._prepared, event, self.books.observer, self._events.put_nowait)
-                self._begin(self._attempt.load(self._identity, self._timeouts), collect=False)
+                self._begin(self._attempt.load(self._reach()), collect=False)
             case Running():
                 attempt = self._current()
                 await self.books.running(attempt.bytes_sent)
@@ -169,6 +174,8 @@ class Submitter:
                 await self.books.unit_done(event, self._current().bytes_sent)
             case Collecting():
                 await self._collecting(event)
+            case Circuit() | NotReached():
+                self._reach().hear(event)
             case _Written():
                 self._holding = True
                 self._tell(Collected(self._job, self._current().planned.attempt))
@@ -262,6 +269,10 @@ class Submitter:
         for task in self._tasks:
             task.cancel()
 
+    def _reach(self) -> Paths:
+        assert self._paths is not None
+        return self._paths
+
     def _current(self) -> Attempt:
         if self._attempt is None:
             raise RunFailed("the broker spoke of a plan that it never sent: use the same farflung everywhere")
@@ -293,6 +304,8 @@ class Submitter:
         words = f"the job is over: {outcome.state}"
         if self._attempt is not None:
             await self._attempt.close(words)
+        if self._paths is not None:
+            await self._paths.close(words)
         if self._broker is not None:
             await self._broker.close(words)
 

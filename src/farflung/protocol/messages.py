@@ -13,20 +13,19 @@ from msgspec import Meta
 
 from farflung.errors import ProtocolError
 from farflung.plan import Plan
+from farflung.protocol.fields import Addresses, Count, Id, Message, Name, Text
+from farflung.protocol.reaching import (
+    AskCircuit,
+    AskReverse,
+    Circuit,
+    DialBack,
+    HoldCircuit,
+    LinkReport,
+    Links,
+    NotReached,
+)
 from farflung.runtime.training import Training
 from farflung.transport.wording import printable
-
-TEXT_LENGTH = 2000
-
-Id = Annotated[str, Meta(min_length=1, max_length=64)]
-Name = Annotated[str, Meta(min_length=1, max_length=512)]
-Text = Annotated[str, Meta(max_length=TEXT_LENGTH)]
-Address = Annotated[str, Meta(max_length=300)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-
-
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Base of every control message."""
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,12 +43,16 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Register(Message, frozen=True):
-    """First message of a worker: `addresses` (HOST:PORT) lead peers to it, `boot` is new per process."""
+    """First message of a worker: `addresses` (HOST:PORT) lead peers to it, `boot` is new per process.
+
+    `relay_mbps` is what it carries for peers who cannot reach each other; 0 is nothing.
+    """
 
     device: Device
     site: Text
-    addresses: Annotated[list[Address], Meta(max_length=16)]
+    addresses: Addresses
     boot: Id
+    relay_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
 class Loaded(Message, frozen=True):
@@ -127,7 +130,7 @@ class Load(Message, frozen=True):
     plan: Plan
     training: Training
     programs: Annotated[list[SegmentProgram], Meta(max_length=100_000)]
-    addresses: dict[Id, list[Address]]
+    addresses: dict[Id, Addresses]
     submitter: Id
 
 
@@ -193,7 +196,7 @@ class Submit(Message, frozen=True):
     graph: bytes
     training: Training
     workers: Count
-    on: Annotated[list[Id], Meta(max_length=100_000)] = []
+    on: Annotated[list[Id], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.on and not self.workers == len(self.on) == len(set(self.on)):
@@ -246,7 +249,7 @@ class Planned(Message, frozen=True):
     attempt: Count
     plan: Plan
     owned: list[list[str]]
-    addresses: dict[Id, list[Address]]
+    addresses: dict[Id, Addresses]
 
 
 class Running(Message, frozen=True):
@@ -307,6 +310,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     address: str
     last_seen_seconds: float
     job: str
+    relay_mbps: float
 
 
 class JobStatus(msgspec.Struct, frozen=True):
@@ -324,8 +328,16 @@ class JobStatus(msgspec.Struct, frozen=True):
     emulated: bool = False
 
 
+class LinkView(msgspec.Struct, frozen=True):
+    """How `holder` reaches one peer of a job, as it last reported."""
+
+    holder: str
+    job: str
+    report: LinkReport
+
+
 class Status(Message, frozen=True):
-    """Everything `farflung status` prints."""
+    """Everything `farflung status` prints. `relay_mbps` is what the broker itself carries for peers."""
 
     version: str
     uptime_seconds: float
@@ -333,14 +345,43 @@ class Status(Message, frozen=True):
     jobs: list[JobStatus]
     backup_pool: list[str]
     timeouts: dict[str, float]
+    links: list[LinkView]
+    relay_mbps: float
 
 
-FromWorker = Register | Loaded | Refused | UnitReady | Broken | Ask | Renew
-FromSubmitter = Submit | Collected | Cancel | Ask | Renew
+FromWorker = (
+    Register
+    | Loaded
+    | Refused
+    | UnitReady
+    | Broken
+    | AskReverse
+    | AskCircuit
+    | NotReached
+    | Links
+    | Ask
+    | Renew
+)
+FromSubmitter = Submit | Collected | Cancel | AskReverse | AskCircuit | Links | Ask | Renew
 FromPeer = Claim | Welcome
 FromViewer = Ask | Renew
-ToWorker = Registered | Load | Begin | Decide | SendState | Stop | Denied | Status | Renewed
-ToSubmitter = Accepted | Planned | Running | UnitDone | Collecting | Ended | Denied | Status | Renewed
+ToWorker = (
+    Registered | Load | Begin | Decide | SendState | Stop | DialBack | Circuit | NotReached | HoldCircuit
+    | Denied | Status | Renewed
+)  # fmt: skip
+ToSubmitter = (
+    Accepted
+    | Planned
+    | Running
+    | UnitDone
+    | Collecting
+    | Ended
+    | Circuit
+    | NotReached
+    | Denied
+    | Status
+    | Renewed
+)
 ToViewer = Denied | Status | Renewed
 
 AnyMessage = TypeVar("AnyMessage")

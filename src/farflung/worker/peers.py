@@ -87,9 +87,14 @@ class Peers:
         """What has left over data links since the worker started, framing included."""
         return self._sent_by_closed + sum(link.bytes_sent for link in self._links.values())
 
+    @property
+    def links(self) -> list[Link]:
+        """The links of the current attempt."""
+        return list(self._links.values())
+
     def entered(self, link: Link) -> Peers:
         """Somebody dialled; ProtocolError if the lobby is full or this is no link for data."""
-        if link.kind != "data" or link.peer.role not in ("worker", "submitter"):
+        if link.kind not in ("data", "reverse") or link.peer.role not in ("worker", "submitter"):
             raise ProtocolError("a worker's port takes data links of workers and submitters")
         if len(self._lobby) >= LOBBY_SIZE:
             raise ProtocolError("this worker has too many connections that wait for a plan: try again later")

@@ -30,6 +30,7 @@ from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
 from farflung.worker.intake import Intake
+from farflung.worker.paths import PathMessage, Paths
 from farflung.worker.peers import Peers
 from farflung.worker.renewal import Renewal
 
@@ -40,8 +41,9 @@ log = logging.getLogger("farflung.worker")
 class WorkerOptions:
     """How a worker runs.
 
-    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: this machine's on
-    the route to the broker). `memory_bytes` is what jobs may use, `backend` what computes.
+    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: all of this machine,
+    and the one that the broker sees). `memory_bytes` is what jobs may use, `backend` what computes;
+    `relay_mbps` is what it carries for peers who cannot reach each other.
     """
 
     identity: Identity
@@ -50,6 +52,7 @@ class WorkerOptions:
     backend: AnyBackend
     site: str = ""
     advertise: list[str] = field(default_factory=list)
+    relay_mbps: float = 0.0
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -99,6 +102,16 @@ class WorkerService:
         self._bytes_reported = 0
         self._background: set[asyncio.Task[None]] = set()
         self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
+        self._paths = Paths(
+            self._identity,
+            self._client_context,
+            options.advertise,
+            options.relay_mbps,
+            self._peers,
+            lambda: self._state,
+            self._tell,
+            self._timeouts,
+        )
 
     async def start(self) -> None:
         """Listen for peers and start the compute thread."""
@@ -106,9 +119,10 @@ class WorkerService:
             self._options.listen,
             self._server_context,
             self._hello("data"),
-            self._peers.entered,
+            self._paths.entered,
             self._timeouts,
         )
+        self._paths.listens(self._listener)
         self._compute.start()
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
 
@@ -137,6 +151,7 @@ class WorkerService:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._paths.close()
         self._renewal.stop()
         self._compute.drop()
         self._compute.close()
@@ -155,6 +170,8 @@ class WorkerService:
             self._spawn(asyncio.to_thread(self._renewal.renewed, decoded.certificate))
         elif isinstance(decoded, messages.Denied):
             self._refused = decoded.reason
+        elif isinstance(decoded, PathMessage):
+            self._paths.hear(decoded)
         else:
             self._happened(machine.FromBroker(decoded))
 
@@ -196,9 +213,10 @@ class WorkerService:
         assert self._listener is not None
         self._timeouts = self._broker.timeouts
         self._listener.keep_to(self._timeouts)
-        addresses = self._options.advertise or [self._listener.address_for(self._broker.local)]
+        self._paths.registered(self._broker.local, self._timeouts)
+        port = await self._paths.port()
         device = describe_device(self._options.backend, self._options.memory_bytes)
-        self._tell(Register(device, self._options.site, addresses, BOOT))
+        self._tell(Register(device, self._options.site, port.addresses, BOOT, self._options.relay_mbps))
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     def _hello(self, kind: Kind) -> Hello:
@@ -292,25 +310,18 @@ class WorkerService:
         task.add_done_callback(self._background.discard)
 
     async def _dial_peer(self, peer: str, load: Load) -> None:
-        """Try each address of a neighbour; it must welcome the link within the time that loading may take."""
-        failures: list[str] = []
-        for address in load.addresses.get(peer, []):
-            try:
-                link = await dial(
-                    address, self._client_context, self._hello("data"), Peer(peer, "worker"), self._peers,
-                    self._timeouts,
-                )  # fmt: skip
-            except FarflungError as error:
-                failures.append(str(error))
-                continue
+        """Reach a neighbour; it must welcome the link within the time that loading may take."""
+        try:
+            link = await self._paths.connect(peer, load)
+        except FarflungError as error:
             if self._state.load is load:
-                self._peers.dialled(link)
-                self._loop.call_later(self._timeouts.link_seconds, self._expect_link, peer, load)
-            else:
-                await link.close("the job it was made for is over")
+                self.peer_lost(peer, str(error))
             return
         if self._state.load is load:
-            self.peer_lost(peer, "; ".join(failures) or "it gave no address")
+            self._peers.dialled(link)
+            self._loop.call_later(self._timeouts.link_seconds, self._expect_link, peer, load)
+        else:
+            await link.close("the job it was made for is over")
 
     def _expect_link(self, peer: str, load: Load) -> None:
         if self._state.load is load and peer not in self._state.linked:

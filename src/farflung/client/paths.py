@@ -1,0 +1,85 @@
+"""The submitter's ways to its workers. It listens only once one of them cannot be dialled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.paths.advertised import advertised, own_hosts
+from farflung.paths.connector import Connector, Port
+from farflung.paths.errand import Errand
+from farflung.protocol.fields import TEXT_LENGTH, Message
+from farflung.protocol.messages import Planned
+from farflung.protocol.reaching import Answers, LinkReport, Links
+from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, listen
+from farflung.transport.identity import Identity
+from farflung.transport.timeouts import Timeouts
+
+ANYWHERE = "[::]:0"
+
+
+class Paths:
+    """Made once the broker is there: `route` is this end of the link to it, `tell` sends a message over it.
+
+    The broker's answers are given to `hear`.
+    """
+
+    def __init__(
+        self, identity: Identity, timeouts: Timeouts, route: str, tell: Callable[[Message], None]
+    ) -> None:
+        self._identity = identity
+        self._own = Hello(identity.id, identity.role, "data")
+        self._timeouts = timeouts
+        self._route = route
+        self._tell = tell
+        self._listener: Listener | None = None
+        self._opening = asyncio.Lock()
+        self._reports: dict[str, LinkReport] = {}
+        self._connector = Connector(
+            self._own, identity.client_context(), identity.broker, self._port, tell, lambda: timeouts
+        )
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The limits that hold for its links."""
+        return self._timeouts
+
+    async def connect(self, planned: Planned, worker: str, handler: Handler) -> Link:
+        """Reach a worker of the plan, whichever way leads there; see `Connector.connect`."""
+        addresses = planned.addresses.get(worker, [])
+        errand = Errand(planned.job, planned.attempt, Peer(worker, "worker"), addresses)
+        try:
+            reached = await self._connector.connect(errand, handler)
+        except ConnectionFailed as error:
+            self._report(planned.job, worker, str(error), None)
+            raise
+        self._report(planned.job, worker, reached.tried, reached.link)
+        return reached.link
+
+    def hear(self, answer: Answers) -> None:
+        """The broker says what came of asking for help."""
+        self._connector.hear(answer)
+
+    async def close(self, reason: str) -> None:
+        """Close the port, if one was opened, and the links that came in over it."""
+        if self._listener is not None:
+            await self._listener.close(reason)
+
+    async def _port(self) -> Port:
+        async with self._opening:
+            if self._listener is None:
+                context = self._identity.server_context(admit_strangers=False)
+                self._listener = await listen(ANYWHERE, context, self._own, self._entered, self._timeouts)
+        return Port(self._listener, advertised(self._listener.address, self._route, own_hosts()))
+
+    def _entered(self, link: Link) -> Handler:
+        if link.kind != "reverse":
+            raise ProtocolError("a submitter's port takes only links that it asked for")
+        return self._connector.admit(link)
+
+    def _report(self, job: str, worker: str, tried: str, link: Link | None) -> None:
+        port = 0 if self._listener is None else self._listener.port
+        status = None if link is None else link.status
+        self._reports[worker] = LinkReport(worker, tried[:TEXT_LENGTH], port, status)
+        self._tell(Links(job, list(self._reports.values())))

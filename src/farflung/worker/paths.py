@@ -1,0 +1,163 @@
+"""A worker's ways to its peers and theirs to it, what it carries for others, and what it tells of this."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+
+from farflung.errors import ConnectionFailed
+from farflung.paths.advertised import advertised, own_hosts
+from farflung.paths.answerer import Answerer
+from farflung.paths.connector import Connector, Port
+from farflung.paths.errand import Errand
+from farflung.protocol.fields import TEXT_LENGTH, Message
+from farflung.protocol.messages import Load
+from farflung.protocol.reaching import (
+    MAXIMUM_REPORTS,
+    Circuit,
+    DialBack,
+    HoldCircuit,
+    LinkReport,
+    Links,
+    NotReached,
+)
+from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer
+from farflung.transport.identity import Identity
+from farflung.transport.relay import Relay
+from farflung.transport.timeouts import Timeouts
+from farflung.worker import state as machine
+from farflung.worker.peers import Peers
+
+PathMessage = DialBack | Circuit | NotReached | HoldCircuit
+
+
+class Paths:
+    """Made by the worker's service, which gives it what the broker says about paths and the links that enter.
+
+    Parameters
+    ----------
+    context
+        The TLS context to dial with.
+    advertise
+        What the owner says others reach this worker by; empty: find out.
+    relay_mbps
+        What to carry for peers who cannot reach each other; 0 is nothing.
+    state
+        The worker's state as it is at the moment.
+    tell
+        Sends a message to the broker, if it is there.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        context: ssl.SSLContext,
+        advertise: Sequence[str],
+        relay_mbps: float,
+        peers: Peers,
+        state: Callable[[], machine.State],
+        tell: Callable[[Message], None],
+        timeouts: Timeouts,
+    ) -> None:
+        own = Hello(identity.id, identity.role, "data")
+        self._peers = peers
+        self._state = state
+        self._timeouts = timeouts
+        self._advertise = advertise
+        self._route = ""
+        self._listener: Listener | None = None
+        self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
+        self._connector = Connector(own, context, identity.broker, self.port, tell, self._limits)
+        self._answerer = Answerer(own, context, identity.broker, self, self._limits)
+        self._tried: dict[str, str] = {}
+        self._reporting: asyncio.TimerHandle | None = None
+        self.tell = tell
+
+    def listens(self, listener: Listener) -> None:
+        """Peers dial here; a worker that relays also takes circuits here."""
+        self._listener = listener
+        if self._relay is not None:
+            listener.relay_over(self._relay)
+
+    def registered(self, route: str, timeouts: Timeouts) -> None:
+        """The broker is there: `route` is this end of the link to it, and its limits hold from now on."""
+        self._route, self._timeouts = route, timeouts
+        if self._reporting is None:
+            self._report()
+
+    async def port(self) -> Port:
+        """Where this worker listens, and what to tell peers about that."""
+        assert self._listener is not None
+        addresses = list(self._advertise) or advertised(self._listener.address, self._route, own_hosts())
+        return Port(self._listener, addresses)
+
+    async def connect(self, peer: str, load: Load) -> Link:
+        """Reach a neighbour, whichever way leads there; see `Connector.connect`."""
+        errand = Errand(load.job, load.attempt, Peer(peer, "worker"), load.addresses.get(peer, []))
+        try:
+            reached = await self._connector.connect(errand, self._peers)
+        except ConnectionFailed as error:
+            self._note(peer, str(error))
+            raise
+        self._note(peer, reached.tried)
+        return reached.link
+
+    def hear(self, message: PathMessage) -> None:
+        """The broker says something about paths."""
+        if isinstance(message, HoldCircuit):
+            if self._relay is not None:
+                self._relay.grant(message.label, message.tokens, message.byte_quota)
+        elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
+            assert self._listener is not None
+            self._answerer.hear(message, self._listener)
+        else:
+            self._connector.hear(message)
+
+    async def close(self) -> None:
+        """Stop what is under way; the listener closes the relay."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        await self._answerer.close()
+
+    # paths.answerer.Sought
+
+    @property
+    def handler(self) -> Handler:
+        return self._peers
+
+    def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
+        state = self._state()
+        if state.load is None or state.attempt != (job, attempt) or peer not in state.admitted:
+            return None
+        return Peer(peer, "submitter" if peer == state.load.submitter else "worker")
+
+    def entered(self, link: Link) -> Handler:
+        """Somebody dialled; ProtocolError refuses it."""
+        dialled_back = link.kind == "reverse" and link.path == "direct"
+        return self._connector.admit(link) if dialled_back else self._peers.entered(link)
+
+    def _limits(self) -> Timeouts:
+        return self._timeouts
+
+    def _note(self, peer: str, tried: str) -> None:
+        self._tried[peer] = tried[:TEXT_LENGTH]
+        self._report()  # at once: if nothing led there, the job may soon be over
+
+    def _report(self) -> None:
+        """Tell the broker how every link stands, now and every few heartbeats."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        loop = asyncio.get_running_loop()
+        self._reporting = loop.call_later(self._timeouts.suspect_seconds, self._report)
+        load = self._state().load
+        if load is None:
+            self._tried.clear()
+            return
+        port = 0 if self._listener is None else self._listener.port
+        links = {link.peer.id: link.status for link in self._peers.links}
+        reports = [
+            LinkReport(peer, self._tried.get(peer, ""), port, links.get(peer))
+            for peer in sorted(self._tried.keys() | links.keys())
+        ]
+        self.tell(Links(load.job, reports[:MAXIMUM_REPORTS]))

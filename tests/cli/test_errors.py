@@ -98,6 +98,13 @@ CASES = [
     (["token", "create", "--role", "king"], 2, "'king' is not one of"),
     (["token", "create", "--role", "worker", "--uses", "0"], 2, "1 to 1000000 uses, found 0"),
     (["status"], 2, "there is no identity under"),
+    (["lab", "run", "good.py", "--topology", "four-house"], 2, "the testbeds are four-homes, two-sites"),
+    (["lab", "run", "good.py", "--topology", "none.json"], 2, "cannot read the topology none.json"),
+    (["lab", "run", "good.py", "--topology", "good.py"], 2, "good.py is no topology: not JSON"),
+    (["lab", "run", "good.py", "--topology", "lan", "--workers", "5"], 2, "--workers must be 0 to 4"),
+    (["lab", "run", "good.py", "--topology", "lan", "--scale", "0"], 2, "--scale 0: the divisor"),
+    (["lab", "run", "good.py", "--topology", "lan", "--scale", "1e7"], 2, "--scale 1e+07: the divisor"),
+    (["lab", "run", "good.py", "--topology", "lan", "--scale", "nan"], 2, "--scale nan: the divisor"),
 ]
 
 

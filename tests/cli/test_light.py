@@ -25,6 +25,7 @@ def loaded(program: str) -> set[str]:
         "from farflung.cli.main import run; run(['status', '--help'])",
         "from farflung.cli.main import run; run(['train', '--help'])",
         "from farflung.cli.main import run; run(['status', '--folder', '/nonexistent'])",
+        "from farflung.cli.main import run; run(['lab', 'list'])",
         "import farflung.client.inquiry",
         "import farflung.broker.service",
         # A worker needs the framework of its backend only.

@@ -180,7 +180,9 @@ def test_mistakes_are_told_in_one_line_and_change_nothing() -> None:
 
 def test_programs_end_with_the_lab() -> None:
     with Network(PAIR) as network:
-        process = network.popen("a", ["sleep", "1000"])
+        process = network.popen("a", ["sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()  # it is in its namespace
     assert process.wait(WAIT_SECONDS) != 0
 
 

@@ -18,9 +18,6 @@ from farflung.errors import IdentityError, JobError
 if TYPE_CHECKING:
     from farflung.runtime.backend import AnyBackend
 
-MEMORY_SHARE = 0.8
-"""Of the machine's memory, what jobs may use unless --memory says otherwise."""
-
 
 def join(
     broker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker listens.")],
@@ -78,9 +75,9 @@ def _memory_bytes(gigabytes: float | None) -> int:
         if not 0 < gigabytes < 1e6:
             raise IdentityError(f"--memory takes a number of gigabytes above 0, found {gigabytes}")
         return int(gigabytes * 1e9)
-    import psutil
+    from farflung.local.memory import share_of_memory
 
-    return int(MEMORY_SHARE * psutil.virtual_memory().total)
+    return share_of_memory(1)
 
 
 def _backend(name: str, tflops: float | None) -> AnyBackend:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 import farflung
-from farflung.cli import broker, capture, check, doctor, join, status, token, train
+from farflung.cli import broker, capture, check, doctor, join, lab, status, token, train
 from farflung.cli.output import print_error
 from farflung.errors import FarflungError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(token.app, name="token")
+app.add_typer(lab.app, name="lab")
 for _command in (
     train.train,
     check.check,

@@ -160,17 +160,18 @@ def _has_ipv6() -> bool:
 
 
 def _end_processes(names: Sequence[str]) -> None:
-    """SIGTERM to all that run in the namespaces, SIGKILL to those that stay."""
+    """SIGTERM to all that run in the namespaces, once, and SIGKILL to those that stay."""
     rooms = {(status.st_dev, status.st_ino) for status in ((NAMESPACES / name).stat() for name in names)}
     deadline = time.monotonic() + Timeouts().close_seconds
-    number: signal.Signals = signal.SIGTERM
+    asked: set[int] = set()  # a second SIGTERM would end them in the middle of tidying up
     while running := _processes_in(rooms):
+        late = time.monotonic() > deadline
         for process in running:
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
+            if late or process not in asked:
+                asked.add(process)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
         time.sleep(POLL_SECONDS)
-        if time.monotonic() > deadline:
-            number = signal.SIGKILL
 
 
 def _processes_in(rooms: set[tuple[int, int]]) -> list[int]:

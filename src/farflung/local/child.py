@@ -26,11 +26,21 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, arguments: Sequence[str], log: Path, environment: dict[str, str], folder: Path
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: dict[str, str],
+        folder: Path,
+        prefix: Sequence[str] = (),
     ) -> Child:
-        """Start `farflung ARGUMENTS`; what it says goes to the file `log`."""
+        """Start `farflung ARGUMENTS`; what it says goes to the file `log`.
+
+        `prefix` is a command that runs its arguments somewhere else, as the same process.
+        """
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
+                *prefix,
                 sys.executable,
                 "-m",
                 "farflung",

@@ -19,8 +19,8 @@ def stop_with_parent(folder: Path) -> None:
     """Watch standard input, a pipe whose other end only the parent holds, from a thread.
 
     When it closes, this process gets SIGTERM, and is ended if it takes too long. `folder`, which a parent
-    that was killed could not remove, is removed at the end: by each child, since one that still starts may
-    make it again.
+    that was killed could not remove, is removed at once, as others may end this process sooner, and again at
+    the end: by each child, since one that still starts may make it again.
     """
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_watch, args=(folder,), name="farflung-parent", daemon=True).start()
@@ -30,6 +30,7 @@ def _watch(folder: Path) -> None:
     while os.read(0, 1024):
         pass
     atexit.register(_remove, folder)
+    _remove(folder)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(Timeouts().stop_seconds)
     _remove(folder)

@@ -1,0 +1,120 @@
+"""`farflung lab run`: training for real, on a network that is not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.output import note, print_json
+from farflung.errors import JobError, RunFailed, TopologyError
+
+if TYPE_CHECKING:
+    from farflung.lab.network import RunningLab
+    from farflung.lab.run import Outcome, Request
+    from farflung.plan import Topology
+
+TopologyOption = Annotated[
+    str,
+    typer.Option(
+        "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
+    ),
+]
+ScaleOption = Annotated[
+    float, typer.Option("--scale", metavar="F", help="Divide all rates by F, where this machine is too slow.")
+]
+
+
+def run(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    topology: TopologyOption,
+    scale: ScaleOption = 1.0,
+    workers: Annotated[
+        int, typer.Option(help="Train on the topology's first so many workers; 0 is all.")
+    ] = 0,
+    steps: Annotated[int | None, typer.Option(help="In place of the job's own steps.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB-TOPOLOGY]")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What farflung.data.text() reads in place of the library."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
+) -> None:
+    """Train a job on an emulated network: broker, workers and submitter each in a namespace of its own."""
+    from farflung.lab.layout import lay_out
+    from farflung.lab.network import Network
+    from farflung.lab.run import Request
+
+    chosen = scaled(topology, scale)
+    request = Request(
+        job=job,
+        topology=chosen,
+        workers=_count(chosen, workers),
+        out=(out or Path("runs") / f"{job.stem}-{Path(topology).stem}").resolve(),
+        steps=steps,
+        text=text,
+        as_json=as_json,
+    )
+    _announce(request)
+    with Network(lay_out(chosen)) as network:
+        outcome = asyncio.run(_until_interrupted(network, request))
+    _report(outcome, as_json)
+
+
+def scaled(name_or_path: str, divisor: float) -> Topology:
+    """The topology that the user means, every rate divided."""
+    from farflung.lab.testbeds.catalogue import find_topology
+
+    topology = find_topology(name_or_path)
+    if divisor == 1:
+        return topology
+    try:
+        return topology.slower(divisor, f"all bandwidths of {name_or_path}")
+    except ValueError as error:
+        raise TopologyError(f"--scale {divisor:g}: {error}") from None
+
+
+def _count(topology: Topology, workers: int) -> int:
+    if not 0 <= workers <= len(topology.workers):
+        raise JobError(
+            f"--workers must be 0 to {len(topology.workers)}, as the topology has, found {workers}"
+        )
+    return workers or len(topology.workers)
+
+
+def _announce(request: Request) -> None:
+    topology = request.topology
+    title = topology.title or f"a topology of {len(topology.workers)} workers"
+    note(f"laying out {title}")
+    if topology.scale is not None:
+        note(f"scaled: rates are {topology.scale.factor:g} times {topology.scale.of}")
+    note(f"starting a broker, {request.workers} workers and the submitter, each in a namespace of its own")
+
+
+async def _until_interrupted(network: RunningLab, request: Request) -> Outcome:
+    from farflung.cli.interrupts import on_interrupt
+    from farflung.lab.run import LabRun
+
+    run = LabRun(network, request, note)
+    with on_interrupt(run.interrupt, lambda: run.interrupt()):
+        try:
+            return await run.run()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+def _report(outcome: Outcome, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        lines = outcome.output.splitlines()
+        document = msgspec.json.decode(lines[-1], type=dict[str, object]) if lines else {}
+        print_json({**document, "lab": outcome.report})
+    if outcome.exit_code < 0:
+        raise RunFailed(f"the submitter was killed by signal {-outcome.exit_code}")
+    if outcome.exit_code > 0:  # it has said why
+        raise typer.Exit(outcome.exit_code)
+    for line in outcome.report.lines():
+        note(line)

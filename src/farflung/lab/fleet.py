@@ -1,0 +1,79 @@
+"""The broker and the workers of a topology, each in a node of a lab."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from farflung.errors import RunFailed
+from farflung.lab.layout import BROKER
+from farflung.lab.listening import listens
+from farflung.lab.network import RunningLab
+from farflung.local.child import Child
+from farflung.local.family import Family
+from farflung.local.memory import share_of_memory
+from farflung.plan import WorkerSpec
+from farflung.transport.addresses import DEFAULT_PORT
+from farflung.transport.tokens import Token
+
+LOOK_SECONDS = 0.05
+
+
+class LabFleet(Family):
+    """A broker in the node `broker` and workers in theirs, called as the topology calls them.
+
+    Each runs as it would at home: `farflung broker`, and `farflung join` with the broker's address. Entering
+    the block starts the broker alone, so that a submitter can already make its job ready.
+
+    Parameters
+    ----------
+    network
+        The lab that `lay_out` describes.
+    workers
+        Whom to start. Each offers the memory that it has, at most an equal share of this machine's.
+    """
+
+    def __init__(self, network: RunningLab, workers: Sequence[WorkerSpec]) -> None:
+        super().__init__(logs=None)
+        self._network = network
+        self._specs = workers
+        self.token: Token
+        self._worker_token: Token
+
+    @property
+    def submitter_folder(self) -> Path:
+        """Where the submitter keeps its identity; removed with the fleet."""
+        return self._folder / "submitter"
+
+    async def _start(self) -> None:
+        self.token, self._worker_token = await asyncio.to_thread(self._tokens, len(self._specs))
+        self.address = f"{self._network.address(BROKER)}:{DEFAULT_PORT}"
+        await self._listening(await self._start_broker(f"[::]:{DEFAULT_PORT}", self._prefix(BROKER)))
+
+    async def start_workers(self) -> None:
+        """Start everybody else."""
+        for spec in self._specs:
+            prefix = self._prefix(spec.id)
+            await self._start_worker(spec.id, self._worker_token, self._offer(spec), prefix)
+
+    def _offer(self, spec: WorkerSpec) -> list[str]:
+        """What a worker's owner would say to `farflung join`."""
+        memory_gb = min(spec.memory_gb, share_of_memory(len(self._specs)) / 1e9)
+        return ["--site", spec.site, "--memory", f"{memory_gb:.3f}"]
+
+    def _prefix(self, node: str) -> list[str]:
+        return self._network.command(node, [])
+
+    async def _listening(self, broker: Child) -> None:
+        ended = asyncio.create_task(broker.ended())
+        try:
+            async with asyncio.timeout(self._timeouts.start_seconds):
+                while not listens(broker.process_id, DEFAULT_PORT):
+                    if ended.done():
+                        raise RunFailed(f"the lab's {ended.result()}")
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            raise RunFailed(f"the lab's broker does not listen: {broker.log.read_text()[-500:]}") from None
+        finally:
+            ended.cancel()

@@ -1,0 +1,56 @@
+"""A topology laid out as a lab: every worker a node, and broker and submitter in the home of one of them."""
+
+from __future__ import annotations
+
+from farflung.errors import LabError
+from farflung.lab.spec import LabSpec, LinkSettings, Node
+from farflung.plan import Topology, WorkerSpec
+
+BROKER, SUBMITTER = "broker", "submitter"
+
+
+def lay_out(topology: Topology) -> LabSpec:
+    """The lab of a topology: its workers, and nodes called `broker` and `submitter`.
+
+    These two are machines of their own in the home of `topology.home`: they share its line, and its links to
+    others. They are not behind its NAT.
+
+    Raises
+    ------
+    LabError
+        A worker's id is one of these two names, or a value is beyond what a lab can do.
+    """
+    taken = {BROKER, SUBMITTER}.intersection(topology.ids)
+    if taken:
+        raise LabError(f"the lab has a node called {taken.pop()} of its own: give that worker another id")
+    home = topology.home.id
+    return LabSpec(
+        nodes=(
+            *(_node(worker, topology.queue_ms) for worker in topology.workers),
+            Node(BROKER, shares_line_with=home),
+            Node(SUBMITTER, shares_line_with=home),
+        ),
+        links={
+            (topology.workers[a].id, topology.workers[b].id): _link(topology, a, b)
+            for a, b in topology.pairs()
+        },
+        segmentation_offload=topology.segmentation_offload,
+    )
+
+
+def _node(worker: WorkerSpec, queue_ms: float | None) -> Node:
+    return Node(worker.id, worker.up_mbps, worker.down_mbps, worker.behind_nat, queue_ms=queue_ms)
+
+
+def _link(topology: Topology, a: int, b: int) -> LinkSettings:
+    """A pair has a rate of its own only where that is slower than the lines at both ends."""
+    link = topology.link(a, b)
+    lines = (topology.workers[a].up_mbps, topology.workers[b].down_mbps)
+    narrow = all(line is None or link.bandwidth_mbps < line for line in lines)
+    return LinkSettings(
+        bandwidth_mbps=link.bandwidth_mbps if narrow else None,
+        latency_ms=link.latency_ms,
+        jitter_ms=link.jitter_ms,
+        loss=link.loss,
+        queue_ms=topology.queue_ms,
+    )

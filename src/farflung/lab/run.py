@@ -1,0 +1,128 @@
+"""A training run in a lab: the network, the fleet and the submitter, for as long as the run lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.errors import RunFailed
+from farflung.lab.fleet import LabFleet
+from farflung.lab.layout import SUBMITTER
+from farflung.lab.network import RunningLab
+from farflung.lab.report import LabReport, keep, run_in
+from farflung.lab.submitter import LabSubmitter
+from farflung.plan import Topology
+from farflung.transport.timeouts import Timeouts
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to train and on whom.
+
+    `workers` of the topology take part, the first ones. `out` is the run folder. `steps` and `text` are as
+    for `farflung train`. With `as_json` the submitter ends with a JSON document, which `Outcome` then holds.
+    """
+
+    job: Path
+    topology: Topology
+    workers: int
+    out: Path
+    steps: int | None = None
+    text: Path | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the submitter ended, its standard output if that was captured, and what the lab did."""
+
+    exit_code: int
+    output: bytes
+    report: LabReport
+
+
+class LabRun:
+    """One run in a lab that is laid out. `tell` takes lines for the user."""
+
+    def __init__(self, network: RunningLab, request: Request, tell: Callable[[str], None]) -> None:
+        self._network = network
+        self._request = request
+        self._tell = tell
+        self._submitter: LabSubmitter | None = None
+        self._task: asyncio.Task[Outcome] | None = None
+        self._lost = ""
+
+    async def run(self) -> Outcome:
+        """Train to the end, whatever it is; then nobody of the fleet is left.
+
+        The run folder, where the submitter made one, also gets `lab.json` and what the fleet said, in `logs`.
+
+        Raises
+        ------
+        RunFailed
+            The fleet could not start, or lost somebody without the submitter noticing.
+        LabError
+            The lab ended before the run.
+        """
+        self._task = asyncio.create_task(self._train())
+        return await self._task
+
+    def interrupt(self) -> None:
+        """The user wants an end: the submitter sees to it, or nothing has begun yet."""
+        if self._submitter is not None:
+            self._submitter.interrupt()
+        elif self._task is not None:
+            self._task.cancel()
+
+    async def _train(self) -> Outcome:
+        request, report = self._request, None
+        before = run_in(request.out)
+        async with LabFleet(self._network, request.topology.workers[: request.workers]) as fleet:
+            try:
+                code, output = await self._submit(fleet)
+                report = LabReport.of(request.topology, self._network.stats())
+            finally:
+                await fleet.stop()
+                if run_in(request.out) not in (None, before):
+                    keep(request.out, fleet.logs, report)
+        if self._lost:
+            raise RunFailed(self._lost)
+        return Outcome(code, output, report)
+
+    async def _submit(self, fleet: LabFleet) -> tuple[int, bytes]:
+        submitter = await LabSubmitter.start(
+            self._network.command(SUBMITTER, []),
+            self._arguments(fleet),
+            fleet.token.text,
+            captured=self._request.as_json,
+        )
+        self._submitter = submitter
+        watching = None
+        try:
+            await fleet.start_workers()
+            watching = asyncio.create_task(self._watch(fleet, submitter))
+            return await submitter.ended(), await submitter.output()
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await submitter.stop()
+
+    def _arguments(self, fleet: LabFleet) -> list[str]:
+        request = self._request
+        ids = request.topology.ids[: request.workers]
+        arguments = [str(request.job), "--broker", fleet.address, "--folder", str(fleet.submitter_folder)]
+        arguments += ["--on", ",".join(ids), "--out", str(request.out)]
+        arguments += [] if request.steps is None else ["--steps", str(request.steps)]
+        arguments += [] if request.text is None else ["--text", str(request.text)]
+        return arguments + ["--json"] * request.as_json
+
+    async def _watch(self, fleet: LabFleet, submitter: LabSubmitter) -> None:
+        """Somebody is gone: the submitter has time to hear of it from the broker, who knows more."""
+        lost: list[str] = []
+        await fleet.watch(lost.append)
+        self._tell(lost[0])
+        await asyncio.sleep(2 * Timeouts().lease_seconds)
+        self._lost = lost[0]
+        await submitter.stop()

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import pytest
+
+from farflung.lab.listening import listens
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's tables in /proc")
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_a_listening_port_is_seen_and_a_connected_one_is_not(family: socket.AddressFamily, host: str) -> None:
+    with socket.create_server((host, 0), family=family) as server:
+        port = server.getsockname()[1]
+        assert listens(os.getpid(), port)
+        with socket.create_connection((host, port)) as client:
+            assert not listens(os.getpid(), client.getsockname()[1])
+    assert not listens(os.getpid(), port)
+
+
+def test_a_process_that_is_gone_listens_nowhere() -> None:
+    assert not listens(2**22 + 1, 80)

@@ -1,0 +1,103 @@
+"""`farflung lab run` as a user starts it: real processes on an emulated network, and nothing left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.end_to_end.processes import Machines, Run, eventually, machines, train
+
+from farflung.lab import registry
+from farflung.plan import Topology, WorkerSpec, write_topology
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lab_machine")]
+
+
+def namespaces() -> set[str]:
+    folder = Path("/run/netns")
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+@pytest.fixture
+def on(tmp_path: Path) -> Iterator[Machines]:
+    """Two homes whose ids are not in alphabetical order, and a job for them."""
+    homes = tuple(WorkerSpec(id, id, 1.0, 1.0, 50.0, 50.0) for id in ("oslo", "bern"))
+    links = ((0.0, 5.0), (5.0, 0.0))
+    topology = Topology(homes, links, ((0.0, 50.0), (50.0, 0.0)), title="two homes", submitter="bern")
+    before = namespaces(), set(registry.FOLDER.glob("*"))
+    with machines(tmp_path / "machines") as started:
+        write_topology(topology, started.folder / "two.json")
+        yield started
+        eventually("no namespace of it is left", lambda: namespaces() <= before[0])
+        assert set(registry.FOLDER.glob("*")) <= before[1]
+
+
+def lab_run(on: Machines, name: str, *arguments: str) -> Run:
+    command = on.start("desk", "lab", "run", "net.py", "--topology", "two.json", "--out", name, *arguments)
+    return Run(command, on.folder / name)
+
+
+def process_of(on: Machines, worker: str) -> int:
+    (process,) = [
+        process for process in on.orphans() if "join" in process.cmdline() and worker in process.cmdline()
+    ]
+    return process.pid
+
+
+def losses(run: Run) -> list[float]:
+    return [row["loss"] for row in run.rows]
+
+
+def test_a_run_in_the_lab_is_bit_for_bit_the_run_on_loopback(on: Machines) -> None:
+    lab = lab_run(on, "lab", "--steps", "4", "--json")
+    assert lab.command.code() == 0, lab.command.err
+    plain = train(on, "plain", "--local", "2", "--steps", "4")
+    assert plain.command.code() == 0, plain.command.err
+    assert losses(lab) == losses(plain) and len(losses(lab)) == 4
+    model = "model.safetensors"
+    assert (lab.folder / model).read_bytes() == (plain.folder / model).read_bytes()
+    assert lab.workers == ["oslo", "bern"]
+    document: dict[str, Any] = json.loads(lab.command.out)
+    report = json.loads((lab.folder / "lab.json").read_text())
+    assert document.pop("lab") == report and document == lab.summary
+    assert report["title"] == "two homes" and report["void"] is report["stats"]["void"]
+    pairs = {(link["source"], link["target"]): link["bytes"] for link in report["stats"]["links"]}
+    assert pairs["oslo", "bern"] > 0 and pairs["submitter", "oslo"] > 0 and pairs["bern", "broker"] > 0
+    assert {log.stem for log in (lab.folder / "logs").iterdir()} == {"broker", "oslo", "bern"}
+
+
+def test_ctrl_c_brings_the_weights_home(on: Machines) -> None:
+    run = lab_run(on, "run")
+    run.reaches(2)
+    run.command.signal(signal.SIGINT)
+    assert run.command.code() == 130, run.command.err
+    assert run.summary["state"] == "cancelled" and run.summary["weights_step"] == len(run.rows)
+    assert len(run.command.errors) == 1 and (run.folder / "lab.json").exists()
+
+
+def test_a_killed_worker_is_named(on: Machines) -> None:
+    run = lab_run(on, "run")
+    run.reaches(1)
+    os.kill(process_of(on, "oslo"), signal.SIGKILL)
+    assert "oslo" in run.fails()
+
+
+def test_a_killed_run_leaves_nothing(on: Machines) -> None:
+    run = lab_run(on, "run")
+    run.reaches(1)
+    run.command.signal(signal.SIGKILL)
+    run.command.code()
+    eventually("all of it has ended", lambda: not on.orphans())
+    eventually("its files are gone", lambda: not on.left_behind())
+
+
+def test_a_job_that_cannot_be_trained_is_one_line(on: Machines) -> None:
+    (on.folder / "wrong.py").write_text("def job():\n    return 7\n")
+    line = on.fails("desk", "lab", "run", "wrong.py", "--topology", "two.json", "--out", "run")
+    assert "must return a farflung.Job" in line
+    assert not (on.folder / "run").exists()

@@ -20,6 +20,8 @@ from farflung.transport.frames import (
     Open,
     Ping,
     Pong,
+    Stripe,
+    Widen,
     encode,
 )
 from farflung.transport.outbox import WINDOW_BYTES
@@ -289,8 +291,13 @@ def _too_long(peer: RawPeer) -> None:
     peer.say(Chunk(0, 3), b"def")
 
 
+def _cut_short(peer: RawPeer) -> None:
+    peer.say(Open(0, slice_header(9)), b"abc")
+    peer.say(Cancel(0, 2))
+
+
 def _many_streams(peer: RawPeer) -> None:
-    for stream in range(17):
+    for stream in range(513):
         peer.say(Open(stream, slice_header(4)), b"abc")
 
 
@@ -301,13 +308,16 @@ MISDEEDS: list[tuple[Callable[[RawPeer], None], str]] = [
     (_replayed_open, "expected stream 1 to be opened, found 0"),
     (_replayed_chunk, "expected bytes from 6 of stream 0, found 3 from 3"),
     (_too_long, "expected 4 bytes in all"),
-    (_many_streams, "at most 16 unfinished messages"),
+    (_many_streams, "at most 512 unfinished messages"),
+    (_cut_short, "expected a stream cancelled before its end, found 2 bytes of it"),
+    (lambda peer: peer.say(Stripe(bytes(16))), "expected the token of a link that stands"),
+    (lambda peer: peer.say(Widen(4)), "expected no widen frame on an open link"),
     (lambda peer: peer.say(Chunk(5, 0), b"x"), "expected a chunk of an open stream, found one of stream 5"),
     (lambda peer: peer.say(Open(0, slice_header(4)), b""), "expected some of 4 bytes"),
     (lambda peer: peer.say(Control(7, 9), b"xx"), "expected a control message from byte 0, found 7"),
     (lambda peer: peer.say(Control(0, 1), b"xx"), "expected 1 bytes in all"),
     (lambda peer: peer.say(Credit(1)), "expected credit for at most 0 bytes, found 1"),
-    (lambda peer: peer.say(Cancel(3)), "expected an open stream to be cancelled, found 3"),
+    (lambda peer: peer.say(Cancel(3, 0)), "expected an open stream to be cancelled, found 3"),
     (lambda peer: peer.say(Hello("d", "worker", "data")), "expected no hello frame on an open link"),
 ]
 

@@ -21,8 +21,8 @@ def steady(rate: float, seconds: float, every: float = 0.05) -> Pace:
 def test_a_chunk_is_twenty_milliseconds_of_the_links_rate_within_its_bounds(rate: float) -> None:
     pace = steady(rate, 2.0)
     expected = min(max(rate * 0.02, MINIMUM_CHUNK_BYTES), MAXIMUM_CHUNK_BYTES)
-    assert abs(pace.chunk_bytes - expected) <= 0.03 * expected
-    assert pace.unsent_bytes >= pace.chunk_bytes
+    assert abs(pace.chunk_bytes() - expected) <= 0.03 * expected
+    assert pace.unsent_bytes() >= pace.chunk_bytes()
 
 
 def test_having_nothing_to_send_does_not_make_a_link_look_slow() -> None:

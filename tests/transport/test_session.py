@@ -68,8 +68,7 @@ class End:
         """Write one chunk, or whatever is smaller."""
         batch = self.outbox.batch(CHUNK_BYTES)
         self.wire.append(b"".join(bytes(buffer) for buffer in batch.buffers))
-        for done in batch.done:
-            done()
+        batch.left()
 
     def hear(self, data: bytes) -> None:
         feed(self._reader, data)

@@ -15,6 +15,7 @@ from farflung.transport.connection import Connection
 from farflung.transport.failures import why_unreachable
 from farflung.transport.frames import Hello
 from farflung.transport.handler import Handler
+from farflung.transport.lanes import More
 from farflung.transport.link import Link
 from farflung.transport.listener import Listener, listen
 from farflung.transport.newcomer import Exchange, OnStranger
@@ -62,7 +63,8 @@ async def dial(
         raw = await connect(*parse_address(address), timeouts, options.congestion_control)
     except OSError as error:
         raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
-    return await dial_over(raw, address, context, hello, expected, handler, timeouts)
+    more = partial(_connected, address, context, expected.name, timeouts, options)
+    return await dial_over(raw, address, context, hello, expected, handler, timeouts, options, more)
 
 
 async def dial_over(
@@ -73,8 +75,13 @@ async def dial_over(
     expected: Peer,
     handler: Handler,
     timeouts: Timeouts,
+    options: LinkOptions = DEFAULT_OPTIONS,
+    more: More | None = None,
 ) -> Link:
-    """Greet `expected` over a connected socket; `address` is for words. Otherwise as `dial`."""
+    """Greet `expected` over a connected socket; `address` is for words. Otherwise as `dial`.
+
+    `more` makes another connection the same way, where that can be done.
+    """
     link: Link | None = None
     try:
         async with asyncio.timeout(timeouts.dial_seconds):
@@ -86,7 +93,9 @@ async def dial_over(
             except ProtocolError as error:
                 connection.abort()
                 raise ConnectionFailed(f"{address}: {error}") from None
-            link = Link(connection, hello, expected, timeouts, lambda link: handler, dialled=True)
+            link = Link(
+                connection, hello, expected, timeouts, lambda link: handler, True, options=options, more=more
+            )
             return await link.ready()
     except BaseException as error:
         if link is not None:
@@ -142,7 +151,11 @@ async def ask(
 
 
 async def _connected(
-    address: str, context: ssl.SSLContext, server_hostname: str | None, timeouts: Timeouts
+    address: str,
+    context: ssl.SSLContext,
+    server_hostname: str | None,
+    timeouts: Timeouts,
+    options: LinkOptions = DEFAULT_OPTIONS,
 ) -> Connection:
-    raw = await connect(*parse_address(address), timeouts)
+    raw = await connect(*parse_address(address), timeouts, options.congestion_control)
     return await Connection.shake_hands(raw, context, False, server_hostname)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from farflung.transport.frames import (
@@ -32,10 +33,14 @@ class Sink(Protocol):
 
 
 class FrameReader:
-    """Hands out memory to receive into (`buffer`) and is told how much of it was filled (`received`)."""
+    """Hands out memory to receive into (`buffer`) and is told how much of it was filled (`received`).
 
-    def __init__(self, sink: Sink) -> None:
+    A frame that is not due yet, by `is_due`, is held until `release`, with all that follows it.
+    """
+
+    def __init__(self, sink: Sink, is_due: Callable[[Frame], bool] = lambda frame: True) -> None:
         self._sink = sink
+        self._is_due = is_due
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._filled = 0
         self._frame: Frame | None = None
@@ -101,6 +106,9 @@ class FrameReader:
             if self._filled < payload:
                 break
             frame = read_header(number, self._scratch[body:payload])
+            if not self._is_due(frame):
+                self._is_held = True
+                break
             start = payload + self._begin(frame, payload_bytes, payload)
         rest = self._filled - start
         if start:

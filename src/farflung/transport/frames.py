@@ -36,6 +36,10 @@ _prefix = struct.Struct("!4sBBHI")
 PREFIX_BYTES = _prefix.size
 
 
+STRIPE_TOKEN_BYTES = 16
+StripeToken = Annotated[bytes, Meta(min_length=STRIPE_TOKEN_BYTES, max_length=STRIPE_TOKEN_BYTES)]
+
+
 class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of every frame's header."""
 
@@ -43,7 +47,8 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Hello(_Header, frozen=True):
     """The first frame each way: who speaks, what the connection is for, and in which process (`boot`).
 
-    A broker tells the lease too, which its diallers keep from then on.
+    A broker tells the lease too, which its diallers keep from then on; whoever was dialled tells the token
+    (`stripe`) with which the dialler may open further connections of this link.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=MAXIMUM_ID_LENGTH)]
@@ -51,6 +56,7 @@ class Hello(_Header, frozen=True):
     kind: Kind
     boot: Annotated[str, Meta(min_length=1, max_length=64)] = BOOT
     lease_seconds: Annotated[float, Meta(gt=0, le=3600)] | None = None
+    stripe: StripeToken | None = None
 
 
 class Control(_Header, frozen=True):
@@ -61,10 +67,14 @@ class Control(_Header, frozen=True):
 
 
 class Open(_Header, frozen=True):
-    """The first chunk of a data message of `header.bytes` bytes; `stream` counts up from 0."""
+    """The first chunk of a data message of `header.bytes` bytes; `stream` counts up from 0.
+
+    It was sent after `controls` control messages, and is to be taken after them.
+    """
 
     stream: Count
     header: DataHeader
+    controls: Count = 0
 
 
 class Chunk(_Header, frozen=True):
@@ -93,9 +103,10 @@ class Pong(_Header, frozen=True):
 
 
 class Cancel(_Header, frozen=True):
-    """The rest of an open stream will not come."""
+    """Of an open stream the first `sent` bytes are all that comes."""
 
     stream: Count
+    sent: Count
 
 
 class Close(_Header, frozen=True):
@@ -114,6 +125,21 @@ class Taken(_Header, frozen=True):
     receipt: Receipt
 
 
+class Stripe(_Header, frozen=True):
+    """The first frame each way on a further connection of a link, with the token that belongs to that link.
+
+    Chunks of the link's data may come over it from then on, and nothing else.
+    """
+
+    token: StripeToken
+
+
+class Widen(_Header, frozen=True):
+    """Asks the dialler for as many connections in all, because one is not enough for what is sent to it."""
+
+    connections: Annotated[int, Meta(ge=1, le=255)]
+
+
 class Join(_Header, frozen=True):
     """The one request of somebody without a certificate, in the payload."""
 
@@ -122,10 +148,13 @@ class Reply(_Header, frozen=True):
     """The one answer to a `Join`, in the payload."""
 
 
-Frame = Hello | Control | Open | Chunk | Credit | Ping | Pong | Cancel | Close | Join | Reply | Taken
+Frame = (
+    Hello | Control | Open | Chunk | Credit | Ping | Pong | Cancel | Close | Join | Reply
+    | Taken | Stripe | Widen
+)  # fmt: skip
 
 _TYPES: tuple[type[Frame], ...] = (
-    Hello, Control, Open, Chunk, Credit, Ping, Pong, Cancel, Close, Join, Reply, Taken,
+    Hello, Control, Open, Chunk, Credit, Ping, Pong, Cancel, Close, Join, Reply, Taken, Stripe, Widen,
 )  # fmt: skip
 _NUMBERS: dict[type, int] = {frame: number for number, frame in enumerate(_TYPES, start=1)}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Frame]] = {

@@ -61,8 +61,10 @@ class ProbeHeader(msgspec.Struct, frozen=True, tag="probe", array_like=True, for
 
 DataHeader = ValueHeader | SliceHeader | ProbeHeader
 
-MAXIMUM_STREAMS = 16
-"""Messages that may be unfinished on one link at once; a sender interleaves as many as it has priorities."""
+MAXIMUM_STREAMS = 512
+"""Messages that may be unfinished on one link at once. On one connection there are as many as priorities;
+where there are several, the one that lags leaves some behind.
+"""
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

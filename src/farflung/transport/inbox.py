@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farflung.errors import ProtocolError
-from farflung.transport.frames import Chunk, Control, Open
+from farflung.transport.coverage import Coverage
+from farflung.transport.frames import Cancel, Chunk, Control, Frame, Open
 from farflung.transport.handler import Handler
 from farflung.transport.headers import MAXIMUM_STREAMS, DataHeader, Receipt
+from farflung.transport.outbox import WINDOW_BYTES
+from farflung.transport.pace import MINIMUM_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from farflung.transport.link import Link
+
+MAXIMUM_RANGES = WINDOW_BYTES // MINIMUM_CHUNK_BYTES
+"""Of one message, with gaps between them: no more chunks can be on their way than credit allows."""
 
 
 @dataclass(slots=True)
 class _Arriving:
     header: DataHeader
     memory: memoryview | None
+    begun: Coverage = field(default_factory=Coverage)
     received: int = 0
+    cancelled_after: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        total = self.header.bytes if self.cancelled_after is None else self.cancelled_after
+        return self.received >= total
 
 
 class Inbox:
-    """Puts chunks where they belong; a chunk that is not the next of its stream ends the link."""
+    """Puts chunks where they belong. A chunk that came before ends the link, as does one that leaves a gap
+    where there is only one connection to come over.
+
+    Attributes
+    ----------
+    is_striped : Whether chunks come over several connections, in whatever order.
+    messages : How many control and data messages have come whole.
+    """
 
     def __init__(self, link: Link, handler: Handler) -> None:
         self._link = link
@@ -33,7 +53,18 @@ class Inbox:
         self._control_total = 0
         self._control_received = 0
         self._controls = 0
+        self.is_striped = False
         self.messages = 0
+
+    def is_due(self, frame: Frame) -> bool:
+        """Whether what goes before this frame is here; what is not is on its way over another connection."""
+        match frame:
+            case Open(stream, _, controls):
+                return stream <= self._next_stream and controls <= self._controls
+            case Chunk(stream) | Cancel(stream):
+                return stream < self._next_stream
+            case _:
+                return True
 
     @property
     def receipt(self) -> Receipt:
@@ -86,19 +117,25 @@ class Inbox:
         if memory is not None and memory.nbytes != frame.header.bytes:
             raise ValueError(f"memory of {memory.nbytes} bytes was given for {frame.header.bytes}")
         memory = None if memory is None else memory.cast("B")
-        self._streams[frame.stream] = _Arriving(frame.header, memory)
+        arriving = self._streams[frame.stream] = _Arriving(frame.header, memory)
+        if size:
+            arriving.begun.add(0, size)
         return None if memory is None else memory[:size]
 
     def begin_chunk(self, frame: Chunk, size: int) -> memoryview | None:
-        """Memory for a further chunk; ProtocolError if it is not the next of an open stream."""
+        """Memory for a further chunk; ProtocolError if it is of no open stream, or some of it came before."""
         arriving = self._streams.get(frame.stream)
         if arriving is None:
             raise ProtocolError(f"expected a chunk of an open stream, found one of stream {frame.stream}")
-        if frame.offset != arriving.received or size == 0:
+        begun = arriving.begun
+        leaves_gap = not self.is_striped and frame.offset != begun.contiguous
+        if leaves_gap or size == 0 or not begun.add(frame.offset, size):
             raise ProtocolError(
-                f"expected bytes from {arriving.received} of stream {frame.stream}, found {size} from"
+                f"expected bytes from {begun.contiguous} of stream {frame.stream}, found {size} from"
                 f" {frame.offset}: a replay?"
             )
+        if begun.ranges > MAXIMUM_RANGES:
+            raise ProtocolError(f"expected a message in at most {MAXIMUM_RANGES} pieces, found one more")
         _check_fit(frame.offset, size, arriving.header.bytes)
         return None if arriving.memory is None else arriving.memory[frame.offset : frame.offset + size]
 
@@ -106,17 +143,25 @@ class Inbox:
         """The chunk is here."""
         arriving = self._streams[stream]
         arriving.received += size
-        if arriving.received < arriving.header.bytes:
+        if not arriving.is_over:
             return
         del self._streams[stream]
+        if arriving.cancelled_after is not None:
+            return
         self.messages += 1
         if arriving.memory is not None:
             self._handler.complete(self._link, arriving.header, arriving.memory)
 
-    def cancel(self, stream: int) -> None:
-        """The rest of a stream will not come; ProtocolError if it is not open."""
-        if self._streams.pop(stream, None) is None:
-            raise ProtocolError(f"expected an open stream to be cancelled, found {stream}")
+    def cancel(self, frame: Cancel) -> None:
+        """Of a stream no more than was sent will come; ProtocolError if it is not open, or more has come."""
+        arriving = self._streams.get(frame.stream)
+        if arriving is None or arriving.cancelled_after is not None:
+            raise ProtocolError(f"expected an open stream to be cancelled, found {frame.stream}")
+        if not arriving.begun.count <= frame.sent < arriving.header.bytes:
+            raise ProtocolError(f"expected a stream cancelled before its end, found {frame.sent} bytes of it")
+        arriving.memory, arriving.cancelled_after = None, frame.sent
+        if arriving.is_over:
+            del self._streams[frame.stream]
 
 
 def _check_fit(offset: int, size: int, total: int) -> None:

@@ -1,4 +1,6 @@
-"""A link: one TLS connection between two holders, over which control messages and data travel both ways.
+"""A link: TLS connections between two holders, over which control messages and data travel both ways.
+
+There is one, the primary; where its congestion control leaves a path unfilled, data is spread over more.
 
 Received payloads are decrypted straight into the memory that the handler gave. What is to be sent waits in
 our own queue until the kernel is ready for it, so that what is urgent overtakes.
@@ -8,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
+from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.connection import Connection, settle
 from farflung.transport.failures import Cause, cause_of, why_lost, why_never_greeted
-from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
+    STRIPE_TOKEN_BYTES,
     Cancel,
     Chunk,
     Close,
@@ -30,14 +33,19 @@ from farflung.transport.frames import (
     Open,
     Ping,
     Pong,
+    Stripe,
     Taken,
+    Widen,
     closing,
 )
 from farflung.transport.handler import Handler
 from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.heartbeat import Heartbeat
 from farflung.transport.inbox import Inbox
+from farflung.transport.lane import Lane
+from farflung.transport.lanes import Lanes, More
 from farflung.transport.link_status import LinkStatus
+from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.outbox import Done
 from farflung.transport.peer import Peer
 from farflung.transport.sender import Sender
@@ -74,6 +82,9 @@ class Link:
         timeouts: Timeouts,
         admit: Callable[[Link], Handler],
         dialled: bool,
+        options: LinkOptions = DEFAULT_OPTIONS,
+        more: More | None = None,
+        find: Callable[[bytes], Link | None] = lambda token: None,
     ) -> None:
         self.peer = peer
         self.remote = connection.remote
@@ -88,13 +99,16 @@ class Link:
         self.bytes_received = 0
         self.round_trip_seconds: float | None = None
         self._settled = asyncio.Event()
-        self._transport = connection
         self._own = own
         self._timeouts = timeouts
         self._admit = admit
         self._dialled = dialled
-        self._sender = Sender(connection)
-        self._reader = FrameReader(self)
+        self._find = find
+        self._transport = connection
+        self._primary = Lane(connection, self)
+        self._lanes = Lanes(self._primary, self, more)
+        self._width = options.width(self.congestion_control)
+        self._sender = Sender(self._primary, self._width, self._widen)
         self._handler: Handler | None = None
         self._inbox: Inbox | None = None
         self._heartbeat: Heartbeat | None = None
@@ -102,7 +116,9 @@ class Link:
         self._deadline = asyncio.get_running_loop().call_later(timeouts.dial_seconds, self._no_hello)
         if dialled:
             self._sender.write_now(own)
-        connection.start(self)
+        else:
+            self._lanes.token = secrets.token_bytes(STRIPE_TOKEN_BYTES)
+        self._primary.start()
 
     async def send(self, header: DataHeader, buffer: memoryview) -> None:
         """Send a data message; returns when its last byte has left and `buffer` may be changed again.
@@ -168,6 +184,7 @@ class Link:
         """
         self._end(reason, tell=reason)
         await self._lost.wait()
+        await self._lanes.closed()
 
     def abandon(self, reason: str) -> None:
         """Be over at once, because another link takes the place of this one; the handler is not told."""
@@ -193,8 +210,19 @@ class Link:
         await self._settled.wait()
         if self._handler is None:
             raise ConnectionFailed(f"{self.remote}: {self.reason}")
-        asyncio.get_running_loop().call_soon(self._go_on)
+        self._primary.go_on()
+        self._open_more(self._width.wanted)
         return self
+
+    @property
+    def token(self) -> bytes | None:
+        """Whoever shows it may open a further connection of this link; None before the peer has told it."""
+        return self._lanes.token
+
+    @property
+    def connections(self) -> int:
+        """Over how many data is spread at the moment, of those that stand."""
+        return min(self._width.wanted, len(self._lanes))
 
     @property
     def bytes_sent(self) -> int:
@@ -230,44 +258,52 @@ class Link:
             path=self.path,
             remote=self.remote,
             congestion_control=self.congestion_control,
+            connections=self.connections,
             round_trip_ms=None if round_trip is None else round_trip * 1e3,
             rate_mbps=None if rate is None else rate * 8 / 1e6,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
         )
 
-    def buffer(self) -> memoryview:
-        """Where the connection decrypts to: the destination itself, once a payload's header is known."""
-        return self._reader.buffer()
+    # transport.lane.Owner
 
-    def received(self, count: int) -> None:
-        """Called by the connection."""
+    def heard(self, count: int) -> None:
+        """Called by a lane."""
         self.bytes_received += count
         self.last_heard = time.monotonic()
         if self._heartbeat is not None:
             self._heartbeat.heard()
-        self._read(lambda: self._reader.received(count))
 
-    def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
-        """Called by the reader."""
+    def is_due(self, lane: Lane, frame: Frame) -> bool:
+        """Called by a lane: over one connection all is due, over several a chunk may outrun its stream."""
+        if self._inbox is None or not self._inbox.is_striped or self._inbox.is_due(frame):
+            return True
+        if not self._lanes.may_hold(lane):
+            raise ProtocolError("expected the beginning of a stream, found all connections to be past it")
+        return False
+
+    def begin(self, lane: Lane, frame: Frame, payload_bytes: int) -> memoryview | None:
+        """Called by a lane."""
         if self.reason is not None:
             return None
         if self._inbox is None:
-            if not isinstance(frame, Hello | Close):
-                raise ProtocolError(f"expected a hello first, found a {type(frame).__name__.lower()} frame")
+            if not isinstance(frame, Hello | Close | Stripe):
+                raise ProtocolError(f"expected a hello first, found a {_kind(frame)} frame")
             return None
+        if lane is not self._primary and not isinstance(frame, Open | Chunk | Stripe | Close):
+            raise ProtocolError(f"expected only data on a further connection, found a {_kind(frame)} frame")
         memory = self._place(frame, payload_bytes, self._inbox)
         # The handler may have closed the link just now; nothing is written to its memory after that.
         return memory if self.reason is None else None
 
-    def end(self, frame: Frame, payload_bytes: int) -> None:
-        """Called by the reader."""
+    def end(self, lane: Lane, frame: Frame, payload_bytes: int) -> None:
+        """Called by a lane."""
         if isinstance(frame, Close):
-            cause: Cause = "trouble" if frame.is_trouble else "word"
-            self._end(f"{self.peer} closed the link: {printable(frame.reason)}", None, cause)
-            self._transport.abort()
+            self._closed(lane, frame)
         elif self.reason is not None:
             return
+        elif isinstance(frame, Stripe):
+            self._striped(lane, frame)
         elif self._inbox is None:
             self._greet(frame)
         elif isinstance(frame, Chunk | Open):
@@ -275,41 +311,84 @@ class Link:
             self._sender.receipt(self._inbox.receipt)
         elif isinstance(frame, Control):
             self._inbox.end_control(payload_bytes)
+            self._lanes.release()
             self._sender.receipt(self._inbox.receipt)
         else:
             self._keep_house(frame, self._inbox)
 
-    def drained(self) -> None:
-        """Called by the connection."""
-        self._sender.drained()
+    def drained(self, lane: Lane) -> None:
+        """Called by a lane."""
+        self._sender.drained(lane)
 
-    def lost(self, error: OSError | None) -> None:
-        """Called by the connection."""
+    def failed(self, lane: Lane, reason: str) -> None:
+        """Called by a lane."""
+        self._end(reason, tell=reason)
+
+    def lost(self, lane: Lane, error: OSError | None) -> None:
+        """Called by a lane: without any of its connections the link is over, for data may be lost with it."""
+        if lane is not self._primary and not self._lanes.forget(lane):
+            _log.info("a further connection to %s did not come about: %s", self.peer, error or "it hung up")
+            return
         if self._dialled and self._handler is None:
             self._end(why_never_greeted(error), tell=None)
         else:
-            self._end(why_lost(error, self._timeouts.unacknowledged_seconds), None, cause_of(error))
+            reason = why_lost(error, self._timeouts.unacknowledged_seconds)
+            self._end(reason, None if lane is self._primary else reason, cause_of(error))
+        if lane is self._primary:
+            self._deadline.cancel()
+            self._lanes.abort_further()
+            self._lanes.let_go()
+            self._lost.set()
+
+    def adopt(self, lane: Lane) -> bool:
+        """Take a connection that a listener let in, whose holder showed the token; False if it has enough."""
+        if self.reason is not None or self._inbox is None or not self._lanes.take(lane):
+            return False
+        lane.write_now(Stripe(self._lanes.token or b""))
+        self._use(lane)
+        return True
+
+    def _closed(self, lane: Lane, frame: Close) -> None:
+        if lane not in self._lanes:
+            lane.connection.abort()  # the peer wants no more connections
+            return
+        cause: Cause = "trouble" if frame.is_trouble else "word"
+        self._end(f"{self.peer} closed the link: {printable(frame.reason)}", None, cause)
+        self._lanes.abort()
+
+    def _striped(self, lane: Lane, frame: Stripe) -> None:
+        """A connection shows a token: it is a further one of some link, or the peer takes ours as such."""
+        if lane is not self._primary:
+            if not self._lanes.greeted(lane, frame.token):
+                raise ProtocolError("expected the token of this link once, found another or one more")
+            self._use(lane)
+            return
+        link = self._find(frame.token)
+        if self._inbox is not None or link is None or link.peer != self.peer or not link.adopt(lane):
+            raise ProtocolError("expected the token of a link that stands and has room, found another")
+        self.reason = "it became a further connection of another link"
         self._deadline.cancel()
-        self._sender.let_go()
+        self._settled.set()
         self._lost.set()
 
-    def _read(self, read: Callable[[], None]) -> None:
-        try:
-            read()
-        except FarflungError as error:
-            self._reader.stop()
-            self._end(str(error), tell=str(error))
-        except Exception:
-            # A defect of ours must not leave a frame half read: it would be read again for ever.
-            _log.exception("what %s sent could not be handled", self.peer)
-            self._reader.stop()
-            reason = "an internal error, see the log of the other side"
-            self._end(reason, tell=reason)
+    def _open_more(self, count: int) -> None:
+        # Striped from now on, and not when they stand: what comes may wait for what is behind an answer.
+        if self._inbox is not None and self._lanes.want(count, self._timeouts):
+            self._inbox.is_striped = True
 
-    def _go_on(self) -> None:
-        if not self._lost.is_set():
-            self._read(self._reader.release)
-            self._transport.resume_reading()
+    def _use(self, lane: Lane) -> None:
+        assert self._inbox is not None
+        self._inbox.is_striped = True
+        self._sender.add(lane)
+        self._width.opened(len(self._lanes))
+
+    def _widen(self) -> None:
+        """Another number of connections is wanted for what is sent from here."""
+        if self._dialled:
+            self._open_more(self._width.wanted)
+        elif len(self._lanes) < self._width.wanted:
+            self._sender.write_now(Widen(self._width.wanted))
+        self._width.opened(len(self._lanes))
 
     def _place(self, frame: Frame, payload_bytes: int, inbox: Inbox) -> memoryview | None:
         if isinstance(frame, Chunk):
@@ -317,7 +396,9 @@ class Link:
             return inbox.begin_chunk(frame, payload_bytes)
         if isinstance(frame, Open):
             self._sender.owe(payload_bytes)
-            return inbox.begin_open(frame, payload_bytes)
+            memory = inbox.begin_open(frame, payload_bytes)
+            self._lanes.release()
+            return memory
         if isinstance(frame, Control):
             return inbox.begin_control(frame, payload_bytes)
         return None
@@ -331,14 +412,14 @@ class Link:
             case Pong(stamp):
                 # A peer that makes stamps up only deceives itself about its distance.
                 self.round_trip_seconds = max(0.0, time.monotonic() - stamp)
-            case Cancel(stream):
-                inbox.cancel(stream)
+            case Cancel():
+                inbox.cancel(frame)
+            case Widen(connections) if self._dialled:
+                self._open_more(connections)
             case Taken(receipt):
                 self._sender.took(receipt)
             case _:
-                raise ProtocolError(
-                    f"expected no {type(frame).__name__.lower()} frame on an open link, found one"
-                )
+                raise ProtocolError(f"expected no {_kind(frame)} frame on an open link, found one")
 
     def _greet(self, frame: Frame) -> None:
         assert isinstance(frame, Hello)
@@ -357,10 +438,11 @@ class Link:
         self._handler, self._inbox = handler, Inbox(self, handler)
         if self._dialled:
             # The caller of `dial` must have the link in its hands before the handler hears of it.
-            self._reader.hold()
-            self._transport.pause_reading()
+            self._primary.hold()
+            self._lanes.token = frame.stripe
         else:
-            self._sender.write_now(msgspec.structs.replace(self._own, kind=self.kind))
+            greeting = msgspec.structs.replace(self._own, kind=self.kind, stripe=self._lanes.token)
+            self._sender.write_now(greeting)
         self._deadline.cancel()
         self._heartbeat = Heartbeat(self._timeouts, self._beat, self._fall_silent)
         self._settled.set()
@@ -381,7 +463,7 @@ class Link:
         if self.reason is not None:
             return
         self.reason, self.cause = reason, cause
-        self._reader.drop_payload()
+        self._lanes.ignore()
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._sender.stop()
@@ -389,10 +471,14 @@ class Link:
             self._sender.write_now(closing(tell, cause == "trouble"))
         self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(
-            self._timeouts.close_seconds, self._transport.abort
+            self._timeouts.close_seconds, self._lanes.abort
         )
         self._settled.set()
         if self._handler is not None:
             self._handler.closed(self, reason)
         elif not (self._dialled or self._settled.is_set()):
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)
+
+
+def _kind(frame: Frame) -> str:
+    return type(frame).__name__.lower()

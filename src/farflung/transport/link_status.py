@@ -22,6 +22,7 @@ class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path : How the two reach each other: `direct`, `reverse` or `relay through NAME`.
     remote : HOST:PORT of the other end, or of the relay.
     congestion_control : The kernel's name of what paces this end's sending; `unknown` where it does not say.
+    connections : Over how many this end spreads its data.
     round_trip_ms : Of the last answered ping, queues included; None before the first answer.
     rate_mbps : At which the peer has been taking data; None before any was sent.
     bytes_sent, bytes_received : Payload and framing, before encryption.
@@ -31,6 +32,7 @@ class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Word
     remote: HostAndPort
     congestion_control: Word
+    connections: Count
     round_trip_ms: float | None
     rate_mbps: float | None
     bytes_sent: Count

@@ -44,6 +44,7 @@ class Listener:
         admit: Callable[[Link], Handler],
         timeouts: Timeouts,
         on_stranger: OnStranger | None,
+        options: LinkOptions,
     ) -> None:
         self.address = format_address(*listening.getsockname()[:2])
         self._listening = listening
@@ -52,6 +53,8 @@ class Listener:
         self._admit = admit
         self._timeouts = timeouts
         self._on_stranger = on_stranger
+        self._options = options
+        self._by_token: weakref.WeakValueDictionary[bytes, Link] = weakref.WeakValueDictionary()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
         self._entering: set[asyncio.Task[None]] = set()
         self._relay: Relay | None = None
@@ -162,9 +165,14 @@ class Listener:
             relay.admit(token, raw)
 
     def _link(self, connection: Connection, peer: Peer, path: str) -> Link:
-        link = Link(connection, self._own, peer, self._timeouts, self._admit, dialled=False)
+        link = Link(
+            connection, self._own, peer, self._timeouts, self._admit, False, options=self._options,
+            find=self._by_token.get,
+        )  # fmt: skip
         link.path = path
         self._links.add(link)
+        if link.token is not None:
+            self._by_token[link.token] = link
         return link
 
     async def _converse(self, connection: Connection, refusal: str | None) -> None:
@@ -218,4 +226,4 @@ async def listen(
     """
     listening = await listening_socket(*parse_address(address))
     ask_for_congestion_control(listening, options.congestion_control)
-    return Listener(listening, context, own, admit, timeouts, on_stranger)
+    return Listener(listening, context, own, admit, timeouts, on_stranger, options)

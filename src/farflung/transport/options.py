@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.transport.width import MAXIMUM_CONNECTIONS, Width, fills_alone
+
 
 @dataclass(frozen=True)
 class LinkOptions:
@@ -13,9 +15,22 @@ class LinkOptions:
     ----------
     congestion_control : The kernel's name of it. Where the kernel has none of this name its own is used;
         `Link.congestion_control` says which it came to.
+    connections : Over how many the data of one link is spread, 1 to 16; None for one under BBR, and otherwise
+        as many as are found to be worth it. The dialler opens them.
     """
 
     congestion_control: str = "bbr"
+    connections: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.connections is not None and not 1 <= self.connections <= MAXIMUM_CONNECTIONS:
+            raise ValueError(f"a link of {self.connections} connections, 1 to {MAXIMUM_CONNECTIONS} may be")
+
+    def width(self, congestion_control: str) -> Width:
+        """What decides on the number of connections, under the congestion control that is in use."""
+        if self.connections is not None:
+            return Width(self.connections, self.connections)
+        return Width(1, 1 if fills_alone(congestion_control) else MAXIMUM_CONNECTIONS)
 
 
 DEFAULT_OPTIONS = LinkOptions()

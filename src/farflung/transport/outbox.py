@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.errors import ProtocolError
-from farflung.transport.frames import Chunk, Control, Open, encode
-from farflung.transport.headers import DataHeader, Receipt, ValueHeader
+from farflung.transport.frames import Cancel, Chunk, Control, Open, encode
+from farflung.transport.headers import MAXIMUM_STREAMS, DataHeader, Receipt, ValueHeader
 
 WINDOW_BYTES = 16 * 2**20
 """Payload of data that may be on its way before the receiver has said that it took any."""
@@ -34,23 +34,50 @@ class _Message:
     taken: Done | None = field(default=None, compare=False)
     stream: int | None = field(default=None, compare=False)
     sent: int = field(default=0, compare=False)
+    leaving: int = field(default=0, compare=False)
+
+    @property
+    def is_through(self) -> bool:
+        return self.sent == len(self.payload)
 
 
 @dataclass
 class Batch:
-    """Bytes to write now, the messages that are through once they are written, and the data among them."""
+    """Bytes to write now over one connection, and how many of them are data.
+
+    Attributes
+    ----------
+    messages : How many messages these bytes are the last of.
+    """
 
     buffers: Buffers = field(default_factory=list)
-    done: list[Done] = field(default_factory=list)
+    pieces: list[_Message] = field(default_factory=list)
     size: int = 0
     data_bytes: int = 0
     messages: int = 0
 
+    def left(self) -> None:
+        """These bytes have left, or never will: tell of the messages of which nothing is left to write."""
+        pieces, self.pieces = self.pieces, []
+        for message in pieces:
+            message.leaving -= 1
+        for message in pieces:
+            if message.is_through and not message.leaving:
+                done, message.done = message.done, _nothing
+                done()
+
 
 class Outbox:
-    """Control first, then gradients, activations and state, each in the order of their coming."""
+    """Control first, then gradients, activations and state, each in the order of their coming.
+
+    Attributes
+    ----------
+    is_striped : Whether data leaves over several connections, so that it may arrive in another order.
+    """
 
     def __init__(self) -> None:
+        self.is_striped = False
+        self._control: deque[_Message] = deque()
         self._queue: list[_Message] = []
         self._sequence = 0
         self._next_stream = 0
@@ -58,15 +85,16 @@ class Outbox:
         self._controls: deque[Done] = deque()
         self._controls_taken = 0
         self._begun: dict[int, Done] = {}
+        self._unfinished: set[int] = set()
 
     def __len__(self) -> int:
-        """How many messages have not left whole."""
-        return len(self._queue)
+        """How many messages have not been given out whole."""
+        return len(self._control) + len(self._queue)
 
     def post_control(self, payload: memoryview, taken: Done | None = None) -> None:
         """Queue a control message; `taken` is called when the receiver says that it has come whole."""
         self._controls.append(taken or _nothing)
-        self._push(_CONTROL, None, payload, _nothing, None)
+        self._control.append(_Message(_CONTROL, 0, None, payload, _nothing))
 
     def post(
         self, header: DataHeader, payload: memoryview, done: Done | None, taken: Done | None = None
@@ -103,11 +131,12 @@ class Outbox:
         taken = [self._controls.popleft() for _ in range(fresh)]
         self._controls_taken += len(taken)
         taken += [self._begun.pop(stream) for stream in list(self._begun) if receipt.holds(stream)]
+        self._unfinished = {stream for stream in self._unfinished if not receipt.holds(stream)}
         for say in taken:
             say()
 
-    def withdraw(self, matches: Callable[[DataHeader], bool]) -> list[int]:
-        """Drop the data messages that match; gives back the streams among them that have begun."""
+    def withdraw(self, matches: Callable[[DataHeader], bool]) -> list[Cancel]:
+        """Drop the data messages that match; gives back what the receiver is to be told."""
         kept: list[_Message] = []
         dropped: list[_Message] = []
         for message in self._queue:
@@ -119,50 +148,63 @@ class Outbox:
             if message.stream is not None:
                 self._begun.pop(message.stream, None)
             message.done()
-        return [message.stream for message in dropped if message.stream is not None]
+        return [Cancel(message.stream, message.sent) for message in dropped if message.stream is not None]
 
     def clear(self) -> None:
         """Drop everything; nothing leaves any more."""
         dropped, self._queue = self._queue, []
+        self._control.clear()
         for message in dropped:
             message.done()
 
-    def batch(self, chunk_bytes: int) -> Batch:
+    def batch(self, chunk_bytes: int, takes_control: bool = True) -> Batch:
         """The next chunks, in order, until they make up a whole one or the credit is used up."""
         batch = Batch()
+        while takes_control and self._control and batch.size < chunk_bytes:
+            message = self._control[0]
+            self._cut(message, chunk_bytes, batch)
+            if message.is_through:
+                self._control.popleft()
         while self._queue and batch.size < chunk_bytes:
             message = self._queue[0]
             size = min(chunk_bytes, len(message.payload) - message.sent)
-            if message.header is not None:
-                if size > self._credit:
-                    break
-                self._credit -= size
-                batch.data_bytes += size
-            self._cut(message, size, batch)
-            if message.sent == len(message.payload):
+            if size > self._credit or (message.stream is None and self._must_wait):
+                break
+            self._credit -= size
+            batch.data_bytes += size
+            self._cut(message, chunk_bytes, batch)
+            if message.is_through:
                 heapq.heappop(self._queue)
-                batch.done.append(message.done)
-                batch.messages += 1
         return batch
 
-    def _cut(self, message: _Message, size: int, batch: Batch) -> None:
-        head = encode(self._frame(message), size)
+    @property
+    def _must_wait(self) -> bool:
+        return self.is_striped and len(self._unfinished) >= MAXIMUM_STREAMS
+
+    def _cut(self, message: _Message, chunk_bytes: int, batch: Batch) -> None:
+        size = min(chunk_bytes, len(message.payload) - message.sent)
+        head = encode(self._frame(message, size), size)
         batch.buffers.append(head)
         if size:
             batch.buffers.append(message.payload[message.sent : message.sent + size])
         message.sent += size
+        message.leaving += 1
+        batch.pieces.append(message)
         batch.size += len(head) + size
+        batch.messages += message.is_through
 
-    def _frame(self, message: _Message) -> Control | Open | Chunk:
+    def _frame(self, message: _Message, size: int) -> Control | Open | Chunk:
         if message.header is None:
             return Control(message.sent, len(message.payload))
         if message.stream is not None:
             return Chunk(message.stream, message.sent)
         message.stream = self._next_stream
         self._next_stream += 1
+        if size < len(message.payload):
+            self._unfinished.add(message.stream)
         if message.taken is not None:
             self._begun[message.stream] = message.taken
-        return Open(message.stream, message.header)
+        return Open(message.stream, message.header, self._controls_taken + len(self._controls))
 
     def _push(
         self,

@@ -22,17 +22,15 @@ class Pace:
         self._since: float | None = None
         self._was_idle = False
 
-    @property
-    def unsent_bytes(self) -> int:
-        """What the link carries in 20 ms: how much may wait where nothing can overtake it."""
+    def unsent_bytes(self, share: int = 1) -> int:
+        """What one of `share` connections carries in 20 ms: so much may wait where nothing overtakes it."""
         if self.bytes_per_second is None:
             return _FIRST_CHUNK_BYTES
-        return max(int(self.bytes_per_second * CHUNK_SECONDS), MINIMUM_CHUNK_BYTES)
+        return max(int(self.bytes_per_second * CHUNK_SECONDS / share), MINIMUM_CHUNK_BYTES)
 
-    @property
-    def chunk_bytes(self) -> int:
+    def chunk_bytes(self, share: int = 1) -> int:
         """The same, but at most 1 MiB."""
-        return min(self.unsent_bytes, MAXIMUM_CHUNK_BYTES)
+        return min(self.unsent_bytes(share), MAXIMUM_CHUNK_BYTES)
 
     def sent(self, now: float) -> None:
         """Data has left; the clock starts with the first."""

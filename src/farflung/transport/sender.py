@@ -1,4 +1,4 @@
-"""The sending half of a link: writes what is due whenever the transport takes more."""
+"""The sending half of a link: writes what is due whenever one of its connections takes more."""
 
 from __future__ import annotations
 
@@ -7,44 +7,59 @@ import time
 from collections.abc import Callable
 
 from farflung.errors import ProtocolError
-from farflung.transport.connection import Connection
 from farflung.transport.frames import Cancel, Credit, Frame, Ping, Pong, Taken, encode
 from farflung.transport.headers import DataHeader, Receipt
+from farflung.transport.lane import Lane
 from farflung.transport.outbox import WINDOW_BYTES, Done, Outbox
 from farflung.transport.pace import Pace
 from farflung.transport.timeouts import CREDIT_SECONDS
+from farflung.transport.width import Width
 
 _CREDIT_BYTES = WINDOW_BYTES // 8
 
 
 class Sender:
     """Housekeeping frames are kept as facts, not as a queue: however long a peer does not read, there is at
-    most one ping, one pong and one credit to be written.
+    most one ping, one pong and one credit to be written. They and control messages leave over the primary
+    connection, data over whichever is free.
+
+    Parameters
+    ----------
+    primary
+        The connection that made the link.
+    width
+        Learns how many connections are worth it.
+    on_width
+        Called when that is another number than before.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, primary: Lane, width: Width, on_width: Callable[[], None]) -> None:
         self.pace = Pace()
         self.bytes_sent = 0
         self.messages_sent = 0
-        self._connection = connection
+        self._lanes = [primary]
+        self._width = width
+        self._on_width = on_width
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox()
-        self._leaving: list[Done] = []
         self._is_scheduled = False
         self._is_over = False
-        self._unsent_bytes = 0
         self._owed = 0
         self._credited_at = 0.0
         self._ping: float | None = None
         self._pong: float | None = None
-        self._cancelled: list[int] = []
+        self._cancelled: list[Cancel] = []
         self._receipt: Receipt | None = None
 
     def write_now(self, frame: Frame) -> None:
         """Write a frame before all others: a hello or the reason for closing."""
-        data = encode(frame)
-        self.bytes_sent += len(data)
-        self._connection.write(data)
+        self.bytes_sent += self._lanes[0].write_now(frame)
+
+    def add(self, lane: Lane) -> None:
+        """Send data over one connection more."""
+        self._lanes.append(lane)
+        self._outbox.is_striped = True
+        self._schedule()
 
     def post_control(self, message: bytes, taken: Done | None) -> None:
         """Queue a control message."""
@@ -81,8 +96,11 @@ class Sender:
 
     def credit(self, count: int) -> None:
         """The peer has taken `count` bytes; ProtocolError if they were never sent."""
+        now = time.monotonic()
         self._outbox.credit(count)
-        self.pace.taken(count, time.monotonic())
+        self.pace.taken(count, now)
+        if self._width.taken(count, now):
+            self._on_width()
         self._schedule()
 
     def receipt(self, receipt: Receipt) -> None:
@@ -93,55 +111,51 @@ class Sender:
         """The peer says what has come whole; ProtocolError if some of it was never sent."""
         self._outbox.took(receipt)
 
-    def drained(self) -> None:
+    def drained(self, lane: Lane) -> None:
         """The connection takes more."""
-        self.let_go()
-        self._pump()
+        if lane in self._active:
+            self._pump(lane)
 
     def stop(self) -> None:
         """Write nothing more; what is on its way may still leave."""
         self._is_over = True
         self._outbox.clear()
 
-    def let_go(self) -> None:
-        """What was on its way has left, or never will."""
-        leaving, self._leaving = self._leaving, []
-        for done in leaving:
-            done()
+    @property
+    def _active(self) -> list[Lane]:
+        return self._lanes[: self._width.wanted]
 
     def _schedule(self) -> None:
         # One write for all that is posted in one turn of the loop.
-        if not self._is_scheduled and not self._connection.is_writing and not self._is_over:
+        if not self._is_scheduled and not self._is_over and not all(lane.is_writing for lane in self._active):
             self._is_scheduled = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._pump_all)
 
-    def _pump(self) -> None:
+    def _pump_all(self) -> None:
         self._is_scheduled = False
-        if self._connection.is_writing or self._is_over:
+        for lane in self._active:
+            self._pump(lane)
+
+    def _pump(self, lane: Lane) -> None:
+        if lane.is_writing or self._is_over:
             return
         if not len(self._outbox):
             self.pace.idle()
-        urgent = self._urgent()
-        self._limit_unsent(self.pace.unsent_bytes)
-        batch = self._outbox.batch(self.pace.chunk_bytes)
+            self._width.idle()
+        is_primary = lane is self._lanes[0]
+        urgent = self._urgent() if is_primary else []
+        share = len(self._active)
+        batch = self._outbox.batch(self.pace.chunk_bytes(share), is_primary)
         if not urgent and not batch.buffers:
             return
         self.bytes_sent += sum(map(len, urgent)) + batch.size
-        self.messages_sent += len(batch.done)
+        self.messages_sent += batch.messages
         if batch.data_bytes:
             self.pace.sent(time.monotonic())
-        self._leaving += batch.done
-        self._connection.write(*urgent, *batch.buffers)
-
-    def _limit_unsent(self, count: int) -> None:
-        # Set anew when the rate has doubled or halved. A small limit would wake a fast link so often that it
-        # loses a tenth of its rate (benchmarks/transport.py).
-        if not self._unsent_bytes / 2 < count < self._unsent_bytes * 2:
-            self._connection.limit_unsent(count)
-            self._unsent_bytes = count
+        lane.write(urgent, batch, self.pace.unsent_bytes(share))
 
     def _urgent(self) -> list[bytes]:
-        frames: list[Frame] = [Cancel(stream) for stream in self._cancelled]
+        frames: list[Frame] = [*self._cancelled]
         if self._owed:
             frames.append(Credit(self._owed))
             self._credited_at = time.monotonic()

@@ -8,7 +8,8 @@ import pytest
 from farflung.errors import TopologyError
 from farflung.lab.testbeds.catalogue import FOLDER, TESTBEDS, find_topology, load_testbed
 from farflung.lab.testbeds.rules import RULES
-from farflung.plan import write_topology
+from farflung.plan import Topology, WorkerSpec, write_topology
+from farflung.plan.topology_file import decode_topology
 
 
 @pytest.mark.parametrize("name", TESTBEDS)
@@ -59,3 +60,12 @@ def test_the_files_are_plain_json_with_a_line_for_each_worker() -> None:
     text = (FOLDER / "four-homes.json").read_text()
     assert len(json.loads(text)["workers"]) == 4
     assert sum(line.startswith('  {"id"') for line in text.splitlines()) == 4
+
+
+def test_the_page_explains_every_testbed_and_its_example_is_a_topology() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "testbeds.md").read_text()
+    assert all(f"| `{name}` |" in page for name in TESTBEDS)
+    example = page.partition("```json")[2].partition("```")[0]
+    assert decode_topology(example.encode()).ids == ["desk", "attic"]
+    keys = {*Topology.__struct_fields__, *WorkerSpec.__struct_fields__}
+    assert not [key for key in keys - {"workers"} if f"`{key}`" not in page and f".{key}`" not in page]

@@ -174,9 +174,12 @@ class Network(RunningLab):
         self._client.close()
         self._end()
 
-    def has_ended(self) -> bool:
-        """Whether the switch is gone: somebody took the lab down."""
-        return self._process is None or self._process.poll() is not None
+    def wait(self) -> None:
+        """Until somebody else takes the lab down. Raises `LabError` if its switch was killed instead."""
+        assert self._process is not None
+        if self._process.wait() != 0:
+            registry.clean_stale()
+            raise LabError(f"the switch of lab {self.name} was killed; what it left is removed")
 
     def _end(self) -> None:
         assert self._process is not None
@@ -217,9 +220,7 @@ def _start_switch(start: Start) -> subprocess.Popen[bytes]:
         process.stdin.write(msgspec.msgpack.encode(start))
         process.stdin.close()
         line = process.stdout.readline()
-        started = (
-            msgspec.json.decode(line, type=Started) if line else Started("its switch ended unexpectedly")
-        )
+        started = msgspec.json.decode(line, type=Started) if line else Started("the lab's switch has died")
     except BaseException:
         process.terminate()
         process.wait()

@@ -30,6 +30,8 @@ from farflung.lab.stats import VOID_ABOVE_MS, Lateness, LinkStats, Stats
 
 BATCH_PACKETS = 64  # from one device before due packets are looked at again
 SPIN_SECONDS = 20e-6  # below this, asking again is cheaper than sleeping
+MOST_NAP_SECONDS = 250e-6  # between two looks at the devices: halves the cost of a packet at 100 Mbit/s
+NAP_SHARE = 0.025  # of the shortest latency, so that no nap shows in a round trip
 PRIORITY = 10
 _Event = tuple[float, int, Channel, bytes, int, bool]
 _OFFLOAD_HEADER = struct.Struct(
@@ -65,6 +67,8 @@ class Switch:
         self._sequence = 0
         self._stopping = False
         self._real_time, self._priority = False, ""
+        self._nap_seconds = 0.0
+        self._choose_nap(min((link.latency_ms for link in start.spec.links.values()), default=0.0))
         self._reset()
 
     def run(self, parent: int) -> None:
@@ -76,17 +80,23 @@ class Switch:
         for descriptor in self._devices:
             epoll.register(descriptor, select.EPOLLIN)
         self._real_time, self._priority = _take_priority()
-        heap, port_of = self._heap, self._port_of
+        heap, port_of, now = self._heap, self._port_of, time.monotonic
+        woke = now()
         while not self._stopping:
+            rest = woke + self._nap_seconds - now()
+            if rest > SPIN_SECONDS:
+                time.sleep(rest)
             wait = -1.0
             if heap:
                 due = heap[0][0]
-                if due - time.monotonic() < SPIN_SECONDS:
+                if due - now() < SPIN_SECONDS:
                     wait = 0.0
                 elif due != armed:
                     timer.set(due)
                     armed = due
-            for descriptor, _ in epoll.poll(wait):
+            events = epoll.poll(wait)
+            woke = now()
+            for descriptor, _ in events:
                 port = port_of.get(descriptor)
                 if port is not None:
                     self._take(port, descriptor)
@@ -174,7 +184,12 @@ class Switch:
         asked = {name: getattr(request, name) for name in names}
         held = {name: getattr(before, name) for name in names}
         changed = {name: value for name, value in asked.items() if value is not control.UNSET}
-        self._fabric.set_link(request.source, request.target, LinkSettings(**(held | changed)))
+        settings = LinkSettings(**(held | changed))
+        self._fabric.set_link(request.source, request.target, settings)
+        self._choose_nap(min(settings.latency_ms, self._nap_seconds * 1e3 / NAP_SHARE))
+
+    def _choose_nap(self, shortest_latency_ms: float) -> None:
+        self._nap_seconds = min(MOST_NAP_SECONDS, NAP_SHARE * shortest_latency_ms / 1e3)
 
     def _nodes(self) -> control.Nodes:
         lab, numbers = self._start.name, self._fabric.numbers

@@ -1,0 +1,101 @@
+"""`farflung lab set`, `cut`, `heal`, `stats` and `exec`: what is done to a lab while it runs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.lab_up import DEFAULT_NAME, LabName
+from farflung.cli.output import note, print_json, size
+
+if TYPE_CHECKING:
+    from farflung.lab.stats import Stats
+
+Rate = Annotated[float | None, typer.Option("--mbps", help="Mbit/s.")]
+Source = Annotated[str, typer.Argument(metavar="A", help="A node.")]
+Target = Annotated[str, typer.Argument(metavar="B", help="Another node.")]
+Other = Annotated[str | None, typer.Argument(metavar="[B]", help="Another node. [default: all]")]
+
+
+def set_link(
+    source: Source,
+    target: Target,
+    mbps: Rate = None,
+    ms: Annotated[float | None, typer.Option("--ms", help="Latency, one way.")] = None,
+    jitter_ms: Annotated[float | None, typer.Option("--jitter-ms", help="Up to so much later.")] = None,
+    loss: Annotated[float | None, typer.Option("--loss", help="Share of packets, 0 to 1.")] = None,
+    queue_ms: Annotated[float | None, typer.Option("--queue-ms", help="Queue before the rate.")] = None,
+    both: Annotated[bool, typer.Option("--both", help="Both directions.")] = False,
+    name: LabName = DEFAULT_NAME,
+) -> None:
+    """Change the direction from A to B of a running lab; what is not named stays."""
+    from farflung.lab.control import UNSET
+    from farflung.lab.network import find
+
+    asked = (mbps, ms, jitter_ms, loss, queue_ms)
+    if all(value is None for value in asked):
+        raise typer.BadParameter("say what to set: --mbps, --ms, --jitter-ms, --loss or --queue-ms")
+    rate, latency, jitter, lost, queue = (UNSET if value is None else value for value in asked)
+    lab = find(name)
+    for a, b in ((source, target), (target, source))[: 1 + both]:
+        lab.set(a, b, bandwidth_mbps=rate, latency_ms=latency, jitter_ms=jitter, loss=lost, queue_ms=queue)
+
+
+def cut(first: Source, second: Other = None, name: LabName = DEFAULT_NAME) -> None:
+    """Let nothing pass between A and B, both ways; without B, between A and all others."""
+    from farflung.lab.network import find
+
+    find(name).cut(first, second)
+
+
+def heal(
+    first: Annotated[str | None, typer.Argument(metavar="[A]", help="A node. [default: all]")] = None,
+    second: Other = None,
+    name: LabName = DEFAULT_NAME,
+) -> None:
+    """Undo cuts: between A and B, of A, or all."""
+    from farflung.lab.network import find
+
+    find(name).heal(first, second)
+
+
+def stats(
+    name: LabName = DEFAULT_NAME,
+    reset: Annotated[bool, typer.Option("--reset", help="Then count from zero again.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Show what each pair carried and dropped, and how late the switch was."""
+    from farflung.lab.network import find
+
+    found = find(name).stats(reset=reset)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def execute(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="In which node.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="With its arguments.")],
+    name: LabName = DEFAULT_NAME,
+) -> None:
+    """Run a command in a node of a running lab."""
+    from farflung.lab.network import find
+
+    argv = find(name).command(node, command)
+    os.execvp(argv[0], argv)  # its signals and its exit code are the command's own
+
+
+def _print(stats: Stats) -> None:
+    typer.echo(f"{'pair':<32}{'carried':>12}{'packets':>10}{'queue':>8}{'loss':>8}{'cut':>8}")
+    for link in stats.links:
+        drops = f"{link.queue_drops:>8}{link.loss_drops:>8}{link.cut_drops:>8}"
+        pair = f"{link.source} -> {link.target}"
+        typer.echo(f"{pair:<32}{size(link.bytes):>12}{link.packets:>10}{drops}")
+    late = f"late by {stats.late_p50_ms:.2f} ms (median), {stats.late_p99_ms:.2f} ms (99 %)"
+    share = stats.cpu_seconds / max(stats.seconds, 1e-9)
+    note(f"the switch was {late}, used {share:.0%} of a core, {stats.priority}")
+    if stats.void:
+        note("void: this machine was too busy for times measured in this lab to mean anything")

@@ -1,0 +1,80 @@
+"""`farflung lab up` and `down`: a network of namespaces, for as long as the command runs."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.output import note, print_json
+
+if TYPE_CHECKING:
+    from farflung.lab.network import Network
+
+LabName = Annotated[str, typer.Option("--name", help="Which lab; several may run under different names.")]
+DEFAULT_NAME = "lab"
+
+
+def up(
+    topology: Annotated[
+        str, typer.Argument(metavar="TOPOLOGY", help="A topology file, or a testbed (farflung lab list).")
+    ],
+    name: LabName = DEFAULT_NAME,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the nodes as a JSON document.")] = False,
+) -> None:
+    """Lay out a topology and keep it up until Ctrl-C, SIGTERM or `farflung lab down`."""
+    from farflung.lab.layout import lay_out
+    from farflung.lab.network import Network
+    from farflung.lab.testbeds.catalogue import find_topology
+
+    spec = lay_out(find_topology(topology))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    with Network(spec, name) as network:
+        _announce(network, as_json)
+        network.wait()
+
+
+def down(name: LabName = DEFAULT_NAME) -> None:
+    """Take a lab down, with all that runs in it; remove what a lab left that was killed."""
+    from farflung.lab.network import check_machine, find
+    from farflung.lab.registry import clean_stale
+
+    check_machine()
+    cleaned = clean_stale()
+    if name in cleaned:
+        note(f"lab {name} had been killed; what it left is removed")
+        return
+    find(name).down()
+    note(f"lab {name} is down")
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise typer.Exit
+
+
+def _announce(network: Network, as_json: bool) -> None:
+    nodes = network.nodes
+    if as_json:
+        rows = [
+            {
+                "name": node,
+                "namespace": network.namespace(node),
+                "address": network.address(node),
+                "address6": network.address6(node),
+                "local_address": network.local_address(node),
+            }
+            for node in nodes
+        ]
+        print_json({"lab": network.name, "nodes": rows})
+        return
+    width = max(map(len, nodes))
+    for node in nodes:
+        hidden = "" if network.local_address(node) == network.address(node) else "  behind NAT"
+        typer.echo(f"{node:<{width}}  {network.address(node):<15}  {network.address6(node)}{hidden}")
+    option = "" if network.name == DEFAULT_NAME else f"--name {shlex.quote(network.name)} "
+    note(f"up; run a command in a node with: farflung lab exec {option}{nodes[0]} -- COMMAND")
+    note("Ctrl-C takes it down")

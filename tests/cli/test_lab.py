@@ -1,0 +1,178 @@
+"""`farflung lab` as a user runs it: real processes, real namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farflung.cli.main import run
+from farflung.errors import LabError
+from farflung.lab import network
+from farflung.lab.network import check_machine
+
+TOPOLOGY = {
+    "workers": [
+        {"id": "a", "site": "x", "tflops": 1, "memory_gb": 1},
+        {"id": "b", "site": "y", "tflops": 1, "memory_gb": 1, "behind_nat": True},
+    ],
+    "latency_ms": [[0, 5], [5, 0]],
+    "bandwidth_mbps": [[0, 50], [50, 0]],
+}
+WAIT_SECONDS = 20
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> Path:
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(TOPOLOGY))
+    return path
+
+
+@pytest.fixture
+def lab(topology: Path) -> Iterator[subprocess.Popen[str]]:
+    """`lab up` in a process of its own, under the name `cli`."""
+    try:
+        check_machine(needs_nft=True)
+    except LabError as error:
+        pytest.skip(str(error))
+    process = started(topology)
+    yield process
+    process.terminate()
+    process.wait(WAIT_SECONDS)
+
+
+def started(topology: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "farflung", "lab", "up", str(topology), "--name", "cli", "--json"]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def nodes(lab: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
+    """What it says once it is up."""
+    assert lab.stdout is not None
+    return {node["name"]: node for node in json.loads(lab.stdout.readline())["nodes"]}
+
+
+def farflung(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "farflung", "lab", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True)
+
+
+def rooms() -> list[str]:
+    folder = Path("/run/netns")
+    return [path.name for path in folder.glob("farflung-cli-*")] if folder.exists() else []
+
+
+def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
+    lab: subprocess.Popen[str], topology: Path
+) -> None:
+    found = nodes(lab)
+    assert list(found) == ["a", "b", "broker", "submitter"]
+    assert found["b"]["local_address"] != found["b"]["address"]
+    ping = ["exec", "--name", "cli", "b", "--", "ping", "-c", "1", "-W", "1", found["a"]["address"]]
+    assert farflung(*ping).returncode == 0
+    assert farflung("cut", "a", "b", "--name", "cli").returncode == 0
+    assert farflung(*ping).returncode == 1
+    assert farflung("heal", "--name", "cli").returncode == 0
+    assert farflung("set", "a", "b", "--ms", "30", "--both", "--name", "cli").returncode == 0
+    told = farflung(*ping)
+    assert float(told.stdout.partition("time=")[2].split()[0]) >= 60
+    stats = json.loads(farflung("stats", "--json", "--name", "cli").stdout)
+    assert {"seconds", "late_p99_ms", "void", "real_time", "links"} <= set(stats)
+    assert {(link["source"], link["target"]) for link in stats["links"]} == {("a", "b"), ("b", "a")}
+    assert "a -> b" in farflung("stats", "--name", "cli").stdout
+    again = farflung("up", str(topology), "--name", "cli")
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: a lab called cli runs already")
+    assert farflung("down", "--name", "cli").returncode == 0
+    assert lab.wait(WAIT_SECONDS) == 0
+    assert rooms() == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_takes_it_down(lab: subprocess.Popen[str], number: signal.Signals, code: int) -> None:
+    nodes(lab)
+    lab.send_signal(number)
+    assert lab.wait(WAIT_SECONDS) == code
+    assert rooms() == []
+
+
+def test_a_killed_switch_is_told_and_cleaned_up(lab: subprocess.Popen[str]) -> None:
+    nodes(lab)
+    record = json.loads(Path("/run/farflung-lab/cli.json").read_text())
+    os.kill(record["process_id"], signal.SIGKILL)
+    assert lab.wait(WAIT_SECONDS) == 2
+    assert lab.stderr is not None
+    assert lab.stderr.read() == "error: the switch of lab cli was killed; what it left is removed\n"
+    assert rooms() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["up", "nowhere"], "neither a file nor a testbed"),
+        (["up", "lan", "--name", "A LAB"], "cannot name a lab"),
+        (["set", "a", "b"], "say what to set"),
+        (["cut", "a", "--name", "none"], "no lab called none runs"),
+        (["exec", "a", "--name", "none", "--", "true"], "no lab called none runs"),
+        (["down", "--name", "none"], "no lab called none runs"),
+        (["stats", "--name", "none"], "no lab called none runs"),
+        (["calibrate", "nowhere"], "neither a file nor a testbed"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "check_machine", lambda needs_nft=False: None)
+    assert run(["lab", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_an_impossible_rate_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "check_machine", lambda needs_nft=False: None)
+    path = tmp_path / "impossible.json"
+    path.write_text(json.dumps(TOPOLOGY | {"bandwidth_mbps": [[0, -50], [50, 0]]}))
+    assert run(["lab", "up", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("sys.platform", "darwin", "the lab needs Linux"),
+        ("os.geteuid", lambda: 1000, "the lab needs root"),
+        ("tun.DEVICE", Path("/nonexistent/tun"), "which is not there: modprobe tun"),
+        ("shutil.which", lambda name: None, "apt install iproute2"),
+        ("shutil.which", lambda name: None if name == "nft" else "/sbin/ip", "apt install nftables"),
+    ],
+)
+def test_a_machine_that_cannot_carry_a_lab_is_told_what_helps(
+    attribute: str,
+    value: object,
+    words: str,
+    topology: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name: f"/sbin/{name}")
+    monkeypatch.setattr(network.tun, "DEVICE", Path("/dev/null"))
+    module, _, name = attribute.partition(".")
+    monkeypatch.setattr(getattr(network, module), name, value)
+    assert run(["lab", "up", str(topology)]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1

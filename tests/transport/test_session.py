@@ -179,7 +179,7 @@ def test_each_message_arrives_once_whatever_happens_to_the_links(actions: list[t
     for one in (0, 1):
         assert sides.heard[1 - one].controls == sides.posted[one].controls  # in order
         assert _ordered(sides.heard[1 - one].data) == _ordered(sides.posted[one].data)
-        assert len(sides.sessions[one]) == sides.sessions[one].waiting_bytes == 0
+        assert sides.sessions[one].unacknowledged == sides.sessions[one].unacknowledged_bytes == 0
 
 
 def test_only_what_is_missing_is_sent_again() -> None:
@@ -188,11 +188,11 @@ def test_only_what_is_missing_is_sent_again() -> None:
     for size in (8, 8, 20):
         sides.say(0, 1, size)
     sides.move(0, 4)  # two whole, and two chunks of the third; nothing was acknowledged
-    assert sides.sessions[0].waiting_bytes == 36
+    assert sides.sessions[0].unacknowledged_bytes == 36
     sides.lose(notices=True)
     sides.connect(True)
     assert sides.ends is not None
-    assert len(sides.ends[0].outbox) == 1 and sides.sessions[0].waiting_bytes == 20
+    assert len(sides.ends[0].outbox) == 1 and sides.sessions[0].unacknowledged_bytes == 20
     sides.move(0, 3)
     assert sides.heard[1].data == sides.posted[0].data
 
@@ -206,7 +206,7 @@ def test_a_message_that_waited_for_a_link_leaves_over_the_next_one() -> None:
     assert left == ["left"]
     sides.lose(notices=True)
     sides.connect(True)
-    assert left == ["left"] and not len(sides.sessions[0])
+    assert left == ["left"] and not sides.sessions[0].unacknowledged
 
 
 def test_a_session_that_ends_lets_everybody_go() -> None:
@@ -214,7 +214,7 @@ def test_a_session_that_ends_lets_everybody_go() -> None:
     sides.sessions[0].post(slice_header(8), memoryview(bytes(8)), lambda: left.append("first"))
     sides.sessions[0].close()
     sides.sessions[0].post(slice_header(8), memoryview(bytes(8)), lambda: left.append("second"))
-    assert left == ["first", "second"] and not len(sides.sessions[0])
+    assert left == ["first", "second"] and not sides.sessions[0].unacknowledged
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,17 @@ def test_a_gradient_comes_once_and_only_for_a_value_that_was_sent() -> None:
         ledger.admit("c", GRADIENT)
 
 
+def test_what_did_not_come_whole_may_come_once_more() -> None:
+    ledger = Ledger("b", load())
+    ledger.posted(SENT)
+    for peer, header in (("a", VALUE), ("c", GRADIENT)):
+        assert ledger.admit(peer, header)
+        ledger.retract(header)
+        assert ledger.admit(peer, header)
+        with pytest.raises(ProtocolError, match="twice"):
+            ledger.admit(peer, header)
+
+
 def test_no_more_is_taken_than_the_window_before_something_is_answered() -> None:
     ledger = Ledger("b", load())
     for microbatch in range(WINDOW):

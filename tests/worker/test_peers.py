@@ -9,9 +9,9 @@ import pytest
 from tests.worker.loads import fresh, load
 
 from farflung.errors import ProtocolError
-from farflung.protocol.messages import Claim, Load, Welcome, encode
+from farflung.protocol.messages import Claim, FromPeer, Load, Welcome, decode, encode
 from farflung.runtime.executor import Parcel
-from farflung.transport.headers import ValueHeader
+from farflung.transport.headers import DataHeader, Receipt, ValueHeader
 from farflung.transport.peer import Peer
 from farflung.worker.intake import Intake
 from farflung.worker.peers import Peers
@@ -24,15 +24,29 @@ class FakeLink:
     """What `Peers` needs of a link."""
 
     bytes_sent = 0
+    receipt = Receipt()
+    reason: str | None = None
 
     def __init__(self, id: str, role: str = "worker") -> None:
         self.peer = Peer(id, role)  # type: ignore[arg-type]
         self.kind = "data"
         self.said: list[bytes] = []
         self.closed_for = ""
+        self.cause = "word"
+        self.unfinished: list[DataHeader] = []
+        self.posted: list[DataHeader] = []
 
-    def send_control(self, message: bytes) -> None:
+    def send_control(self, message: bytes, taken: object = None) -> None:
         self.said.append(message)
+
+    def post(self, header: DataHeader, buffer: memoryview, done: object, taken: object) -> None:
+        self.posted.append(header)
+
+    def took(self, receipt: Receipt) -> None:
+        assert receipt == Receipt()
+
+    def abandon(self, reason: str) -> None:
+        self.reason = self.closed_for = reason
 
     async def close(self, reason: str) -> None:
         self.closed_for = reason
@@ -44,9 +58,13 @@ class Seen:
     def __init__(self) -> None:
         self.linked: list[str] = []
         self.lost: list[tuple[str, str]] = []
+        self.parted: list[str] = []
 
     def peer_linked(self, peer: str) -> None:
         self.linked.append(peer)
+
+    def peer_parted(self, peer: str, reason: str) -> None:
+        self.parted.append(peer)
 
     def peer_lost(self, peer: str, reason: str) -> None:
         self.lost.append((peer, reason))
@@ -89,7 +107,9 @@ def test_a_dialled_link_counts_once_it_is_welcomed_and_never_for_a_later_attempt
         peers.dialled(first)  # type: ignore[arg-type]
         peers.dismiss("over")
         take(peers, load(6))
-        assert first.said == [CLAIM]
+        (said,) = first.said
+        claim = decode(said, FromPeer)
+        assert (claim.job, claim.attempt, claim.number, claim.previous) == ("job-1", 5, 1, 0)
         with pytest.raises(ProtocolError, match="nobody waits for"):
             peers.control(first, WELCOME)  # type: ignore[arg-type]
         peers.dialled(second)  # type: ignore[arg-type]
@@ -162,5 +182,60 @@ def test_a_lost_link_that_counts_is_told() -> None:
         peers.closed(counted, "reset")  # type: ignore[arg-type]
         peers.closed(waiting, "reset")  # type: ignore[arg-type]
         assert seen.lost == [("a", "reset"), ("c", "it did not welcome the link: reset")]
+
+    run(work())
+
+
+def test_a_session_goes_on_over_a_second_link() -> None:
+    async def work() -> None:
+        seen = Seen()
+        peers, first, second = Peers(seen, fresh), FakeLink("a"), FakeLink("a")
+        take(peers, load())
+        peers.trust()
+        peers.entered(first)  # type: ignore[arg-type]
+        peers.control(first, CLAIM)  # type: ignore[arg-type]
+        header = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
+        assert peers.opening(first, header) is not None  # type: ignore[arg-type]
+        first.unfinished, first.cause = [header], "trouble"
+        peers.closed(first, "nothing heard")  # type: ignore[arg-type]
+        assert (seen.parted, seen.lost) == (["a"], []) and not peers.is_linked("a")
+        peers.send_parcel(Parcel(0, 0, 1, 0, 1, True, None), "a")
+        peers.entered(second)  # type: ignore[arg-type]
+        peers.control(second, encode(Claim("job-1", 5, number=2, previous=1)))  # type: ignore[arg-type]
+        assert seen.linked == ["a", "a"] and peers.is_linked("a")
+        assert [(sent.source, sent.gradient) for sent in second.posted] == [(1, True)]
+        assert peers.opening(second, header) is not None  # type: ignore[arg-type]
+
+    run(work())
+
+
+def test_another_process_cannot_go_on_with_a_session() -> None:
+    async def work() -> None:
+        peers, first, second = Peers(Seen(), fresh), FakeLink("a"), FakeLink("a")
+        take(peers, load())
+        for link, session in ((first, "one"), (second, "two")):
+            peers.entered(link)  # type: ignore[arg-type]
+            claim = encode(Claim("job-1", 5, session, 1))
+            if link is first:
+                peers.control(link, claim)  # type: ignore[arg-type]
+        with pytest.raises(ProtocolError, match="worker a was restarted"):
+            peers.control(second, claim)  # type: ignore[arg-type]
+
+    run(work())
+
+
+def test_a_second_dialled_link_takes_the_place_of_the_first() -> None:
+    async def work() -> None:
+        seen = Seen()
+        peers, first, second = Peers(seen, fresh), FakeLink("c"), FakeLink("c")
+        take(peers, load())
+        for link in (first, second):
+            peers.dialled(link)  # type: ignore[arg-type]
+        assert "superseded" in first.closed_for
+        with pytest.raises(ProtocolError, match="nobody waits for"):
+            peers.control(first, WELCOME)  # type: ignore[arg-type]
+        peers.control(second, WELCOME)  # type: ignore[arg-type]
+        claims = [decode(link.said[0], FromPeer) for link in (first, second)]
+        assert [claim.number for claim in claims] == [1, 2] and seen.linked == ["c"]
 
     run(work())

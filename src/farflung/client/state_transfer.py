@@ -134,6 +134,11 @@ class StateCollector:
         if not self._missing:
             self._complete.set()
 
+    def retract(self, header: SliceHeader) -> None:
+        """A slice did not come whole, since its link was lost: it is the tensor's next one again."""
+        arriving = self._arriving[header.name]
+        arriving.expected = min(arriving.expected, header.offset)
+
     async def state(self) -> dict[str, Tensor]:
         """Every owned tensor by name, once all have come and their digests agree.
 

@@ -25,6 +25,7 @@ from farflung.protocol.reaching import (
     NotReached,
 )
 from farflung.runtime.training import Training
+from farflung.transport.headers import Receipt
 from farflung.transport.wording import printable
 
 
@@ -169,17 +170,29 @@ class Stop(Message, frozen=True):
 
 
 class Claim(Message, frozen=True):
-    """First message of whoever dialled a data link: the attempt it is for."""
+    """First message of whoever dialled a data link: the attempt it is for, and the session it carries on.
+
+    `session` is the dialler's nonce for this peer and attempt, `number` counts its claims from 1, `previous`
+    is the last link of the session that was welcomed (0: none) and `received` what has come over that one.
+    """
 
     job: Id
     attempt: Count
+    session: Id = "session"
+    number: Count = 1
+    previous: Count = 0
+    received: Receipt = Receipt()
 
 
 class Welcome(Message, frozen=True):
-    """The link belongs to this attempt: data may be sent. Whoever dials waits for it."""
+    """The link belongs to this attempt: data may be sent. Whoever dials waits for it.
+
+    `received` is what has come over the link that the claim calls previous.
+    """
 
     job: Id
     attempt: Count
+    received: Receipt = Receipt()
 
 
 # submitter -> broker

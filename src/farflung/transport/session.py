@@ -74,12 +74,13 @@ class Session:
         """Whether a link carries it now."""
         return self._carrier is not None
 
-    def __len__(self) -> int:
+    @property
+    def unacknowledged(self) -> int:
         """How many messages the other side has not said to have."""
         return len(self._waiting)
 
     @property
-    def waiting_bytes(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         """How many bytes they make up."""
         return sum(len(waiting.payload) for waiting in self._waiting.values())
 

@@ -70,6 +70,11 @@ class Intake:
         self._expected[key] = header.offset + header.bytes
         return buffer[header.offset : header.offset + header.bytes]
 
+    def retract(self, header: SliceHeader) -> None:
+        """A slice did not come whole, since its link was lost: it is the tensor's next one again."""
+        key = (header.segment, header.name)
+        self._expected[key] = min(self._expected[key], header.offset)
+
     def complete(self, header: SliceHeader) -> None:
         """One slice's bytes are all here."""
         if header.offset + header.bytes == header.total:

@@ -56,6 +56,15 @@ class Ledger:
         self._record(peer, header)
         return True
 
+    def retract(self, header: ValueHeader) -> None:
+        """A message that was admitted did not come whole, since its link was lost: it may come once more."""
+        place = (header.unit, header.microbatch)
+        self._seen.get(header.unit, set()).discard(_key(header))
+        if header.gradient:
+            self._sent[_way(header)].add(place)
+        else:
+            self._unanswered[_way(header)].discard(place)
+
     def posted(self, header: ValueHeader) -> None:
         """A value left for a peer, whose gradient may come now; or a gradient did, which makes room."""
         book = self._unanswered if header.gradient else self._sent
@@ -97,10 +106,14 @@ class Ledger:
 
     def _record(self, peer: str, header: ValueHeader) -> None:
         seen = self._seen.setdefault(header.unit, set())
-        key = (header.microbatch, header.source, header.target, header.value, header.gradient)
+        key = _key(header)
         if key in seen:
             raise ProtocolError(f"{peer} sent value {header.value} of microbatch {header.microbatch} twice")
         seen.add(key)
+
+
+def _key(header: ValueHeader) -> Key:
+    return (header.microbatch, header.source, header.target, header.value, header.gradient)
 
 
 def _way(header: ValueHeader) -> Way:

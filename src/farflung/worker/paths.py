@@ -92,9 +92,9 @@ class Paths:
         addresses = list(self._advertise) or advertised(self._listener.address, self._route, own_hosts())
         return Port(self._listener, addresses)
 
-    async def connect(self, peer: str, load: Load) -> Link:
+    async def connect(self, peer: str, load: Load, addresses: Sequence[str]) -> Link:
         """Reach a neighbour, whichever way leads there; see `Connector.connect`."""
-        errand = Errand(load.job, load.attempt, Peer(peer, "worker"), load.addresses.get(peer, []))
+        errand = Errand(load.job, load.attempt, Peer(peer, "worker"), addresses)
         try:
             reached = await self._connector.connect(errand, self._peers)
         except ConnectionFailed as error:

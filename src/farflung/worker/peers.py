@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from farflung.errors import ProtocolError
@@ -12,6 +14,7 @@ from farflung.protocol.messages import Claim, Load, Welcome
 from farflung.runtime.executor import Parcel
 from farflung.transport.headers import DENSE, DataHeader, SliceHeader, ValueHeader
 from farflung.transport.link import Link
+from farflung.transport.session import Session
 from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.ledger import Ledger
 
@@ -23,10 +26,13 @@ class PeerEvents(Protocol):
     """What the service wants to know of the data links; all calls come on the event loop."""
 
     def peer_linked(self, peer: str) -> None:
-        """A data link to `peer` belongs to the current attempt."""
+        """A data link to `peer` belongs to the current attempt, for the first time or again."""
+
+    def peer_parted(self, peer: str, reason: str) -> None:
+        """That link is gone; the session with `peer` goes on over another one, if it comes in time."""
 
     def peer_lost(self, peer: str, reason: str) -> None:
-        """That link is gone, or could not be made."""
+        """That link is gone for good, or could not be made."""
 
     def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
         """A value or gradient is complete."""
@@ -35,8 +41,19 @@ class PeerEvents(Protocol):
         """Every byte of the state is here, unverified."""
 
 
+@dataclass(frozen=True)
+class _Dialled:
+    """A link that was claimed as the session's `number`th and is not welcomed yet."""
+
+    number: int
+    settled: asyncio.Event
+
+
 class Peers:
-    """Links of the current attempt, and a lobby of links whose attempt was not announced here yet.
+    """Sessions of the current attempt, and a lobby of links whose attempt was not announced here yet.
+
+    A session goes on over another link when one is lost: both sides say what they have, and only what is
+    missing is sent again. What is kept for that is bounded by the plan's window.
 
     Whoever dials says first for which attempt. A dialler's plan may arrive before ours does, so the link
     waits in the lobby until that attempt is ours and admits its holder; until then it may send nothing.
@@ -47,8 +64,9 @@ class Peers:
         self._events = events
         self._allocate = allocate
         self._lobby: dict[Link, Claim | None] = {}
-        self._dialled: set[Link] = set()
+        self._dialled: dict[Link, _Dialled] = {}
         self._links: dict[str, Link] = {}
+        self._sessions: dict[str, Session] = {}
         self._load: Load | None = None
         self._ledger: Ledger | None = None
         self._intake: Intake | None = None
@@ -61,7 +79,11 @@ class Peers:
         """A new attempt: links of `peers` are welcome from now on."""
         self._load, self._ledger, self._intake, self._admitted = load, Ledger(worker, load), intake, peers
         for link in list(self._lobby):
-            self._welcome_if_due(link)
+            try:
+                self._welcome_if_due(link)
+            except ProtocolError as error:
+                self._lobby.pop(link, None)
+                self._close(link, str(error))
 
     def dismiss(self, reason: str) -> None:
         """The attempt is over: close its links."""
@@ -69,9 +91,17 @@ class Peers:
         self._admitted = frozenset()
         self._verified = False
         over = [*self._links.values(), *self._dialled]
-        self._links, self._dialled = {}, set()
+        sessions, self._sessions = self._sessions, {}
+        self._links, self._dialled = {}, {}
+        for session in sessions.values():
+            session.close()
         for link in over:
             self._close(link, reason)
+
+    def give_up(self, peer: str) -> None:
+        """Nothing is kept for `peer` any more."""
+        if session := self._sessions.pop(peer, None):
+            session.close()
 
     def trust(self) -> None:
         """The programs passed, and the plan's sizes with them: values may be taken."""
@@ -101,16 +131,31 @@ class Peers:
         self._lobby[link] = None
         return self
 
-    def dialled(self, link: Link) -> None:
-        """A link that this worker dialled has been made; it counts once the peer welcomes it."""
-        if self._load is not None:
-            self._dialled.add(link)
-            link.send_control(messages.encode(Claim(self._load.job, self._load.attempt)))
+    def is_linked(self, peer: str) -> bool:
+        """Whether a link to `peer` stands."""
+        return peer in self._links
+
+    def dialled(self, link: Link) -> asyncio.Event:
+        """A link that this worker dialled has been made; it counts once the peer welcomes it.
+
+        The event is set when it is welcomed or over.
+        """
+        settled = asyncio.Event()
+        if (load := self._load) is None:
+            settled.set()
+            return settled
+        self._drop_older(link.peer.id)
+        session = self._sessions.setdefault(link.peer.id, Session(secrets.token_hex(16)))
+        number = session.next_number()
+        self._dialled[link] = _Dialled(number, settled)
+        claim = Claim(load.job, load.attempt, session.nonce, number, session.number, session.receipt)
+        link.send_control(messages.encode(claim))
+        return settled
 
     def send_parcel(self, parcel: Parcel[memoryview], peer: str) -> None:
-        """Post a value or gradient to a peer; nothing if its link is gone (which has been told)."""
-        link, load = self._links.get(peer), self._load
-        if link is None or load is None:
+        """Post a value or gradient to a peer; nothing if it is lost (which has been told)."""
+        session, load = self._sessions.get(peer), self._load
+        if session is None or load is None:
             return
         buffer = parcel.payload if parcel.payload is not None else EMPTY
         header = ValueHeader(
@@ -119,18 +164,18 @@ class Peers:
         )  # fmt: skip
         if self._ledger is not None:
             self._ledger.posted(header)
-        link.post(header, buffer)
+        session.post(header, buffer)
 
     def send_state(self, segment: int, name: str, whole: memoryview, sha256: bytes) -> None:
         """Post one owned tensor to the submitter, in slices."""
-        if self._load is None or (link := self._links.get(self._load.submitter)) is None:
+        if self._load is None or (session := self._sessions.get(self._load.submitter)) is None:
             return
         for offset in range(0, len(whole), SLICE_BYTES):
             piece = whole[offset : offset + SLICE_BYTES]
             header = SliceHeader(
                 self._load.job, self._load.attempt, segment, name, offset, len(piece), len(whole), sha256
             )
-            link.post(header, piece)
+            session.post(header, piece)
 
     # transport.link.Handler
 
@@ -145,8 +190,11 @@ class Peers:
             raise ProtocolError("a welcome that nobody waits for")
         if (said.job, said.attempt) != (load.job, load.attempt):
             raise ProtocolError(f"a welcome to job {said.job}, attempt {said.attempt}, which is not ours")
-        self._dialled.discard(link)
-        self._take(link)
+        awaited = self._dialled.pop(link)
+        session = self._sessions[link.peer.id]
+        session.settle(awaited.number, session.number, said.received)
+        awaited.settled.set()
+        self._take(link, session, awaited.number)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Memory for what the plan expects from this peer; None for what is over."""
@@ -186,14 +234,22 @@ class Peers:
     def closed(self, link: Link, reason: str) -> None:
         """Tell the loss of a link that counts."""
         self._lobby.pop(link, None)
-        was_awaited = link in self._dialled
-        self._dialled.discard(link)
-        if self._links.get(link.peer.id) is link:
-            del self._links[link.peer.id]
-            self._sent_by_closed += link.bytes_sent
-            self._events.peer_lost(link.peer.id, reason)
-        elif was_awaited:
-            self._events.peer_lost(link.peer.id, f"it did not welcome the link: {reason}")
+        awaited = self._dialled.pop(link, None)
+        peer = link.peer.id
+        if self._links.get(peer) is link:
+            self._part(link)
+        elif awaited is None:
+            return
+        else:
+            awaited.settled.set()
+            if self._sessions[peer].number:  # whoever dials again has its own deadline
+                return
+            reason = f"it did not welcome the link: {reason}"
+        if link.cause == "word":
+            self.give_up(peer)
+            self._events.peer_lost(peer, reason)
+        else:
+            self._events.peer_parted(peer, reason)
 
     async def close(self, reason: str) -> None:
         """Close every link and wait for it."""
@@ -206,7 +262,7 @@ class Peers:
         """A link in the lobby says what it is for; of one holder's links for one attempt the newest stays."""
         if self._lobby.get(link, claim) is not None:
             raise ProtocolError("a claim that was made before, or by somebody who was dialled")
-        for older in [o for o, made in self._lobby.items() if made == claim and o.peer == link.peer]:
+        for older in [o for o, made in self._lobby.items() if o.peer == link.peer and _alike(made, claim)]:
             del self._lobby[older]
             self._close(older, "superseded by a newer connection")
         self._lobby[link] = claim
@@ -214,22 +270,49 @@ class Peers:
 
     def _welcome_if_due(self, link: Link) -> None:
         claim, load = self._lobby[link], self._load
-        if load is None or claim != Claim(load.job, load.attempt) or link.peer.id not in self._admitted:
+        if claim is None or load is None or (claim.job, claim.attempt) != (load.job, load.attempt):
             return
-        del self._lobby[link]
-        self._welcome(link)
+        if link.peer.id in self._admitted:
+            del self._lobby[link]
+            self._welcome(link, claim)
 
-    def _welcome(self, link: Link) -> None:
-        assert self._load is not None
-        link.send_control(messages.encode(Welcome(self._load.job, self._load.attempt)))
-        self._take(link)
+    def _welcome(self, link: Link, claim: Claim) -> None:
+        session = self._sessions.get(link.peer.id) or Session(claim.session)
+        if session.nonce != claim.session:
+            raise ProtocolError(f"{link.peer} was restarted, and what it had of this attempt is lost")
+        received = session.settle(claim.number, claim.previous, claim.received)
+        self._sessions[link.peer.id] = session
+        link.send_control(messages.encode(Welcome(claim.job, claim.attempt, received)))
+        self._take(link, session, claim.number)
 
-    def _take(self, link: Link) -> None:
+    def _take(self, link: Link, session: Session, number: int) -> None:
         peer = link.peer.id
-        if peer in self._links:
-            self._close(self._links.pop(peer), "superseded by a newer connection")
+        self._drop_older(peer)
         self._links[peer] = link
+        session.carry(link, number)
         self._events.peer_linked(peer)
+
+    def _drop_older(self, peer: str) -> None:
+        # What has come over a link must not change any more once a claim or a welcome has told it.
+        older = [link for link in self._dialled if link.peer.id == peer]
+        for link in older:
+            self._dialled.pop(link).settled.set()
+        if current := self._links.get(peer):
+            self._part(current)
+            older.append(current)
+        for link in older:
+            link.abandon("superseded by a newer connection")
+
+    def _part(self, link: Link) -> None:
+        """The session goes on without this link: what it left unfinished will come over another one."""
+        del self._links[link.peer.id]
+        self._sent_by_closed += link.bytes_sent
+        self._sessions[link.peer.id].lose()
+        for header in link.unfinished:
+            if isinstance(header, SliceHeader) and self._intake is not None:
+                self._intake.retract(header)
+            elif isinstance(header, ValueHeader) and self._ledger is not None:
+                self._ledger.retract(header)
 
     def _close(self, link: Link, reason: str) -> None:
         self._sent_by_closed += link.bytes_sent
@@ -239,3 +322,7 @@ class Peers:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _alike(made: Claim | None, claim: Claim) -> bool:
+    return made is not None and (made.job, made.attempt) == (claim.job, claim.attempt)

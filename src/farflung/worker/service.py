@@ -99,6 +99,7 @@ class WorkerService:
         self._gone_reason = ""
         self._refused: str | None = None
         self._intake: Intake | None = None
+        self._addresses: dict[str, list[str]] = {}
         self._bytes_reported = 0
         self._background: set[asyncio.Task[None]] = set()
         self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
@@ -192,7 +193,14 @@ class WorkerService:
     def peer_linked(self, peer: str) -> None:
         self._happened(machine.PeerLinked(peer))
 
+    def peer_parted(self, peer: str, reason: str) -> None:
+        load = self._state.load
+        if load is not None:
+            log.warning("lost the link to %s (%s)", peer, reason)
+            self._spawn(self._reunite(peer, load, reason))
+
     def peer_lost(self, peer: str, reason: str) -> None:
+        self._peers.give_up(peer)
         self._happened(machine.PeerLost(peer, reason))
 
     def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
@@ -301,6 +309,7 @@ class WorkerService:
         self._peers.admit(worker, load, self._intake, self._state.admitted)
         if self._intake.full:
             self.state_arrived()
+        self._addresses = dict(load.addresses)
         for peer in command.dial:
             self._spawn(self._dial_peer(peer, load))
 
@@ -312,7 +321,7 @@ class WorkerService:
     async def _dial_peer(self, peer: str, load: Load) -> None:
         """Reach a neighbour; it must welcome the link within the time that loading may take."""
         try:
-            link = await self._paths.connect(peer, load)
+            link = await self._connect(peer, load)
         except FarflungError as error:
             if self._state.load is load:
                 self.peer_lost(peer, str(error))
@@ -322,6 +331,37 @@ class WorkerService:
             self._loop.call_later(self._timeouts.link_seconds, self._expect_link, peer, load)
         else:
             await link.close("the job it was made for is over")
+
+    async def _connect(self, peer: str, load: Load) -> Link:
+        return await self._paths.connect(peer, load, self._addresses.get(peer, []))
+
+    async def _reunite(self, peer: str, load: Load, reason: str) -> None:
+        """Have a lost link made again, by us if we dialled it; else the peer is lost, for both reasons."""
+        is_dialler = peer in self._state.neighbours and peer > self._identity.id
+        limit = self._timeouts.resume_seconds
+        failure = "it did not dial again"
+        deadline = self._loop.time() + limit
+        while self._state.load is load and not self._peers.is_linked(peer):
+            if self._loop.time() >= deadline:
+                self.peer_lost(peer, f"{reason}; no other link to it within {limit:g} s: {failure}")
+                return
+            if is_dialler:
+                failure = await self._redial(peer, load)
+            if not self._peers.is_linked(peer):
+                await asyncio.sleep(self._timeouts.heartbeat_seconds)
+        if self._state.load is load:
+            log.info("linked to %s again", peer)
+
+    async def _redial(self, peer: str, load: Load) -> str:
+        """Connect to a peer once more and wait for its welcome; why it failed, if it did."""
+        try:
+            async with asyncio.timeout(self._timeouts.redial_seconds):
+                await self._peers.dialled(await self._connect(peer, load)).wait()
+        except TimeoutError:
+            return "it did not answer in time"
+        except FarflungError as error:
+            return str(error)
+        return "it closed the link"
 
     def _expect_link(self, peer: str, load: Load) -> None:
         if self._state.load is load and peer not in self._state.linked:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from farflung.client.feeder import Feeder
-from farflung.client.links import Lost, WorkerHandler, link_worker
+from farflung.client.links import Lost
 from farflung.client.microbatches import Microbatches
 from farflung.client.observer import Observer
 from farflung.client.paths import Paths
 from farflung.client.prepared import Prepared
 from farflung.client.state_transfer import StateCollector, send_state
+from farflung.client.worker_line import WorkerLine
 from farflung.errors import ConnectionFailed
 from farflung.protocol.messages import Planned, Welcome
-from farflung.transport.endpoint import Link
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,10 @@ class Attempt:
         self.planned = planned
         self._observer = observer
         self._hear = hear
-        self._links: dict[str, Link] = {}
+        self._lines: dict[str, WorkerLine] = {}
+        self._connected: set[str] = set()
         self._linked = asyncio.Event()
-        self._feeder = Feeder(planned.job, planned.attempt, planned.plan, prepared.graph, self._links)
+        self._feeder = Feeder(planned.job, planned.attempt, planned.plan, prepared.graph, self._lines)
         self._collector = StateCollector(
             planned.job, planned.attempt, planned.plan, planned.owned, prepared.state, observer.collecting
         )
@@ -45,7 +46,7 @@ class Attempt:
     @property
     def bytes_sent(self) -> int:
         """What has left over data links so far, framing included."""
-        return sum(link.bytes_sent for link in self._links.values())
+        return sum(line.bytes_sent for line in self._lines.values())
 
     async def load(self, paths: Paths) -> None:
         """Dial every worker, and send each what its segments own.
@@ -66,25 +67,31 @@ class Attempt:
         async with aclosing(Microbatches(self._prepared.job, self._prepared.graph).stream()) as stream:
             await self._feeder.run(stream)
 
+    def moved(self, worker: str, addresses: Sequence[str]) -> None:
+        """A worker is to be found elsewhere from now on."""
+        if line := self._lines.get(worker):
+            line.moved(addresses)
+
     async def trained_state(self) -> dict[str, Tensor]:
         """The owned tensors, when the workers have sent them all; see `StateCollector.state`."""
         return await self._collector.state()
 
     async def close(self, reason: str) -> None:
         """Close every link."""
-        await asyncio.gather(*(link.close(reason) for link in self._links.values()))
+        await asyncio.gather(*(line.close(reason) for line in self._lines.values()))
 
     async def _load_worker(self, worker: str, paths: Paths, progress: _Progress) -> None:
         planned = self.planned
         welcome = Welcome(planned.job, planned.attempt)
-        handler = WorkerHandler(worker, welcome, self._feeder, self._collector, self._hear)
-        link = await link_worker(paths, planned, worker, handler)
-        self._links[worker] = link
-        if len(self._links) == len(planned.plan.workers()):
+        line = WorkerLine(worker, welcome, self._feeder, self._collector, self._hear)
+        self._lines[worker] = line
+        await line.connect(paths, planned)
+        self._connected.add(worker)
+        if len(self._connected) == len(planned.plan.workers()):
             self._linked.set()
         segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         with suppress(ConnectionFailed):  # the lost link has told
-            await send_state(planned.job, planned.attempt, segments, self._prepared.state, link, progress.add)
+            await send_state(planned.job, planned.attempt, segments, self._prepared.state, line, progress.add)
 
     def _total_bytes(self) -> int:
         return sum(self._prepared.state[name].nbytes for names in self.planned.owned for name in names)

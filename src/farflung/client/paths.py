@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.paths.advertised import advertised, own_hosts
@@ -45,9 +45,10 @@ class Paths:
         """The limits that hold for its links."""
         return self._timeouts
 
-    async def connect(self, planned: Planned, worker: str, handler: Handler) -> Link:
+    async def connect(
+        self, planned: Planned, worker: str, addresses: Sequence[str], handler: Handler
+    ) -> Link:
         """Reach a worker of the plan, whichever way leads there; see `Connector.connect`."""
-        addresses = planned.addresses.get(worker, [])
         errand = Errand(planned.job, planned.attempt, Peer(worker, "worker"), addresses)
         try:
             reached = await self._connector.connect(errand, handler)

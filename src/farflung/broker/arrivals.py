@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from farflung.broker import events
+from farflung.broker.line import Line
 from farflung.broker.switchboard import Switchboard
 from farflung.broker.wording import one_line
 from farflung.errors import ConnectionFailed, ProtocolError
@@ -20,6 +21,7 @@ from farflung.protocol.messages import (
     Collected,
     Loaded,
     Message,
+    Moved,
     NotReached,
     Refused,
     Register,
@@ -27,7 +29,6 @@ from farflung.protocol.messages import (
     UnitReady,
 )
 from farflung.transport.addresses import format_address, parse_address
-from farflung.transport.link import Link
 from farflung.transport.timeouts import Timeouts
 
 EVERY_INTERFACE = ("0.0.0.0", "::")
@@ -35,16 +36,16 @@ EVERY_INTERFACE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Closed:
-    """The link is gone, for this reason."""
+    """The line is gone, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message, the end of a link, or an event that came over none."""
+    """A message, the end of a line, or an event that came over none."""
 
-    origin: Link | None
+    origin: Line | None
     content: Message | Closed | events.Event
 
 
@@ -58,55 +59,65 @@ def events_of(
     ProtocolError
         A worker's message came before its registration, it registered twice, or an address is none.
     """
-    link, content = arrival.origin, arrival.content
+    line, content = arrival.origin, arrival.content
     if isinstance(content, events.Event):
         yield content
         return
-    assert link is not None
+    assert line is not None
     if isinstance(content, AskReverse):
-        content = msgspec.structs.replace(content, addresses=reachable(content.addresses, link.remote))
+        content = msgspec.structs.replace(content, addresses=reachable(content.addresses, line.remote))
     match content:
         case Closed(reason):
-            yield from _departures(link, reason, switchboard, now)
+            yield from _departures(line, reason, switchboard, now)
         case Register():
-            yield _registration(link, content, switchboard, timeouts, now)
-        case AskReverse() | AskCircuit() if link.peer.role == "submitter":
-            yield events.SubmitterSays(now, link.peer.id, content)
+            yield _registration(line, content, switchboard, timeouts, now)
+        case Moved(addresses):
+            yield events.WorkerMoves(now, line.peer.id, _seen(_known(line, switchboard), addresses))
+        case AskReverse() | AskCircuit() if line.peer.role == "submitter":
+            yield events.SubmitterSays(now, line.peer.id, content)
         case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
-            if not switchboard.is_worker(link):
-                raise ProtocolError(f"worker {link.peer.id} must register before it says anything else")
-            yield events.WorkerSays(now, link.peer.id, content)
+            yield events.WorkerSays(now, _known(line, switchboard).peer.id, content)
         case Submit() | Collected() | Cancel():
-            yield events.SubmitterSays(now, link.peer.id, content)
+            yield events.SubmitterSays(now, line.peer.id, content)
 
 
 def _departures(
-    link: Link, reason: str, switchboard: Switchboard, now: float
+    line: Line, reason: str, switchboard: Switchboard, now: float
 ) -> Iterator[events.WorkerLeaves | events.SubmitterLeaves]:
-    was_worker = switchboard.is_worker(link)
-    jobs = switchboard.jobs_over(link)
-    switchboard.drop(link)
+    was_worker = switchboard.is_worker(line)
+    jobs = switchboard.jobs_over(line)
+    switchboard.drop(line)
     if was_worker:
-        yield events.WorkerLeaves(now, link.peer.id, reason)
+        yield events.WorkerLeaves(now, line.peer.id, reason)
     for job in jobs:
         yield events.SubmitterLeaves(now, job, reason)
 
 
 def _registration(
-    link: Link, register: Register, switchboard: Switchboard, timeouts: Timeouts, now: float
+    line: Line, register: Register, switchboard: Switchboard, timeouts: Timeouts, now: float
 ) -> events.WorkerJoins:
-    older = switchboard.workers.get(link.peer.id)
-    if older is link:
-        raise ProtocolError(f"worker {link.peer.id} registered twice over one connection")
-    if not register.addresses:
-        raise ProtocolError(f"worker {link.peer.id} gave no address: peers could not reach it")
+    older = switchboard.workers.get(line.peer.id)
+    if older is line:
+        raise ProtocolError(f"worker {line.peer.id} registered twice over one connection")
     heard = None if older is None else time.monotonic() - older.last_heard
     device = msgspec.structs.replace(
         register.device, name=one_line(register.device.name), kind=one_line(register.device.kind)
     )
-    addresses = reachable(register.addresses, link.remote)
+    addresses = _seen(line, register.addresses)
     seen = msgspec.structs.replace(register, addresses=addresses, site=one_line(register.site), device=device)
-    return events.WorkerJoins(now, link.peer.id, seen, heard, timeouts.suspect_seconds)
+    return events.WorkerJoins(now, line.peer.id, seen, heard, timeouts.suspect_seconds)
+
+
+def _known(line: Line, switchboard: Switchboard) -> Line:
+    if not switchboard.is_worker(line):
+        raise ProtocolError(f"worker {line.peer.id} must register before it says anything else")
+    return line
+
+
+def _seen(line: Line, addresses: Sequence[str]) -> list[str]:
+    if not addresses:
+        raise ProtocolError(f"worker {line.peer.id} gave no address: peers could not reach it")
+    return reachable(addresses, line.remote)
 
 
 def reachable(addresses: Sequence[str], seen_from: str) -> list[str]:

@@ -17,13 +17,13 @@ from farflung.broker import facts, journal
 from farflung.broker.arrivals import Arrival, events_of
 from farflung.broker.circuits import Circuits
 from farflung.broker.events import Command, Event, OpenCircuit, Reject, RunPlanner
+from farflung.broker.line import Line
 from farflung.broker.planning import Clock, plan
 from farflung.broker.state import Outcome, State, decide
 from farflung.broker.store import Store
 from farflung.broker.switchboard import Switchboard
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
-from farflung.transport.link import Link
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.broker")
@@ -96,9 +96,9 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    def close(self, link: Link, reason: str) -> None:
-        """Close a link without waiting for it."""
-        self.spawn(link.close(reason))
+    def close(self, line: Line, reason: str) -> None:
+        """Close a line without waiting for it."""
+        self.spawn(line.close(reason))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background that ends with the broker."""
@@ -122,7 +122,7 @@ class Dispatcher:
             reason = "the broker could not handle what was said: see its log"
             group.actions.append(partial(self.close, arrival.origin, reason))
 
-    def _decide(self, event: Event, origin: Link | None, group: _Group) -> None:
+    def _decide(self, event: Event, origin: Line | None, group: _Group) -> None:
         outcome = decide(self.state, event)
         records = [facts.encode(decision) for decision in outcome.decisions()]
         self.state = outcome.state
@@ -137,7 +137,7 @@ class Dispatcher:
             if isinstance(fact, facts.JobEnded):
                 self.switchboard.jobs.pop(fact.job, None)
 
-    def _address(self, outcome: Outcome, origin: Link | None, group: _Group) -> None:
+    def _address(self, outcome: Outcome, origin: Line | None, group: _Group) -> None:
         # Receivers are looked up now and not after the commit: a worker that registers anew within this group
         # must not get what was meant for its older link.
         for command in self._spelled_out(outcome.commands):
@@ -148,10 +148,10 @@ class Dispatcher:
                     partial(self.close, older, "this worker connected again on a newer link")
                 )
             if found := self.switchboard.receiver(command, origin):
-                link, message = found
-                group.actions.append(partial(link.send_control, messages.encode(message)))
+                line, message = found
+                group.actions.append(partial(line.send_control, messages.encode(message)))
                 if isinstance(command, Reject):
-                    group.actions.append(partial(self.close, link, command.reason))
+                    group.actions.append(partial(self.close, line, command.reason))
 
     def _spelled_out(self, commands: Iterable[Command]) -> Iterator[Command]:
         for command in commands:

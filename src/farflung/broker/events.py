@@ -57,8 +57,16 @@ class WorkerJoins(Event):
 
 
 @dataclass(frozen=True)
+class WorkerMoves(Event):
+    """A registered worker is to be found at other addresses."""
+
+    worker: str
+    addresses: list[str]
+
+
+@dataclass(frozen=True)
 class WorkerLeaves(Event):
-    """A registered worker's link closed."""
+    """A registered worker's line is over: its link closed, and none took its place within the lease."""
 
     worker: str
     reason: str
@@ -82,7 +90,7 @@ class SubmitterSays(Event):
 
 @dataclass(frozen=True)
 class SubmitterLeaves(Event):
-    """The link over which `job` was submitted closed."""
+    """The line over which `job` was submitted is over."""
 
     job: str
     reason: str

@@ -54,6 +54,11 @@ def _(fact: facts.WorkerAdmitted, state: State) -> State:
 
 
 @_evolve.register
+def _(fact: facts.WorkerMoved, state: State) -> State:
+    return state.with_worker(replace(state.workers[fact.worker], addresses=tuple(fact.addresses)))
+
+
+@_evolve.register
 def _(fact: facts.WorkerLost, state: State) -> State:
     return state.with_worker(
         replace(state.workers[fact.worker], connected=False, job=None, trouble=fact.reason)

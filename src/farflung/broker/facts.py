@@ -32,6 +32,13 @@ class WorkerAdmitted(Decision, frozen=True):
     relay_mbps: float = 0.0
 
 
+class WorkerMoved(Decision, frozen=True):
+    """The worker is to be found at other addresses."""
+
+    worker: str
+    addresses: list[str]
+
+
 class WorkerLost(Decision, frozen=True):
     """The worker's control link is gone; it stays known under its id."""
 
@@ -132,6 +139,7 @@ class WaitExplained(msgspec.Struct, frozen=True):
 
 AnyDecision = (
     WorkerAdmitted
+    | WorkerMoved
     | WorkerLost
     | JobSubmitted
     | JobPlanning

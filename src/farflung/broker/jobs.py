@@ -26,6 +26,7 @@ from farflung.protocol.messages import (
     Collecting,
     Ended,
     Load,
+    PeerMoved,
     Planned,
     Running,
     SendState,
@@ -104,6 +105,16 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
         )
         turn.do(Send(name, message))
     turn.tell(job.job, Planned(job.job, job.attempt, made.plan, made.owned, addresses))
+
+
+def moved(turn: Turn, job: Job, worker: str) -> None:
+    """Tell whoever the plan links to a worker where it is now."""
+    if job.plan is None:
+        return
+    message = PeerMoved(worker, list(turn.state.workers[worker].addresses))
+    for name in sorted(job.plan.neighbours(worker)):
+        turn.do(Send(name, message))
+    turn.tell(job.job, message)
 
 
 def collect(turn: Turn, job: Job, state: str, reason: str) -> None:

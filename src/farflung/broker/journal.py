@@ -19,6 +19,11 @@ def _(fact: facts.WorkerAdmitted) -> str:
 
 
 @line.register
+def _(fact: facts.WorkerMoved) -> str:
+    return f"worker {fact.worker} moved to {', '.join(fact.addresses)}"
+
+
+@line.register
 def _(fact: facts.WorkerLost) -> str:
     return f"worker {fact.worker} was lost: {fact.reason}"
 

@@ -16,17 +16,19 @@ from farflung.broker.authority import Authority
 from farflung.broker.circuits import Circuits
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.events import Restarted, Tick
+from farflung.broker.line import Line
 from farflung.broker.state import replay
 from farflung.broker.status import Sighting, status_of
 from farflung.broker.store import Store
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Ask, Links, Renew, Renewed, Status
+from farflung.protocol.messages import Ask, Attach, Links, Renew, Renewed, Status
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.frames import Hello
 from farflung.transport.headers import DataHeader
 from farflung.transport.link import Link
 from farflung.transport.names import BROKER_ID
+from farflung.transport.peer import Peer
 from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts
 
@@ -73,6 +75,8 @@ class BrokerService:
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
         self._seen: dict[str, tuple[str, float]] = {}
         self._links: dict[str, Links] = {}
+        self._lines: dict[Link, Line] = {}
+        self._sessions: dict[tuple[Peer, str], Line] = {}
         self._listener: Listener | None = None
 
     @property
@@ -89,7 +93,7 @@ class BrokerService:
             address,
             self._context,
             Hello(BROKER_ID, "broker", "control", secrets.token_hex(8), self._timeouts.lease_seconds),
-            lambda link: self,
+            self._admit,
             self._timeouts,
             on_stranger=self._authority.on_stranger,
         )
@@ -122,15 +126,17 @@ class BrokerService:
         union = _UNIONS.get(link.peer.role)
         if union is None:
             raise ProtocolError(f"a {link.peer.role} has nothing to say to a broker")
-        decoded = messages.decode(message, union)
-        if isinstance(decoded, Ask):
-            link.send_control(messages.encode(self._status()))
+        decoded, line = messages.decode(message, union), self._lines[link]
+        if isinstance(decoded, Attach):
+            self._attach(link, line, decoded)
+        elif isinstance(decoded, Ask):
+            line.send_control(messages.encode(self._status()))
         elif isinstance(decoded, Links):
             self._links[link.peer.id] = decoded
         elif isinstance(decoded, Renew):
-            self._dispatcher.spawn(self._renew(link, decoded))
+            self._dispatcher.spawn(self._renew(line, decoded))
         else:
-            self._dispatcher.put(Arrival(link, decoded))
+            self._dispatcher.put(Arrival(line, decoded))
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Refuse data."""
@@ -140,15 +146,39 @@ class BrokerService:
         """Never called, since nothing may be opened."""
 
     def closed(self, link: Link, reason: str) -> None:
+        """The line may go on over another link."""
+        line = self._lines.pop(link, None)
+        if line is not None:
+            line.closed(reason)
+
+    def _admit(self, link: Link) -> BrokerService:
+        self._lines[link] = Line(link, self._gone)
+        return self
+
+    def _attach(self, link: Link, line: Line, attach: Attach) -> None:
+        key = (link.peer, attach.session)
+        known = self._sessions.get(key)
+        if known is None:
+            line.attach(attach)
+            self._sessions[key] = line
+            return
+        known.resume(attach, link)
+        for older in [older for older, carried in self._lines.items() if carried is known]:
+            del self._lines[older]
+        self._lines[link] = known
+        _log.info("%s is back, from %s", link.peer, link.remote)
+
+    def _gone(self, line: Line, reason: str) -> None:
         """Tell the state machine, which knows whose end this is."""
-        if self._dispatcher.switchboard.is_worker(link):
-            self._seen[link.peer.id] = (link.remote, link.last_heard)
-        self._dispatcher.put(Arrival(link, Closed(reason)))
+        self._sessions.pop((line.peer, line.session), None)
+        if self._dispatcher.switchboard.is_worker(line):
+            self._seen[line.peer.id] = (line.remote, line.last_heard)
+        self._dispatcher.put(Arrival(line, Closed(reason)))
 
     def _status(self) -> Status:
         now = time.monotonic()
         live = {
-            id: (link.remote, link.last_heard) for id, link in self._dispatcher.switchboard.workers.items()
+            id: (line.remote, line.last_heard) for id, line in self._dispatcher.switchboard.workers.items()
         }
         sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._seen, **live}.items()}
         return status_of(
@@ -161,15 +191,15 @@ class BrokerService:
             self._relay_mbps,
         )
 
-    async def _renew(self, link: Link, asked: Renew) -> None:
-        peer = link.peer
+    async def _renew(self, line: Line, asked: Renew) -> None:
+        peer = line.peer
         try:
             certificate = await asyncio.to_thread(self._authority.renew, peer.id, peer.role, asked.request)
         except FarflungError as error:
             _log.warning("the certificate of %s is not renewed: %s", peer, error)
-            await link.close(f"your certificate is not renewed: {error}")
+            await line.close(f"your certificate is not renewed: {error}")
             return
-        link.send_control(messages.encode(Renewed(certificate)))
+        line.send_control(messages.encode(Renewed(certificate)))
         _log.info("the certificate of %s was renewed", peer)
 
     async def _tick(self) -> None:

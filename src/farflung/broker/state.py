@@ -138,6 +138,16 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
 
 
 @_decide.register
+def _(event: events.WorkerMoves, turn: Turn) -> None:
+    worker = turn.state.workers[event.worker]
+    if worker.addresses == tuple(event.addresses):
+        return
+    turn.emit(facts.WorkerMoved(turn.now, event.worker, event.addresses))
+    if worker.job is not None:
+        jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
+
+
+@_decide.register
 def _(event: events.WorkerLeaves, turn: Turn) -> None:
     if turn.state.workers[event.worker].connected:
         _lose(turn, event.worker, event.reason)

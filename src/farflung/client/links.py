@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from farflung.errors import ProtocolError
-from farflung.protocol.messages import Message, ToSubmitter, decode
-from farflung.transport.endpoint import Hello, Link, Peer, dial
-from farflung.transport.headers import DataHeader
+from farflung.protocol.broker_line import BrokerLine
+from farflung.protocol.messages import Message, ToSubmitter
+from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
+
+log = logging.getLogger("farflung.client")
 
 
 def hello(identity: Identity, kind: Literal["control", "data"]) -> Hello:
@@ -28,38 +30,37 @@ class Lost:
     reason: str
 
 
-class BrokerHandler:
+class _Ears:
     """Passes on what the broker says."""
 
     def __init__(self, hear: Callable[[Message | Lost], None]) -> None:
         self._hear = hear
 
-    def control(self, link: Link, message: bytes) -> None:
-        self._hear(decode(message, ToSubmitter))
+    def told(self, message: Message) -> None:
+        self._hear(message)
 
-    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
-        raise ProtocolError("the broker sent data: it only ever sends control messages")
+    def back(self) -> None:
+        log.info("linked to the broker again")
 
-    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        raise AssertionError("nothing was opened")
-
-    def closed(self, link: Link, reason: str) -> None:
+    def lost(self, reason: str) -> None:
         self._hear(Lost(BROKER_ID, reason))
 
 
-async def dial_broker(identity: Identity, timeouts: Timeouts, hear: Callable[[Message | Lost], None]) -> Link:
-    """The control link to the broker that the identity joined.
+async def dial_broker(
+    identity: Identity, timeouts: Timeouts, hear: Callable[[Message | Lost], None]
+) -> BrokerLine:
+    """A line to the broker that the identity joined.
 
     Raises
     ------
     ConnectionFailed
         The broker cannot be reached, or is another one.
     """
-    return await dial(
-        identity.broker,
-        identity.client_context(),
-        hello(identity, "control"),
-        Peer(BROKER_ID, "broker"),
-        BrokerHandler(hear),
-        timeouts,
-    )
+
+    async def dialled(handler: Handler) -> Link:
+        own, broker = hello(identity, "control"), Peer(BROKER_ID, "broker")
+        return await dial(identity.broker, identity.client_context(), own, broker, handler, timeouts)
+
+    line = BrokerLine(ToSubmitter, _Ears(hear), dialled)
+    await line.open()
+    return line

@@ -17,7 +17,8 @@ from farflung.client.prepared import Prepared, prepare
 from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
 from farflung.client.weights import save_weights
-from farflung.errors import ConnectionFailed, FarflungError, RunFailed
+from farflung.errors import FarflungError, RunFailed
+from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
@@ -28,13 +29,12 @@ from farflung.protocol.messages import (
     Ended,
     Message,
     NotReached,
+    PeerMoved,
     Planned,
     Running,
     Submit,
     UnitDone,
-    encode,
 )
-from farflung.transport.endpoint import Link
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -112,7 +112,7 @@ class Submitter:
         self.books = Books(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._broker: Link | None = None
+        self._broker: BrokerLine | None = None
         self._paths: Paths | None = None
         self._attempt: Attempt | None = None
         self._job = ""
@@ -149,7 +149,7 @@ class Submitter:
         name = self._prepared.job.name or "job"
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
         self._timeouts = self._broker.timeouts
-        self._paths = Paths(self._identity, self._timeouts, self._broker.local, self._tell)
+        self._paths = Paths(self._identity, self._timeouts, self._broker.link.local, self._tell)
         self._tell(Submit(name, self._prepared.program, self._prepared.training, self._workers, self._on))
         await self.books.submitted(name, self._identity.broker)
         while True:
@@ -192,6 +192,9 @@ class Submitter:
                 self._gone(f"worker {peer} was lost: {reason}")
             case _Gone():
                 self._gone(event.reason)
+            case PeerMoved():
+                if self._attempt is not None:
+                    self._attempt.moved(event.worker, event.addresses)
             case Denied():
                 return Outcome(FAILED, f"the broker refused: {event.reason}")
             case Ended():
@@ -284,8 +287,7 @@ class Submitter:
 
     def _tell(self, message: Message) -> None:
         if self._broker is not None:
-            with suppress(ConnectionFailed):  # its loss is an event of its own
-                self._broker.send_control(encode(message))
+            self._broker.send(message)
 
     async def _give_up(self, reason: str) -> None:
         """End the job at the broker, and wait until it is over there."""

@@ -40,6 +40,27 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     opset: Text
 
 
+# worker or submitter -> broker, first on a control link
+
+
+class Attach(Message, frozen=True):
+    """This link carries on the session of the sender's nonce; the fields are those of `Claim`.
+
+    What both sides say after it and its answer reaches the other once, in order, even if links are lost.
+    """
+
+    session: Id
+    number: Count = 1
+    previous: Count = 0
+    received: Receipt = Receipt()
+
+
+class Attached(Message, frozen=True):
+    """The answer: `received` is what has come over the link that was called previous."""
+
+    received: Receipt = Receipt()
+
+
 # worker -> broker
 
 
@@ -54,6 +75,12 @@ class Register(Message, frozen=True):
     addresses: Addresses
     boot: Id
     relay_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+
+
+class Moved(Message, frozen=True):
+    """A registered worker is to be found at other `addresses` now."""
+
+    addresses: Addresses
 
 
 class Loaded(Message, frozen=True):
@@ -109,6 +136,13 @@ class Registered(Message, frozen=True):
     """The broker admits the worker to the backup pool."""
 
     worker: Id
+
+
+class PeerMoved(Message, frozen=True):
+    """To whom a job links to `worker`: it is to be found at these addresses from now on."""
+
+    worker: Id
+    addresses: Addresses
 
 
 class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -363,7 +397,9 @@ class Status(Message, frozen=True):
 
 
 FromWorker = (
-    Register
+    Attach
+    | Register
+    | Moved
     | Loaded
     | Refused
     | UnitReady
@@ -375,15 +411,17 @@ FromWorker = (
     | Ask
     | Renew
 )
-FromSubmitter = Submit | Collected | Cancel | AskReverse | AskCircuit | Links | Ask | Renew
+FromSubmitter = Attach | Submit | Collected | Cancel | AskReverse | AskCircuit | Links | Ask | Renew
 FromPeer = Claim | Welcome
 FromViewer = Ask | Renew
 ToWorker = (
-    Registered | Load | Begin | Decide | SendState | Stop | DialBack | Circuit | NotReached | HoldCircuit
-    | Denied | Status | Renewed
+    Attached | Registered | Load | Begin | Decide | SendState | Stop | PeerMoved | DialBack | Circuit
+    | NotReached | HoldCircuit | Denied | Status | Renewed
 )  # fmt: skip
 ToSubmitter = (
-    Accepted
+    Attached
+    | PeerMoved
+    | Accepted
     | Planned
     | Running
     | UnitDone

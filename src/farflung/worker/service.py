@@ -18,12 +18,12 @@ from farflung.errors import ConnectionFailed, FarflungError, GraphError
 from farflung.opdag import opset
 from farflung.plan import FEEDER
 from farflung.protocol import messages
+from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Parcel
-from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
+from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.frames import BOOT, Kind
-from farflung.transport.headers import DataHeader
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -94,7 +94,7 @@ class WorkerService:
         self._client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_strangers=False)
         self._listener: Listener | None = None
-        self._broker: Link | None = None
+        self._broker: BrokerLine | None = None
         self._broker_gone = asyncio.Event()
         self._gone_reason = ""
         self._refused: str | None = None
@@ -163,30 +163,35 @@ class WorkerService:
             await self._listener.close(reason)
         await asyncio.to_thread(self._compute.join, self._timeouts.close_seconds)
 
-    # the broker's connection (transport.link.Handler)
+    # the broker's line (protocol.broker_line.Ears)
 
-    def control(self, link: Link, message: bytes) -> None:
-        decoded = messages.decode(message, messages.ToWorker)
-        if isinstance(decoded, messages.Renewed):
-            self._spawn(asyncio.to_thread(self._renewal.renewed, decoded.certificate))
-        elif isinstance(decoded, messages.Denied):
-            self._refused = decoded.reason
-        elif isinstance(decoded, PathMessage):
-            self._paths.hear(decoded)
+    def told(self, message: Any) -> None:
+        if isinstance(message, messages.Renewed):
+            self._spawn(asyncio.to_thread(self._renewal.renewed, message.certificate))
+        elif isinstance(message, messages.Denied):
+            self._refused = message.reason
+        elif isinstance(message, messages.PeerMoved):
+            if message.worker in self._addresses:
+                self._addresses[message.worker] = message.addresses
+        elif isinstance(message, PathMessage):
+            self._paths.hear(message)
         else:
-            self._happened(machine.FromBroker(decoded))
+            self._happened(machine.FromBroker(message))
 
-    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
-        return None
+    def back(self) -> None:
+        log.info("linked to the broker again")
+        self._spawn(self._tell_where())
 
-    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        """Never called: `opening` takes nothing."""
+    async def _tell_where(self) -> None:
+        # Always: behind a NAT only the broker sees what has changed.
+        if self._broker is not None:
+            self._paths.registered(self._broker.link.local, self._timeouts)
+            self._tell(messages.Moved((await self._paths.port()).addresses))
 
-    def closed(self, link: Link, reason: str) -> None:
-        if link is self._broker:
-            self._broker = None
-            self._gone_reason = reason
-            self._broker_gone.set()
+    def lost(self, reason: str) -> None:
+        self._broker = None
+        self._gone_reason = reason
+        self._broker_gone.set()
 
     # what peers do (worker.peers.PeerEvents)
 
@@ -213,26 +218,28 @@ class WorkerService:
 
     async def _register(self) -> None:
         self._broker_gone.clear()
-        identity = self._identity
-        broker = Peer(BROKER_ID, "broker")
-        self._broker = await dial(
-            identity.broker, self._client_context, self._hello("control"), broker, self, self._timeouts
-        )
+        line = BrokerLine(messages.ToWorker, self, self._dial_broker)
+        await line.open()
         assert self._listener is not None
-        self._timeouts = self._broker.timeouts
+        self._broker, self._timeouts = line, line.timeouts
         self._listener.keep_to(self._timeouts)
-        self._paths.registered(self._broker.local, self._timeouts)
+        self._paths.registered(line.link.local, self._timeouts)
         port = await self._paths.port()
         device = describe_device(self._options.backend, self._options.memory_bytes)
         self._tell(Register(device, self._options.site, port.addresses, BOOT, self._options.relay_mbps))
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
+
+    async def _dial_broker(self, handler: Handler) -> Link:
+        broker = Peer(BROKER_ID, "broker")
+        hello = self._hello("control")
+        return await dial(self._identity.broker, self._client_context, hello, broker, handler, self._timeouts)
 
     def _hello(self, kind: Kind) -> Hello:
         return Hello(self._identity.id, self._identity.role, kind)
 
     def _tell(self, message: Message) -> None:
         if self._broker is not None:
-            self._broker.send_control(messages.encode(message))
+            self._broker.send(message)
 
     def _from_compute(self, outcome: Outcome) -> None:
         """Called on the compute thread."""

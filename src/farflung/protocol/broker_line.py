@@ -1,0 +1,156 @@
+"""A process's session with its broker, over whatever control link carries it now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.protocol.messages import Attach, Attached, Message, decode, encode
+from farflung.transport.endpoint import Handler, Link
+from farflung.transport.headers import DataHeader
+from farflung.transport.session import Session
+from farflung.transport.timeouts import Timeouts
+
+log = logging.getLogger("farflung.protocol")
+
+
+class Ears(Protocol):
+    """Whoever a broker line belongs to."""
+
+    def told(self, message: Any) -> None:
+        """The broker said this, of the union that the line was made for."""
+
+    def back(self) -> None:
+        """Another link has taken the place of a lost one."""
+
+    def lost(self, reason: str) -> None:
+        """The broker is lost for good; called at most once, and not after `close`."""
+
+
+class BrokerLine:
+    """Opened once. A lost link is dialled again until the lease is over, and nothing said is lost with it.
+
+    A broker that closes the link, or whose process dies, is lost at once.
+
+    Attributes
+    ----------
+    link : The newest link.
+    """
+
+    link: Link
+
+    def __init__(self, union: Any, ears: Ears, dial: Callable[[Handler], Awaitable[Link]]) -> None:
+        self._union = union
+        self._ears = ears
+        self._dial = dial
+        self._session = Session(secrets.token_hex(16))
+        self._claimed: tuple[Link, int] | None = None
+        self._settled = asyncio.Event()
+        self._redialling: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    async def open(self) -> None:
+        """Dial the broker.
+
+        Raises
+        ------
+        ConnectionFailed
+            It cannot be reached, or is another one.
+        """
+        self.link = await self._dial(self)
+        self._claim(self.link)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The broker's."""
+        return self.link.timeouts
+
+    def send(self, message: Message) -> None:
+        """Say something; it arrives once, or the line is lost."""
+        self._session.send_control(encode(message))
+
+    async def close(self, reason: str) -> None:
+        """Say why and hang up."""
+        self._is_over = True
+        if self._redialling is not None:
+            self._redialling.cancel()
+            await asyncio.gather(self._redialling, return_exceptions=True)
+        await self.link.close(reason)
+        self._session.close()
+
+    # transport.handler.Handler
+
+    def control(self, link: Link, message: bytes) -> None:
+        said = decode(message, self._union)
+        if not isinstance(said, Attached):
+            self._ears.told(said)
+            return
+        if self._claimed is None or self._claimed[0] is not link:
+            raise ProtocolError("the broker attached a link twice")
+        number = self._claimed[1]
+        self._session.settle(number, self._session.number, said.received)
+        self._claimed, self.link = None, link
+        self._session.carry(link, number)
+        self._settled.set()
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        raise ProtocolError("the broker sent data: it only ever sends control messages")
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        raise AssertionError("nothing was opened")
+
+    def closed(self, link: Link, reason: str) -> None:
+        self._settled.set()
+        if self._claimed is not None and self._claimed[0] is link:
+            self._claimed = None
+        if link is not self.link:
+            # The broker's word on a link that was to take the place of a lost one is its last.
+            if link.cause == "word":
+                self._lose(reason)
+            return
+        self._session.lose()
+        if link.cause == "trouble" and not self._is_over:
+            log.warning("lost the link to the broker (%s); dialling again", reason)
+            self._redialling = asyncio.create_task(self._redial(reason))
+        else:
+            self._lose(reason)
+
+    def _claim(self, link: Link) -> None:
+        session, number = self._session, self._session.next_number()
+        self._claimed = (link, number)
+        self._settled.clear()
+        link.send_control(encode(Attach(session.nonce, number, session.number, session.receipt)))
+
+    async def _redial(self, reason: str) -> None:
+        lost, timeouts = self.link, self.link.timeouts
+        deadline = lost.last_heard + timeouts.lease_seconds
+        while not self._is_over and time.monotonic() < deadline:
+            try:
+                async with asyncio.timeout(timeouts.redial_seconds):
+                    link = await self._dial(self)
+                    if self._claimed is not None:
+                        self._claimed[0].abandon("superseded by a newer connection")
+                    if self.link is lost:
+                        self._claim(link)
+                        await self._settled.wait()
+                    else:
+                        link.abandon("not needed any more")
+            except (TimeoutError, ConnectionFailed) as error:
+                log.info("the broker is not back: %s", error)
+            if self.link is not lost:
+                self._ears.back()
+                return
+            await asyncio.sleep(timeouts.heartbeat_seconds)
+        lease = timeouts.lease_seconds
+        self._lose(f"nothing heard from the broker for {lease:g} s ({reason})")
+
+    def _lose(self, reason: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._session.close()
+            self._ears.lost(reason)

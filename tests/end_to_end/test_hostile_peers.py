@@ -22,7 +22,17 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Ref, ValueType
 from farflung.plan import FEEDER, Edge, Placement, Plan
 from farflung.protocol import messages
-from farflung.protocol.messages import Ended, Load, Refused, Register, Registered, SegmentProgram, Submit
+from farflung.protocol.messages import (
+    Attach,
+    Attached,
+    Ended,
+    Load,
+    Refused,
+    Register,
+    Registered,
+    SegmentProgram,
+    Submit,
+)
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
@@ -48,7 +58,11 @@ class Handler:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def control(self, link: Link, message: bytes) -> None:
-        self.heard.put_nowait(messages.decode(message, self._union))
+        said = messages.decode(message, self._union)
+        if isinstance(said, Attach):
+            link.send_control(messages.encode(Attached()))
+        else:
+            self.heard.put_nowait(said)
 
     def opening(self, link: Link, header: object) -> memoryview | None:
         return None

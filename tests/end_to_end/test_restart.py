@@ -80,7 +80,9 @@ def test_a_frozen_broker_is_lost_within_its_lease(on: Machines) -> None:
     finally:
         broker.signal(signal.SIGCONT)
     on.idle("a")
-    assert "the submitter" in on.status()["jobs"][0]["reason"]
+    # Whose new connection or last words the thawed broker finds first.
+    reason = on.status()["jobs"][0]["reason"]
+    assert "the submitter" in reason or "it connected again" in reason
     for command in (*workers, broker):
         command.stop()
 

@@ -111,7 +111,7 @@ class BrokerLine:
         if link is not self.link:
             # The broker's word on a link that was to take the place of a lost one is its last.
             if link.cause == "word":
-                self._lose(reason)
+                self._lose(f"{self.link.reason}; {reason}")
             return
         self._session.lose()
         if link.cause == "trouble" and not self._is_over:

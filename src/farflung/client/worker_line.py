@@ -156,10 +156,10 @@ class WorkerLine:
 
     async def _redial(self, reason: str) -> None:
         loop, limit = asyncio.get_running_loop(), self._timeouts.resume_seconds
-        deadline, failure = loop.time() + limit, ""
-        while loop.time() < deadline:
+        deadline, failure, patience = loop.time() + limit, "", self._timeouts.redial_seconds
+        while (left := deadline - loop.time()) > 0:
             try:
-                async with asyncio.timeout(self._timeouts.redial_seconds):
+                async with asyncio.timeout(min(patience, left)):
                     await self._dialled()
                     await self._settled.wait()
             except TimeoutError:
@@ -169,6 +169,7 @@ class WorkerLine:
             if self._link is not None:
                 log.info("linked to worker %s again", self._worker)
                 return
+            patience *= 2  # a new way may need longer than the one that was
             await asyncio.sleep(self._timeouts.heartbeat_seconds)
         self._lose(f"{reason}; no other link to it within {limit:g} s: {failure or 'it closed each at once'}")
 

@@ -102,7 +102,7 @@ class Connector:
             "reverse": self._reverse,
             "relay": self._relay,
         }
-        for way in order(self._last.pop(errand.peer, None)):
+        for way in order(self._last.get(errand.peer)):
             try:
                 link = await ways[way](errand, handler)
             except ConnectionFailed as error:

@@ -42,7 +42,7 @@ class Timeouts:
 
     @property
     def redial_seconds(self) -> float:
-        """For one attempt to make a lost connection again, over one address."""
+        """For the first attempt to make a lost connection again; each further one has twice as long."""
         return self.lease_seconds / 5
 
     @property

@@ -345,24 +345,26 @@ class WorkerService:
     async def _reunite(self, peer: str, load: Load, reason: str) -> None:
         """Have a lost link made again, by us if we dialled it; else the peer is lost, for both reasons."""
         is_dialler = peer in self._state.neighbours and peer > self._identity.id
-        limit = self._timeouts.resume_seconds
+        limit, patience = self._timeouts.resume_seconds, self._timeouts.redial_seconds
         failure = "it did not dial again"
         deadline = self._loop.time() + limit
         while self._state.load is load and not self._peers.is_linked(peer):
-            if self._loop.time() >= deadline:
+            left = deadline - self._loop.time()
+            if left <= 0:
                 self.peer_lost(peer, f"{reason}; no other link to it within {limit:g} s: {failure}")
                 return
             if is_dialler:
-                failure = await self._redial(peer, load)
+                failure = await self._redial(peer, load, min(patience, left))
+                patience *= 2  # a new way may need longer than the one that was
             if not self._peers.is_linked(peer):
                 await asyncio.sleep(self._timeouts.heartbeat_seconds)
         if self._state.load is load:
             log.info("linked to %s again", peer)
 
-    async def _redial(self, peer: str, load: Load) -> str:
+    async def _redial(self, peer: str, load: Load, seconds: float) -> str:
         """Connect to a peer once more and wait for its welcome; why it failed, if it did."""
         try:
-            async with asyncio.timeout(self._timeouts.redial_seconds):
+            async with asyncio.timeout(seconds):
                 await self._peers.dialled(await self._connect(peer, load)).wait()
         except TimeoutError:
             return "it did not answer in time"

@@ -11,7 +11,7 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -20,6 +20,9 @@ from farflung.transport.sockets import limit_unsent
 
 # How much may be read or written before others on the loop have their turn.
 _TURN_BYTES = 2**20
+
+# As much as TLS encrypts at once and is sent with one call: a frame's header alone would cost a second one.
+_RECORD_BYTES = 2**14
 
 
 class Wire(Protocol):
@@ -90,7 +93,7 @@ class Connection:
         """Send, now or as soon as the kernel has room; the buffers stay unchanged while `is_writing`."""
         if self._is_lost or self._is_broken:
             return
-        self._backlog.extend(memoryview(buffer) for buffer in buffers if len(buffer))
+        self._backlog.extend(_records(buffers))
         if not (self._awaits_room or self._is_flushing):
             self._flush()
 
@@ -199,6 +202,26 @@ class Connection:
         self.socket.close()
         if self._wire is not None:
             self._wire.lost(error)
+
+
+def _records(buffers: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
+    """The same bytes, with small buffers and what follows them copied together into whole records."""
+    pieces: list[memoryview] = []
+    room = _RECORD_BYTES
+    for buffer in buffers:
+        rest = memoryview(buffer)
+        if pieces and len(rest) >= room:
+            pieces.append(rest[:room])
+            rest = rest[room:]
+            yield memoryview(b"".join(pieces))
+            pieces, room = [], _RECORD_BYTES
+        if len(rest) >= _RECORD_BYTES:
+            yield rest
+        elif rest:
+            pieces.append(rest)
+            room -= len(rest)
+    if pieces:
+        yield memoryview(b"".join(pieces))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import pytest
 
 from farflung.cli.main import run
 from farflung.errors import LabError
-from farflung.lab import network
-from farflung.lab.network import check_machine
+from farflung.lab import machine
+from farflung.lab.machine import check_machine
 
 TOPOLOGY = {
     "workers": [
@@ -132,7 +132,7 @@ def test_a_mistake_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(network, "check_machine", lambda needs_nft=False: None)
+    monkeypatch.setattr("farflung.lab.network.check_machine", lambda needs_nft=False: None)
     assert run(["lab", *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error
@@ -142,7 +142,7 @@ def test_a_mistake_is_one_line(
 def test_an_impossible_rate_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "check_machine", lambda needs_nft=False: None)
+    monkeypatch.setattr("farflung.lab.network.check_machine", lambda needs_nft=False: None)
     path = tmp_path / "impossible.json"
     path.write_text(json.dumps(TOPOLOGY | {"bandwidth_mbps": [[0, -50], [50, 0]]}))
     assert run(["lab", "up", str(path)]) == 2
@@ -169,9 +169,9 @@ def test_a_machine_that_cannot_carry_a_lab_is_told_what_helps(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda name: f"/sbin/{name}")
-    monkeypatch.setattr(network.tun, "DEVICE", Path("/dev/null"))
+    monkeypatch.setattr(machine.tun, "DEVICE", Path("/dev/null"))
     module, _, name = attribute.partition(".")
-    monkeypatch.setattr(getattr(network, module), name, value)
+    monkeypatch.setattr(getattr(machine, module), name, value)
     assert run(["lab", "up", str(topology)]) == 2
     error = capsys.readouterr().err
     assert words in error

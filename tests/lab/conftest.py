@@ -3,7 +3,7 @@
 import pytest
 
 from farflung.errors import LabError
-from farflung.lab.network import check_machine
+from farflung.lab.machine import check_machine
 
 
 @pytest.fixture

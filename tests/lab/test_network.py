@@ -12,7 +12,8 @@ import pytest
 
 from farflung.errors import LabError
 from farflung.lab import registry
-from farflung.lab.network import Network, find
+from farflung.lab.network import Network
+from farflung.lab.running import find
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 
 pytestmark = pytest.mark.usefixtures("lab_machine")
@@ -232,7 +233,7 @@ def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
 
 
 def test_the_switch_loads_no_torch_or_numpy() -> None:
-    program = "import sys, farflung.lab.switch; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    program = "import sys, farflung.lab.process; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -247,3 +248,43 @@ def test_garbage_on_the_control_socket_harms_nobody() -> None:
                 client.shutdown(socket.SHUT_WR)
                 assert client.recv(100) == b""
         assert reaches(network, "a", network.address("b"))
+
+
+SEND_AND_SUM = """
+import hashlib, socket, sys
+blocks = [bytes([n]) * 65536 for n in range(64)]
+with socket.create_connection((sys.argv[1], 7701)) as connection:
+    for block in blocks:
+        connection.sendall(block)
+print(hashlib.sha256(b"".join(blocks)).hexdigest())
+"""
+RECEIVE_AND_SUM = """
+import hashlib, socket
+with socket.create_server(("::", 7701), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+    print(flush=True)
+    connection, _ = server.accept()
+digest = hashlib.sha256()
+while block := connection.recv(65536):
+    digest.update(block)
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("behind_nat", [False, True])
+@pytest.mark.parametrize("offload", [False, True])
+def test_bytes_arrive_as_they_were_sent_and_are_counted_as_on_a_wire(offload: bool, behind_nat: bool) -> None:
+    nodes = (Node("a", behind_nat=behind_nat), Node("b"))
+    links = {("a", "b"): LinkSettings(200, 1), ("b", "a"): LinkSettings(200, 1)}
+    with Network(LabSpec(nodes, links, segmentation_offload=offload)) as network:
+        for address in (network.address("b"), network.address6("b")):
+            network.stats(reset=True)
+            program = [sys.executable, "-c", RECEIVE_AND_SUM]
+            receiver = network.popen("b", program, stdout=subprocess.PIPE, text=True)
+            assert receiver.stdout is not None
+            receiver.stdout.readline()
+            program = [sys.executable, "-c", SEND_AND_SUM, address]
+            sent, _ = network.popen("a", program, stdout=subprocess.PIPE, text=True).communicate()
+            assert receiver.stdout.readline() == sent
+            receiver.wait()
+            carried = network.stats().link("a", "b").bytes
+            assert 64 * 65536 * 1.03 < carried < 64 * 65536 * 1.2  # headers of every segment

@@ -22,7 +22,7 @@ def calibrate(
 ) -> None:
     """Measure rate, latency and loss of emulated links with plain TCP, UDP and ping."""
     from farflung.lab.calibration import FULL, QUICK, calibrate
-    from farflung.lab.network import check_machine
+    from farflung.lab.machine import check_machine
 
     check_machine()
     found = calibrate(_cases(topology, quick), QUICK if quick else FULL, _tell)

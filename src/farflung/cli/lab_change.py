@@ -32,7 +32,7 @@ def set_link(
 ) -> None:
     """Change the direction from A to B of a running lab; what is not named stays."""
     from farflung.lab.control import UNSET
-    from farflung.lab.network import find
+    from farflung.lab.running import find
 
     asked = (mbps, ms, jitter_ms, loss, queue_ms)
     if all(value is None for value in asked):
@@ -45,7 +45,7 @@ def set_link(
 
 def cut(first: Source, second: Other = None, name: LabName = DEFAULT_NAME) -> None:
     """Let nothing pass between A and B, both ways; without B, between A and all others."""
-    from farflung.lab.network import find
+    from farflung.lab.running import find
 
     find(name).cut(first, second)
 
@@ -56,7 +56,7 @@ def heal(
     name: LabName = DEFAULT_NAME,
 ) -> None:
     """Undo cuts: between A and B, of A, or all."""
-    from farflung.lab.network import find
+    from farflung.lab.running import find
 
     find(name).heal(first, second)
 
@@ -67,7 +67,7 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Show what each pair carried and dropped, and how late the switch was."""
-    from farflung.lab.network import find
+    from farflung.lab.running import find
 
     found = find(name).stats(reset=reset)
     if as_json:
@@ -82,7 +82,7 @@ def execute(
     name: LabName = DEFAULT_NAME,
 ) -> None:
     """Run a command in a node of a running lab."""
-    from farflung.lab.network import find
+    from farflung.lab.running import find
 
     argv = find(name).command(node, command)
     os.execvp(argv[0], argv)  # its signals and its exit code are the command's own

@@ -40,8 +40,9 @@ def up(
 
 def down(name: LabName = DEFAULT_NAME) -> None:
     """Take a lab down, with all that runs in it; remove what a lab left that was killed."""
-    from farflung.lab.network import check_machine, find
+    from farflung.lab.machine import check_machine
     from farflung.lab.registry import clean_stale
+    from farflung.lab.running import find
 
     check_machine()
     cleaned = clean_stale()

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
 from farflung.errors import LabError
-from farflung.lab.flow import Bulk, Probes
-from farflung.lab.network import Network, RunningLab
+from farflung.lab import traffic
+from farflung.lab.network import Network
+from farflung.lab.running import RunningLab
 from farflung.lab.shaper import FRAME_OVERHEAD
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 from farflung.lab.stats import VOID_ABOVE_MS
 
-PORT = 7791
 TCP_HEADERS = 52  # IPv4, TCP and its timestamps: what a segment has beside payload
-UDP_HEADERS = 28
 PROBE_BYTES = 72  # payload
-PROBE_FRAME_BYTES = PROBE_BYTES + UDP_HEADERS + FRAME_OVERHEAD
+PROBE_FRAME_BYTES = PROBE_BYTES + traffic.UDP_HEADERS + FRAME_OVERHEAD
 PROBE_SHARE = 0.25  # of a rate, so that none waits
 RATE_TOLERANCE = (0.97, 1.01)  # of what was asked
 LATENCY_TOLERANCE_MS = 1.0
 LATENCY_TOLERANCE = 0.02
 LOSS_DEVIATIONS = 4.0  # of the share that so many probes lose by chance
-FLOOD = 1.25  # of the rate, to see what comes through
 LATENCY_PROBES, LOSS_PROBES = 200, 8000
 PROBE_SECONDS, LOSS_SECONDS = 2.0, 4.0
-PINGS = 5
 MOST_ROWS = 8  # of one topology
 OVERHEAD = (
     "measured_mbps is goodput_mbps divided by the payload's share of a frame: 1448 of 1514 bytes for TCP at"
     " an MTU of 1500 (Ethernet, IPv4, TCP with timestamps), 1472 of 1514 for UDP, which measures lossy links"
     " and counts what was not lost"
 )
-_Told = TypeVar("_Told", Bulk, Probes)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -167,16 +160,18 @@ def _row(network: RunningLab, case: Case, effort: Effort) -> Row:
     asked, flow = case.asked, case.flows[0]
     assert asked.bandwidth_mbps is not None
     network.stats(reset=True)
-    ping_ms = _ping_ms(network, *flow)
+    ping_ms = traffic.ping_ms(network, *flow)
     count, seconds = _probe_count(asked)
-    probes = _probes(network, *flow, count, seconds, PROBE_BYTES)
+    probes = traffic.probes(network, *flow, count, seconds, PROBE_BYTES)
     lost = 1 - probes.received / count
     mtu = case.spec.mtu
     if asked.loss:
-        goodput, share = _flooded_mbps(network, flow, asked, effort.seconds, mtu), 1 - UDP_HEADERS / mtu
+        headers = traffic.UDP_HEADERS
+        goodput = traffic.flooded_mbps(network, flow, asked, effort.seconds, mtu)
     else:
-        goodput, share = _bulk_mbps(network, case.flows, asked, effort), 1 - TCP_HEADERS / mtu
-    measured_mbps = goodput / (share * mtu / (mtu + FRAME_OVERHEAD)) / (1 - asked.loss)
+        headers = TCP_HEADERS
+        goodput = traffic.bulk_mbps(network, case.flows, asked, effort.skip_seconds, effort.seconds)
+    measured_mbps = goodput * (mtu + FRAME_OVERHEAD) / (mtu - headers) / (1 - asked.loss)
     late_p99_ms = network.stats().late_p99_ms
     return Row(
         link=case.title,
@@ -212,71 +207,3 @@ def _is_close(asked: LinkSettings, mbps: float, latency_ms: float, loss: float, 
         and asked.latency_ms <= latency_ms <= most_ms
         and abs(loss - asked.loss) <= LOSS_DEVIATIONS * deviation
     )
-
-
-def _bulk_mbps(
-    network: RunningLab, flows: Sequence[tuple[str, str]], asked: LinkSettings, effort: Effort
-) -> float:
-    """Payload of all flows together, each a TCP connection."""
-    assert asked.bandwidth_mbps is not None
-    window_seconds = 2 * asked.latency_ms / 1e3 + asked.queue_limit_ms / 2e3
-    window_bytes = round(window_seconds * asked.bandwidth_mbps * 1e6 / 8 / len(flows))
-    times = (str(window_bytes), str(effort.skip_seconds), str(effort.seconds))
-    receivers = [_start(network, target, "receive", str(PORT), *times) for _, target in flows]
-    senders = [_send(network, source, "send", network.address(target), str(PORT)) for source, target in flows]
-    bulks = [_told(receiver, Bulk) for receiver in receivers]
-    for sender in senders:
-        sender.wait()
-    return sum(bulk.mbps for bulk in bulks)
-
-
-def _flooded_mbps(
-    network: RunningLab, flow: tuple[str, str], asked: LinkSettings, seconds: float, mtu: int
-) -> float:
-    """Payload that comes of more UDP than the rate carries."""
-    assert asked.bandwidth_mbps is not None
-    size = mtu - UDP_HEADERS
-    count = round(FLOOD * asked.bandwidth_mbps * 1e6 / 8 / (mtu + FRAME_OVERHEAD) * seconds)
-    probes = _probes(network, *flow, count, seconds, size)
-    return (probes.received - 1) * size * 8e-6 / probes.seconds if probes.received > 1 else 0.0
-
-
-def _probes(network: RunningLab, source: str, target: str, count: int, seconds: float, size: int) -> Probes:
-    listener = _start(network, target, "listen", str(PORT), str(count))
-    counts = (str(count), str(seconds), str(size))
-    _send(network, source, "probe", network.address(target), str(PORT), *counts).wait()
-    return _told(listener, Probes)
-
-
-def _ping_ms(network: RunningLab, source: str, target: str) -> float:
-    argv = ["ping", "-q", "-c", str(PINGS), "-i", "0.2", network.address(target)]
-    words, _ = network.popen(source, argv, stdout=subprocess.PIPE, text=True).communicate()
-    try:
-        return float(words.rpartition("= ")[2].split("/")[1])
-    except (IndexError, ValueError):
-        raise LabError(f"{target} does not answer a ping from {source}") from None
-
-
-def _start(network: RunningLab, node: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A receiving end, once it can be reached."""
-    process = network.popen(node, _program(*arguments), stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
-
-
-def _send(network: RunningLab, node: str, *arguments: str) -> subprocess.Popen[bytes]:
-    return network.popen(node, _program(*arguments))
-
-
-def _program(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "farflung.lab.flow", *arguments]
-
-
-def _told(receiver: subprocess.Popen[bytes], kind: type[_Told]) -> _Told:
-    """What a receiving end saw."""
-    output, _ = receiver.communicate()
-    try:
-        return msgspec.json.decode(output, type=kind)
-    except msgspec.DecodeError:
-        raise LabError(f"a measuring program failed with exit code {receiver.returncode}") from None

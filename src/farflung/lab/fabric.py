@@ -25,11 +25,13 @@ class Home:
 class Fabric:
     """Channels between numbered ports, made when their first packet comes.
 
-    `ports` are the nodes in the order of the spec; `numbers[port]` fixes a port's addresses.
+    Ports are the nodes in the order of the spec; `numbers[port]` fixes a port's addresses. `shortest_latency`
+    is the least of any named link so far, in seconds.
     """
 
     def __init__(self, spec: LabSpec) -> None:
-        self._spec = spec
+        self.spec = spec
+        self.shortest_latency = min((link.latency_ms for link in spec.links.values()), default=0.0) / 1e3
         self._port_of = {node.name: port for port, node in enumerate(spec.nodes)}
         self._homes = {node.name: Home(node) for node in spec.nodes if node.shares_line_with is None}
         self._paths: dict[tuple[str, str], Path] = {}
@@ -67,6 +69,7 @@ class Fabric:
     def set_link(self, source: str, target: str, settings: LinkSettings) -> None:
         """Change the path that the pair uses; nodes of the same homes use it too."""
         self._channel(self.port(source), self.port(target)).path.change(settings)
+        self.shortest_latency = min(self.shortest_latency, settings.latency_ms / 1e3)
 
     def set_line(self, name: str, *, up: bool, mbps: float | None) -> None:
         """Change the rate of one direction of a node's line, for all who share it."""
@@ -93,7 +96,7 @@ class Fabric:
         port = self.port(name)
         if self._next_number > addresses.LAST_NUMBER:
             raise LabError(f"all {addresses.LAST_NUMBER} addresses of this lab have been used")
-        for address in _packed(self._spec.nodes[port], self.numbers[port]):
+        for address in _packed(self.spec.nodes[port], self.numbers[port]):
             del self._ports[address]
             for routes in self.routes:
                 routes.pop(address, None)
@@ -103,11 +106,11 @@ class Fabric:
         return self.numbers[port]
 
     def _publish(self, port: int) -> None:
-        for address in _packed(self._spec.nodes[port], self.numbers[port]):
+        for address in _packed(self.spec.nodes[port], self.numbers[port]):
             self._ports[address] = port
 
     def _home_name(self, port: int) -> str:
-        node = self._spec.nodes[port]
+        node = self.spec.nodes[port]
         return node.shares_line_with or node.name
 
     def _channel(self, source: int, target: int) -> Channel:
@@ -117,18 +120,18 @@ class Fabric:
         return channel
 
     def _new_channel(self, source: int, target: int) -> Channel:
-        names = self._spec.nodes[source].name, self._spec.nodes[target].name
+        names = self.spec.nodes[source].name, self.spec.nodes[target].name
         homes = self._home_name(source), self._home_name(target)
         if homes[0] == homes[1]:
-            return Channel(source, target, None, Path(self._spec.links.get(names, HOME_LAN)), None)
+            return Channel(source, target, None, Path(self.spec.links.get(names, HOME_LAN)), None)
         up, down = self._homes[homes[0]].up, self._homes[homes[1]].down
         return Channel(source, target, up, self._path(names, homes), down)
 
     def _path(self, names: tuple[str, str], homes: tuple[str, str]) -> Path:
         """The pair's own path where the spec names it, else the one of their homes."""
-        key = names if names in self._spec.links else homes
+        key = names if names in self.spec.links else homes
         if key not in self._paths:
-            self._paths[key] = Path(self._spec.links.get(key, _UNLIMITED))
+            self._paths[key] = Path(self.spec.links.get(key, _UNLIMITED))
         return self._paths[key]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 VOID_ABOVE_MS = 5.0
@@ -50,24 +52,41 @@ class Stats(msgspec.Struct, frozen=True):
         return LinkStats(source, target, 0, 0, 0, 0, 0)
 
 
-class Lateness:
-    """A histogram of seconds; adding to it costs one addition."""
+class Meter:
+    """Counts how late a switch is, in a histogram: one addition a packet."""
 
-    def __init__(self) -> None:
+    def __init__(self, real_time: bool, priority: str) -> None:
+        self._real_time, self._priority = real_time, priority
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero again."""
         self._counts = [0] * _BUCKETS
+        self._since, self._cpu_before = time.monotonic(), time.process_time()
 
-    def add(self, seconds: float) -> None:
+    def late(self, seconds: float) -> None:
         """Count one packet."""
         bucket = int(seconds * _BUCKETS_PER_SECOND)
         self._counts[bucket if bucket < _BUCKETS else -1] += 1
 
-    def total(self) -> int:
-        """How many were counted."""
-        return sum(self._counts)
+    def stats(self, links: tuple[LinkStats, ...]) -> Stats:
+        """All since the last reset."""
+        late_p99_ms = self.quantile_ms(0.99)
+        return Stats(
+            seconds=time.monotonic() - self._since,
+            cpu_seconds=time.process_time() - self._cpu_before,
+            packets=sum(self._counts),
+            late_p50_ms=self.quantile_ms(0.5),
+            late_p99_ms=late_p99_ms,
+            void=late_p99_ms > VOID_ABOVE_MS,
+            real_time=self._real_time,
+            priority=self._priority,
+            links=links,
+        )
 
     def quantile_ms(self, share: float) -> float:
         """The lateness that `share` of the packets did not exceed, up to 0.02 ms; 0 if there were none."""
-        wanted = share * self.total()
+        wanted = share * sum(self._counts)
         seen = 0
         for bucket, count in enumerate(self._counts):
             seen += count

@@ -15,7 +15,6 @@ from farflung.errors import LabError
 DEVICE = Path("/dev/net/tun")
 NAMESPACES = Path("/run/netns")
 INTERFACE = "wan0"
-OFFLOAD_HEADER_BYTES = 10  # struct virtio_net_hdr before each packet of a device with segmentation offload
 
 _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0

@@ -1,0 +1,84 @@
+"""Does what requests ask of a running lab: changes its fabric, and tells what it did."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from farflung.lab import control, namespaces
+from farflung.lab.fabric import Fabric
+from farflung.lab.shaper import Channel
+from farflung.lab.spec import LinkSettings
+from farflung.lab.stats import LinkStats, Meter
+
+
+class Attendant:
+    """Answers requests one at a time, between two packets. `is_stopping` once one asked for the end."""
+
+    def __init__(self, lab: str, fabric: Fabric, meter: Meter) -> None:
+        self._lab, self._fabric, self._meter = lab, fabric, meter
+        self.is_stopping = False
+
+    def answer(self, request: control.Request) -> control.Answer:
+        """Do it. Raises `LabError` if it names what is not there, or a value that cannot be."""
+        match request:
+            case control.SetLink():
+                self._set_link(request)
+            case control.SetLine(node=node):
+                for up, mbps in ((True, request.up_mbps), (False, request.down_mbps)):
+                    if mbps is not control.UNSET:
+                        self._fabric.set_line(node, up=up, mbps=mbps)
+            case control.Cut(first=first, second=second):
+                self._fabric.cut(first, second, True)
+            case control.Heal(first=None):
+                self._fabric.heal_all()
+            case control.Heal(first=str(first), second=second):
+                self._fabric.cut(first, second, False)
+            case control.Renumber(node=node):
+                self._fabric.renumber(node)
+                return self._nodes()
+            case control.AskNodes():
+                return self._nodes()
+            case control.AskStats(reset=reset):
+                return self._told(reset)
+            case control.Stop():
+                self.is_stopping = True
+        return control.Done()
+
+    def _set_link(self, request: control.SetLink) -> None:
+        settings = self._fabric.settings(request.source, request.target)
+        values = {field.name: getattr(settings, field.name) for field in fields(LinkSettings)}
+        asked = {name: getattr(request, name) for name in values}
+        values |= {name: value for name, value in asked.items() if value is not control.UNSET}
+        self._fabric.set_link(request.source, request.target, LinkSettings(**values))
+
+    def _nodes(self) -> control.Nodes:
+        nodes = zip(self._fabric.spec.nodes, self._fabric.numbers, strict=True)
+        return control.Nodes(
+            tuple(
+                control.NodeState(
+                    node.name, namespaces.name_of(self._lab, node.name), number, node.behind_nat
+                )
+                for node, number in nodes
+            )
+        )
+
+    def _told(self, reset: bool) -> control.Told:
+        channels = [channel for channel in self._fabric.channels() if channel.seen()]
+        told = control.Told(self._meter.stats(tuple(self._link_stats(channel) for channel in channels)))
+        if reset:
+            self._meter.reset()
+            for channel in channels:
+                channel.forget()
+        return told
+
+    def _link_stats(self, channel: Channel) -> LinkStats:
+        nodes = self._fabric.spec.nodes
+        return LinkStats(
+            source=nodes[channel.source].name,
+            target=nodes[channel.target].name,
+            packets=channel.delivered_packets,
+            bytes=channel.delivered_bytes,
+            queue_drops=channel.queue_drops,
+            loss_drops=channel.loss_drops,
+            cut_drops=channel.cut_drops,
+        )

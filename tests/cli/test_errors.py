@@ -95,6 +95,16 @@ CASES = [
     (["join", "127.0.0.1:9", "--backend", "emulated"], 2, "needs --tflops, a number above 0, found None"),
     (["join", "127.0.0.1:9", "--backend", "emulated", "--tflops", "nan"], 2, "above 0, found nan"),
     (["join", "127.0.0.1:9", "--tflops", "5"], 2, "--tflops is for --backend emulated"),
+    (
+        ["lab", "run", "none.py", "--topology", "lan", "--emulate-devices", "--efficiency", "2"],
+        2,
+        "--efficiency must be above 0 and at most 1, found 2",
+    ),
+    (
+        ["lab", "run", "none.py", "--topology", "lan", "--emulate-devices"],
+        2,
+        "expected a job file at none.py, found nothing",
+    ),
     (["token", "create", "--role", "king"], 2, "'king' is not one of"),
     (["token", "create", "--role", "worker", "--uses", "0"], 2, "1 to 1000000 uses, found 0"),
     (["status"], 2, "there is no identity under"),

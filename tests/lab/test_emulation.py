@@ -43,21 +43,18 @@ def test_what_is_emulated_stays_within_the_limit_and_keeps_its_proportions(
     mbps: float, tflops: float, limit: float
 ) -> None:
     full = topology(mbps, tflops)
-    found = emulate(PLAN, full, 0.5, None, limit)
-    slowed = msgspec.structs.replace(
-        found.topology,
-        workers=tuple(
-            msgspec.structs.replace(w, tflops=found.tflops[w.id] / 0.5) for w in found.topology.workers
-        ),
-    )
+    lines, found = emulate(PLAN, full, 0.5, None, limit)
+    devices = tuple(msgspec.structs.replace(w, tflops=found.tflops[w.id] / 0.5) for w in lines.workers)
+    slowed = msgspec.structs.replace(lines, workers=devices)
     assert traffic_mbps(PLAN, slowed, 0.5) <= limit * (1 + 1e-9)
     assert found.divisor == 1 or traffic_mbps(PLAN, slowed, 0.5) == pytest.approx(limit)
-    assert found.tflops["a"] / found.topology.link(0, 1).bandwidth_mbps == pytest.approx(tflops * 0.5 / mbps)
-    assert found.topology.link(0, 1).latency_ms == 5.0
+    assert found.tflops["a"] / lines.link(0, 1).bandwidth_mbps == pytest.approx(tflops * 0.5 / mbps)
+    assert lines.link(0, 1).latency_ms == 5.0
 
 
 def test_a_divisor_that_was_asked_for_counts() -> None:
-    found = emulate(PLAN, topology(100.0), 0.5, 4.0)
+    lines, found = emulate(PLAN, topology(100.0), 0.5, 4.0)
+    assert lines.link(0, 1).bandwidth_mbps == 25.0
     assert found.divisor == 4.0 and found.tflops == {"a": 0.25, "b": 0.25}
     assert "4 times slower" in found.line()
     with pytest.raises(TopologyError, match="times slower"):

@@ -101,3 +101,20 @@ def test_a_job_that_cannot_be_trained_is_one_line(on: Machines) -> None:
     line = on.fails("desk", "lab", "run", "wrong.py", "--topology", "two.json", "--out", "run")
     assert "must return a farflung.Job" in line
     assert not (on.folder / "run").exists()
+
+
+def test_emulated_devices_take_the_steps_and_no_numbers(on: Machines) -> None:
+    arguments = ("--emulate-devices", "--steps", "3", "--json", "--efficiency", "0.5", "--scale", "2")
+    run = lab_run(on, "run", *arguments)
+    assert run.command.code() == 0, run.command.err
+    assert run.workers == ["oslo", "bern"]
+    assert [row["loss"] for row in run.rows] == [None] * 3
+    document = json.loads(run.command.out)
+    assert document["emulated"] and document["train_loss"] is None and document["weights_step"] is None
+    emulation = document["lab"]["emulation"]
+    assert emulation["divisor"] == 2 and emulation["tflops"] == {"oslo": 0.25, "bern": 0.25}
+    assert document["lab"]["scale"] == {"factor": 0.5, "of": "all rates, of lines and of devices"}
+    assert not (run.folder / "model.safetensors").exists()
+    assert "devices are emulated, at 50% of their TFLOP/s: no losses, no weights" in run.command.err
+    for log in ("oslo", "bern"):
+        assert "running" in (run.folder / "logs" / f"{log}.log").read_text()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farflung.cli.output import note, print_json
+from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
 
 if TYPE_CHECKING:
@@ -23,14 +25,17 @@ TopologyOption = Annotated[
     ),
 ]
 ScaleOption = Annotated[
-    float, typer.Option("--scale", metavar="F", help="Divide all rates by F, where this machine is too slow.")
+    float | None,
+    typer.Option("--scale", metavar="F", help="Divide all rates by F, where this machine is too slow."),
 ]
+EFFICIENCY = 0.4
+"""Of a device's TFLOP/s, what training reaches unless --efficiency says otherwise."""
 
 
 def run(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
     topology: TopologyOption,
-    scale: ScaleOption = 1.0,
+    scale: ScaleOption = None,
     workers: Annotated[
         int, typer.Option(help="Train on the topology's first so many workers; 0 is all.")
     ] = 0,
@@ -40,6 +45,17 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="What farflung.data.text() reads in place of the library."),
     ] = None,
+    emulate_devices: Annotated[
+        bool,
+        typer.Option(
+            "--emulate-devices",
+            help="Workers send what they would, and sleep for as long as their devices would compute."
+            " Slows lines and devices as far as this machine needs; --scale F says how far.",
+        ),
+    ] = False,
+    efficiency: Annotated[
+        float, typer.Option(help="Of an emulated device's TFLOP/s, what training reaches.")
+    ] = EFFICIENCY,
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on an emulated network: broker, workers and submitter each in a namespace of its own."""
@@ -47,7 +63,9 @@ def run(
     from farflung.lab.network import Network
     from farflung.lab.run import Request
 
-    chosen = scaled(topology, scale)
+    if not 0 < efficiency <= 1:
+        raise JobError(f"--efficiency must be above 0 and at most 1, found {efficiency:g}")
+    chosen = scaled(topology, None if emulate_devices else scale)
     request = Request(
         job=job,
         topology=chosen,
@@ -57,23 +75,37 @@ def run(
         text=text,
         as_json=as_json,
     )
+    if emulate_devices:
+        request = _emulated(request, efficiency, scale)
     _announce(request)
-    with Network(lay_out(chosen)) as network:
+    with Network(lay_out(request.topology)) as network:
         outcome = asyncio.run(_until_interrupted(network, request))
     _report(outcome, as_json)
 
 
-def scaled(name_or_path: str, divisor: float) -> Topology:
+def scaled(name_or_path: str, divisor: float | None) -> Topology:
     """The topology that the user means, every rate divided."""
     from farflung.lab.testbeds.catalogue import find_topology
 
     topology = find_topology(name_or_path)
-    if divisor == 1:
+    if divisor is None or divisor == 1:
         return topology
     try:
         return topology.slower(divisor, f"all bandwidths of {name_or_path}")
     except ValueError as error:
         raise TopologyError(f"--scale {divisor:g}: {error}") from None
+
+
+def _emulated(request: Request, efficiency: float, scale: float | None) -> Request:
+    """The request with its devices emulated, and its topology as slow as that asks for."""
+    from farflung.client.load import load_job
+    from farflung.lab.emulation import emulate_job
+
+    job = load_job(request.job, steps=request.steps, text=request.text)
+    note(f"capturing the model of {request.job}")
+    with quietly():
+        emulated = emulate_job(job, request.topology, request.workers, efficiency, scale)
+    return replace(request, topology=emulated.topology, emulated=emulated)
 
 
 def _count(topology: Topology, workers: int) -> int:
@@ -90,6 +122,8 @@ def _announce(request: Request) -> None:
     note(f"laying out {title}")
     if topology.scale is not None:
         note(f"scaled: rates are {topology.scale.factor:g} times {topology.scale.of}")
+    if request.emulated is not None:
+        note(request.emulated.emulation.line())
     note(f"starting a broker, {request.workers} workers and the submitter, each in a namespace of its own")
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from farflung.errors import TopologyError
 from farflung.plan import FEEDER, Plan, Topology
+
+if TYPE_CHECKING:
+    from farflung.client.job import Job
 
 LIMIT_MBPS = 300.0
 """What all links of a lab of emulated devices may carry in sum, on average over a step."""
@@ -15,17 +21,15 @@ TRAINING_FACTOR = 3
 """Forward and backward operations for each operation of a forward pass (runtime.emulated.segment)."""
 
 
-@dataclass(frozen=True)
-class Emulation:
-    """A topology as it is emulated.
+class Emulation(msgspec.Struct, frozen=True):
+    """What emulated devices do, and how much slower than life.
 
     Rates of lines and devices are both divided by `divisor`, so a step takes `divisor` times as long while
     the ratio of computing to sending stays; latencies are what they were. `tflops` is what each worker's
-    device then sustains, `efficiency` the part of its TFLOP/s that it reaches. `asked_mbps` is the traffic at
-    full speed.
+    device then sustains, `efficiency` the part of its TFLOP/s that it reaches. `asked_mbps` is the traffic of
+    all links at full speed.
     """
 
-    topology: Topology
     tflops: dict[str, float]
     efficiency: float
     divisor: float
@@ -42,10 +46,42 @@ class Emulation:
         )
 
 
+@dataclass(frozen=True)
+class EmulatedJob:
+    """A job's model as captured, `program`, the topology as slow as it must be, and its devices."""
+
+    program: bytes
+    topology: Topology
+    emulation: Emulation
+
+
+def emulate_job(
+    job: Job, topology: Topology, workers: int, efficiency: float, divisor: float | None
+) -> EmulatedJob:
+    """Capture a job's model, computing nothing, and see what its plan asks of the first `workers` workers.
+
+    Raises
+    ------
+    CaptureError, PlanError, JobError
+        The model cannot be captured, or cut for so many workers.
+    TopologyError
+        See `emulate`.
+    """
+    from farflung.client.check import capture_shapes
+    from farflung.opdag import wire
+    from farflung.planner import plan_graph
+
+    graph = capture_shapes(job).graph
+    planned = plan_graph(graph, job.microbatches, job.microbatch_size, topology.ids[:workers])
+    return EmulatedJob(wire.dump(graph), *emulate(planned.plan, topology, efficiency, divisor))
+
+
 def emulate(
     plan: Plan, topology: Topology, efficiency: float, divisor: float | None, limit_mbps: float = LIMIT_MBPS
-) -> Emulation:
-    """The topology slowed by `divisor`; without one, by what keeps the plan's traffic within `limit_mbps`.
+) -> tuple[Topology, Emulation]:
+    """The topology slowed by `divisor`, and its devices with it.
+
+    Without a divisor it is what keeps the plan's traffic within `limit_mbps`.
 
     Raises
     ------
@@ -61,7 +97,7 @@ def emulate(
             topology = topology.slower(divisor, "all rates, of lines and of devices")
         except ValueError as error:
             raise TopologyError(f"{divisor:.3g} times slower: {error}") from None
-    return Emulation(topology, tflops, efficiency, divisor, asked_mbps)
+    return topology, Emulation(tflops, efficiency, divisor, asked_mbps)
 
 
 def traffic_mbps(plan: Plan, topology: Topology, efficiency: float) -> float:

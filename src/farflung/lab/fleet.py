@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from farflung.errors import RunFailed
@@ -32,12 +32,21 @@ class LabFleet(Family):
         The lab that `lay_out` describes.
     workers
         Whom to start. Each offers the memory that it has, at most an equal share of this machine's.
+    emulated_tflops
+        By worker, what its device sustains: all devices are emulated, and offer the memory that they would
+        have. Without it they compute.
     """
 
-    def __init__(self, network: RunningLab, workers: Sequence[WorkerSpec]) -> None:
+    def __init__(
+        self,
+        network: RunningLab,
+        workers: Sequence[WorkerSpec],
+        emulated_tflops: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(logs=None)
         self._network = network
         self._specs = workers
+        self._emulated_tflops = emulated_tflops
         self.token: Token
         self._worker_token: Token
 
@@ -45,6 +54,12 @@ class LabFleet(Family):
     def submitter_folder(self) -> Path:
         """Where the submitter keeps its identity; removed with the fleet."""
         return self._folder / "submitter"
+
+    def program_file(self, program: bytes) -> Path:
+        """Write a captured model for the submitter to a file; removed with the fleet."""
+        path = self._folder / "program"
+        path.write_bytes(program)
+        return path
 
     async def _start(self) -> None:
         self.token, self._worker_token = await asyncio.to_thread(self._tokens, len(self._specs))
@@ -59,6 +74,9 @@ class LabFleet(Family):
 
     def _offer(self, spec: WorkerSpec) -> list[str]:
         """What a worker's owner would say to `farflung join`."""
+        if self._emulated_tflops is not None:
+            device = ["--backend", "emulated", "--tflops", repr(self._emulated_tflops[spec.id])]
+            return ["--site", spec.site, "--memory", repr(spec.memory_gb), *device]
         memory_gb = min(spec.memory_gb, share_of_memory(len(self._specs)) / 1e9)
         return ["--site", spec.site, "--memory", f"{memory_gb:.3f}"]
 

@@ -9,6 +9,7 @@ import msgspec
 
 from farflung.client.run_folder import EVENTS, LOGS, disk_failure
 from farflung.files import write_atomically
+from farflung.lab.emulation import Emulation
 from farflung.lab.stats import VOID_ABOVE_MS, Stats
 from farflung.plan import Scale, Topology
 
@@ -18,7 +19,8 @@ REPORT = "lab.json"
 class LabReport(msgspec.Struct, frozen=True):
     """The topology that was laid out, by name, and what the switch counted. Keys are only ever added.
 
-    `void` says that the machine was too busy for the run's times to mean anything.
+    `void` says that the machine was too busy for the run's times to mean anything. `emulation` says what
+    emulated devices did; None where devices computed.
     """
 
     topology: str
@@ -27,12 +29,19 @@ class LabReport(msgspec.Struct, frozen=True):
     segmentation_offload: bool
     void: bool
     stats: Stats
+    emulation: Emulation | None = None
 
     @classmethod
-    def of(cls, topology: Topology, stats: Stats) -> LabReport:
+    def of(cls, topology: Topology, stats: Stats, emulation: Emulation | None) -> LabReport:
         """The report on a run."""
         return cls(
-            topology.name, topology.title, topology.scale, topology.segmentation_offload, stats.void, stats
+            topology=topology.name,
+            title=topology.title,
+            scale=topology.scale,
+            segmentation_offload=topology.segmentation_offload,
+            void=stats.void,
+            stats=stats,
+            emulation=emulation,
         )
 
     def lines(self) -> list[str]:

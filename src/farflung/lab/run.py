@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import RunFailed
+from farflung.lab.emulation import EmulatedJob
 from farflung.lab.fleet import LabFleet
 from farflung.lab.layout import SUBMITTER
 from farflung.lab.network import RunningLab
@@ -23,6 +24,7 @@ class Request:
 
     `workers` of the topology take part, the first ones. `out` is the run folder. `steps` and `text` are as
     for `farflung train`. With `as_json` the submitter ends with a JSON document, which `Outcome` then holds.
+    With `emulated` devices are emulated, and `topology` is as slow as that asks for.
     """
 
     job: Path
@@ -32,6 +34,7 @@ class Request:
     steps: int | None = None
     text: Path | None = None
     as_json: bool = False
+    emulated: EmulatedJob | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,12 @@ class LabRun:
     async def _train(self) -> Outcome:
         request, report = self._request, None
         before = run_in(request.out)
-        async with LabFleet(self._network, request.topology.workers[: request.workers]) as fleet:
+        specs = request.topology.workers[: request.workers]
+        emulation = request.emulated.emulation if request.emulated else None
+        async with LabFleet(self._network, specs, emulation.tflops if emulation else None) as fleet:
             try:
                 code, output = await self._submit(fleet)
-                report = LabReport.of(request.topology, self._network.stats())
+                report = LabReport.of(request.topology, self._network.stats(), emulation)
             finally:
                 await fleet.stop()
                 if run_in(request.out) not in (None, before):
@@ -116,6 +121,8 @@ class LabRun:
         arguments += ["--on", ",".join(ids), "--out", str(request.out)]
         arguments += [] if request.steps is None else ["--steps", str(request.steps)]
         arguments += [] if request.text is None else ["--text", str(request.text)]
+        if request.emulated is not None:
+            arguments += ["--emulated", str(fleet.program_file(request.emulated.program))]
         return arguments + ["--json"] * request.as_json
 
     async def _watch(self, fleet: LabFleet, submitter: LabSubmitter) -> None:

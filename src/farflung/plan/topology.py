@@ -179,9 +179,10 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(
                 f"{name} must be {count} rows of {count}, as there are workers: found {rows}{wrong}"
             )
-        for a, b in self.pairs():
-            if not least <= values[a][b] <= most:
-                _check(f"{name} from {self.workers[a].id} to {self.workers[b].id}", values[a][b], least, most)
+        for a, row in enumerate(values):
+            if not all(least <= value <= most for value in row[:a] + row[a + 1 :]):
+                b = next(b for b, value in enumerate(row) if b != a and not least <= value <= most)
+                _check(f"{name} from {self.ids[a]} to {self.ids[b]}", row[b], least, most)
 
 
 def _entry(values: float | Matrix, source: int, target: int) -> float:

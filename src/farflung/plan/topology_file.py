@@ -11,7 +11,7 @@ from farflung.errors import TopologyError
 from farflung.files import write_atomically
 from farflung.plan.topology import Topology, WorkerSpec
 
-MOST_BYTES = 128 * 1024 * 1024
+MOST_BYTES = 64 * 1024 * 1024
 
 
 def read_topology(path: Path) -> Topology:
@@ -23,7 +23,7 @@ def read_topology(path: Path) -> Topology:
     Raises
     ------
     TopologyError
-        The file cannot be read, is larger than 128 MiB, is no JSON, or breaks a rule of `Topology`.
+        The file cannot be read, is larger than 64 MiB, is no JSON, or breaks a rule of `Topology`.
     """
     try:
         with path.open("rb") as file:

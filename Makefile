@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test lint bench clean
+.PHONY: setup train test fuzz lint bench clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,10 @@ train: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# A million damaged frames: twenty minutes on two quiet cores.
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -37,6 +37,8 @@ _LEAST_ANSWERS = 5
 _LATEST_SHARE = 0.9
 _LOOK_SECONDS = 0.05
 
+_DISCARDED = memoryview(bytearray(MAXIMUM_MESSAGE_BYTES))
+
 
 @dataclass(frozen=True)
 class PairEstimate:
@@ -96,7 +98,6 @@ class Prober:
     """The handler at either end of a link that is there to be probed."""
 
     def __init__(self) -> None:
-        self._scratch = memoryview(bytearray(MAXIMUM_MESSAGE_BYTES))
         self._loop = asyncio.get_running_loop()
         self._total_bytes = 0
         self._last: Arrival | None = None
@@ -139,10 +140,10 @@ class Prober:
             self._probe.hear(said)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
-        """All messages go to the same memory, which nobody reads."""
+        """All messages of all links go to the same memory, which nobody reads."""
         if not isinstance(header, ProbeHeader):
             raise ProtocolError("expected only a probe's messages on this link")
-        return self._scratch[: header.bytes]
+        return _DISCARDED[: header.bytes]
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
         """Note when; what comes within a few milliseconds is reported as one, by its last."""

@@ -1,0 +1,149 @@
+"""Damaged frames after a valid handshake: sessions replayed with something wrong in them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import ssl
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.fuzz.sessions import Recorded
+
+from farflung.transport.addresses import parse_address
+from farflung.transport.connection import Connection
+from farflung.transport.frame_reader import FrameReader
+from farflung.transport.frames import Close, Frame, Hello, Ping, Pong, encode
+
+PATIENCE_SECONDS = 0.25
+"""A victim that says nothing for so long waits for the rest of a frame that was cut short."""
+
+AT_ONCE = 24
+"""Connections that are made at the same time."""
+
+VICTIM_NAME = "b.worker.farflung.internal"
+_DAMAGED_SHARE, _DAMAGED_HELLOS = 0.7, 0.1
+
+
+@dataclass
+class Tally:
+    """How many frames were damaged and sent, over how many connections, and what became of them."""
+
+    frames: int = 0
+    connections: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+
+class Attacker:
+    """One connection with a good certificate and bad intentions."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._reader = FrameReader(self)
+        self._changed = asyncio.Event()
+        self._pings = 0
+        self._answered = -1.0
+        self._end: str | None = None
+
+    @classmethod
+    async def connect(cls, address: str, context: ssl.SSLContext) -> Attacker:
+        """Shake hands as any holder would."""
+        raw = socket.socket()
+        raw.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(raw, parse_address(address))
+        attacker = cls(await Connection.shake_hands(raw, context, False, VICTIM_NAME))
+        attacker._connection.start(attacker)
+        return attacker
+
+    def write(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        self._connection.write(data)
+
+    async def outcome(self) -> str:
+        """What the victim makes of all that was written: it answers a ping, refuses, or waits for more."""
+        self._pings += 1
+        self.write(encode(Ping(float(self._pings))))
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while self._end is None and self._answered < self._pings:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return "waited for more"
+        return self._end or "taken"
+
+    def hang_up(self) -> None:
+        """Gone without a word."""
+        self._connection.abort()
+
+    # farflung.transport.connection.Wire and farflung.transport.frame_reader.Sink
+
+    def buffer(self) -> memoryview:
+        return self._reader.buffer()
+
+    def received(self, count: int) -> None:
+        self._reader.received(count)
+
+    def drained(self) -> None:
+        pass
+
+    def lost(self, error: OSError | None) -> None:
+        self._end = self._end or "hung up on"
+        self._changed.set()
+
+    def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
+        return None
+
+    def end(self, frame: Frame, payload_bytes: int) -> None:
+        if isinstance(frame, Pong):
+            self._answered = frame.stamp
+        elif isinstance(frame, Close):
+            self._end = "refused"
+        self._changed.set()
+
+
+async def attack(
+    address: str, context: ssl.SSLContext, session: list[Recorded], random: Random, tally: Tally
+) -> None:
+    """Replay a session with about half of its frames damaged, until the victim has had enough."""
+    attacker = await Attacker.connect(address, context)
+    tally.connections += 1
+    is_sure = True
+    # So that what comes late in a session is reached as often as what comes first.
+    begin = 0 if random.random() < _DAMAGED_HELLOS else random.randrange(1, len(session)) * 2 // 3
+    for place, recorded in enumerate(session):
+        is_hello = isinstance(recorded.frame, Hello)
+        if place < begin or random.random() > _DAMAGED_SHARE:
+            attacker.write(recorded.whole)
+            # The victim says something after its hello, for which the session has credit and receipt.
+            is_sure = is_hello and await attacker.outcome() == "taken"
+            continue
+        # What came before may have been too much already: then this frame is none that was judged.
+        if not is_sure and await attacker.outcome() != "taken":
+            break
+        attacker.write(recorded.damaged(random))
+        outcome = await attacker.outcome()
+        tally.frames += 1
+        tally.outcomes[f"{type(recorded.frame).__name__.lower()} {outcome}"] += 1
+        is_sure = True
+        if outcome != "taken":
+            break
+    attacker.hang_up()
+
+
+async def attack_until(
+    address: str, context: ssl.SSLContext, sessions: list[list[Recorded]], frames: int, seed: int
+) -> Tally:
+    """Damage and send this many frames; session number n is the same for the same seed."""
+    tally = Tally()
+    numbers = itertools.count()
+
+    async def work() -> None:
+        while tally.frames < frames:
+            random = Random(f"{seed} {next(numbers)}")
+            await attack(address, context, random.choice(sessions), random, tally)
+
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    return tally

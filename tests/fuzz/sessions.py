@@ -1,0 +1,161 @@
+"""Valid sessions, recorded from real links, as raw frames that can be replayed and damaged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import msgspec
+from tests.fuzz.mutators import Mutator
+from tests.transport.certificates import TestAuthority
+from tests.transport.links import RawPeer, Recorder, slice_header, value_header
+
+from farflung.protocol import messages
+from farflung.protocol.messages import (
+    Ask,
+    Claim,
+    Device,
+    Loaded,
+    Refused,
+    Register,
+    Share,
+    UnitReady,
+    Welcome,
+)
+from farflung.transport.endpoint import Link, Peer, dial
+from farflung.transport.frames import (
+    MAXIMUM_HEADER_BYTES,
+    PREFIX_BYTES,
+    Cancel,
+    Close,
+    Control,
+    Frame,
+    Hello,
+    Kind,
+    Open,
+    Ping,
+    encode,
+)
+from farflung.transport.headers import ProbeHeader
+from farflung.transport.probe import Question
+from farflung.transport.timeouts import Timeouts
+
+_LARGE_BYTES = 70_000
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One frame as it travelled."""
+
+    frame: Frame
+    payload: bytes
+
+    @property
+    def whole(self) -> bytes:
+        """Its bytes."""
+        return encode(self.frame, len(self.payload)) + self.payload
+
+    def damaged(self, random: Random) -> bytes:
+        """Its bytes with something wrong: in the prefix, the header's fields, the payload, or anywhere."""
+        mutator, head = Mutator(random), encode(self.frame, len(self.payload))
+        prefix, header = head[:PREFIX_BYTES], head[PREFIX_BYTES:]
+        where = random.random()
+        if where < 0.3 and self.payload:
+            damage = mutator.values if isinstance(self.frame, Control) else mutator.bytes
+            payload = damage(self.payload)
+            return _framed(prefix, _resized(self.frame, header, len(payload)), payload)
+        if where < 0.65:
+            return _framed(prefix, mutator.values(header), self.payload)
+        if where < 0.85:
+            return _framed(prefix, mutator.fields(header), self.payload)
+        if where < 0.93:
+            return _framed(prefix, mutator.bytes(header), self.payload)
+        return mutator.bytes(self.whole)
+
+
+def _framed(prefix: bytes, header: bytes, payload: bytes) -> bytes:
+    """The frame, its lengths made right again so that the damage is what is judged."""
+    header = header[: 2 * MAXIMUM_HEADER_BYTES]
+    return prefix[:6] + len(header).to_bytes(2, "big") + len(payload).to_bytes(4, "big") + header + payload
+
+
+def _resized(frame: Frame, header: bytes, size: int) -> bytes:
+    """The header of a control message that has become longer or shorter."""
+    if isinstance(frame, Control) and frame.offset == 0:
+        return encode(Control(0, size))[PREFIX_BYTES:]
+    return header
+
+
+async def record(authority: TestAuthority) -> list[list[Recorded]]:
+    """What worker `a` writes on links of each kind, hello first and a reason for closing last."""
+    sessions = [await _recorded(authority, kind, scene) for kind, scene in SCENES]
+    much = sessions[2]
+    opening = next(one for one in much if isinstance(one.frame, Open))
+    return [*sessions, [much[0], opening, Recorded(Cancel(0), b""), much[-1]]]
+
+
+def _talk(link: Link) -> None:
+    device = Device("cpu", "pretended", 2, 2**30, "2.13.0", "1")
+    for message in [
+        Register(device, "home", ["192.0.2.1:7700", "[2001:db8::1]:7700"], "boot"),
+        Loaded("job-1", 1),
+        UnitReady("job-1", 1, 0, [Share(0, 2.5, True, 0.25)], 10**6),
+        Refused("job-1", 2, "no memory"),
+        Ask(),
+    ]:
+        link.send_control(messages.encode(message))
+
+
+def _carry(link: Link) -> None:
+    link.send_control(messages.encode(Claim("job-1", 1)))
+    for microbatch in range(4):
+        link.post(value_header(300, gradient=False, microbatch=microbatch), memoryview(bytes(300)))
+        link.post(value_header(40, gradient=True, microbatch=microbatch), memoryview(bytes(40)))
+        link.post(slice_header(1000), memoryview(bytes(1000)))
+    link.send_control(messages.encode(Welcome("job-1", 1)))
+
+
+def _carry_much(link: Link) -> None:
+    link.post(value_header(_LARGE_BYTES, gradient=False), memoryview(bytes(_LARGE_BYTES)))
+    link.post(slice_header(_LARGE_BYTES), memoryview(bytes(_LARGE_BYTES)))
+
+
+def _probe(link: Link) -> None:
+    link.post(ProbeHeader(500), memoryview(bytes(500)))
+    link.send_control(msgspec.msgpack.encode(Question(0)))
+
+
+SCENES: list[tuple[Kind, Callable[[Link], None]]] = [
+    ("control", _talk), ("data", _carry), ("data", _carry_much), ("probe", _probe),
+]  # fmt: skip
+
+
+async def _recorded(authority: TestAuthority, kind: Kind, scene: Callable[[Link], None]) -> list[Recorded]:
+    """What `a` writes during a scene; the other side answers by hand, and asks a little itself."""
+    over: asyncio.Future[list[Recorded]] = asyncio.get_running_loop().create_future()
+
+    async def entered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raw = RawPeer((reader, writer))
+        await raw.read(lambda: bool(raw.frames))
+        raw.say(Hello("b", "worker", kind))
+        raw.say(Ping(1.0))
+        raw.say(Open(0, slice_header(100)), bytes(100))
+        raw.say(Control(0, 3), b"ask")
+        await raw.read(lambda: isinstance(raw.frames[-1][0], Close))
+        await raw.close()
+        over.set_result([Recorded(frame, payload) for frame, payload in raw.frames])
+
+    server = await asyncio.start_server(entered, "127.0.0.1", 0, ssl=authority.holder("b", "worker").server)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    heard, hello, expected = Recorder(), Hello("a", "worker", kind), Peer("b", "worker")
+    link = await dial(address, authority.holder("a", "worker").client, hello, expected, heard, Timeouts(1.0))
+    scene(link)
+    await heard.until(lambda: bool(heard.messages and heard.controls))
+    await asyncio.sleep(2.5 * link.timeouts.heartbeat_seconds)  # until it has asked for a sign of life
+    await link.close("the session is over")
+    frames = await over
+    server.close()
+    await server.wait_closed()
+    return frames

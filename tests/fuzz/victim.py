@@ -1,0 +1,124 @@
+"""The endpoint that is attacked: a process of its own, with the handlers of a worker in little.
+
+Says its address, and answers each line on standard input with what it holds at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import ssl
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from farflung.errors import ProtocolError
+from farflung.protocol import messages
+from farflung.transport import stranger
+from farflung.transport.contexts import server_context
+from farflung.transport.endpoint import Handler, Hello, Link, listen
+from farflung.transport.headers import DataHeader, SliceHeader
+from farflung.transport.probe import Prober
+from farflung.transport.timeouts import Timeouts
+
+HEALTHY = "healthy"
+LEASE_SECONDS = 5.0
+MOST_BYTES = 2**18
+"""What the plan of this endpoint allows a message to have."""
+
+
+class Holding(msgspec.Struct):
+    """What the victim holds, and whom it has served."""
+
+    address: str
+    resident_bytes: int
+    links: int
+    tasks: int
+    descriptors: int
+    verified: int
+
+
+class Victim:
+    """A handler that gives back what its healthy peer sends, and judges all others by a plan."""
+
+    def __init__(self) -> None:
+        self.links: set[Link] = set()
+        self.verified = 0
+
+    def admit(self, link: Link) -> Handler:
+        """Everybody with a certificate is let in."""
+        if link.kind == "probe":
+            asyncio.get_running_loop().call_soon(_speak, link)
+            return Prober()
+        self.links.add(link)
+        if link.peer.id != HEALTHY:
+            # What the sessions were recorded with: their credit and receipts are for this.
+            asyncio.get_running_loop().call_soon(_speak, link)
+        return self
+
+    def control(self, link: Link, message: bytes) -> None:
+        """Whatever a worker may say, to a broker or to another worker."""
+        if link.kind == "control":
+            messages.decode(message, messages.FromWorker)
+        else:
+            messages.decode(message, messages.FromPeer)
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        """Memory is given within the plan only."""
+        if link.kind != "data":
+            raise ProtocolError("expected no data on a control connection")
+        if header.bytes > MOST_BYTES:
+            raise ProtocolError(f"expected at most {MOST_BYTES} bytes, found {header.bytes}")
+        return memoryview(bytearray(header.bytes))
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """The healthy peer gets back what it sent, if it came as it left."""
+        if link.peer.id == HEALTHY and isinstance(header, SliceHeader):
+            if hashlib.sha256(buffer).digest() != header.sha256:
+                raise ProtocolError("the healthy peer's bytes were damaged")
+            self.verified += 1
+            link.post(header, buffer)
+
+    def closed(self, link: Link, reason: str) -> None:
+        """Forget it."""
+        self.links.discard(link)
+
+
+async def main(context: ssl.SSLContext) -> None:
+    """Listen until standard input ends."""
+    victim, process = Victim(), psutil.Process()
+    own = Hello("b", "worker", "data")
+    timeouts = Timeouts(LEASE_SECONDS)
+    listener = await listen("127.0.0.1:0", context, own, victim.admit, timeouts, _on_stranger)
+    while True:
+        holding = Holding(
+            address=listener.address,
+            resident_bytes=process.memory_info().rss,
+            links=len(victim.links),
+            tasks=len(asyncio.all_tasks()),
+            descriptors=process.num_fds(),
+            verified=victim.verified,
+        )
+        print(msgspec.json.encode(holding).decode(), flush=True)
+        if not await asyncio.to_thread(sys.stdin.readline):
+            break
+    await listener.close()
+
+
+def _speak(link: Link) -> None:
+    link.post(SliceHeader("job", 1, 0, "weight", 0, 100, 100, bytes(32)), memoryview(bytes(100)))
+    link.send_control(b"ask")
+
+
+async def _on_stranger(request: bytes, remote: str) -> bytes:
+    stranger.decode_request(request)
+    return stranger.encode(stranger.Refuse("this endpoint lets nobody join"))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    authority, certificate, key = map(Path, sys.argv[1:])
+    asyncio.run(main(server_context(authority.read_bytes(), certificate, key, admit_strangers=True)))

@@ -1,0 +1,65 @@
+"""The naive bound: no dense run of a plan can take less than its busiest resource is busy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from farflung.plan import FEEDER, Plan, Topology
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """Seconds of a step for which one resource is busy, and which it is."""
+
+    seconds: float
+    resource: str
+
+
+def naive_bound(plan: Plan, topology: Topology | None, compute_seconds: float) -> Bound:
+    """max(compute with no network, payload bytes / bandwidth) over every link and line.
+
+    `compute_seconds` is what one step computes at least on this machine. Inputs from the submitter, which
+    stands in the home of `topology.home`, count on that home's line and links. Without a topology there is
+    no network.
+    """
+    bounds = [Bound(compute_seconds, "compute")]
+    if topology is not None:
+        bounds += _links(step_bytes(plan, topology), topology)
+    return max(bounds, key=lambda bound: bound.seconds)
+
+
+def step_bytes(plan: Plan, topology: Topology) -> dict[tuple[int, int], int]:
+    """Payload bytes of a step by (sender, receiver), numbers of workers; within one home nothing counts."""
+    number = {worker: at for at, worker in enumerate(topology.ids)}
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for edge in plan.edges:
+        source = topology.home.id if edge.source == FEEDER else plan.worker_of(edge.source)
+        a, b = number[source], number[plan.worker_of(edge.target)]
+        if a == b:
+            continue
+        found[(a, b)] += edge.bytes * plan.microbatches
+        if edge.differentiable:
+            found[(b, a)] += edge.bytes * plan.microbatches
+    return dict(found)
+
+
+def _links(traffic: dict[tuple[int, int], int], topology: Topology) -> list[Bound]:
+    bounds = []
+    up: dict[int, int] = defaultdict(int)
+    down: dict[int, int] = defaultdict(int)
+    for (a, b), size in traffic.items():
+        seconds = _seconds(size, topology.link(a, b).bandwidth_mbps)
+        bounds.append(Bound(seconds, f"{topology.ids[a]} -> {topology.ids[b]}"))
+        up[a] += size
+        down[b] += size
+    for at, worker in enumerate(topology.workers):
+        if worker.up_mbps is not None:
+            bounds.append(Bound(_seconds(up[at], worker.up_mbps), f"{worker.id} up"))
+        if worker.down_mbps is not None:
+            bounds.append(Bound(_seconds(down[at], worker.down_mbps), f"{worker.id} down"))
+    return bounds
+
+
+def _seconds(size: int, mbps: float) -> float:
+    return size * 8 / (mbps * 1e6)

@@ -1,0 +1,90 @@
+"""What every system of the race trains: one model, its data, batch, microbatches, optimizer and seed."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from examples.gpt import GPT, Config
+from torch import Tensor
+
+import farflung
+from farflung.data import SampleOrder, collate, spread_indices
+
+
+class Course(msgspec.Struct, frozen=True):
+    """Sizes of the model and of a step; the numbers of one race are the same for every system.
+
+    `validate_every` 0 means no evaluation.
+    """
+
+    layers: int = 8
+    width: int = 256
+    heads: int = 8
+    sequence: int = 256
+    batch: int = 32
+    microbatches: int = 8
+    learning_rate: float = 1e-3
+    seed: int = 0
+    steps: int = 7
+    validate_every: int = 0
+    validation_batches: int = 16
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of one microbatch."""
+        return self.batch // self.microbatches
+
+    @property
+    def activation_bytes(self) -> int:
+        """What one microbatch sends from a block to the next, float32."""
+        return self.microbatch_size * self.sequence * self.width * 4
+
+    def model(self) -> GPT:
+        """The model as every system starts from it."""
+        torch.manual_seed(self.seed)
+        return GPT(Config(sequence=self.sequence, layers=self.layers, heads=self.heads, width=self.width))
+
+    def optimizer(self) -> farflung.AdamW:
+        """Declared once; the baselines build torch's own from it."""
+        return farflung.AdamW(lr=self.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
+
+    def job(self) -> farflung.Job:
+        """The job that farflung trains."""
+        return farflung.Job(
+            model=self.model(),
+            data=farflung.data.text("train", sequence=self.sequence),
+            validation=self._held_out() if self.validate_every else None,
+            optimizer=self.optimizer(),
+            batch=self.batch,
+            microbatches=self.microbatches,
+            steps=self.steps,
+            seed=self.seed,
+            validate_every=self.validate_every or None,
+            validation_batches=self.validation_batches,
+            name="race",
+        )
+
+    def _held_out(self) -> farflung.data.TextDataset:
+        return farflung.data.text("validation", sequence=self.sequence)
+
+
+class Batches:
+    """The same samples in the same order as farflung's feeder sends them."""
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._data = farflung.data.text("train", sequence=course.sequence)
+        self._order = SampleOrder(len(self._data), course.batch, course.seed)
+
+    def step(self, step: int) -> dict[str, Tensor]:
+        """The whole batch of one step; microbatch m is its m-th slice."""
+        return collate([self._data[index] for index in self._order.indices(step)])
+
+    def held_out(self) -> list[dict[str, Tensor]]:
+        """The microbatch-sized batches of one evaluation."""
+        course = self._course
+        data = farflung.data.text("validation", sequence=course.sequence)
+        count = min(course.validation_batches, len(data) // course.microbatch_size)
+        indices = spread_indices(len(data), count * course.microbatch_size)
+        size = course.microbatch_size
+        return [collate([data[i] for i in indices[n * size : (n + 1) * size]]) for n in range(count)]

@@ -1,0 +1,147 @@
+"""The ground on which systems race: an emulated network, or this machine's own loopback without one."""
+
+from __future__ import annotations
+
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from farflung.lab.layout import SUBMITTER
+from farflung.lab.network import RunningLab
+from farflung.lab.tun import INTERFACE
+from farflung.plan import Topology
+
+LOOPBACK = "loopback"
+
+
+class Reading(NamedTuple):
+    """Counters at one moment: bytes of IP packets that were carried, CPU seconds of the racing processes."""
+
+    wire_bytes: int
+    cpu_seconds: float
+
+
+class Lateness(NamedTuple):
+    """How late the switch handed packets over; beyond 5 ms at the 99th percentile a leg is void."""
+
+    p99_ms: float
+    void: bool
+
+
+class Ground(ABC):
+    """Where ranks and workers run, what they call each other, and what is counted, for all systems alike.
+
+    Attributes
+    ----------
+    name : The testbed.
+    nodes : Ids of the places where a rank or a worker runs, in order.
+    interface : What gloo binds to.
+    """
+
+    name: str
+    nodes: list[str]
+    interface: str
+
+    @abstractmethod
+    def command(self, node: str, argv: Sequence[str]) -> list[str]:
+        """What runs `argv` in a node."""
+
+    @abstractmethod
+    def address(self, node: str) -> str:
+        """IPv4 address of a node."""
+
+    @abstractmethod
+    def read(self) -> Reading:
+        """The counters now."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """A leg begins."""
+
+    @abstractmethod
+    def lateness(self) -> Lateness:
+        """Since it began."""
+
+
+class LabGround(Ground):
+    """A lab that runs; the switch counts the bytes."""
+
+    def __init__(self, network: RunningLab, topology: Topology) -> None:
+        self.network = network
+        self.topology = topology
+        self.name = topology.name
+        self.nodes = topology.ids
+        self.interface = INTERFACE
+
+    def command(self, node: str, argv: Sequence[str]) -> list[str]:
+        return self.network.command(node, argv)
+
+    def address(self, node: str) -> str:
+        return self.network.address(node)
+
+    def read(self) -> Reading:
+        stats = self.network.stats()
+        return Reading(sum(link.bytes for link in stats.links), self._cpu_seconds())
+
+    def begin(self) -> None:
+        self.network.stats(reset=True)
+
+    def lateness(self) -> Lateness:
+        stats = self.network.stats()
+        return Lateness(stats.late_p99_ms, stats.void)
+
+    def _cpu_seconds(self) -> float:
+        """Of all processes in the namespaces of workers and submitter (a baseline has none there)."""
+        namespaces = [self.network.namespace(node) for node in [*self.nodes, SUBMITTER]]
+        return sum(_cpu_seconds(pid) for name in namespaces for pid in _processes(name))
+
+
+class LoopbackGround(Ground):
+    """This machine's loopback interface: no emulation. Its counter sees other programs' traffic too."""
+
+    def __init__(self, count: int) -> None:
+        self.name = LOOPBACK
+        self.nodes = [f"worker-{number}" for number in range(count)]
+        self.interface = "lo"
+
+    def command(self, node: str, argv: Sequence[str]) -> list[str]:
+        return list(argv)
+
+    def address(self, node: str) -> str:
+        return "127.0.0.1"
+
+    def read(self) -> Reading:
+        children = psutil.Process().children(recursive=True)
+        carried = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+        return Reading(carried, sum(_cpu_seconds(child.pid) for child in children))
+
+    def begin(self) -> None:
+        """Nothing is emulated, so nothing can be late."""
+
+    def lateness(self) -> Lateness:
+        return Lateness(0.0, False)
+
+
+def _processes(namespace: str) -> list[int]:
+    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
+    return [int(line) for line in listed.stdout.split()]
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return times.user + times.system
+
+
+def congestion_control() -> str:
+    """What paces a connection that asks for nothing, as gloo's do."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return "unknown"

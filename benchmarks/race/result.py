@@ -1,0 +1,133 @@
+"""What one race gave, as `benchmarks/wan.py --json` prints it. Keys are only ever added."""
+
+from __future__ import annotations
+
+import statistics
+
+import msgspec
+from benchmarks.race.bounds import Bound
+from benchmarks.race.course import Course
+from benchmarks.race.leg import Leg
+from benchmarks.race.numerics import Reference
+from benchmarks.race.systems import FARFLUNG
+
+PIPELINES = ("gpipe", "1f1b")
+
+
+class System(msgspec.Struct, frozen=True):
+    """One system on one testbed.
+
+    `seconds_per_step` is the median of all measured steps, `spread` the least and the most. `bytes_on_wire`
+    is a step's, at the switch, IP headers included; `cpu_seconds_per_step` that of its processes. Time to
+    target is None where its losses were not those of the run without a network.
+    """
+
+    seconds_per_step: float
+    spread: tuple[float, float]
+    measured_steps: int
+    samples_per_second: float
+    bytes_on_wire: int
+    cpu_seconds_per_step: float
+    same_losses: bool
+    steps_to_target: int | None
+    seconds_to_target: float | None
+    validation: list[tuple[float, float]]
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """A system that trained all steps in the lab: the sum of its steps' seconds, and whether every loss was
+    the one without a network.
+    """
+
+    system: str
+    steps: int
+    seconds: float
+    same_losses: bool
+
+
+class Result(msgspec.Struct, frozen=True):
+    """A race: the systems, the bounds, and farflung against the faster of GPipe and 1F1B.
+
+    `schedule_bound_seconds` is None until there is a simulator to say it. `void` names the legs in which the
+    switch was more than 5 ms late at the 99th percentile.
+    """
+
+    testbed: str
+    mode: str
+    course: Course
+    target_loss: float
+    systems: dict[str, System]
+    speedup_to_target_loss: float | None
+    speedup_samples_per_second: float | None
+    naive_bound_seconds: float
+    naive_bound_resource: str
+    schedule_bound_seconds: float | None
+    one_process_seconds_per_step: float
+    congestion_control: str
+    late_p99_ms: float
+    void: list[str]
+    proofs: list[Proof] = []
+
+
+def system(legs: list[Leg], course: Course, reference: Reference) -> System:
+    """All legs of one system as one."""
+    seconds = [each for leg in legs for each in leg.seconds]
+    median = statistics.median(seconds)
+    same = all(reference.agrees(leg.losses) for leg in legs)
+    steps = reference.steps_to_target if same else None
+    return System(
+        seconds_per_step=median,
+        spread=(min(seconds), max(seconds)),
+        measured_steps=len(seconds),
+        samples_per_second=course.batch / median,
+        bytes_on_wire=round(statistics.median(leg.bytes_per_step for leg in legs)),
+        cpu_seconds_per_step=statistics.median(leg.cpu_seconds_per_step for leg in legs),
+        same_losses=same,
+        steps_to_target=steps,
+        seconds_to_target=None if steps is None else steps * median,
+        validation=[(step * median, loss) for step, loss in reference.validation] if same else [],
+    )
+
+
+def proof(leg: Leg, reference: Reference) -> Proof:
+    """What a leg over the whole course proves."""
+    same = reference.agrees(leg.losses, len(reference.losses))
+    return Proof(leg.system, len(leg.losses), sum(leg.seconds), same)
+
+
+def result(
+    testbed: str,
+    mode: str,
+    course: Course,
+    legs: list[Leg],
+    reference: Reference,
+    bound: Bound,
+    congestion_control: str,
+) -> Result:
+    """The whole race."""
+    names = list(dict.fromkeys(leg.system for leg in legs))
+    systems = {name: system([leg for leg in legs if leg.system == name], course, reference) for name in names}
+    return Result(
+        testbed=testbed,
+        mode=mode,
+        course=course,
+        target_loss=reference.target_loss,
+        systems=systems,
+        speedup_to_target_loss=_speedup(systems, "seconds_to_target"),
+        speedup_samples_per_second=_speedup(systems, "seconds_per_step"),
+        naive_bound_seconds=bound.seconds,
+        naive_bound_resource=bound.resource,
+        schedule_bound_seconds=None,
+        one_process_seconds_per_step=reference.seconds_per_step,
+        congestion_control=congestion_control,
+        late_p99_ms=max(leg.late_p99_ms for leg in legs),
+        void=[leg.system for leg in legs if leg.void],
+    )
+
+
+def _speedup(systems: dict[str, System], measure: str) -> float | None:
+    """The faster of GPipe and 1F1B over farflung; None where one side is missing."""
+    theirs = [getattr(systems[name], measure) for name in PIPELINES if name in systems]
+    ours = getattr(systems[FARFLUNG], measure) if FARFLUNG in systems else None
+    known = [value for value in theirs if value is not None]
+    return min(known) / ours if known and ours else None

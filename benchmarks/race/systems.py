@@ -1,0 +1,122 @@
+"""The systems that race, each started as its user would start it: farflung, and the baselines over gloo."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from benchmarks.race.baseline import Rank
+from benchmarks.race.course import Course
+from benchmarks.race.ground import Ground, LabGround
+from benchmarks.race.leg import Follower, Leg
+
+from farflung.lab.run import LabRun, Request
+
+ROOT = Path(__file__).resolve().parents[2]
+FARFLUNG = "farflung"
+BASELINES = ("gpipe", "1f1b", "ddp")
+PORT = 29_500
+STEP_SECONDS = 180.0  # no step of any system on any testbed takes longer, loading and dialling included
+ROWS = "metrics.jsonl"
+
+
+def race(system: str, ground: Ground, course: Course, folder: Path, warmup: int) -> Leg:
+    """One leg: `system` trains `course.steps` steps on `ground`; its files are in `folder`, which is new.
+
+    Raises
+    ------
+    RuntimeError
+        It did not come to its end.
+    """
+    folder.mkdir(parents=True)
+    run = folder / "run" if system == FARFLUNG else folder
+    ground.begin()
+    follower = Follower(ground, run / ROWS, warmup, course.steps)
+    follower.start()
+    limit = STEP_SECONDS * (course.steps + 1)
+    try:
+        if system != FARFLUNG:
+            _run_baseline(system, ground, course, folder, limit)
+        elif isinstance(ground, LabGround):
+            asyncio.run(_run_in_lab(ground, course, run, limit))
+        else:
+            _run_locally(ground, course, run, limit)
+    finally:
+        lateness = ground.lateness()
+    return follower.leg(system, lateness)
+
+
+def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, limit: float) -> None:
+    """One process a node; the last rank's rows go to `metrics.jsonl`."""
+    world = len(ground.nodes)
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": ground.interface,
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "ranks.log").open("wb"))
+        rows = stack.enter_context((folder / ROWS).open("wb"))
+        for rank, node in enumerate(ground.nodes):
+            told = Rank(system, rank, world, f"{ground.address(ground.nodes[0])}:{PORT}", course)
+            argv = [sys.executable, "-m", "benchmarks.race.baseline", msgspec.json.encode(told).decode()]
+            output = rows if rank == world - 1 else log
+            command = ground.command(node, argv)
+            process = subprocess.Popen(command, stdout=output, stderr=log, env=environment, cwd=ROOT)
+            processes.append(process)
+            stack.callback(_end, process)
+        for process in processes:
+            if process.wait(limit):
+                raise RuntimeError(f"{system} failed: {_last_words(folder / 'ranks.log')}")
+
+
+async def _run_in_lab(ground: LabGround, course: Course, run: Path, limit: float) -> None:
+    """The real thing: broker, workers and submitter, each in a namespace of its own."""
+    job = _job_file(course, run)
+    request = Request(job, ground.topology, len(ground.nodes), run, as_json=True)
+    async with asyncio.timeout(limit):
+        outcome = await LabRun(ground.network, request, _silently).run()
+    if outcome.exit_code:
+        raise RuntimeError(f"farflung failed: {outcome.output.decode(errors='replace')[-500:]}")
+
+
+def _run_locally(ground: Ground, course: Course, run: Path, limit: float) -> None:
+    argv = [sys.executable, "-m", "farflung", "train", str(_job_file(course, run))]
+    argv += ["--local", str(len(ground.nodes)), "--out", str(run), "--json"]
+    done = subprocess.run(argv, capture_output=True, timeout=limit, check=False)
+    if done.returncode:
+        raise RuntimeError(f"farflung failed: {done.stderr.decode(errors='replace')[-500:]}")
+
+
+def _job_file(course: Course, run: Path) -> Path:
+    """A job file that names the course, as `farflung train` reads it."""
+    path = run.parent / "race_job.py"
+    text = msgspec.json.encode(course).decode()
+    path.write_text(
+        f"import sys\n\nsys.path.insert(0, {str(ROOT)!r})\n\nimport msgspec\n\n"
+        f"from benchmarks.race.course import Course\n\n\ndef job():\n"
+        f"    return msgspec.json.decode({text!r}, type=Course).job()\n"
+    )
+    return path
+
+
+def _silently(line: str) -> None:
+    """The fleet's own words are in its logs."""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else "it said nothing"

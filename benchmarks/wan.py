@@ -1,0 +1,174 @@
+"""The race: farflung beside GPipe, 1F1B and DDP of `torch.distributed` on one emulated network.
+
+Every system trains the same model on the same data with the same batch, microbatches, optimizer and seed,
+each rank or worker in a network namespace of its own; sides alternate. `--quick` takes a smaller model and
+fewer steps and stays under ten minutes; `--full` also trains the whole course in the lab, as a proof. Needs
+root and /dev/net/tun; `--testbed loopback` needs neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for all that is started
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.race import report
+from benchmarks.race.bounds import Bound, naive_bound
+from benchmarks.race.course import Course
+from benchmarks.race.ground import LOOPBACK, Ground, LabGround, LoopbackGround, congestion_control
+from benchmarks.race.leg import Leg
+from benchmarks.race.numerics import Reference, reference
+from benchmarks.race.result import PIPELINES, Proof, Result, proof, result
+from benchmarks.race.systems import BASELINES, FARFLUNG, race
+
+from farflung.errors import FarflungError
+from farflung.lab.layout import lay_out
+from farflung.lab.network import Network
+from farflung.lab.testbeds.catalogue import find_topology
+from farflung.plan import Plan
+
+LOOPBACK_NODES = 4
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How much is measured: `course` trains to the target; each round has warm-up and measured steps."""
+
+    name: str
+    course: Course
+    rounds: int
+    warmup: int
+    steps: int
+
+
+QUICK = Mode(
+    "quick", Course(width=128, sequence=128, steps=100, learning_rate=2e-3, validate_every=10), 2, 2, 3
+)
+NORMAL = Mode("normal", Course(steps=60, validate_every=5), 2, 2, 3)
+FULL = Mode("full", NORMAL.course, 2, 2, 3)
+
+
+def main() -> int:
+    """Race, and print what came of it; 1 if the machine or the testbed does not allow it."""
+    options = arguments()
+    try:
+        found = compete(options)
+    except (FarflungError, RuntimeError) as error:
+        print(f"wan.py: {error}", file=sys.stderr)
+        return 1
+    report.show(found)
+    if options.picture is not None and found.systems:
+        options.picture.write_text(report.picture(found))
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--testbed", required=True, help="a shipped testbed, a topology file, or loopback")
+    parser.add_argument("--peers", default=",".join(BASELINES), help="baselines to race: %(default)s")
+    parser.add_argument("--rounds", type=int, help="how often the sides alternate")
+    parser.add_argument("--steps", type=int, help="measured steps of a round, after 2 of warm-up")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a smaller model, under ten minutes")
+    size.add_argument("--full", action="store_true", help="train the whole course in the lab, too")
+    parser.add_argument("--picture", type=Path, help="write loss over time there, as SVG")
+    parser.add_argument("--keep", type=Path, help="folder for runs and logs (default: a temporary one)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args()
+
+
+def compete(options: argparse.Namespace) -> Result:
+    """All rounds on one ground."""
+    mode = QUICK if options.quick else FULL if options.full else NORMAL
+    rounds, measured = options.rounds or mode.rounds, options.steps or mode.steps
+    systems = [FARFLUNG, *_peers(options.peers)]
+    with folder(options.keep) as kept, ground(options.testbed) as place:
+        known = reference(mode.course, Path(tempfile.gettempdir()) / "farflung-race", tell)
+        legs: list[Leg] = []
+        sprint = msgspec.structs.replace(mode.course, steps=mode.warmup + measured, validate_every=0)
+        for number in range(rounds):
+            for name in systems if number % 2 == 0 else systems[::-1]:
+                legs.append(_leg(name, place, sprint, kept / f"{number}-{name}", mode.warmup))
+        bound = _bound(place, kept / f"0-{FARFLUNG}", known)
+        found = result(place.name, mode.name, sprint, legs, known, bound, congestion_control())
+        if options.full:
+            return msgspec.structs.replace(found, proofs=_prove(found, place, mode.course, kept, known))
+        return found
+
+
+def tell(line: str) -> None:
+    """One line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def ground(testbed: str) -> Iterator[Ground]:
+    """The network for as long as the race lasts."""
+    if testbed == LOOPBACK:
+        yield LoopbackGround(LOOPBACK_NODES)
+        return
+    topology = find_topology(testbed)
+    with Network(lay_out(topology)) as network:
+        yield LabGround(network, topology)
+
+
+@contextmanager
+def folder(kept: Path | None) -> Iterator[Path]:
+    """Where runs and logs go."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="farflung-race-") as path:
+        yield Path(path)
+
+
+def _peers(listed: str) -> list[str]:
+    names = [name for name in listed.split(",") if name]
+    for name in names:
+        if name not in BASELINES:
+            raise RuntimeError(f"expected --peers from {', '.join(BASELINES)}, found {name!r}")
+    return names
+
+
+def _leg(system: str, place: Ground, course: Course, runs: Path, warmup: int) -> Leg:
+    leg = race(system, place, course, runs, warmup)
+    seconds = ", ".join(f"{each:.2f}" for each in leg.seconds)
+    late = f"; VOID, {leg.late_p99_ms:.1f} ms late" if leg.void else ""
+    tell(f"{place.name}: {system} took {seconds} s a step{late}")
+    return leg
+
+
+def _bound(place: Ground, runs: Path, known: Reference) -> Bound:
+    """The naive bound of farflung's plan; the processes share this machine's cores."""
+    plan = msgspec.json.decode((runs / "run" / "plan.json").read_bytes(), type=Plan)
+    topology = place.topology if isinstance(place, LabGround) else None
+    cores = min(len(place.nodes), os.cpu_count() or 1)
+    return naive_bound(plan, topology, known.seconds_per_step / cores)
+
+
+def _prove(found: Result, place: Ground, course: Course, kept: Path, known: Reference) -> list[Proof]:
+    """Farflung and the faster pipeline over the whole course."""
+    rivals = [name for name in PIPELINES if name in found.systems]
+    fastest = sorted(rivals, key=lambda name: found.systems[name].seconds_per_step)[:1]
+    return [
+        proof(_leg(name, place, course, kept / f"whole-{name}", warmup=0), known)
+        for name in [FARFLUNG, *fastest]
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The race is fair and says what it measured: equal numerics, a stable contract, honest bounds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from benchmarks.race.bounds import Bound, naive_bound
+from benchmarks.race.chart import loss_chart
+from benchmarks.race.course import Course
+from benchmarks.race.ground import LoopbackGround
+from benchmarks.race.leg import Leg
+from benchmarks.race.numerics import Reference, train
+from benchmarks.race.result import result
+from benchmarks.race.systems import BASELINES, FARFLUNG, race
+
+from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
+
+ROOT = Path(__file__).parents[2]
+TINY = Course(layers=4, width=32, heads=2, sequence=16, batch=8, microbatches=4, steps=2)
+
+
+@pytest.fixture(scope="module")
+def eager() -> Reference:
+    return train(TINY)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("system", BASELINES)
+def test_a_baseline_has_the_losses_of_one_process(system: str, eager: Reference, tmp_path: Path) -> None:
+    leg = race(system, LoopbackGround(2), TINY, tmp_path / system, warmup=0)
+    assert leg.losses == pytest.approx(eager.losses, rel=1e-5)
+    assert len(leg.seconds) == TINY.steps
+
+
+@pytest.mark.processes
+def test_farflung_has_them_too(eager: Reference, tmp_path: Path) -> None:
+    leg = race(FARFLUNG, LoopbackGround(2), TINY, tmp_path / FARFLUNG, warmup=1)
+    assert leg.losses == pytest.approx(eager.losses, rel=1e-5)
+    assert len(leg.seconds) == TINY.steps - 1
+    assert leg.cpu_seconds_per_step > 0
+    assert leg.bytes_per_step > TINY.microbatches * TINY.activation_bytes
+
+
+def test_the_result_keeps_its_contract() -> None:
+    known = Reference([3.0, 2.0, 1.5, 1.2, 1.1], [(0, 3.5), (2, 2.5), (4, 1.4), (5, 1.3)], 0.5)
+    legs = [
+        leg(FARFLUNG, known.losses, [1.0, 1.2]),
+        leg("gpipe", known.losses, [2.0, 2.2]),
+        leg("1f1b", known.losses, [3.0, 3.0]),
+        leg("ddp", [9.0] * 5, [5.0]),
+    ]
+    found = result("four-homes", "quick", TINY, legs, known, Bound(0.7, "compute"), "bbr")
+    document = msgspec.to_builtins(found)
+    assert document["testbed"] == "four-homes"
+    assert document["target_loss"] == 1.4
+    ours = document["systems"][FARFLUNG]
+    assert (ours["seconds_per_step"], ours["steps_to_target"]) == (1.1, 4)
+    assert ours["seconds_to_target"] == pytest.approx(4.4)
+    assert ours["samples_per_second"] == pytest.approx(TINY.batch / 1.1)
+    assert ours["bytes_on_wire"] == 1000
+    assert document["speedup_to_target_loss"] == pytest.approx(2.1 / 1.1)
+    assert document["schedule_bound_seconds"] is None
+    assert document["systems"]["ddp"]["steps_to_target"] is None  # its losses were others
+    assert not document["systems"]["ddp"]["same_losses"]
+
+
+def test_a_race_without_pipelines_has_no_speedup() -> None:
+    known = Reference([3.0], [(0, 3.5)], 0.5)
+    found = result("lan", "quick", TINY, [leg(FARFLUNG, [3.0], [1.0])], known, Bound(0.7, "compute"), "bbr")
+    assert found.speedup_to_target_loss is None
+
+
+@pytest.mark.parametrize(
+    ("up_mbps", "compute_seconds", "resource", "seconds"),
+    [(None, 0.1, "a -> b", 4.0), (1.0, 0.1, "a up", 32.0), (None, 9.0, "compute", 9.0)],
+)
+def test_the_naive_bound_is_the_busiest_resource(
+    up_mbps: float | None, compute_seconds: float, resource: str, seconds: float
+) -> None:
+    workers = (WorkerSpec("a", "", 1.0, 1.0, up_mbps=up_mbps), WorkerSpec("b", "", 1.0, 1.0))
+    topology = Topology(workers, ((0.0, 5.0), (5.0, 0.0)), ((0.0, 8.0), (10.0, 0.0)))
+    plan = Plan(
+        [Placement(0, ["a"], 1, 0, 1), Placement(1, ["b"], 1, 0, 1)],
+        [Edge(0, FEEDER, 0, 50_000, False), Edge(1, 0, 1, 1_000_000, True)],
+        microbatches=4,
+        window=4,
+    )
+    found = naive_bound(plan, topology, compute_seconds)
+    assert found.resource == resource
+    assert found.seconds == pytest.approx(seconds)
+
+
+def test_a_loss_chart_is_a_picture_with_every_line_inside() -> None:
+    lines = {"a & b": [(0.0, 5.0), (10.0, 2.0)], "c": [(0.0, 5.0), (40.0, 2.0)]}
+    picture = ElementTree.fromstring(loss_chart("over <time>", lines, 2.5))  # noqa: S314
+    drawn = picture.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(drawn) == len(lines)
+    _, _, width, height = (float(x) for x in picture.attrib["viewBox"].split())
+    for line in drawn:
+        for pair in line.attrib["points"].split():
+            x, y = map(float, pair.split(","))
+            assert 0 <= x <= width
+            assert 0 <= y <= height
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--testbed", "no-such"], "neither a file nor a testbed"),
+        (["--testbed", "lan", "--peers", "nccl"], "expected --peers from"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "benchmarks/wan.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def leg(system: str, losses: list[float], seconds: list[float]) -> Leg:
+    return Leg(system, losses, seconds, 1000.0, 0.5, 0.1, False)

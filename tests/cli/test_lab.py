@@ -132,7 +132,8 @@ def test_a_mistake_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("farflung.lab.network.check_machine", lambda needs_nft=False: None)
+    for user in ("network", "running"):
+        monkeypatch.setattr(f"farflung.lab.{user}.check_machine", lambda needs_nft=False: None)
     assert run(["lab", *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error
@@ -147,6 +148,19 @@ def test_an_impossible_rate_is_one_line(
     path.write_text(json.dumps(TOPOLOGY | {"bandwidth_mbps": [[0, -50], [50, 0]]}))
     assert run(["lab", "up", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command", [["stats"], ["cut", "a"], ["down"], ["exec", "a", "--", "true"], ["calibrate"]]
+)
+def test_every_command_says_that_it_needs_root(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert run(["lab", *command]) == 2
+    assert capsys.readouterr().err == (
+        "error: the lab needs root for its network namespaces: run this command with sudo\n"
+    )
 
 
 @pytest.mark.parametrize(

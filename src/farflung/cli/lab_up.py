@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.lab_run import ScaleOption, scaled
 from farflung.cli.output import note, print_json
 
 if TYPE_CHECKING:
@@ -22,15 +23,15 @@ def up(
     topology: Annotated[
         str, typer.Argument(metavar="TOPOLOGY", help="A topology file, or a testbed (farflung lab list).")
     ],
+    scale: ScaleOption = 1.0,
     name: LabName = DEFAULT_NAME,
     as_json: Annotated[bool, typer.Option("--json", help="Print the nodes as a JSON document.")] = False,
 ) -> None:
     """Lay out a topology and keep it up until Ctrl-C, SIGTERM or `farflung lab down`."""
     from farflung.lab.layout import lay_out
     from farflung.lab.network import Network
-    from farflung.lab.testbeds.catalogue import find_topology
 
-    spec = lay_out(find_topology(topology))
+    spec = lay_out(scaled(topology, scale))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     with Network(spec, name) as network:

@@ -64,7 +64,6 @@ class Network(RunningLab):
         """Until somebody else takes the lab down. Raises `LabError` if its switch was killed instead."""
         assert self._process is not None
         if self._process.wait() != 0:
-            registry.clean_stale()
             raise LabError(f"the switch of lab {self.name} was killed; what it left is removed")
 
     def _end(self) -> None:
@@ -74,7 +73,7 @@ class Network(RunningLab):
             self._process.wait(Timeouts().stop_seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+        if self._process.wait() != 0:
             registry.clean_stale()
 
 

@@ -12,6 +12,7 @@ import msgspec
 from farflung.errors import LabError
 from farflung.lab import addresses, control, namespaces, registry
 from farflung.lab.control import UNSET
+from farflung.lab.machine import check_machine
 from farflung.lab.spec import Node
 from farflung.lab.stats import Stats
 
@@ -127,7 +128,8 @@ class RunningLab:
 
 
 def find(name: str = registry.DEFAULT_NAME) -> RunningLab:
-    """The lab of this name. Raises `LabError` if none runs."""
+    """The lab of this name. Raises `LabError` if none runs, or this process may not use labs."""
+    check_machine()
     registry.check_name(name)
     if not registry.socket_path(name).exists():
         raise LabError(f"no lab called {name} runs: farflung lab up TOPOLOGY")

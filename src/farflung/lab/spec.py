@@ -168,11 +168,6 @@ class LabSpec:
             if source not in by_name or target not in by_name or source == target:
                 raise LabError(f"a link goes from one node of the lab to another, found {source} -> {target}")
 
-    def home(self, name: str) -> str:
-        """The node whose line this node uses: itself, or the one it shares with."""
-        node = next(node for node in self.nodes if node.name == name)
-        return node.shares_line_with or node.name
-
 
 def _check_owner(node: Node, by_name: Mapping[str, Node]) -> None:
     if node.shares_line_with is None:

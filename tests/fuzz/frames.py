@@ -15,7 +15,7 @@ from tests.fuzz.sessions import Recorded
 from farflung.transport.addresses import parse_address
 from farflung.transport.connection import Connection
 from farflung.transport.frame_reader import FrameReader
-from farflung.transport.frames import Close, Frame, Hello, Ping, Pong, encode
+from farflung.transport.frames import Close, Frame, Hello, Ping, Pong, Stripe, encode
 
 PATIENCE_SECONDS = 0.25
 """A victim that says nothing for so long waits for the rest of a frame that was cut short."""
@@ -25,6 +25,7 @@ AT_ONCE = 24
 
 VICTIM_NAME = "b.worker.farflung.internal"
 _DAMAGED_SHARE, _DAMAGED_HELLOS = 0.7, 0.1
+_FURTHER_SHARE = 0.05
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Attacker:
         self._pings = 0
         self._answered = -1.0
         self._end: str | None = None
+        self.token: bytes | None = None
 
     @classmethod
     async def connect(cls, address: str, context: ssl.SSLContext) -> Attacker:
@@ -99,6 +101,8 @@ class Attacker:
     def end(self, frame: Frame, payload_bytes: int) -> None:
         if isinstance(frame, Pong):
             self._answered = frame.stamp
+        elif isinstance(frame, Hello):
+            self.token = frame.stripe
         elif isinstance(frame, Close):
             self._end = "refused"
         self._changed.set()
@@ -112,7 +116,7 @@ async def attack(
     tally.connections += 1
     is_sure = True
     # So that what comes late in a session is reached as often as what comes first.
-    begin = 0 if random.random() < _DAMAGED_HELLOS else random.randrange(1, len(session)) * 2 // 3
+    begin = 0 if random.random() < _DAMAGED_HELLOS else random.randrange(len(session)) * 2 // 3
     for place, recorded in enumerate(session):
         is_hello = isinstance(recorded.frame, Hello)
         if place < begin or random.random() > _DAMAGED_SHARE:
@@ -130,7 +134,27 @@ async def attack(
         is_sure = True
         if outcome != "taken":
             break
+        if attacker.token is not None and random.random() < _FURTHER_SHARE:
+            await _attack_further(address, context, attacker, session, random, tally)
     attacker.hang_up()
+
+
+async def _attack_further(
+    address: str,
+    context: ssl.SSLContext,
+    attacker: Attacker,
+    session: list[Recorded],
+    random: Random,
+    tally: Tally,
+) -> None:
+    """Damaged frames over a further connection of the same link: not counted, for some may not be judged."""
+    further = await Attacker.connect(address, context)
+    token = Recorded(Stripe(attacker.token or b""), b"")
+    further.write(token.damaged(random) if random.random() < 0.3 else token.whole)
+    for recorded in random.sample(session, min(3, len(session))):
+        further.write(recorded.damaged(random) if random.random() < 0.7 else recorded.whole)
+    tally.outcomes[f"further connection {await attacker.outcome()}"] += 1
+    further.hang_up()
 
 
 async def attack_until(

@@ -28,6 +28,7 @@ from farflung.transport.endpoint import Link, Peer, dial
 from farflung.transport.frames import (
     MAXIMUM_HEADER_BYTES,
     PREFIX_BYTES,
+    STRIPE_TOKEN_BYTES,
     Cancel,
     Close,
     Control,
@@ -36,6 +37,8 @@ from farflung.transport.frames import (
     Kind,
     Open,
     Ping,
+    Stripe,
+    Widen,
     encode,
 )
 from farflung.transport.headers import ProbeHeader
@@ -93,7 +96,9 @@ async def record(authority: TestAuthority) -> list[list[Recorded]]:
     sessions = [await _recorded(authority, kind, scene) for kind, scene in SCENES]
     much = sessions[2]
     opening = next(one for one in much if isinstance(one.frame, Open))
-    return [*sessions, [much[0], opening, Recorded(Cancel(0), b""), much[-1]]]
+    cancelled = [much[0], opening, Recorded(Cancel(0, len(opening.payload)), b""), much[-1]]
+    stripe = [Recorded(Stripe(bytes(STRIPE_TOKEN_BYTES)), b"")]
+    return [*sessions, cancelled, [much[0], Recorded(Widen(4), b""), much[-1]], stripe]
 
 
 def _talk(link: Link) -> None:

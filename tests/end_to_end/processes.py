@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -118,6 +118,9 @@ class Command:
 class Machines:
     """Starts commands, each as on a machine whose home is named."""
 
+    lease_seconds = LEASE_SECONDS
+    listen = "127.0.0.1:0"
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.temporary = folder / "temporary"
@@ -131,7 +134,7 @@ class Machines:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
         out, err = (logs / f"{len(self._started)}-{home}.{end}" for end in ("out", "err"))
-        command = [sys.executable, "-m", "farflung", *arguments]
+        command = [*self.prefix(home), sys.executable, "-m", "farflung", *arguments]
 
         def limit() -> None:
             if limit_bytes is not None:
@@ -145,6 +148,10 @@ class Machines:
             )  # fmt: skip
         self._started.append(Command(process, out, err))
         return self._started[-1]
+
+    def prefix(self, home: str) -> list[str]:
+        """What a command of this machine begins with."""
+        return []
 
     def fails(self, home: str, *arguments: str) -> str:
         """Run a command that must fail: its one line, without `error: `."""
@@ -162,7 +169,7 @@ class Machines:
 
     def broker(self) -> Command:
         """The broker, on the folder that it may have had before."""
-        started = self.start("hub", "broker", "--listen", self.address, "--lease", f"{LEASE_SECONDS:g}")
+        started = self.start("hub", "broker", "--listen", self.address, "--lease", f"{self.lease_seconds:g}")
         started.says("listens on", self.address)
         return started
 
@@ -172,7 +179,7 @@ class Machines:
 
     def worker(self, name: str, token: str | None = None) -> Command:
         """A worker of that name; without a token it has joined before."""
-        arguments = ["join", self.address, "--name", name, "--listen", "127.0.0.1:0"]
+        arguments = ["join", self.address, "--name", name, "--listen", self.listen]
         return self.start(name, *arguments, *(["--token", token] if token else []))
 
     def status(self) -> Any:
@@ -211,10 +218,13 @@ class Machines:
             return False
 
 
+SomeMachines = TypeVar("SomeMachines", bound=Machines)
+
+
 @contextmanager
-def machines(folder: Path) -> Iterator[Machines]:
+def machines(folder: Path, kind: type[SomeMachines] = Machines) -> Iterator[SomeMachines]:  # type: ignore[assignment]
     """Machines for one block; it must stop what it started, and then nothing may be left of it."""
-    started = Machines(folder)
+    started = kind(folder)
     (folder / "net.py").write_text(JOB)
     try:
         yield started

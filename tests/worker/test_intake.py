@@ -66,6 +66,18 @@ def test_a_slice_comes_once_and_with_one_digest() -> None:
         intake.opening("desk", msgspec.structs.replace(HEADER, offset=8, bytes=4, sha256=bytes(32)))
 
 
+def test_a_slice_that_was_cut_off_may_come_once_more() -> None:
+    intake = Intake(load(), [1], 10**6, fresh)
+    rest = msgspec.structs.replace(HEADER, offset=8, bytes=4)
+    for header in (HEADER, rest):
+        assert intake.opening("desk", header) is not None
+    intake.complete(rest)  # over another connection, and before the first
+    intake.retract(HEADER)
+    assert intake.opening("desk", HEADER) is not None
+    with pytest.raises(ProtocolError, match="out of order"):
+        intake.opening("desk", HEADER)
+
+
 def test_state_beyond_what_the_owner_gives_is_refused_before_it_is_taken() -> None:
     with pytest.raises(GraphError, match="take 16 bytes, this worker gives 15"):
         Intake(load(), [1], 15, fresh)

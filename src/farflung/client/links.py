@@ -40,7 +40,7 @@ class _Ears:
         self._hear(message)
 
     def back(self) -> None:
-        log.info("linked to the broker again")
+        log.warning("linked to the broker again")
 
     def lost(self, reason: str) -> None:
         self._hear(Lost(BROKER_ID, reason))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from farflung.errors import ProtocolError, RunFailed
@@ -65,6 +65,7 @@ class _Arriving:
     tensor: Tensor
     buffer: memoryview
     expected: int = 0
+    retracted: set[int] = field(default_factory=set)
     received: int = 0
     sha256: bytes = b""
 
@@ -112,7 +113,8 @@ class StateCollector:
         arriving = self._arriving_tensor(worker, header)
         end = header.offset + header.bytes
         whole = len(arriving.buffer)
-        if header.total != whole or header.offset != arriving.expected or end > whole:
+        is_due = header.offset in arriving.retracted or header.offset == arriving.expected
+        if header.total != whole or not is_due or end > whole:
             raise ProtocolError(
                 f"worker {worker} sent bytes {header.offset} to {end} of {header.total}, {header.name!r},"
                 f" expected those from {arriving.expected} of {whole}"
@@ -120,7 +122,8 @@ class StateCollector:
         if arriving.sha256 not in (b"", header.sha256):
             raise ProtocolError(f"worker {worker} sent slices of two versions of {header.name!r}")
         arriving.sha256 = header.sha256
-        arriving.expected = end
+        arriving.retracted.discard(header.offset)
+        arriving.expected = max(arriving.expected, end)
         return arriving.buffer[header.offset : end]
 
     def complete(self, header: SliceHeader) -> None:
@@ -135,9 +138,8 @@ class StateCollector:
             self._complete.set()
 
     def retract(self, header: SliceHeader) -> None:
-        """A slice did not come whole, since its link was lost: it is the tensor's next one again."""
-        arriving = self._arriving[header.name]
-        arriving.expected = min(arriving.expected, header.offset)
+        """A slice did not come whole, since its link was lost: it may come once more."""
+        self._arriving[header.name].retracted.add(header.offset)
 
     async def state(self) -> dict[str, Tensor]:
         """Every owned tensor by name, once all have come and their digests agree.

@@ -167,7 +167,7 @@ class WorkerLine:
             except ConnectionFailed as error:
                 failure = str(error)
             if self._link is not None:
-                log.info("linked to worker %s again", self._worker)
+                log.warning("linked to worker %s again", self._worker)
                 return
             patience *= 2  # a new way may need longer than the one that was
             await asyncio.sleep(self._timeouts.heartbeat_seconds)

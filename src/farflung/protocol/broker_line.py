@@ -130,6 +130,7 @@ class BrokerLine:
         lost, timeouts = self.link, self.link.timeouts
         deadline = lost.last_heard + timeouts.lease_seconds
         while not self._is_over and time.monotonic() < deadline:
+            pause = timeouts.heartbeat_seconds
             try:
                 async with asyncio.timeout(timeouts.redial_seconds):
                     link = await self._dial(self)
@@ -140,12 +141,15 @@ class BrokerLine:
                         await self._settled.wait()
                     else:
                         link.abandon("not needed any more")
-            except (TimeoutError, ConnectionFailed) as error:
+            except TimeoutError:
+                pause = 0.0
+            except ConnectionFailed as error:
                 log.info("the broker is not back: %s", error)
+                pause = timeouts.heartbeat_seconds
             if self.link is not lost:
                 self._ears.back()
                 return
-            await asyncio.sleep(timeouts.heartbeat_seconds)
+            await asyncio.sleep(pause)
         lease = timeouts.lease_seconds
         self._lose(f"nothing heard from the broker for {lease:g} s ({reason})")
 

@@ -333,7 +333,7 @@ class Link:
             self._end(why_never_greeted(error), tell=None)
         else:
             reason = why_lost(error, self._timeouts.unacknowledged_seconds)
-            self._end(reason, None if lane is self._primary else reason, cause_of(error))
+            self._end(reason, None if lane is self._primary else reason, self._cause_of(error))
         if lane is self._primary:
             self._deadline.cancel()
             self._lanes.abort_further()
@@ -450,6 +450,12 @@ class Link:
     def _beat(self) -> None:
         self._sender.ping(time.monotonic())
 
+    def _cause_of(self, error: OSError | None) -> Cause:
+        # After a silence it is the kernel of a peer that gave the connection up who hangs up or resets it.
+        was_silent = time.monotonic() - self.last_heard > self._timeouts.suspect_seconds
+        cause = cause_of(error)
+        return "trouble" if cause == "death" and was_silent else cause
+
     def _fall_silent(self) -> None:
         reason = f"nothing heard from {self.peer} for {self._timeouts.silence_seconds:g} s"
         self._end(reason, reason, "trouble")
@@ -468,7 +474,7 @@ class Link:
             self._heartbeat.stop()
         self._sender.stop()
         if tell is not None:
-            self._sender.write_now(closing(tell, cause == "trouble"))
+            self._sender.write_now(closing(tell, cause != "word"))
         self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(
             self._timeouts.close_seconds, self._lanes.abort

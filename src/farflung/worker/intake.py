@@ -38,13 +38,14 @@ class Intake:
         self._load = load
         self.buffers: dict[Key, memoryview] = {k: allocate(n) if n else EMPTY for k, n in sizes.items()}
         self._expected: dict[Key, int] = dict.fromkeys(sizes, 0)
+        self._retracted: dict[Key, set[int]] = {key: set() for key in sizes}
+        self._missing = {key: size for key, size in sizes.items() if size}
         self._digests: dict[Key, bytes] = {}
-        self._open = {key for key, size in sizes.items() if size}
 
     @property
     def full(self) -> bool:
         """Whether every byte has come."""
-        return not self._open
+        return not self._missing
 
     def opening(self, peer: str, header: SliceHeader) -> memoryview | None:
         """The memory for one slice; None if it is of another attempt.
@@ -63,22 +64,25 @@ class Intake:
             raise ProtocolError(
                 f"{peer} sent a slice of {header.name[:60]!r}, which the plan does not expect"
             )
-        if header.offset != self._expected[key] or header.offset + header.bytes > header.total:
+        is_due = header.offset == self._expected[key] or header.offset in self._retracted[key]
+        if not is_due or header.offset + header.bytes > header.total:
             raise ProtocolError(f"{peer} sent a slice of {header.name[:60]!r} out of order")
         if self._digests.setdefault(key, header.sha256) != header.sha256:
             raise ProtocolError(f"{peer} sent {header.name[:60]!r} with two digests")
-        self._expected[key] = header.offset + header.bytes
+        self._retracted[key].discard(header.offset)
+        self._expected[key] = max(self._expected[key], header.offset + header.bytes)
         return buffer[header.offset : header.offset + header.bytes]
 
     def retract(self, header: SliceHeader) -> None:
-        """A slice did not come whole, since its link was lost: it is the tensor's next one again."""
-        key = (header.segment, header.name)
-        self._expected[key] = min(self._expected[key], header.offset)
+        """A slice did not come whole, since its link was lost: it may come once more."""
+        self._retracted[header.segment, header.name].add(header.offset)
 
     def complete(self, header: SliceHeader) -> None:
         """One slice's bytes are all here."""
-        if header.offset + header.bytes == header.total:
-            self._open.discard((header.segment, header.name))
+        key = (header.segment, header.name)
+        self._missing[key] -= header.bytes
+        if not self._missing[key]:
+            del self._missing[key]
 
     def verify(self) -> str | None:
         """Hold each tensor against its digest; the problem in words, or None. Not for an event loop."""

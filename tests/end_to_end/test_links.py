@@ -1,0 +1,158 @@
+"""Training goes on when links fail: cut and healed, at another address, with another certificate; or it ends
+within the lease, for a reason that names the cause. Real processes, each in a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.end_to_end.processes import Machines, Run, machines, train
+
+from farflung.errors import LabError
+from farflung.lab.network import Network, check_machine
+from farflung.lab.spec import LabSpec, LinkSettings, Node
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+NAMES = ("hub", "desk", "a", "b")
+STEPS = 60
+SHORT_CUT_SECONDS = 2.0  # TCP gets over it
+LONG_CUT_SECONDS = 3.3  # each link is given up, and made again before the lease is over
+
+
+class Lab(Machines):
+    """Each command runs in the node that has the name of its home."""
+
+    lease_seconds = 5.0
+    listen = "[::]:0"
+    network: Network
+
+    def prefix(self, home: str) -> list[str]:
+        return self.network.command(home, [])
+
+
+class Place:
+    """A broker, two workers that compute for a submitter, and the network between them."""
+
+    def __init__(self, on: Lab) -> None:
+        self.on = on
+        self.network = on.network
+        on.address = f"{on.network.address('hub')}:7700"
+        self.broker = on.broker()
+        token = on.token("worker", "--uses", "2")
+        self.workers = {name: on.worker(name, token) for name in ("a", "b")}
+        for worker in self.workers.values():
+            worker.says("registered", "idle in the backup pool")
+        self._joins = ["--token", on.token("submitter"), "--broker", on.address]
+
+    def train(self, name: str, *arguments: str) -> Run:
+        """Start a run on both workers."""
+        run = train(self.on, name, "--workers", "2", *self._joins, *arguments)
+        run.reaches(1)
+        self._joins = []
+        return run
+
+    def whole(self, run: Run) -> list[float]:
+        """The losses of a run that ends as it should."""
+        assert run.command.code() == 0, run.command.err
+        assert len(run.rows) == STEPS
+        return [row["loss"] for row in run.rows]
+
+    def rejoin(self, name: str) -> None:
+        self.workers[name].process.wait()
+        self.workers[name] = self.on.worker(name)
+        self.workers[name].says("idle in the backup pool")
+        self.on.idle("a", "b")
+
+    def close(self) -> None:
+        for command in (*self.workers.values(), self.broker):
+            command.stop()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    try:
+        check_machine()
+    except LabError as error:
+        pytest.skip(str(error))
+    pairs = {(one, other): LinkSettings(latency_ms=2.0) for one in NAMES for other in NAMES if one != other}
+    with Network(LabSpec(tuple(map(Node, NAMES)), pairs)) as network:
+        Lab.network = network
+        with machines(tmp_path_factory.mktemp("place"), Lab) as on:
+            place = Place(on)
+            yield place
+            place.close()
+
+
+@pytest.fixture(scope="module")
+def losses(place: Place) -> list[float]:
+    """Those of a run that nothing disturbs."""
+    return place.whole(place.train("undisturbed", "--steps", str(STEPS)))
+
+
+def test_cut_and_healed_links_cost_no_step(place: Place, losses: list[float]) -> None:
+    run = place.train("cut", "--steps", str(STEPS))
+    for step, seconds in ((5, SHORT_CUT_SECONDS), (20, LONG_CUT_SECONDS)):
+        run.reaches(step)
+        place.network.cut("a")
+        time.sleep(seconds)
+        place.network.heal("a")
+    assert place.whole(run) == losses
+    place.workers["a"].says("linked to the broker again")
+    place.workers["a"].says("linked to b again")
+    run.command.says("linked to worker a again")
+
+
+def test_a_worker_may_move_to_another_address(place: Place, losses: list[float]) -> None:
+    run = place.train("moved", "--steps", str(STEPS))
+    run.reaches(5)
+    address = place.network.readdress("b")
+    assert place.whole(run) == losses
+    place.broker.says("worker b moved to", address)
+    place.workers["a"].says("linked to b again")
+    run.command.says("linked to worker b again")
+
+
+def test_a_frozen_worker_that_thaws_within_the_lease_costs_no_step(place: Place, losses: list[float]) -> None:
+    run = place.train("frozen", "--steps", str(STEPS))
+    run.reaches(5)
+    place.workers["b"].signal(signal.SIGSTOP)
+    time.sleep(LONG_CUT_SECONDS)
+    place.workers["b"].signal(signal.SIGCONT)
+    assert place.whole(run) == losses
+    place.workers["b"].says("linked to the broker again")
+
+
+def test_a_killed_worker_is_known_by_its_death(place: Place) -> None:
+    run = place.train("killed")
+    place.workers["a"].signal(signal.SIGKILL)
+    reason = run.fails()
+    assert "worker a was lost at step" in reason and "the process at the other end may have died" in reason
+    place.rejoin("a")
+
+
+def test_a_worker_that_is_switched_off_is_lost_when_its_lease_is_over(place: Place) -> None:
+    run = place.train("off")
+    place.network.cut("a")
+    place.workers["a"].signal(signal.SIGKILL)  # and no word of it gets out: the others' links are half open
+    reason = run.fails()
+    assert "worker a was lost at step" in reason and "nothing heard from worker a for 5 s" in reason
+    place.network.heal("a")
+    place.rejoin("a")
+
+
+def test_a_worker_that_is_rebooted_leaves_no_half_open_link(place: Place) -> None:
+    run = place.train("rebooted")
+    place.network.cut("a")
+    place.workers["a"].signal(signal.SIGKILL)
+    place.workers["a"].process.wait()
+    time.sleep(1)
+    place.workers["a"] = place.on.worker("a")
+    place.network.heal("a")
+    reason = run.fails()
+    assert "worker a was lost at step" in reason
+    assert any(words in reason for words in ("it connected again", "may have died", "nothing heard"))
+    place.on.idle("a", "b")

@@ -1,0 +1,82 @@
+"""Links that this side dials because the peer asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.transport.certificates import TestAuthority
+from tests.transport.links import Recorder
+
+from farflung.errors import ProtocolError
+from farflung.paths.answerer import Answerer
+from farflung.protocol.fields import Message
+from farflung.protocol.reaching import DialBack
+from farflung.transport.endpoint import Hello, Link, Peer, listen
+from farflung.transport.timeouts import Timeouts
+
+
+class Sought(Recorder):
+    """Somebody who is dialled for, and may refuse whoever comes."""
+
+    def __init__(self, refuses: str = "") -> None:
+        super().__init__()
+        self.refuses = refuses
+        self.told: list[Message] = []
+
+    @property
+    def handler(self) -> Recorder:
+        return self
+
+    def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
+        return Peer(peer, "worker")
+
+    def entered(self, link: Link) -> Recorder:
+        self.order.append("entered")
+        if self.refuses:
+            raise ProtocolError(self.refuses)
+        return self.admit(link)
+
+    def tell(self, message: Message) -> None:
+        self.told.append(message)
+
+
+class Eager(Recorder):
+    """Speaks as soon as somebody has dialled it."""
+
+    def admit(self, link: Link) -> Recorder:
+        asyncio.get_running_loop().call_soon(link.send_control, b"a claim")
+        return super().admit(link)
+
+
+def dial_back(folder: Path, sought: Sought, asker: Recorder, settled: str) -> None:
+    """Let worker `a` dial back to worker `b`, who asked for it."""
+
+    async def scenario() -> None:
+        authority, timeouts = TestAuthority(folder), Timeouts()
+        own, other = authority.holder("a", "worker"), authority.holder("b", "worker")
+        hello = Hello("b", "worker", "data")
+        listener = await listen("127.0.0.1:0", other.server, hello, asker.admit, timeouts)
+        answerer = Answerer(Hello("a", "worker", "data"), own.client, "", sought, lambda: timeouts)
+        answerer.hear(DialBack(1, "job", 1, "b", [listener.address]), listener)
+        await sought.until(lambda: settled in sought.order)
+        await answerer.close()
+        await listener.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_who_speaks_at_once_is_let_in_before_it_is_heard(tmp_path: Path) -> None:
+    sought = Sought()
+    dial_back(tmp_path, sought, Eager(), "control")
+    assert sought.order == ["entered", "control"]
+    assert sought.links[0].path == "reverse"
+
+
+@pytest.mark.parametrize("asker", [Recorder, Eager])
+def test_who_is_refused_is_told_why(asker: type[Recorder], tmp_path: Path) -> None:
+    sought, other = Sought(refuses="the lobby is full"), asker()
+    dial_back(tmp_path, sought, other, "entered")
+    assert sought.order == ["entered"]
+    assert ["the lobby is full" in reason for reason in other.reasons] == [True]

@@ -72,6 +72,11 @@ class Inbox:
         return Receipt(self._controls, self._next_stream, tuple(self._streams))
 
     @property
+    def awaits_more(self) -> bool:
+        """Whether the rest of some data message has yet to come."""
+        return bool(self._streams)
+
+    @property
     def unfinished(self) -> list[DataHeader]:
         """The data messages that the handler gave memory for and that are not whole."""
         return [a.header for a in self._streams.values() if a.memory is not None]

@@ -17,6 +17,8 @@ from collections.abc import Callable
 import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.transport.arrivals import line_mbps
+from farflung.transport.capacity import Capacity
 from farflung.transport.connection import Connection, settle
 from farflung.transport.failures import Cause, cause_of, why_lost, why_never_greeted
 from farflung.transport.frames import (
@@ -98,6 +100,7 @@ class Link:
         self.last_heard = time.monotonic()
         self.bytes_received = 0
         self.round_trip_seconds: float | None = None
+        self._capacity = Capacity()
         self._settled = asyncio.Event()
         self._own = own
         self._timeouts = timeouts
@@ -253,6 +256,7 @@ class Link:
     def status(self) -> LinkStatus:
         """What commands and metrics show of it."""
         round_trip, rate = self.round_trip_seconds, self.bytes_per_second
+        latency, incoming = self._capacity.latency_seconds, self._capacity.bytes_per_second
         return LinkStatus(
             peer=self.peer.id,
             path=self.path,
@@ -263,14 +267,18 @@ class Link:
             rate_mbps=None if rate is None else rate * 8 / 1e6,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
+            latency_ms=None if latency is None else latency * 1e3,
+            incoming_mbps=None if incoming is None else line_mbps(incoming),
         )
 
     # transport.lane.Owner
 
     def heard(self, count: int) -> None:
-        """Called by a lane."""
+        """Called by a lane, before it takes what came."""
         self.bytes_received += count
         self.last_heard = time.monotonic()
+        if self._inbox is not None:
+            self._capacity.came(count, self.last_heard, self._inbox.awaits_more)
         if self._heartbeat is not None:
             self._heartbeat.heard()
 
@@ -412,6 +420,7 @@ class Link:
             case Pong(stamp):
                 # A peer that makes stamps up only deceives itself about its distance.
                 self.round_trip_seconds = max(0.0, time.monotonic() - stamp)
+                self._capacity.answered(self.round_trip_seconds)
             case Cancel():
                 inbox.cancel(frame)
             case Widen(connections) if self._dialled:

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.transport.capacity import Capacity
+
+RATES = st.floats(1e5, 1e8)
+
+
+def burst(capacity: Capacity, at: float, size: int, rate: float, read: float = 0.002) -> float:
+    """One message of `size` bytes comes from `at` on; gives back when it is whole."""
+    came, was_due = 0, False
+    while came < size:
+        count = max(1, min(int(rate * read), size - came))
+        came += count
+        at += count / rate
+        capacity.came(count, at, was_due)
+        was_due = True
+    return at
+
+
+@given(RATES, st.lists(st.floats(0.0, 3.0), min_size=1, max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_gaps_between_messages_do_not_count(rate: float, gaps: list[float]) -> None:
+    capacity, now = Capacity(), 0.0
+    for gap in gaps:
+        now = burst(capacity, now + gap, int(rate * 0.3), rate)
+    capacity.came(1, now + 1.0, was_due=False)
+    assert capacity.bytes_per_second == pytest.approx(rate, rel=0.05)
+
+
+def test_messages_too_short_to_tell_tell_nothing() -> None:
+    capacity, now = Capacity(), 0.0
+    for _ in range(10):
+        now = burst(capacity, now + 0.5, 1000, 1e6)
+    assert capacity.bytes_per_second is None
+
+
+def test_one_endless_message_tells_all_the_same() -> None:
+    capacity = Capacity()
+    burst(capacity, 0.0, 5_000_000, 1e6)
+    assert capacity.bytes_per_second == pytest.approx(1e6, rel=0.02)
+
+
+def test_a_path_that_became_slower_is_found_out() -> None:
+    capacity, now = Capacity(), 0.0
+    for _ in range(16):
+        now = burst(capacity, now + 0.1, 1_000_000, 1e7)
+    for _ in range(16):
+        now = burst(capacity, now + 0.1, 200_000, 1e6)
+    assert capacity.bytes_per_second == pytest.approx(1e6, rel=0.05)
+
+
+def test_the_least_of_the_last_round_trips_counts() -> None:
+    capacity = Capacity()
+    assert capacity.latency_seconds is None
+    for seconds in (0.01, *[0.3] * 30, 0.1, *[0.2] * 29):
+        capacity.answered(seconds)
+    assert capacity.latency_seconds == 0.05

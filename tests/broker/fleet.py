@@ -24,6 +24,7 @@ from farflung.protocol.messages import (
     SendState,
     Share,
 )
+from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import dial
 from farflung.transport.enrolment import enrol
 from farflung.transport.frames import Hello
@@ -44,10 +45,12 @@ AMessage = TypeVar("AMessage", bound=Message)
 
 
 @asynccontextmanager
-async def broker(folder: Path, timeouts: Timeouts = TIMEOUTS) -> AsyncIterator[BrokerService]:
+async def broker(
+    folder: Path, timeouts: Timeouts = TIMEOUTS, certificate_seconds: float = LIFETIME_SECONDS
+) -> AsyncIterator[BrokerService]:
     """A broker on `folder` and a free port of this machine."""
     with Store(folder) as store:
-        service = BrokerService(folder, store, timeouts)
+        service = BrokerService(folder, store, timeouts, certificate_seconds=certificate_seconds)
         await service.start("127.0.0.1:0")
         running = asyncio.create_task(service.run())
         try:

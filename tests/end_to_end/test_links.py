@@ -4,16 +4,25 @@ within the lease, for a reason that names the cause. Real processes, each in a n
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.end_to_end.processes import Machines, Run, machines, train
+from cryptography import x509
+from tests.broker.fleet import broker
+from tests.end_to_end.processes import Machines, Run, eventually, machines, train
 
+from farflung.broker.authority import create_token
 from farflung.errors import LabError
 from farflung.lab.network import Network, check_machine
 from farflung.lab.spec import LabSpec, LinkSettings, Node
+from farflung.transport.addresses import parse_address
+from farflung.transport.identity import Identity
+from farflung.transport.timeouts import Timeouts
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -156,3 +165,52 @@ def test_a_worker_that_is_rebooted_leaves_no_half_open_link(place: Place) -> Non
     assert "worker a was lost at step" in reason
     assert any(words in reason for words in ("it connected again", "may have died", "nothing heard"))
     place.on.idle("a", "b")
+
+
+CERTIFICATE_SECONDS = 30.0  # half of it is over in the middle of the run
+RENEWED = "the certificate was renewed"
+
+
+def serial_shown_at(address: str, viewer: Identity) -> int:
+    """The serial number of the certificate that a worker's port shows to a new connection."""
+    host, port = parse_address(address)
+    with socket.create_connection((host, port)) as plain:
+        context = viewer.client_context()
+        context.check_hostname = False
+        with context.wrap_socket(plain) as secured:
+            shown = secured.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def test_certificates_renewed_in_mid_training_cost_no_step(tmp_path: Path) -> None:
+    def train_meanwhile(on: Machines) -> None:
+        token = create_token(tmp_path / "broker", "worker", uses=2).text
+        workers = [on.worker(name, token) for name in ("a", "b")]
+        for worker in workers:
+            worker.says("idle in the backup pool")
+        joins = ["--token", create_token(tmp_path / "broker", "submitter").text, "--broker", on.address]
+        run = train(on, "run", "--workers", "2", *joins)
+        run.reaches(1)
+        listening = next(line for line in workers[0].err.splitlines() if "worker a listens on" in line)
+        shown = serial_shown_at(listening.split()[-1], Identity.load(on.folder / "a" / "worker"))
+        before = [worker.err.count(RENEWED) for worker in workers]
+        for worker, count in zip(workers, before, strict=True):
+            eventually("it is renewed", lambda w=worker, c=count: w.err.count(RENEWED) > c)  # type: ignore[misc]
+        run.reaches(len(run.rows) + 5)
+        assert serial_shown_at(listening.split()[-1], Identity.load(on.folder / "a" / "worker")) != shown
+        run.command.signal(signal.SIGINT)
+        assert run.command.code() == 130
+        assert [row["step"] for row in run.rows] == list(range(1, len(run.rows) + 1))
+        assert {row["attempt"] for row in run.rows} == {1}
+        for worker in workers:
+            assert "lost the link" not in worker.err
+            worker.stop()
+
+    async def scene(on: Machines) -> None:
+        async with broker(tmp_path / "broker", Timeouts(5.0), CERTIFICATE_SECONDS) as service:
+            on.address = service.address
+            await asyncio.to_thread(train_meanwhile, on)
+
+    with machines(tmp_path / "machines") as on:
+        asyncio.run(scene(on))

@@ -18,6 +18,7 @@ from farflung.errors import FarflungError, IdentityError
 from farflung.files import write_atomically
 from farflung.transport import stranger
 from farflung.transport.certificates import (
+    LIFETIME_SECONDS,
     certificate_from_pem,
     certificate_to_pem,
     fingerprint,
@@ -38,16 +39,26 @@ _log = logging.getLogger("farflung.broker")
 
 @dataclass(frozen=True)
 class Authority:
-    """A broker's authority: its folder holds the key, its store the tokens and who has which id."""
+    """A broker's authority: its folder holds the key, its store the tokens and who has which id.
+
+    Certificates are good for `lifetime_seconds`; only tests have others than the default.
+    """
 
     folder: Path
     store: Store
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
     clock: Callable[[], float]
+    lifetime_seconds: float = LIFETIME_SECONDS
 
     @classmethod
-    def open(cls, folder: Path, store: Store, clock: Callable[[], float] = time.time) -> Authority:
+    def open(
+        cls,
+        folder: Path,
+        store: Store,
+        clock: Callable[[], float] = time.time,
+        lifetime_seconds: float = LIFETIME_SECONDS,
+    ) -> Authority:
         """The authority of a broker's folder; on the first call it is made. `clock` gives Unix seconds."""
         with store.transaction():  # two processes may be the first to come, and only one may make the key
             if not (folder / AUTHORITY_FILE).exists():
@@ -63,7 +74,7 @@ class Authority:
             raise IdentityError(
                 f"{folder / AUTHORITY_KEY_FILE} is not the key of {AUTHORITY_FILE}: put a copy of it back"
             )
-        return cls(folder, store, certificate, key, clock)
+        return cls(folder, store, certificate, key, clock, lifetime_seconds)
 
     def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
         """A token that lets `uses` newcomers in as `role`, from now for `hours`."""
@@ -153,7 +164,8 @@ class Authority:
         return certificate
 
     def _sign(self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey) -> bytes:
-        return certificate_to_pem(sign_holder(self.certificate, self.key, holder, key, self.clock()))
+        now, lifetime = self.clock(), self.lifetime_seconds
+        return certificate_to_pem(sign_holder(self.certificate, self.key, holder, key, now, lifetime))
 
 
 def create_token(folder: Path, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:

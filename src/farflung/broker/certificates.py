@@ -34,10 +34,11 @@ def sign_holder(
     holder: tuple[str, Role],
     key: ec.EllipticCurvePublicKey,
     now: float,
+    lifetime_seconds: float = LIFETIME_SECONDS,
 ) -> x509.Certificate:
-    """A certificate for one (id, role): from a day before `now` (Unix seconds) to seven days after."""
+    """A certificate for one (id, role): from a day before `now` (Unix seconds) to the end of its life."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, holder[0])])
-    end = datetime.fromtimestamp(now + LIFETIME_SECONDS, UTC)
+    end = datetime.fromtimestamp(now + lifetime_seconds, UTC)
     usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
     names = x509.SubjectAlternativeName([x509.DNSName(holder_name(*holder))])
     issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value

@@ -23,6 +23,7 @@ from farflung.broker.store import Store
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Attach, Links, Renew, Renewed, Status
+from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.frames import Hello
 from farflung.transport.headers import DataHeader
@@ -63,8 +64,15 @@ async def serve(folder: Path, address: str, lease_seconds: float, relay_mbps: fl
 class BrokerService:
     """A broker on an open store; `start`, then `run` until it is cancelled, then `stop`."""
 
-    def __init__(self, folder: Path, store: Store, timeouts: Timeouts, relay_mbps: float = 0.0) -> None:
-        self._authority = Authority.open(folder, store)
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        timeouts: Timeouts,
+        relay_mbps: float = 0.0,
+        certificate_seconds: float = LIFETIME_SECONDS,
+    ) -> None:
+        self._authority = Authority.open(folder, store, lifetime_seconds=certificate_seconds)
         self._timeouts = timeouts
         self._born = time.monotonic()
         self._born_at = time.time()
@@ -210,7 +218,8 @@ class BrokerService:
 
     async def _renew_own(self) -> None:
         while True:
-            await asyncio.sleep(self._timeouts.certificate_check_seconds)
+            left = max(0.0, self._identity.renewal_due_at - time.time())
+            await asyncio.sleep(min(left, self._timeouts.certificate_check_seconds))
             identity = await asyncio.to_thread(self._authority.identity)
             if identity.certificate != self._identity.certificate:
                 identity.present_in(self._context)

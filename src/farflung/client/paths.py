@@ -22,7 +22,8 @@ ANYWHERE = "[::]:0"
 class Paths:
     """Made once the broker is there: `route` is this end of the link to it, `tell` sends a message over it.
 
-    The broker's answers are given to `hear`.
+    The broker's answers are given to `hear`. `contexts` are the TLS contexts in use: a new certificate is to
+    be shown in them.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class Paths:
         self._listener: Listener | None = None
         self._opening = asyncio.Lock()
         self._reports: dict[str, LinkReport] = {}
-        self._connector = Connector(
-            self._own, identity.client_context(), identity.broker, self._port, tell, lambda: timeouts
-        )
+        context = identity.client_context()
+        self.contexts = [context]
+        self._connector = Connector(self._own, context, identity.broker, self._port, tell, lambda: timeouts)
 
     @property
     def timeouts(self) -> Timeouts:
@@ -71,6 +72,7 @@ class Paths:
         async with self._opening:
             if self._listener is None:
                 context = self._identity.server_context(admit_strangers=False)
+                self.contexts.append(context)
                 self._listener = await listen(ANYWHERE, context, self._own, self._entered, self._timeouts)
         return Port(self._listener, advertised(self._listener.address, self._route, own_hosts()))
 

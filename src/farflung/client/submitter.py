@@ -31,10 +31,12 @@ from farflung.protocol.messages import (
     NotReached,
     PeerMoved,
     Planned,
+    Renewed,
     Running,
     Submit,
     UnitDone,
 )
+from farflung.protocol.renewal import Renewal
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -114,6 +116,7 @@ class Submitter:
         self._tasks: list[asyncio.Task[None]] = []
         self._broker: BrokerLine | None = None
         self._paths: Paths | None = None
+        self._renewal: Renewal | None = None
         self._attempt: Attempt | None = None
         self._job = ""
         self._failure = ""
@@ -150,6 +153,8 @@ class Submitter:
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
         self._timeouts = self._broker.timeouts
         self._paths = Paths(self._identity, self._timeouts, self._broker.link.local, self._tell)
+        self._renewal = Renewal(self._identity, self._paths.contexts)
+        self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
         self._tell(Submit(name, self._prepared.program, self._prepared.training, self._workers, self._on))
         await self.books.submitted(name, self._identity.broker)
         while True:
@@ -192,6 +197,8 @@ class Submitter:
                 self._gone(f"worker {peer} was lost: {reason}")
             case _Gone():
                 self._gone(event.reason)
+            case Renewed():
+                self._begin(self._take_certificate(event.certificate), collect=True)
             case PeerMoved():
                 if self._attempt is not None:
                     self._attempt.moved(event.worker, event.addresses)
@@ -222,6 +229,11 @@ class Submitter:
             await asyncio.to_thread(save_weights, self.books.folder.model_path, job.model, trained, ties)
             self.books.tally.weights_step = step
         self._events.put_nowait(_Written())
+
+    async def _take_certificate(self, certificate: bytes) -> None:
+        if self._renewal is not None:
+            await asyncio.to_thread(self._renewal.renewed, certificate)
+            self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     def _trouble(self, trouble: _Trouble) -> Outcome | None:
         """Fail; where the weights can still come home, only after they have."""
@@ -301,6 +313,8 @@ class Submitter:
     async def _close(self, outcome: Outcome) -> None:
         if self._job:
             await self._give_up(outcome.reason)
+        if self._renewal is not None:
+            self._renewal.stop()
         self._stop_tasks()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         words = f"the job is over: {outcome.state}"

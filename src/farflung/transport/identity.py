@@ -15,7 +15,7 @@ from farflung.errors import IdentityError
 from farflung.files import write_atomically
 from farflung.transport import contexts
 from farflung.transport.certificates import (
-    LIFETIME_SECONDS,
+    BACKDATE_SECONDS,
     certificate_from_pem,
     certificate_to_pem,
     is_issued_by,
@@ -94,9 +94,15 @@ class Identity:
         """When the certificate ends, in Unix seconds."""
         return self.certificate.not_valid_after_utc.timestamp()
 
+    @property
+    def renewal_due_at(self) -> float:
+        """When half of the certificate's life is over, in Unix seconds."""
+        issued_at = self.certificate.not_valid_before_utc.timestamp() + BACKDATE_SECONDS
+        return (issued_at + self.expires_at) / 2
+
     def needs_renewal(self, now: float) -> bool:
         """Whether half of the certificate's life is over at `now` (Unix seconds)."""
-        return now >= self.expires_at - LIFETIME_SECONDS / 2
+        return now >= self.renewal_due_at
 
     def client_context(self) -> ssl.SSLContext:
         """The TLS context with which this holder dials others of the same broker."""

@@ -20,6 +20,7 @@ from farflung.plan import FEEDER
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
+from farflung.protocol.renewal import Renewal
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Parcel
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
@@ -32,7 +33,6 @@ from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingSt
 from farflung.worker.intake import Intake
 from farflung.worker.paths import PathMessage, Paths
 from farflung.worker.peers import Peers
-from farflung.worker.renewal import Renewal
 
 log = logging.getLogger("farflung.worker")
 
@@ -167,7 +167,7 @@ class WorkerService:
 
     def told(self, message: Any) -> None:
         if isinstance(message, messages.Renewed):
-            self._spawn(asyncio.to_thread(self._renewal.renewed, message.certificate))
+            self._spawn(self._take_certificate(message.certificate))
         elif isinstance(message, messages.Denied):
             self._refused = message.reason
         elif isinstance(message, messages.PeerMoved):
@@ -177,6 +177,10 @@ class WorkerService:
             self._paths.hear(message)
         else:
             self._happened(machine.FromBroker(message))
+
+    async def _take_certificate(self, certificate: bytes) -> None:
+        await asyncio.to_thread(self._renewal.renewed, certificate)
+        self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     def back(self) -> None:
         log.info("linked to the broker again")

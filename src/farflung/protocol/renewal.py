@@ -12,7 +12,7 @@ from farflung.errors import FarflungError
 from farflung.protocol.messages import Message, Renew
 from farflung.transport.identity import Identity
 
-log = logging.getLogger("farflung.worker")
+log = logging.getLogger("farflung.protocol")
 
 
 class Renewal:
@@ -24,13 +24,15 @@ class Renewal:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, tell: Callable[[Message], None], every_seconds: float) -> None:
-        """Look now, and then every `every_seconds`."""
+        """Look now, when half of the certificate's life is over, and at least every `every_seconds`."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._identity.needs_renewal(time.time()):
+        left = self._identity.renewal_due_at - time.time()
+        if left <= 0:
             tell(Renew(self._identity.renewal_request()))
+            left = every_seconds
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(every_seconds, self.start, tell, every_seconds)
+        self._timer = loop.call_later(min(left, every_seconds), self.start, tell, every_seconds)
 
     def stop(self) -> None:
         """Look no more."""

@@ -1,0 +1,122 @@
+"""A control link that is lost for a while: what was said meanwhile arrives once, over the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.broker.fleet import BROKER, DEVICE, TIMEOUTS, broker, identity
+from tests.end_to_end.processes import eventually
+
+from farflung.broker.service import BrokerService
+from farflung.protocol import messages
+from farflung.protocol.broker_line import BrokerLine
+from farflung.protocol.messages import Ask, Moved, Register, Registered, Status
+from farflung.transport.endpoint import Handler, Hello, Link, dial
+from farflung.transport.identity import Identity
+from farflung.transport.timeouts import Timeouts
+
+WAIT_SECONDS = 20.0
+
+
+class Worker:
+    """A worker's end of a broker line."""
+
+    def __init__(self, service: BrokerService, own: Identity) -> None:
+        self._address = service.address
+        self._own = own
+        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.times_back = 0
+        self.line = BrokerLine(messages.ToWorker, self, self._dial)
+
+    async def _dial(self, handler: Handler) -> Link:
+        hello = Hello(self._own.id, "worker", "control")
+        return await dial(self._address, self._own.client_context(), hello, BROKER, handler, TIMEOUTS)
+
+    def told(self, message: Any) -> None:
+        self.heard.put_nowait(message)
+
+    def back(self) -> None:
+        self.times_back += 1
+
+    def lost(self, reason: str) -> None:
+        self.reason.set_result(reason)
+
+    async def hear(self, kind: type) -> Any:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not isinstance(message := await self.heard.get(), kind):
+                pass
+        return message
+
+    def lose_link(self) -> None:
+        """The network fails: this end gives the connection up, and the other is not told for good."""
+        self.line.link._end("the cable was cut", "the cable was cut", "trouble")
+
+
+def addresses(service: BrokerService) -> tuple[str, ...]:
+    return service._dispatcher.state.workers["lab-1"].addresses
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    await asyncio.to_thread(eventually, "what is awaited", holds)
+
+
+async def registered(service: BrokerService, folder: Path) -> Worker:
+    worker = Worker(service, await identity(service, folder, "lab-1", "worker"))
+    await worker.line.open()
+    worker.line.send(Register(DEVICE, "lab", ["10.0.0.1:7001"], "boot-1"))
+    await worker.hear(Registered)
+    return worker
+
+
+def test_what_is_said_while_the_link_is_lost_arrives_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        async with broker(folder, Timeouts(5.0)) as service:
+            worker = await registered(service, folder)
+            for number in range(3):
+                worker.lose_link()
+                worker.line.send(Moved([f"10.0.0.{number + 2}:7001"]))
+                worker.line.send(Ask())
+                status: Status = await worker.hear(Status)
+                assert status.backup_pool == ["lab-1"]
+                await until(lambda n=number: addresses(service) == (f"10.0.0.{n + 2}:7001",))
+            assert worker.times_back == 3 and worker.heard.empty()
+            await worker.line.close("done")
+        assert not worker.reason.done()
+
+    asyncio.run(scene())
+
+
+def test_a_broker_without_memory_of_a_session_ends_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        async with broker(folder, Timeouts(5.0)) as service:
+            worker = await registered(service, folder)
+            service._sessions.clear()
+            worker.lose_link()
+            reason = await asyncio.wait_for(worker.reason, WAIT_SECONDS)
+            assert reason.startswith("the cable was cut; ") and "no memory of this connection" in reason
+            await worker.line.close("done")
+
+    asyncio.run(scene())
+
+
+def test_a_link_that_does_not_come_back_is_lost_with_its_cause(tmp_path: Path) -> None:
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        async with broker(folder, Timeouts(1.0)) as service:
+            worker = await registered(service, folder)
+            worker._address = "127.0.0.1:1"
+            worker.lose_link()
+            reason = await asyncio.wait_for(worker.reason, WAIT_SECONDS)
+            assert reason == "nothing heard from the broker for 1 s (the cable was cut)"
+            await until(lambda: bool(service._dispatcher.state.workers["lab-1"].trouble))
+            trouble = service._dispatcher.state.workers["lab-1"].trouble
+            assert "nothing heard from worker lab-1 for 1 s" in trouble
+            await worker.line.close("done")
+
+    asyncio.run(scene())

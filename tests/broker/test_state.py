@@ -34,6 +34,7 @@ from farflung.protocol.messages import (
     Denied,
     Ended,
     Load,
+    PeerMoved,
     Planned,
     Refused,
     Registered,
@@ -222,6 +223,19 @@ def test_a_second_cancel_while_collecting_ends_at_once() -> None:
     story.cancel(collect=True)
     story.cancel(collect=False)
     assert ended(story).state == "cancelled"
+
+
+def test_where_a_worker_has_moved_to_is_told_to_whom_its_plan_links_it() -> None:
+    story = Scenario("lab-1", "lab-2", "lab-3")
+    story.submit(2)
+    story.planned()
+    outcome = story.feed(events.WorkerMoves(story.now, "lab-1", ["10.0.0.9:7001"]))
+    moved = PeerMoved("lab-1", ["10.0.0.9:7001"])
+    assert sent(outcome.commands, "lab-2") == [moved] and told(outcome.commands) == [moved]
+    assert not sent(outcome.commands, "lab-3")
+    assert len(outcome.decisions()) == 1
+    assert not story.feed(events.WorkerMoves(story.now, "lab-1", ["10.0.0.9:7001"])).facts
+    assert story.state.workers["lab-1"].addresses == ("10.0.0.9:7001",)
 
 
 def test_a_lost_worker_ends_the_attempt_and_frees_the_survivors() -> None:

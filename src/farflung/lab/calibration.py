@@ -170,7 +170,9 @@ def _row(network: RunningLab, case: Case, effort: Effort) -> Row:
         goodput = traffic.flooded_mbps(network, flow, asked, effort.seconds, mtu)
     else:
         headers = TCP_HEADERS
-        goodput = traffic.bulk_mbps(network, case.flows, asked, effort.skip_seconds, effort.seconds)
+        window_seconds = 2 * asked.latency_ms / 1e3 + asked.queue_limit_ms / 2e3
+        window_bytes = round(window_seconds * asked.bandwidth_mbps * 1e6 / 8 / len(case.flows))
+        goodput = traffic.bulk_mbps(network, case.flows, window_bytes, effort.skip_seconds, effort.seconds)
     measured_mbps = goodput * (mtu + FRAME_OVERHEAD) / (mtu - headers) / (1 - asked.loss)
     late_p99_ms = network.stats().late_p99_ms
     return Row(

@@ -53,11 +53,13 @@ class Probes(msgspec.Struct, frozen=True):
 def receive(port: int, window_bytes: int, skip_seconds: float, seconds: float) -> Bulk:
     """Take one TCP connection and count what comes in `seconds`, from `skip_seconds` after its first byte.
 
-    A window that holds the line full and its queue half full keeps losses, and the bursts after them, away.
+    A window that holds the line full and its queue half full keeps losses, and the bursts after them, away; 0
+    leaves it to the kernel.
     """
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
+        if window_bytes:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window_bytes)
         server.bind(("", port))
         server.listen(1)
         _say("ready")

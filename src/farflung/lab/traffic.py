@@ -25,14 +25,11 @@ _Told = TypeVar("_Told", Bulk, Probes)
 def bulk_mbps(
     network: RunningLab,
     flows: Sequence[tuple[str, str]],
-    asked: LinkSettings,
+    window_bytes: int,
     skip_seconds: float,
     seconds: float,
 ) -> float:
-    """Payload of all flows together, each a TCP connection."""
-    assert asked.bandwidth_mbps is not None
-    window_seconds = 2 * asked.latency_ms / 1e3 + asked.queue_limit_ms / 2e3
-    window_bytes = round(window_seconds * asked.bandwidth_mbps * 1e6 / 8 / len(flows))
+    """Payload of all flows together, each a TCP connection with such a window (0: as the kernel likes)."""
     times = (str(window_bytes), str(skip_seconds), str(seconds))
     receivers = [_start(network, target, "receive", str(PORT), *times) for _, target in flows]
     senders = [_send(network, source, "send", network.address(target), str(PORT)) for source, target in flows]

@@ -201,7 +201,9 @@ MISDEEDS: list[tuple[list[tuple[Frame, bytes]], list[tuple[Frame, bytes]], str]]
     ([], [(Control(0, 1), b"x")], "expected only data on a further connection, found a control frame"),
     ([], [(Ping(1.0), b"")], "expected only data on a further connection, found a ping frame"),
     ([(Chunk(7, 0), b"x")], [(Chunk(7, 0), b"x")], "found all connections to be past it"),
-    ([(Open(1, TEN), b"x")], [(Open(1, TEN), b"x")], "found all connections to be past it"),
+    ([(Open(1, TEN), b"x")], [(Open(1, TEN), b"x")], "expected stream 2 to be opened, found 1: a replay?"),
+    ([(Open(512, TEN), b"x")], [(Open(0, TEN), b"x")], "at most 512 unfinished messages"),
+    ([(Open(2**53, TEN), b"x")], [(Open(0, TEN), b"x")], "at most 512 unfinished messages"),
     ([(Open(0, TEN, 1), b"x")], [(Chunk(0, 1), b"x")], "found all connections to be past it"),
 ]
 
@@ -224,6 +226,28 @@ def test_a_peer_that_breaks_the_protocol_over_two_connections_loses_its_link(
             await rogue.close()
             await stripe.close()
             await pair.assert_unharmed()
+
+    run(test())
+
+
+def test_streams_may_begin_in_any_order(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with paired(tmp_path) as pair:
+            peer, token = await _greeted(pair, "d")
+            stripe = await _further(pair, "d", token)
+            await stripe.read(lambda: bool(stripe.frames))
+            stripe.say(Open(511, slice_header(1, "last")), b"z")
+            heard, link = pair.heard_by_b, pair.heard_by_b.links[-1]
+            await heard.until(lambda: bool(heard.messages))
+            assert link.receipt.opened == 512 and set(link.receipt.missing) == set(range(511))
+            for stream in reversed(range(511)):
+                peer.say(Open(stream, slice_header(1, f"{stream}")), b"y")
+            await heard.until(lambda: len(heard.messages) == 512)
+            assert link.receipt.missing == ()
+            assert len({header.name for header, _ in heard.messages}) == 512
+            peer.say(Close("bye"))
+            await peer.close()
+            await stripe.close()
 
     run(test())
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from farflung.transport.options import LinkOptions
-from farflung.transport.width import MAXIMUM_CONNECTIONS, Width, fills_alone
+from farflung.transport.sockets import PathState, path_state
+from farflung.transport.width import MAXIMUM_CONNECTIONS, Width, fills_alone, is_full
 
 EVERY = 0.05
 
@@ -61,6 +64,29 @@ def test_nothing_is_judged_before_the_connections_stand() -> None:
     width.opened(4)
     assert any(width.taken(1, 40 + turn * EVERY) for turn in range(400))
     assert width.wanted == 1
+
+
+def test_a_path_that_is_full_or_lossless_is_not_tried() -> None:
+    state = PathState(100, 0.3, 0.1)
+    busy = Busy(lambda count: 1e5 * count, Width(path=lambda: state))
+    assert busy.run(20) == [1]
+    state = PathState(0, 0.1, 0.1)
+    assert busy.run(20) == [1]
+    state = PathState(100, 0.11, 0.1)
+    assert busy.run(5) == [1, 4, 16]
+
+
+def test_the_kernel_tells_how_a_path_does() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as connection,
+    ):
+        state = path_state(connection)
+    assert path_state(connection) is None
+    if sys.platform == "linux":
+        assert state is not None and state.retransmitted == 0
+        assert 0 < state.least_round_trip_seconds <= 10 * state.round_trip_seconds < 10
+    assert is_full(PathState(5, 0.2, 0.1)) and not is_full(PathState(5, 0.1, 0.1)) and not is_full(None)
 
 
 def test_idle_time_does_not_count() -> None:

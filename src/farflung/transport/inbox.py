@@ -49,6 +49,7 @@ class Inbox:
         self._handler = handler
         self._streams: dict[int, _Arriving] = {}
         self._next_stream = 0
+        self._awaited: set[int] = set()
         self._pieces: list[bytearray] = []
         self._control_total = 0
         self._control_received = 0
@@ -59,17 +60,17 @@ class Inbox:
     def is_due(self, frame: Frame) -> bool:
         """Whether what goes before this frame is here; what is not is on its way over another connection."""
         match frame:
-            case Open(stream, _, controls):
-                return stream <= self._next_stream and controls <= self._controls
+            case Open(_, _, controls):
+                return controls <= self._controls
             case Chunk(stream) | Cancel(stream):
-                return stream < self._next_stream
+                return stream < self._next_stream and stream not in self._awaited
             case _:
                 return True
 
     @property
     def receipt(self) -> Receipt:
         """What has come whole."""
-        return Receipt(self._controls, self._next_stream, tuple(self._streams))
+        return Receipt(self._controls, self._next_stream, (*self._streams, *self._awaited))
 
     @property
     def awaits_more(self) -> bool:
@@ -109,14 +110,19 @@ class Inbox:
             self._handler.control(self._link, message)
 
     def begin_open(self, frame: Open, size: int) -> memoryview | None:
-        """Memory for the first chunk of a message; ProtocolError if the stream is not the next."""
-        if frame.stream != self._next_stream:
+        """Memory for the first chunk of a message; ProtocolError if the stream was opened before."""
+        is_next = frame.stream == self._next_stream
+        is_late = frame.stream in self._awaited
+        skipped = max(0, frame.stream - self._next_stream)
+        if not (is_next or (self.is_striped and (is_late or skipped))):
             raise ProtocolError(
                 f"expected stream {self._next_stream} to be opened, found {frame.stream}: a replay?"
             )
-        if len(self._streams) >= MAXIMUM_STREAMS:
+        if len(self._streams) + len(self._awaited) + skipped - is_late >= MAXIMUM_STREAMS:
             raise ProtocolError(f"expected at most {MAXIMUM_STREAMS} unfinished messages, found one more")
-        self._next_stream += 1
+        self._awaited.update(range(self._next_stream, frame.stream))
+        self._awaited.discard(frame.stream)
+        self._next_stream = max(self._next_stream, frame.stream + 1)
         _check_fit(0, size, frame.header.bytes)
         memory = self._handler.opening(self._link, frame.header)
         if memory is not None and memory.nbytes != frame.header.bytes:

@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -51,7 +52,7 @@ from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.outbox import Done
 from farflung.transport.peer import Peer
 from farflung.transport.sender import Sender
-from farflung.transport.sockets import congestion_control, tune
+from farflung.transport.sockets import congestion_control, path_state, tune
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wording import printable
 
@@ -110,7 +111,7 @@ class Link:
         self._transport = connection
         self._primary = Lane(connection, self)
         self._lanes = Lanes(self._primary, self, more)
-        self._width = options.width(self.congestion_control)
+        self._width = options.width(self.congestion_control, partial(path_state, connection.socket))
         self._sender = Sender(self._primary, self._width, self._widen)
         self._handler: Handler | None = None
         self._inbox: Inbox | None = None

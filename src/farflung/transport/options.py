@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from farflung.transport.sockets import PathState
 from farflung.transport.width import MAXIMUM_CONNECTIONS, Width, fills_alone
 
 
@@ -26,11 +28,11 @@ class LinkOptions:
         if self.connections is not None and not 1 <= self.connections <= MAXIMUM_CONNECTIONS:
             raise ValueError(f"a link of {self.connections} connections, 1 to {MAXIMUM_CONNECTIONS} may be")
 
-    def width(self, congestion_control: str) -> Width:
+    def width(self, congestion_control: str, path: Callable[[], PathState | None] = lambda: None) -> Width:
         """What decides on the number of connections, under the congestion control that is in use."""
         if self.connections is not None:
             return Width(self.connections, self.connections)
-        return Width(1, 1 if fills_alone(congestion_control) else MAXIMUM_CONNECTIONS)
+        return Width(1, 1 if fills_alone(congestion_control) else MAXIMUM_CONNECTIONS, path)
 
 
 DEFAULT_OPTIONS = LinkOptions()

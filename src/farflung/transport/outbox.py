@@ -183,7 +183,7 @@ class Outbox:
 
     def _cut(self, message: _Message, chunk_bytes: int, batch: Batch) -> None:
         size = min(chunk_bytes, len(message.payload) - message.sent)
-        head = encode(self._frame(message, size), size)
+        head = encode(self._frame(message), size)
         batch.buffers.append(head)
         if size:
             batch.buffers.append(message.payload[message.sent : message.sent + size])
@@ -193,15 +193,14 @@ class Outbox:
         batch.size += len(head) + size
         batch.messages += message.is_through
 
-    def _frame(self, message: _Message, size: int) -> Control | Open | Chunk:
+    def _frame(self, message: _Message) -> Control | Open | Chunk:
         if message.header is None:
             return Control(message.sent, len(message.payload))
         if message.stream is not None:
             return Chunk(message.stream, message.sent)
         message.stream = self._next_stream
         self._next_stream += 1
-        if size < len(message.payload):
-            self._unfinished.add(message.stream)
+        self._unfinished.add(message.stream)
         if message.taken is not None:
             self._begun[message.stream] = message.taken
         return Open(message.stream, message.header, self._controls_taken + len(self._controls))

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import errno
 import socket
+import struct
+import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +23,11 @@ _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _LONGEST_NAME = 16
+
+# struct tcp_info of linux/tcp.h, whose fields only ever grow at the end.
+_microseconds = struct.Struct("=I")
+_RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT = 68, 100, 148
+_TCP_INFO_BYTES = 152
 
 UNKNOWN_CONGESTION_CONTROL = "unknown"
 """Where the kernel does not say."""
@@ -60,6 +68,37 @@ def congestion_control(connection: socket.socket) -> str:
     except OSError:
         return UNKNOWN_CONGESTION_CONTROL
     return name.split(b"\0")[0].decode("ascii", "replace")
+
+
+@dataclass(frozen=True)
+class PathState:
+    """What the kernel knows of a connection's path.
+
+    Attributes
+    ----------
+    retransmitted : Packets sent again so far.
+    round_trip_seconds, least_round_trip_seconds : Smoothed, and the least of the last minutes.
+    """
+
+    retransmitted: int
+    round_trip_seconds: float
+    least_round_trip_seconds: float
+
+
+def path_state(connection: socket.socket) -> PathState | None:
+    """The kernel's view of the path; None where it does not tell."""
+    if sys.platform != "linux":
+        return None
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return None
+    if len(told) < _TCP_INFO_BYTES:
+        return None
+    round_trip, retransmitted, least = (
+        _microseconds.unpack_from(told, offset)[0] for offset in (_RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT)
+    )
+    return PathState(retransmitted, round_trip / 1e6, least / 1e6)
 
 
 def _set_where_known(connection: socket.socket, level: int, option: int | None, value: int) -> None:

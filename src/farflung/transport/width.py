@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from farflung.transport.sockets import PathState
+
 MAXIMUM_CONNECTIONS = 16
 """Of one link."""
 
@@ -10,6 +14,8 @@ _SETTLE_SECONDS = 0.5
 _STEP = 4
 _LEAST_GAIN = 1.2
 _PATIENCE = 16
+_QUEUE_GROWTH = 1.25
+_QUEUE_SECONDS = 0.005
 
 _LEAVES_ROOM = ("bbr",)
 
@@ -23,6 +29,14 @@ def fills_alone(congestion_control: str) -> bool:
     return congestion_control.startswith(_LEAVES_ROOM)
 
 
+def is_full(path: PathState | None) -> bool:
+    """Whether more connections could not get more out of a path: packets queue, or none were lost."""
+    if path is None:
+        return False
+    queues = path.round_trip_seconds > _QUEUE_GROWTH * path.least_round_trip_seconds + _QUEUE_SECONDS
+    return queues or not path.retransmitted
+
+
 class Width:
     """Goes from 1 to 4 to 16 connections as long as that makes a busy link 1.2 times faster, else steps back.
 
@@ -31,14 +45,27 @@ class Width:
     After a step back it waits for twice as long as the time before until it tries again, because links
     change. Only busy time counts: what a link carries when there is little to send says nothing.
 
+    Parameters
+    ----------
+    first, most
+        How many connections to begin with, and how many there may be.
+    path
+        Gives the state of the first connection's path: one that is full is not worth a try.
+
     Attributes
     ----------
     wanted : How many connections to use.
     """
 
-    def __init__(self, first: int = 1, most: int = MAXIMUM_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        first: int = 1,
+        most: int = MAXIMUM_CONNECTIONS,
+        path: Callable[[], PathState | None] = lambda: None,
+    ) -> None:
         self.wanted = first
         self._most = most
+        self._path = path
         self._is_fixed = first == most
         self._best = 0.0
         self._is_open = True
@@ -80,6 +107,9 @@ class Width:
             self._best = 0.0
             self._begin(self._patience)
             self._patience *= 2
+        elif self.wanted < self._most and is_full(self._path()):
+            self._best = 0.0
+            self._begin(0.0)
         else:
             self._best = rate
             self.wanted = min(_STEP * self.wanted, self._most)

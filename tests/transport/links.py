@@ -119,6 +119,7 @@ async def paired(
     timeouts: Timeouts | None = None,
     heard_by_b: Recorder | None = None,
     options: LinkOptions = DEFAULT_OPTIONS,
+    listening: LinkOptions | None = None,
 ) -> AsyncIterator[Pair]:
     """Worker a linked to worker b; at the end everything is closed, and each end was told exactly once."""
     timeouts = timeouts or Timeouts()
@@ -126,7 +127,9 @@ async def paired(
     dialler, server = authority.holder("a", "worker"), authority.holder("b", "worker", admit_strangers=True)
     heard_by_a, heard_by_b = Recorder(), heard_by_b or Recorder()
     own = Hello("b", "worker", "data")
-    listener = await listen("127.0.0.1:0", server.server, own, heard_by_b.admit, timeouts, options=options)
+    listener = await listen(
+        "127.0.0.1:0", server.server, own, heard_by_b.admit, timeouts, options=listening or options
+    )
     try:
         hello, expected = Hello("a", "worker", "data"), Peer("b", "worker")
         a = await dial(listener.address, dialler.client, hello, expected, heard_by_a, timeouts, options)

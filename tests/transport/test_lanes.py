@@ -126,6 +126,24 @@ def test_the_end_of_a_link_ends_all_its_connections(tmp_path: Path) -> None:
     run(test())
 
 
+def test_the_side_that_was_dialled_may_ask_for_connections_for_what_it_sends(tmp_path: Path) -> None:
+    payload = random.Random(5).randbytes(9 * MEBIBYTE)
+
+    async def test() -> None:
+        async with paired(tmp_path, options=LinkOptions(connections=1), listening=FOUR) as pair:
+            async with asyncio.timeout(20):
+                while pair.b.connections < 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            for link in (pair.a, pair.b):
+                link.post(slice_header(len(payload)), memoryview(payload))
+            for heard in (pair.heard_by_a, pair.heard_by_b):
+                await heard.until(lambda heard=heard: bool(heard.messages))
+                assert bytes(heard.messages[0][1]) == payload
+            assert pair.a.connections == 1
+
+    run(test())
+
+
 def test_links_between_others_do_not_share_connections(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path, options=FOUR) as pair:

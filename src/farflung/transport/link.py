@@ -453,6 +453,8 @@ class Link:
         else:
             greeting = msgspec.structs.replace(self._own, kind=self.kind, stripe=self._lanes.token)
             self._sender.write_now(greeting)
+            if self._width.wanted > 1:
+                self._widen()
         self._deadline.cancel()
         self._heartbeat = Heartbeat(self._timeouts, self._beat, self._fall_silent)
         self._settled.set()

@@ -180,7 +180,8 @@ async def _until_interrupted(
     submitter = Submitter(prepared, identity, run, observer, workers, on=on)
 
     def first() -> None:
-        note("stopping: the weights of the last applied step come home first (Ctrl-C again ends at once)")
+        weights = "" if prepared.emulated else ": the weights of the last applied step come home first"
+        note(f"stopping{weights} (Ctrl-C again ends at once)")
         submitter.stop("stopped by the user")
 
     task = asyncio.create_task(submitter.run())

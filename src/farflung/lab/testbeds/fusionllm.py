@@ -70,6 +70,7 @@ def fusionllm_48() -> Topology:
         workers=tuple(_worker(place, number) for place in places() for number in range(place.devices)),
         bandwidth_mbps=matrix(48, lambda a, b: FACTOR * _mbps(where[a], where[b])),
         latency_ms=matrix(48, lambda a, b: _ms(where[a], where[b])),
+        queue_ms=200 / FACTOR,  # as many packets as 200 ms hold at the rates that are scaled
         scale=Scale(FACTOR, "all bandwidths, and the TFLOP/s of all devices"),
         note="For emulated devices (--emulate-devices).",
     )

@@ -1,0 +1,25 @@
+"""What a worker refuses before it looks at a program."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.worker.loads import fresh, load
+
+from farflung.errors import GraphError
+from farflung.runtime.emulated.backend import EmulatedBackend
+from farflung.runtime.torch_backend.backend import TorchBackend
+from farflung.worker.intake import Intake
+from farflung.worker.loading import load_segments
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_no_worker_takes_a_job_that_is_not_of_its_kind(emulated: bool) -> None:
+    """A broker that mixes them is refused: the one has no weights, the other computes nothing."""
+    job = load()
+    training = msgspec.structs.replace(job.training, emulated=emulated)
+    job = msgspec.structs.replace(job, training=training)
+    backend = TorchBackend() if emulated else EmulatedBackend(1.0)
+    words = "the job is emulated, this worker computes" if emulated else "the job computes, this worker is"
+    with pytest.raises(GraphError, match=words):
+        load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, backend)

@@ -55,7 +55,7 @@ def test_a_path_that_became_slower_is_found_out() -> None:
 
 def test_the_least_of_the_last_round_trips_counts() -> None:
     capacity = Capacity()
-    assert capacity.latency_seconds is None
+    assert capacity.round_trip_seconds is None
     for seconds in (0.01, *[0.3] * 30, 0.1, *[0.2] * 29):
         capacity.answered(seconds)
-    assert capacity.latency_seconds == 0.05
+    assert capacity.round_trip_seconds == 0.1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -155,3 +156,18 @@ def test_a_question_is_answered_at_once(tmp_path: Path) -> None:
             return next(payload for frame, payload in raw.frames if isinstance(frame, Control))
 
     assert msgspec.msgpack.decode(run(scene())) == ["Answer", 7]
+
+
+def test_the_kernel_tells_a_round_trip_before_any_ping_was_answered(tmp_path: Path) -> None:
+    async def scene() -> tuple[float | None, float | None]:
+        async with places(tmp_path) as place:
+            link, _ = await place.dial()
+            direct = link.least_round_trip_seconds
+            link.path = "relay through home"
+            relayed = link.least_round_trip_seconds
+            await link.close("done")
+            return direct, relayed
+
+    direct, relayed = run(scene())
+    assert relayed is None
+    assert direct is None if sys.platform != "linux" else direct is not None and 0 < direct < 1

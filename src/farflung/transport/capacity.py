@@ -56,9 +56,9 @@ class Capacity:
         return statistics.quantiles(self._rates, n=4, method="inclusive")[2]
 
     @property
-    def latency_seconds(self) -> float | None:
-        """One way, as half of the least of the last 60 round trips; None before the first."""
-        return min(self._round_trips) / 2 if self._round_trips else None
+    def round_trip_seconds(self) -> float | None:
+        """The least of the last 60; None before the first."""
+        return min(self._round_trips, default=None)
 
     def _finish(self) -> None:
         stretch, self._stretch = self._stretch, []

@@ -58,6 +58,9 @@ from farflung.transport.wording import printable
 
 _log = logging.getLogger("farflung.transport")
 
+_UNKNOWN_SECONDS = 1000.0
+"""Above this a kernel's least round trip is none: it has seen no acknowledgement yet."""
+
 
 class Link:
     """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only.
@@ -254,10 +257,21 @@ class Link:
         return self._sender.pace.bytes_per_second
 
     @property
+    def least_round_trip_seconds(self) -> float | None:
+        """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
+        of the last 60 answered pings; None before the first.
+        """
+        if self.path in ("direct", "reverse"):
+            state = path_state(self._transport.socket)
+            if state is not None and 0 < state.least_round_trip_seconds < _UNKNOWN_SECONDS:
+                return state.least_round_trip_seconds
+        return self._capacity.round_trip_seconds
+
+    @property
     def status(self) -> LinkStatus:
         """What commands and metrics show of it."""
         round_trip, rate = self.round_trip_seconds, self.bytes_per_second
-        latency, incoming = self._capacity.latency_seconds, self._capacity.bytes_per_second
+        least, incoming = self.least_round_trip_seconds, self._capacity.bytes_per_second
         return LinkStatus(
             peer=self.peer.id,
             path=self.path,
@@ -268,7 +282,7 @@ class Link:
             rate_mbps=None if rate is None else rate * 8 / 1e6,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
-            latency_ms=None if latency is None else latency * 1e3,
+            latency_ms=None if least is None else least / 2 * 1e3,
             incoming_mbps=None if incoming is None else line_mbps(incoming),
         )
 

@@ -26,7 +26,7 @@ class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round_trip_ms : Of the last answered ping, queues included; None before the first answer.
     rate_mbps : At which the peer has been taking data; None before any was sent.
     bytes_sent, bytes_received : Payload and framing, before encryption.
-    latency_ms : One way, half of the least of the last 60 round trips; None before the first.
+    latency_ms : One way, half of the least round trip of late; None before the first.
     incoming_mbps : What the line to here carries, packet headers included, seen in the traffic that came;
         None before enough did.
     """

@@ -22,6 +22,7 @@ from farflung.transport.timeouts import PROBE_SECONDS
 pytestmark = pytest.mark.usefixtures("lab_machine")
 
 REPOSITORY = Path(__file__).parents[2]
+OWN_LATENCY_MS = 0.1  # what the lab's switch and two kernels take, which a LAN's millisecond shows
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -74,7 +75,7 @@ def ends(folder: Path, there: LinkSettings, back: LinkSettings | None = None) ->
     [
         (LinkSettings(8, 50), None),
         (LinkSettings(100, 20), None),
-        (LinkSettings(40, 1), None),
+        (LinkSettings(100, 1), None),
         (LinkSettings(8, 25), LinkSettings(50, 25)),
         (LinkSettings(50, 25), LinkSettings(8, 25)),
     ],
@@ -89,7 +90,7 @@ def test_a_probe_finds_a_pairs_settings_within_a_tenth(
         if found.bandwidth_mbps != pytest.approx(there.bandwidth_mbps, rel=0.1):
             found = two.probed()  # once more: the machine may have been too busy to fill the path
     assert found.bandwidth_mbps == pytest.approx(there.bandwidth_mbps, rel=0.1)
-    assert found.latency_ms == pytest.approx(there.latency_ms, rel=0.1)
+    assert abs(found.latency_ms - there.latency_ms) <= 0.1 * there.latency_ms + OWN_LATENCY_MS
     assert found.seconds <= PROBE_SECONDS
     assert found.bytes_sent * 8 / 1e6 <= 0.05 * 60 * there.bandwidth_mbps
 

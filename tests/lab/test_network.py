@@ -232,6 +232,17 @@ def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
     assert host_state() == before
 
 
+def test_a_device_that_somebody_deletes_is_let_go() -> None:
+    with Network(LabSpec((Node("a"), Node("b"), Node("c")))) as network:
+        network.popen("a", ["ip", "link", "del", "wan0"]).wait()
+        network.stats(reset=True)
+        assert not reaches(network, "b", network.address("a"))
+        stats = network.stats()
+        # At real-time priority a busy loop would take the machine.
+        assert stats.cpu_seconds < stats.seconds / 2
+        assert reaches(network, "b", network.address("c"))
+
+
 def test_the_switch_loads_no_torch_or_numpy() -> None:
     program = "import sys, farflung.lab.process; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

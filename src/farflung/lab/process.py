@@ -7,6 +7,7 @@ output, and runs until a signal, a request or the end of its parent tells it to 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -93,6 +94,8 @@ def main() -> int:
     """What the process does; its exit code."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor a node
     try:
         _serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Start))
     except LabError as error:

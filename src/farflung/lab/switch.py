@@ -66,9 +66,11 @@ class Switch:
                     armed = due
             events = epoll.poll(wait)
             woke = now()
-            for descriptor, _ in events:
+            for descriptor, mask in events:
                 port = port_of.get(descriptor)
-                if port is not None:
+                if port is not None and mask & select.EPOLLERR:  # somebody deleted the device
+                    epoll.unregister(descriptor)
+                elif port is not None:
                     self._take(port, descriptor)
                     self._deliver()
                 elif descriptor == parent:

@@ -59,11 +59,10 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
 
 
 def _link_views(state: State, holder: str, links: Links) -> Iterator[LinkView]:
-    """The links of a job that still is; of one that is over, only what could not be reached."""
-    job = state.jobs.get(links.job)
-    for report in links.reports:
-        if job is not None and (report.link is None or not job.over):
-            yield LinkView(holder, job.job, report)
+    """What a holder last said of the links it has, or had, for a job."""
+    if links.job in state.jobs:
+        for report in links.reports:
+            yield LinkView(holder, links.job, report)
 
 
 def _worker_state(state: State, worker: Worker) -> str:

@@ -15,7 +15,7 @@ from farflung.cli.output import duration, print_json
 from farflung.errors import IdentityError
 
 if TYPE_CHECKING:
-    from farflung.protocol.messages import JobStatus, Status, WorkerStatus
+    from farflung.protocol.messages import JobStatus, LinkView, Status, WorkerStatus
     from farflung.transport.identity import Identity
     from farflung.transport.tokens import TokenRole
 
@@ -70,6 +70,10 @@ def _lines(status: Status) -> Iterable[str]:
     )
     yield f"{len(status.jobs)} jobs"
     yield from _table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
+    over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
+    links = [view for view in status.links if view.job not in over]
+    yield f"{len(links)} ends of links; the broker relays up to {status.relay_mbps:g} Mbit/s for others"
+    yield from _table(("link", "path", "paced by", "round trip", "sends at"), map(_link, links))
     waits = ", ".join(f"{name} {seconds:g} s" for name, seconds in sorted(status.timeouts.items()))
     yield f"timeouts: {waits}"
 
@@ -77,6 +81,16 @@ def _lines(status: Status) -> Iterable[str]:
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     seen = f"{worker.last_seen_seconds:.0f} s ago" if worker.last_seen_seconds >= 0 else "not yet"
     return worker.worker, worker.state, worker.device, worker.site, worker.address, seen, worker.job
+
+
+def _link(view: LinkView) -> tuple[str, ...]:
+    link = view.report.link
+    ends = f"{view.holder} -> {view.report.peer}"
+    if link is None:
+        return ends, "none: farflung doctor says what was tried", "", "", ""
+    round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
+    rate = "" if link.rate_mbps is None else f"{link.rate_mbps:.1f} Mbit/s"
+    return ends, link.path, link.congestion_control, round_trip, rate
 
 
 def _job(job: JobStatus) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from farflung.client.inquiry import ask_status
 from farflung.errors import FarflungError, IdentityError
+from farflung.local.finding import Finding
+from farflung.local.path_findings import path_findings
 from farflung.transport import stranger
 from farflung.transport.addresses import DEFAULT_PORT, parse_address
 from farflung.transport.contexts import unverified_context
@@ -27,15 +27,6 @@ from farflung.transport.timeouts import Timeouts
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 9)
 CLOCK_OFF_SECONDS = 60.0
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One check: `found` in words and, where it is not `ok`, what `helps`."""
-
-    check: str
-    ok: bool
-    found: str
-    helps: str = ""
 
 
 async def examine(folders: list[Path], broker: str | None) -> list[Finding]:
@@ -53,7 +44,8 @@ async def examine(folders: list[Path], broker: str | None) -> list[Finding]:
     findings.append(reach)
     if reach.ok:
         findings.append(await _clock(address))
-        findings += [await _admitted(replace(identity, broker=address)) for identity in identities[:1]]
+        for identity in identities[:1]:
+            findings += await _admitted(replace(identity, broker=address))
     return findings
 
 
@@ -144,11 +136,14 @@ async def _clock(address: str) -> Finding:
     )
 
 
-async def _admitted(identity: Identity) -> Finding:
+async def _admitted(identity: Identity) -> list[Finding]:
+    """Whether the broker admits this holder and, if so, how links of its last job came about."""
     try:
         status = await ask_status(identity)
     except FarflungError as error:
         helps = f"farflung token create --role {identity.role} on the broker, then join again with --token"
-        return Finding("broker", False, f"{identity.id} is not admitted: {error}", helps)
+        return [Finding("broker", False, f"{identity.id} is not admitted: {error}", helps)]
     workers = f"{len(status.workers)} workers, {len(status.backup_pool)} idle"
-    return Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {workers}")
+    admitted = Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {workers}")
+    holder = identity.id if identity.role == "worker" else None
+    return [admitted, *path_findings(holder, status.links)]

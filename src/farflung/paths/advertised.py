@@ -30,7 +30,8 @@ def advertised(listening: str, route: str, hosts: Iterable[str]) -> list[str]:
     found = [format_address(parse_address(route)[0], port)] if route else []
     found += [format_address(one, port) for one in hosts if _leads_here(one, host)]
     seen_by_the_broker = format_address("0.0.0.0", port)  # who fills in what it sees
-    return [*list(dict.fromkeys(found))[: MAXIMUM_ADDRESSES - 1], seen_by_the_broker]
+    others = [address for address in dict.fromkeys(found) if address != seen_by_the_broker]
+    return [*others[: MAXIMUM_ADDRESSES - 1], seen_by_the_broker]
 
 
 def own_hosts() -> list[str]:

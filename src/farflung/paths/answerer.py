@@ -16,7 +16,6 @@ from farflung.paths.ways import LONGEST_REASON, relayed
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import Circuit, DialBack, NotReached
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial_any
-from farflung.transport.headers import DataHeader
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.paths")
@@ -39,35 +38,6 @@ class Sought(Protocol):
 
     def tell(self, message: Message) -> None:
         """Send a message to the broker."""
-
-
-class _Guest:
-    """Of a link that was dialled back: the peer may speak before we know that dialling succeeded."""
-
-    def __init__(self, sought: Sought) -> None:
-        self._sought = sought
-        self._entered: set[Link] = set()
-
-    def enter(self, link: Link) -> None:
-        """Let the link in, once; ProtocolError refuses it."""
-        if link not in self._entered:
-            self._entered.add(link)
-            link.path = "reverse"
-            self._sought.entered(link)
-
-    def control(self, link: Link, message: bytes) -> None:
-        self.enter(link)
-        self._sought.handler.control(link, message)
-
-    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
-        return self._sought.handler.opening(link, header)
-
-    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        self._sought.handler.complete(link, header, buffer)
-
-    def closed(self, link: Link, reason: str) -> None:
-        self._entered.add(link)  # too late to enter
-        self._sought.handler.closed(link, reason)
 
 
 class Answerer:
@@ -125,10 +95,11 @@ class Answerer:
         self._sought.tell(answer)
 
     async def _dial_back(self, request: DialBack, peer: Peer) -> None:
-        guest = _Guest(self._sought)
-        link = await dial_any(request.addresses, self._context, self._own, peer, guest, self._timeouts())
+        handler = self._sought.handler
+        link = await dial_any(request.addresses, self._context, self._own, peer, handler, self._timeouts())
+        link.path = "reverse"
         try:
-            guest.enter(link)
+            self._sought.entered(link)
         except ProtocolError as error:
             await link.close(str(error))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -84,12 +85,13 @@ class Connector:
         self._timeouts = timeouts
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
-        self._last: dict[Peer, Way] = {}
+        self._last: dict[Peer, tuple[str, int, Way]] = {}
 
     async def connect(self, errand: Errand, handler: Handler) -> Reached:
         """A link to the errand's peer, on whose other end the peer waits to be spoken to.
 
-        The way that worked last is tried first; else they are tried in the order direct, reverse, relay.
+        They are tried in the order direct, reverse, relay. A link that was lost within an attempt is first
+        sought the way it stood.
 
         Raises
         ------
@@ -102,13 +104,13 @@ class Connector:
             "reverse": self._reverse,
             "relay": self._relay,
         }
-        for way in order(self._last.get(errand.peer)):
+        for way in order(self._stood(errand)):
             try:
                 link = await ways[way](errand, handler)
             except ConnectionFailed as error:
                 tried.append(Tried(way, str(error)))
                 continue
-            self._last[errand.peer] = way
+            self._last[errand.peer] = (errand.job, errand.attempt, way)
             return Reached(link, told(tried))
         raise ConnectionFailed(f"no way leads to {errand.peer}: {told(tried)}. What helps: {advice(0)}")
 
@@ -130,6 +132,10 @@ class Connector:
                 asked.answer.set_result(link)
                 return asked.handler
         raise ProtocolError(f"{link.peer} dials back, which nobody here waits for")
+
+    def _stood(self, errand: Errand) -> Way | None:
+        job, attempt, way = self._last.get(errand.peer, ("", 0, None))
+        return way if (job, attempt) == (errand.job, errand.attempt) else None
 
     async def _direct(self, errand: Errand, handler: Handler) -> Link:
         return await dial_any(
@@ -168,15 +174,18 @@ class Connector:
         """Dial the peer through a circuit, unless the other side says that it cannot come."""
         refusal = self._expect(circuit.number, errand, handler)
         joining = asyncio.create_task(join_circuit(circuit, self._broker, self._timeouts()))
+        both: list[asyncio.Future[Any]] = [joining, refusal]
         try:
-            both: list[asyncio.Future[Any]] = [joining, refusal]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not joining.done() and isinstance(link := refusal.result(), Link):
+                await _give_up(joining)
                 return _standing(link)
             raw = await joining
+        except BaseException:
+            await _give_up(joining)
+            raise
         finally:
             self._forget(circuit.number)
-            joining.cancel()
         path = relayed(circuit.relay)
         link = await dial_over(raw, path, self._context, self._own, errand.peer, handler, self._timeouts())
         link.path = path
@@ -208,6 +217,13 @@ class Connector:
         answer = self._asked.pop(number).answer
         if not answer.cancel() and not answer.cancelled():
             answer.exception()  # told already, or not worth telling
+
+
+async def _give_up(joining: asyncio.Task[socket.socket]) -> None:
+    joining.cancel()
+    (joined,) = await asyncio.gather(joining, return_exceptions=True)
+    if isinstance(joined, socket.socket):
+        joined.close()
 
 
 def _standing(link: Link) -> Link:

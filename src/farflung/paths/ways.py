@@ -22,7 +22,7 @@ class Tried:
 
 
 def order(last: Way | None) -> tuple[Way, ...]:
-    """Which way is tried when: a lost link first comes back the way it stood. Each way gets one try."""
+    """Which way is tried when, each once: first the one by which a lost link stood."""
     return WAYS if last is None else (last, *(way for way in WAYS if way != last))
 
 

@@ -59,12 +59,8 @@ async def dial(
     ConnectionFailed
         The holder cannot be reached there, somebody else can, or it refused: the message says which.
     """
-    try:
-        raw = await connect(*parse_address(address), timeouts, options.congestion_control)
-    except OSError as error:
-        raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
-    more = partial(_connected, address, context, expected.name, timeouts, options)
-    return await dial_over(raw, address, context, hello, expected, handler, timeouts, options, more)
+    link = await _dial(address, context, hello, expected, handler, timeouts, options)
+    return link.release()
 
 
 async def dial_over(
@@ -82,27 +78,8 @@ async def dial_over(
 
     `more` makes another connection the same way, where that can be done.
     """
-    link: Link | None = None
-    try:
-        async with asyncio.timeout(timeouts.dial_seconds):
-            connection = await Connection.shake_hands(raw, context, False, expected.name)
-            try:
-                peer = certified_peer(connection.socket)
-                if peer != expected:
-                    raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
-            except ProtocolError as error:
-                connection.abort()
-                raise ConnectionFailed(f"{address}: {error}") from None
-            link = Link(
-                connection, hello, expected, timeouts, lambda link: handler, True, options=options, more=more
-            )
-            return await link.ready()
-    except BaseException as error:
-        if link is not None:
-            await link.close("the dialler gave up")
-        if isinstance(error, OSError):
-            raise ConnectionFailed(why_unreachable(error, address, timeouts.dial_seconds)) from None
-        raise
+    link = await _greet(raw, address, context, hello, expected, handler, timeouts, options, more)
+    return link.release()
 
 
 async def dial_any(
@@ -118,11 +95,63 @@ async def dial_any(
     async def discard(link: Link) -> None:
         await link.close("another address was faster")
 
-    attempts = [partial(dial, address, context, hello, expected, handler, timeouts) for address in addresses]
+    attempts = [partial(_dial, address, context, hello, expected, handler, timeouts) for address in addresses]
     try:
-        return await race(attempts, discard)
+        return (await race(attempts, discard)).release()
     except AllFailed as failed:
         raise ConnectionFailed("; ".join(map(str, failed.errors)) or "it gave no address") from None
+
+
+async def _dial(
+    address: str,
+    context: ssl.SSLContext,
+    hello: Hello,
+    expected: Peer,
+    handler: Handler,
+    timeouts: Timeouts,
+    options: LinkOptions = DEFAULT_OPTIONS,
+) -> Link:
+    try:
+        raw = await connect(*parse_address(address), timeouts, options.congestion_control)
+    except OSError as error:
+        raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
+    more = partial(_connected, address, context, expected.name, timeouts, options)
+    return await _greet(raw, address, context, hello, expected, handler, timeouts, options, more)
+
+
+async def _greet(
+    raw: socket.socket,
+    address: str,
+    context: ssl.SSLContext,
+    hello: Hello,
+    expected: Peer,
+    handler: Handler,
+    timeouts: Timeouts,
+    options: LinkOptions,
+    more: More | None,
+) -> Link:
+    """A link that is not released yet."""
+    link: Link | None = None
+    try:
+        async with asyncio.timeout(timeouts.dial_seconds):
+            connection = await Connection.shake_hands(raw, context, False, expected.name)
+            try:
+                peer = certified_peer(connection.socket)
+                if peer != expected:
+                    raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
+            except ProtocolError as error:
+                connection.abort()
+                raise ConnectionFailed(f"{address}: {error}") from None
+            link = Link(
+                connection, hello, expected, timeouts, lambda link: handler, True, options=options, more=more
+            )
+            return await link.greeted()
+    except BaseException as error:
+        if link is not None:
+            await link.close("the dialler gave up")
+        if isinstance(error, OSError):
+            raise ConnectionFailed(why_unreachable(error, address, timeouts.dial_seconds)) from None
+        raise
 
 
 async def ask(

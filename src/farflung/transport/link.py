@@ -212,11 +212,18 @@ class Link:
         """The peer's receipt for this link came over the one that took its place; see `Outbox.took`."""
         self._sender.took(receipt)
 
-    async def ready(self) -> Link:
-        """Give back this link once the dialled peer has greeted it; ConnectionFailed if it refuses."""
+    async def greeted(self) -> Link:
+        """Give back this link once the dialled peer has greeted it; ConnectionFailed if it refuses.
+
+        The handler hears nothing of it before `release`.
+        """
         await self._settled.wait()
         if self._handler is None:
             raise ConnectionFailed(f"{self.remote}: {self.reason}")
+        return self
+
+    def release(self) -> Link:
+        """Let the handler hear, from the moment that the caller awaits something else."""
         self._primary.go_on()
         self._open_more(self._width.wanted)
         return self

@@ -70,6 +70,7 @@ class Paths:
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
         self._connector = Connector(own, context, identity.broker, self.port, tell, self._limits)
         self._answerer = Answerer(own, context, identity.broker, self, self._limits)
+        self._attempt: machine.Attempt | None = None
         self._tried: dict[str, str] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self.tell = tell
@@ -84,7 +85,7 @@ class Paths:
         """The broker is there: `route` is this end of the link to it, and its limits hold from now on."""
         self._route, self._timeouts = route, timeouts
         if self._reporting is None:
-            self._report()
+            self.report()
 
     async def port(self) -> Port:
         """Where this worker listens, and what to tell peers about that."""
@@ -98,9 +99,10 @@ class Paths:
         try:
             reached = await self._connector.connect(errand, self._peers)
         except ConnectionFailed as error:
-            self._note(peer, str(error))
+            self._note(peer, load, str(error))
+            self.report()  # at once: without this link the job may soon be over
             raise
-        self._note(peer, reached.tried)
+        self._note(peer, load, reached.tried)
         return reached.link
 
     def hear(self, message: PathMessage) -> None:
@@ -113,6 +115,24 @@ class Paths:
             self._answerer.hear(message, self._listener)
         else:
             self._connector.hear(message)
+
+    def report(self) -> None:
+        """Tell the broker how every link stands, now and then every few heartbeats."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        loop = asyncio.get_running_loop()
+        self._reporting = loop.call_later(self._timeouts.suspect_seconds, self.report)
+        attempt = self._state().attempt
+        if attempt is None:
+            return
+        tried = self._tried if attempt == self._attempt else {}
+        port = 0 if self._listener is None else self._listener.port
+        links = {link.peer.id: link.status for link in self._peers.links}
+        reports = [
+            LinkReport(peer, tried.get(peer, ""), port, links.get(peer))
+            for peer in sorted(tried.keys() | links.keys())
+        ]
+        self.tell(Links(attempt[0], reports[:MAXIMUM_REPORTS]))
 
     async def close(self) -> None:
         """Stop what is under way; the listener closes the relay."""
@@ -140,24 +160,7 @@ class Paths:
     def _limits(self) -> Timeouts:
         return self._timeouts
 
-    def _note(self, peer: str, tried: str) -> None:
+    def _note(self, peer: str, load: Load, tried: str) -> None:
+        if self._attempt != (load.job, load.attempt):
+            self._attempt, self._tried = (load.job, load.attempt), {}
         self._tried[peer] = tried[:TEXT_LENGTH]
-        self._report()  # at once: if nothing led there, the job may soon be over
-
-    def _report(self) -> None:
-        """Tell the broker how every link stands, now and every few heartbeats."""
-        if self._reporting is not None:
-            self._reporting.cancel()
-        loop = asyncio.get_running_loop()
-        self._reporting = loop.call_later(self._timeouts.suspect_seconds, self._report)
-        load = self._state().load
-        if load is None:
-            self._tried.clear()
-            return
-        port = 0 if self._listener is None else self._listener.port
-        links = {link.peer.id: link.status for link in self._peers.links}
-        reports = [
-            LinkReport(peer, self._tried.get(peer, ""), port, links.get(peer))
-            for peer in sorted(self._tried.keys() | links.keys())
-        ]
-        self.tell(Links(load.job, reports[:MAXIMUM_REPORTS]))

@@ -201,6 +201,7 @@ class WorkerService:
 
     def peer_linked(self, peer: str) -> None:
         self._happened(machine.PeerLinked(peer))
+        self._paths.report()
 
     def peer_parted(self, peer: str, reason: str) -> None:
         load = self._state.load

@@ -1,0 +1,107 @@
+"""Workers behind NAT and on IPv6 only, each in a network namespace of its own, train as on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.homes import STEPS, Homes, homes
+from tests.end_to_end.processes import Run, train
+
+from farflung.errors import LabError
+from farflung.lab.network import check_machine
+from farflung.lab.spec import Node
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lab_machine() -> None:
+    try:
+        check_machine(needs_nft=True)
+    except LabError as error:
+        pytest.skip(str(error))
+
+
+def losses(run: Run) -> list[float]:
+    """Of every step of a run that ends well."""
+    assert run.command.code() == 0, run.command.err
+    assert len(run.rows) == STEPS
+    return [row["loss"] for row in run.rows]
+
+
+class Place:
+    """Worker a can be dialled and relays, b and c stand behind NAT; the desk can be dialled."""
+
+    def __init__(self, on: Homes) -> None:
+        self.on = on
+        self.broker = on.broker()
+        self.workers = {"a": on.worker("a", "--relay", "50"), "b": on.worker("b"), "c": on.worker("c")}
+        for worker in self.workers.values():
+            worker.says("idle in the backup pool")
+        self.expected = losses(train(on.on, "local", "--steps", str(STEPS), "--local", "3"))
+
+    def close(self) -> None:
+        """End what still runs, in good order."""
+        for command in (*self.workers.values(), self.broker):
+            if command.process.poll() is None:
+                command.stop()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    nodes = Node("a"), Node("b", behind_nat=True), Node("c", behind_nat=True)
+    with homes(tmp_path_factory.mktemp("homes"), *nodes) as on:
+        place = Place(on)
+        yield place
+        place.close()
+
+
+def test_workers_behind_nat_dial_back_or_meet_at_a_worker_that_relays(place: Place) -> None:
+    assert losses(place.on.train("a", "b", "c")) == place.expected
+    paths = place.on.paths()
+    assert paths["a", "b"] == paths["b", "a"] == "reverse"
+    assert paths["b", "c"] == paths["c", "b"] == "relay through a"
+    desk = next(peer for holder, peer in paths if holder == "b" and peer not in "ac")
+    assert paths["a", desk] == "direct"
+    assert paths["b", desk] == paths[desk, "b"] == paths["c", desk] == "reverse"
+    doctor = place.on.on.document("desk", "doctor")
+    found = [finding["found"] for finding in doctor["findings"] if finding["check"] == "path"]
+    (explained,) = [words for words in found if words.startswith("b to c: relay through a, because dialled:")]
+    assert "did not answer within" in explained and "asked to dial back:" in explained
+    assert "--advertise HOST:PORT" in explained and "--relay MBPS" in explained
+
+
+def test_without_another_relay_the_broker_carries_the_link(place: Place) -> None:
+    place.workers["a"].stop()
+    losses(place.on.train("b", "c"))
+    assert place.on.paths()["b", "c"] == "relay through broker"
+
+
+def test_where_no_way_leads_the_run_fails_and_says_what_was_tried(place: Place) -> None:
+    place.broker.stop()
+    place.broker = place.on.broker("--relay", "0")
+    place.on.on.idle("b", "c")
+    reason = place.on.train("b", "c").fails()
+    assert "lost the link to worker c: no way leads to worker c: dialled: " in reason
+    assert "over a relay: no relay is on offer" in reason and "What helps: " in reason
+    doctor = place.on.on.start("desk", "doctor")
+    assert doctor.code() == 1
+    (line,) = [line for line in doctor.out.splitlines() if "FAIL" in line]
+    assert "b to c: no way leads to worker c" in line
+
+
+def test_workers_that_have_ipv6_only_train(tmp_path: Path) -> None:
+    with homes(tmp_path, Node("a"), Node("b"), ipv6=True) as on:
+        on.forget_ipv4()
+        broker = on.broker()
+        workers = [on.worker(name) for name in "ab"]
+        for worker in workers:
+            worker.says("idle in the backup pool")
+        losses(on.train("a", "b"))
+        links = [view["report"]["link"] for view in on.on.status()["links"]]
+        assert links and {link["path"] for link in links} == {"direct"}
+        assert all(link["remote"].startswith("[fd") for link in links), links
+        for command in (*workers, broker):
+            command.stop()

@@ -135,14 +135,6 @@ def test_a_frozen_worker_that_thaws_within_the_lease_costs_no_step(place: Place,
     place.workers["b"].says("linked to the broker again")
 
 
-def test_a_killed_worker_is_known_by_its_death(place: Place) -> None:
-    run = place.train("killed")
-    place.workers["a"].signal(signal.SIGKILL)
-    reason = run.fails()
-    assert "worker a was lost at step" in reason and "the process at the other end may have died" in reason
-    place.rejoin("a")
-
-
 def test_a_worker_that_is_switched_off_is_lost_when_its_lease_is_over(place: Place) -> None:
     run = place.train("off")
     place.network.cut("a")

@@ -20,7 +20,7 @@ import psutil
 from farflung.local.free_port import free_port
 
 DEADLINE_SECONDS = 120.0
-LEASE_SECONDS = 3.0
+LEASE_SECONDS = 5.0
 MARK = "FARFLUNG_TEST_MARK"
 
 JOB = """

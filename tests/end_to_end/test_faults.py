@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.end_to_end.processes import Command, Machines, Run, eventually, machines, train
+from tests.end_to_end.processes import LEASE_SECONDS, Command, Machines, Run, eventually, machines, train
 from torch import nn
 
 from farflung.client.weights import load_weights
@@ -100,7 +100,7 @@ def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place) -
     place.workers[frozen].signal(signal.SIGSTOP)
     try:
         reason = run.fails()
-        assert "at step" in reason and f"nothing heard from worker {frozen} for 3 s" in reason
+        assert "at step" in reason and f"nothing heard from worker {frozen} for {LEASE_SECONDS:g} s" in reason
         place.workers[survivor].says("job job-", frozen, "idle")
         place.on.idle(*(name for name in WORKERS if name != frozen))
     finally:

@@ -35,7 +35,6 @@ LONG_CUT_SECONDS = 3.3  # each link is given up, and made again before the lease
 class Lab(Machines):
     """Each command runs in the node that has the name of its home."""
 
-    lease_seconds = 5.0
     listen = "[::]:0"
     network: Network
 

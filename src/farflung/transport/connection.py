@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from farflung.transport.addresses import format_address
-from farflung.transport.sockets import limit_unsent
+from farflung.transport.sockets import limit_unsent, run_free, start_afresh
 
 # How much may be read or written before others on the loop have their turn.
 _TURN_BYTES = 2**20
@@ -101,6 +101,16 @@ class Connection:
         """Let the kernel hold about `count` bytes that it has not sent, so that the rest can be overtaken."""
         if not self._is_lost:
             limit_unsent(self.socket, count)
+
+    def start_afresh(self, bytes_per_second: int) -> None:
+        """Let BBR begin anew, at this rate until `run_free`."""
+        if not self._is_lost:
+            start_afresh(self.socket, bytes_per_second)
+
+    def run_free(self) -> None:
+        """Hold it to no rate any more."""
+        if not self._is_lost:
+            run_free(self.socket)
 
     def pause_reading(self) -> None:
         """Leave what comes in the kernel."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from farflung.errors import FarflungError
+from farflung.transport.bursts import MARGIN, Bursts
 from farflung.transport.connection import Connection
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import Frame, encode
 from farflung.transport.outbox import Batch
+from farflung.transport.timeouts import CHUNK_SECONDS
 
 _log = logging.getLogger("farflung.transport")
 
@@ -58,6 +61,7 @@ class Lane:
         self._reader = FrameReader(self, self._is_due)
         self._leaving: list[Batch] = []
         self._unsent_bytes = 0
+        self._bursts = Bursts()
 
     def start(self) -> None:
         """Read from now on."""
@@ -85,8 +89,16 @@ class Lane:
         if not self._unsent_bytes / 2 < unsent_bytes < self._unsent_bytes * 2:
             self.connection.limit_unsent(unsent_bytes)
             self._unsent_bytes = unsent_bytes
+        self._heed_bursts(batch.data_bytes, unsent_bytes / CHUNK_SECONDS)
         self._leaving.append(batch)
         self.connection.write(*urgent, *batch.buffers)
+
+    def _heed_bursts(self, data_bytes: int, bytes_per_second: float) -> None:
+        now = time.monotonic()
+        if self._bursts.begins(data_bytes, now):
+            self.connection.start_afresh(int(MARGIN * bytes_per_second))
+        elif self._bursts.may_go(now):
+            self.connection.run_free()
 
     def let_go(self) -> None:
         """What was on its way has left, or never will."""

@@ -22,6 +22,8 @@ _BACKLOG = 256
 _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
+_SO_MAX_PACING_RATE = 47 if sys.platform == "linux" else None  # <asm-generic/socket.h>; Python has no name
+_MOST_BYTES_PER_SECOND = 2**31 - 1
 _LONGEST_NAME = 16
 
 # struct tcp_info of linux/tcp.h, whose fields only ever grow at the end.
@@ -57,6 +59,25 @@ def ask_for_congestion_control(connection: socket.socket, name: str) -> None:
     if _TCP_CONGESTION is not None:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, name.encode())
+
+
+def start_afresh(connection: socket.socket, bytes_per_second: int) -> None:
+    """Have BBR forget what it knows of the path, its window aside, and keep to a rate until `run_free`.
+
+    Nothing where another congestion control paces the socket.
+    """
+    name = congestion_control(connection)
+    if name == "bbr":
+        # The kernel begins a congestion control anew only when it takes the place of another.
+        ask_for_congestion_control(connection, "reno")
+        ask_for_congestion_control(connection, name)
+        rate = min(bytes_per_second, _MOST_BYTES_PER_SECOND)
+        _set_where_known(connection, socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+
+
+def run_free(connection: socket.socket) -> None:
+    """Hold the socket to no rate."""
+    _set_where_known(connection, socket.SOL_SOCKET, _SO_MAX_PACING_RATE, -1)
 
 
 def congestion_control(connection: socket.socket) -> str:

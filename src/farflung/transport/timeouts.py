@@ -8,6 +8,9 @@ DEFAULT_LEASE_SECONDS = 10.0
 CHUNK_SECONDS = 0.02  # what one chunk takes on its link: the longest an urgent frame waits behind it
 STAGGER_SECONDS = 0.25  # before the next address of a host is tried too (RFC 8305: 150 to 250 ms)
 CREDIT_SECONDS = 0.02  # the longest that credit is held back, so that rates can be measured
+BURST_PAUSE_SECONDS = 0.5  # without data for so long, what is sent next begins a burst
+HOLD_BACK_SECONDS = 1.0  # for so long its rate is held to what is known
+FRESH_START_SECONDS = 4.0  # the least time between two fresh starts of a connection's congestion control
 PROBE_SECONDS = 2.0  # the longest that a path is probed
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import struct
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -210,6 +212,12 @@ class RawPeer:
         last, _ = self.frames[-1]
         assert isinstance(last, Close), self.frames
         return last.reason
+
+    def reset(self) -> None:
+        """Hang up as a kernel does that knows nothing of the connection: with a reset."""
+        raw = self._output.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._output.transport.abort()
 
     async def close(self) -> None:
         """Hang up."""

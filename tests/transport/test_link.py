@@ -347,7 +347,7 @@ def test_a_peer_cut_off_in_the_middle_of_a_frame_is_a_lost_peer(tmp_path: Path) 
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.opened))
             await rogue.close()
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
-            assert "closed without a word" in pair.heard_by_b.reasons[0]
+            assert "the process at the other end may have died" in pair.heard_by_b.reasons[0]
             assert not pair.heard_by_b.messages
             await pair.assert_unharmed()
 
@@ -412,6 +412,18 @@ def test_the_death_of_a_process_is_known_at_once(tmp_path: Path) -> None:
                 await child.wait()
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
             assert "the process at the other end may have died" in pair.heard_by_b.reasons[0]
+            await pair.assert_unharmed()
+
+    run(test())
+
+
+def test_a_reset_is_told_from_a_proper_end(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with paired(tmp_path) as pair:
+            peer = await _greeted(pair, "d")
+            peer.reset()
+            await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
+            assert "connection reset" in pair.heard_by_b.reasons[0]
             await pair.assert_unharmed()
 
     run(test())

@@ -8,6 +8,7 @@ writes to the socket and reads from it, and nothing but what the kernel holds li
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections import deque
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from farflung.transport.addresses import format_address
-from farflung.transport.sockets import limit_unsent, run_free, start_afresh
+from farflung.transport.sockets import limit_unsent, pending_error, run_free, start_afresh
 
 # How much may be read or written before others on the loop have their turn.
 _TURN_BYTES = 2**20
@@ -56,6 +57,7 @@ class Connection:
         self._is_flushing = False
         self._is_broken = False
         self._is_lost = False
+        self._failure: OSError | None = None
 
     @classmethod
     async def shake_hands(
@@ -131,6 +133,9 @@ class Connection:
         self._loop.call_soon(self._lose, None)
 
     def _read(self) -> None:
+        if self._is_reading:
+            # Asked first: the way Python reads from OpenSSL, a reset or a time-out looks like an end of file.
+            self._failure = pending_error(self.socket) or self._failure
         wire, taken = self._wire, 0
         while self._is_reading and taken < _TURN_BYTES:
             assert wire is not None
@@ -139,7 +144,7 @@ class Connection:
             if count:
                 wire.received(count)
             if end is not None:
-                self._lose(end.error)
+                self._lose(end.error or self._failure)
                 return
             if count < len(buffer):
                 return
@@ -169,6 +174,9 @@ class Connection:
             self._send_backlog()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
+        except ssl.SSLEOFError as error:
+            # The same on the way out; what the kernel said is lost with it.
+            self._break(self._failure or ConnectionResetError(errno.ECONNRESET, str(error)))
         except OSError as error:
             self._break(error)
         finally:
@@ -195,6 +203,7 @@ class Connection:
     def _break(self, error: OSError) -> None:
         self._is_broken = True
         self._backlog.clear()
+        self._failure = error
         self._loop.call_soon(self._finish, error)
 
     def _finish(self, error: OSError) -> None:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,23 @@ def test_a_process_with_the_number_of_a_dead_owner_is_not_taken_for_it(folder: P
     path.write_text(path.read_text().replace('"started_ticks":', '"started_ticks":1'))
     assert registry.clean_stale() == ["old"]
     assert list(folder.glob("old.*")) == []
+
+
+CHURN = """
+import sys
+from pathlib import Path
+from farflung.lab import registry
+registry.FOLDER = Path(sys.argv[1])
+for _ in range(300):
+    registry.claim(sys.argv[2], [])
+    registry.release(sys.argv[2])
+"""
+
+
+def test_labs_that_come_and_go_at_once_do_not_see_each_other_half_gone(folder: Path) -> None:
+    argv = [sys.executable, "-c", CHURN, str(folder)]
+    churning = [subprocess.Popen([*argv, name], stderr=subprocess.PIPE) for name in ("one", "two", "three")]
+    assert [process.communicate()[1] for process in churning] == [b""] * 3
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "../x", "thirteenletters"])

@@ -68,8 +68,8 @@ def claim(name: str, names: Sequence[str]) -> None:
 
 def release(name: str) -> None:
     """Forget a lab whose namespaces are gone."""
-    socket_path(name).unlink(missing_ok=True)
-    _path(name).unlink(missing_ok=True)
+    with _locked():
+        _forget(name)
 
 
 def clean_stale() -> list[str]:
@@ -84,9 +84,14 @@ def _clean() -> list[str]:
         record = _read(path)
         if _started_ticks(record.process_id) != record.started_ticks:
             namespaces.remove(record.namespaces)
-            release(path.stem)
+            _forget(path.stem)
             cleaned.append(path.stem)
     return cleaned
+
+
+def _forget(name: str) -> None:
+    socket_path(name).unlink(missing_ok=True)
+    _path(name).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Record:

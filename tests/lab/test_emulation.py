@@ -52,6 +52,13 @@ def test_what_is_emulated_stays_within_the_limit_and_keeps_its_proportions(
     assert lines.link(0, 1).latency_ms == 5.0
 
 
+def test_a_divisor_that_leaves_more_than_can_be_carried_is_refused() -> None:
+    asked_mbps = traffic_mbps(PLAN, topology(100.0), 0.5)
+    with pytest.raises(TopologyError, match=r"--scale 2 leaves .* in sum and 1 can be carried: ask for"):
+        emulate(PLAN, topology(100.0), 0.5, 2.0, limit_mbps=1.0)
+    emulate(PLAN, topology(100.0), 0.5, 2.0, limit_mbps=asked_mbps / 2)
+
+
 def test_a_divisor_that_was_asked_for_counts() -> None:
     lines, found = emulate(PLAN, topology(100.0), 0.5, 4.0)
     assert lines.link(0, 1).bandwidth_mbps == 25.0

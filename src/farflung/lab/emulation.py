@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -86,11 +87,17 @@ def emulate(
     Raises
     ------
     TopologyError
-        A rate becomes slower than a topology may state.
+        A rate becomes slower than a topology may state, or the divisor leaves more traffic than `limit_mbps`.
     """
     asked_mbps = traffic_mbps(plan, topology, efficiency)
+    least = asked_mbps / limit_mbps
     if divisor is None:
-        divisor = max(1.0, asked_mbps / limit_mbps)
+        divisor = max(1.0, least)
+    elif divisor < least:
+        raise TopologyError(
+            f"--scale {divisor:g} leaves {asked_mbps / divisor:.0f} Mbit/s in sum and {limit_mbps:g} can be"
+            f" carried: ask for at least {math.ceil(least * 100) / 100:g}, or leave it out"
+        )
     tflops = {worker.id: worker.tflops * efficiency / divisor for worker in topology.workers}
     if divisor != 1:
         try:

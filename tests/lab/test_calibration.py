@@ -51,6 +51,12 @@ def test_a_topology_is_calibrated_once_for_each_kind_of_link() -> None:
     assert [(case.title, case.asked.bandwidth_mbps) for case in cases] == [("a -> b", 8), ("b -> a", 100)]
 
 
+def test_a_short_queue_is_measured_as_one() -> None:
+    link = LinkSettings(8, 20, queue_ms=30)
+    (case,) = topology_cases(LabSpec((Node("a"), Node("b")), {("a", "b"): link}))
+    assert case.asked == link
+
+
 def test_a_topology_without_a_rate_is_refused() -> None:
     with pytest.raises(LabError, match="nothing to calibrate"):
         topology_cases(LabSpec((Node("a"), Node("b")), {("a", "b"): LinkSettings()}))

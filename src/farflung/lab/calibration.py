@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -108,7 +108,7 @@ def topology_cases(spec: LabSpec) -> list[Case]:
     for (source, target), link in spec.links.items():
         rates = [nodes[source].up_mbps, link.bandwidth_mbps, nodes[target].down_mbps]
         limits = [rate for rate in rates if rate is not None]
-        asked = LinkSettings(min(limits, default=None), link.latency_ms, link.jitter_ms, link.loss)
+        asked = replace(link, bandwidth_mbps=min(limits, default=None))
         if asked.bandwidth_mbps is not None and not nodes[target].behind_nat and asked not in cases:
             cases[asked] = Case(f"{source} -> {target}", spec, ((source, target),), asked)
     if not cases:

@@ -17,6 +17,7 @@ from contextlib import suppress
 import msgspec
 
 from farflung.transport.sockets import ask_for_congestion_control
+from farflung.transport.timeouts import Timeouts
 
 CONGESTION_CONTROL = "cubic"  # fills a queue and stays; the kernel's own where it is missing
 READ_BYTES = 1 << 20
@@ -91,12 +92,13 @@ def send(address: str, port: int) -> None:
 
 
 def listen(port: int, count: int) -> Probes:
-    """Take probes until the last of `count` has come, or none for two seconds."""
+    """Take probes until the last of `count` has come, or none for two seconds after another."""
     arrivals: list[float] = []
     latencies: list[float] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server, suppress(TimeoutError):
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         server.bind(("", port))
+        server.settimeout(Timeouts().start_seconds)
         _say("ready")
         number = -1
         while number + 1 < count:

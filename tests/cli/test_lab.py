@@ -83,6 +83,9 @@ def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
     assert farflung("set", "a", "b", "--ms", "30", "--both", "--name", "cli").returncode == 0
     told = farflung(*ping)
     assert float(told.stdout.partition("time=")[2].split()[0]) >= 60
+    assert farflung("set", "b", "--up-mbps", "0.01", "--name", "cli").returncode == 0
+    told = farflung(*ping)
+    assert float(told.stdout.partition("time=")[2].split()[0]) >= 138  # 98 bytes at 10 kbit/s, and 60
     stats = json.loads(farflung("stats", "--json", "--name", "cli").stdout)
     assert {"seconds", "late_p99_ms", "void", "real_time", "links"} <= set(stats)
     assert {(link["source"], link["target"]) for link in stats["links"]} == {("a", "b"), ("b", "a")}
@@ -118,7 +121,10 @@ def test_a_killed_switch_is_told_and_cleaned_up(lab: subprocess.Popen[str]) -> N
     [
         (["up", "nowhere"], "neither a file nor a testbed"),
         (["up", "lan", "--name", "A LAB"], "cannot name a lab"),
-        (["set", "a", "b"], "say what to set"),
+        (["set", "a", "b"], "of a pair --mbps, --ms"),
+        (["set", "a", "b", "--up-mbps", "1"], "of a pair --mbps, --ms"),
+        (["set", "a", "--ms", "1"], "of one node --up-mbps and --down-mbps"),
+        (["set", "a"], "of one node --up-mbps and --down-mbps"),
         (["cut", "a", "--name", "none"], "no lab called none runs"),
         (["exec", "a", "--name", "none", "--", "true"], "no lab called none runs"),
         (["down", "--name", "none"], "no lab called none runs"),

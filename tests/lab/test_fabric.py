@@ -1,4 +1,6 @@
 import socket
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -77,9 +79,14 @@ def test_the_shortest_latency_follows_changes() -> None:
 
 def test_a_line_changes_for_all_who_share_it() -> None:
     fabric = Fabric(SPEC)
-    fabric.set_line("broker", up=True, mbps=16)
+    fabric.set_line(replace(fabric.line("broker"), up_mbps=16))
     up = route(fabric, "a", "b").up
     assert up is not None
     assert up.seconds_per_byte == pytest.approx(8e-6 / 16)
-    with pytest.raises(LabError, match="must be above 0"):
-        fabric.set_line("broker", up=True, mbps=-16)
+    assert fabric.line("a") == Node("a", up_mbps=16, down_mbps=50)
+
+
+@pytest.mark.parametrize("change", [lambda f: f.cut("a", "a", True), lambda f: f.settings("a", "a")])
+def test_a_node_has_no_link_to_itself(change: Callable[[Fabric], object]) -> None:
+    with pytest.raises(LabError, match="from one node of the lab to another, found a -> a"):
+        change(Fabric(SPEC))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import LabError
-from farflung.lab import registry
+from farflung.lab import control, registry
 from farflung.lab.network import Network
 from farflung.lab.running import find
 from farflung.lab.spec import LabSpec, LinkSettings, Node
@@ -168,15 +168,17 @@ def test_a_running_lab_is_found_and_taken_down_from_outside() -> None:
 def test_mistakes_are_told_in_one_line_and_change_nothing() -> None:
     with Network(PAIR) as network:
         for mistake, words in (
-            (lambda: network.set("a", "b", bandwidth_mbps=-1), "bandwidth_mbps must be above 0"),
+            (lambda: network.set("a", "b", bandwidth_mbps=-1), "bandwidth_mbps must be from 0.001"),
             (lambda: network.set("a", "x", loss=0.1), "no node of this lab is called 'x'; it has a, b"),
-            (lambda: network.set_node("a", up_mbps=0), "must be above 0"),
+            (lambda: network.set("a", "b", bandwidth_mbps=5e-324), "bandwidth_mbps must be from 0.001"),
+            (lambda: network.set_node("a", up_mbps=0.002, down_mbps=0), "down_mbps of a must be from 0.001"),
+            (lambda: network.cut("a", "a"), "from one node of the lab to another"),
             (lambda: network.cut("y"), "no node of this lab is called 'y'"),
             (lambda: network.address("z"), "is called 'z'"),
         ):
             with pytest.raises(LabError, match=words):
                 mistake()
-        assert reaches(network, "a", network.address("b"))
+        assert round_trip_ms(network, "a", network.address("b")) < 300  # at 0.002 Mbit/s a packet takes 392
 
 
 def test_programs_end_with_the_lab() -> None:
@@ -226,6 +228,8 @@ def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
     while Path(f"/proc/{switch}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert namespaces_of("stale")
+    with pytest.raises(LabError, match="the switch of lab stale was killed: farflung lab down"):
+        find("stale")
     with Network(PAIR) as network:
         assert left_behind("stale") == []
         assert reaches(network, "a", network.address("b"))
@@ -259,6 +263,17 @@ def test_garbage_on_the_control_socket_harms_nobody() -> None:
                 client.shutdown(socket.SHUT_WR)
                 assert client.recv(100) == b""
         assert reaches(network, "a", network.address("b"))
+
+
+def test_a_client_that_reads_no_answers_is_not_served_for_ever() -> None:
+    with Network(PAIR, "deaf") as network, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(registry.socket_path("deaf")))
+        client.settimeout(1)
+        with pytest.raises(TimeoutError):
+            client.sendall(control.encode(control.AskNodes()) * 500_000)
+        assert reaches(network, "a", network.address("b"))
+        client.settimeout(WAIT_SECONDS)
+        assert client.recv(100)
 
 
 SEND_AND_SUM = """

@@ -7,10 +7,11 @@ from farflung.lab.spec import MAX_NODES, LabSpec, LinkSettings, Node
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"bandwidth_mbps": 0}, "bandwidth_mbps must be above 0"),
-        ({"bandwidth_mbps": -8}, "bandwidth_mbps must be above 0"),
-        ({"bandwidth_mbps": float("nan")}, "bandwidth_mbps must be above 0"),
-        ({"bandwidth_mbps": 1e9}, "at most 100000 Mbit/s, found 1e\\+09"),
+        ({"bandwidth_mbps": 0}, "bandwidth_mbps must be from 0.001 to 100000 Mbit/s, found 0"),
+        ({"bandwidth_mbps": -8}, "bandwidth_mbps must be from 0.001"),
+        ({"bandwidth_mbps": 1e-300}, "bandwidth_mbps must be from 0.001"),
+        ({"bandwidth_mbps": float("nan")}, "bandwidth_mbps must be from 0.001"),
+        ({"bandwidth_mbps": 1e9}, "to 100000 Mbit/s, found 1e\\+09"),
         ({"latency_ms": -1}, "latency_ms must be from 0"),
         ({"latency_ms": float("inf")}, "latency_ms must be from 0"),
         ({"jitter_ms": 1e6}, "jitter_ms must be from 0 to 10000"),
@@ -30,7 +31,7 @@ def test_a_name_that_no_namespace_can_have_is_refused(name: str) -> None:
 
 
 def test_an_impossible_line_is_refused() -> None:
-    with pytest.raises(LabError, match="up_mbps of a must be above 0"):
+    with pytest.raises(LabError, match="up_mbps of a must be from 0"):
         Node("a", up_mbps=0)
 
 

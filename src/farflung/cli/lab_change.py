@@ -15,31 +15,38 @@ if TYPE_CHECKING:
 
 Rate = Annotated[float | None, typer.Option("--mbps", help="Mbit/s.")]
 Source = Annotated[str, typer.Argument(metavar="A", help="A node.")]
-Target = Annotated[str, typer.Argument(metavar="B", help="Another node.")]
 Other = Annotated[str | None, typer.Argument(metavar="[B]", help="Another node. [default: all]")]
 
 
-def set_link(
-    source: Source,
-    target: Target,
+def change(
+    first: Source,
+    second: Annotated[str | None, typer.Argument(metavar="[B]", help="Another node.")] = None,
     mbps: Rate = None,
     ms: Annotated[float | None, typer.Option("--ms", help="Latency, one way.")] = None,
     jitter_ms: Annotated[float | None, typer.Option("--jitter-ms", help="Up to so much later.")] = None,
     loss: Annotated[float | None, typer.Option("--loss", help="Share of packets, 0 to 1.")] = None,
     queue_ms: Annotated[float | None, typer.Option("--queue-ms", help="Queue before the rate.")] = None,
     both: Annotated[bool, typer.Option("--both", help="Both directions.")] = False,
+    up_mbps: Annotated[float | None, typer.Option("--up-mbps", help="Of A's line, without B.")] = None,
+    down_mbps: Annotated[float | None, typer.Option("--down-mbps", help="Of A's line, without B.")] = None,
     name: LabName = DEFAULT_NAME,
 ) -> None:
-    """Change the direction from A to B of a running lab; what is not named stays."""
+    """Change the direction from A to B of a running lab, or the line of A; what is not named stays."""
     from farflung.lab.control import UNSET
     from farflung.lab.running import find
 
-    asked = (mbps, ms, jitter_ms, loss, queue_ms)
-    if all(value is None for value in asked):
-        raise typer.BadParameter("say what to set: --mbps, --ms, --jitter-ms, --loss or --queue-ms")
-    rate, latency, jitter, lost, queue = (UNSET if value is None else value for value in asked)
+    link, line = (mbps, ms, jitter_ms, loss, queue_ms), (up_mbps, down_mbps)
+    if second is None:
+        if line == (None, None) or both or any(value is not None for value in link):
+            raise typer.BadParameter("of one node --up-mbps and --down-mbps can be set, the rest of a pair")
+        up, down = (UNSET if value is None else value for value in line)
+        find(name).set_node(first, up_mbps=up, down_mbps=down)
+        return
+    if line != (None, None) or all(value is None for value in link):
+        raise typer.BadParameter("of a pair --mbps, --ms, --jitter-ms, --loss and --queue-ms can be set")
+    rate, latency, jitter, lost, queue = (UNSET if value is None else value for value in link)
     lab = find(name)
-    for a, b in ((source, target), (target, source))[: 1 + both]:
+    for a, b in ((first, second), (second, first))[: 1 + both]:
         lab.set(a, b, bandwidth_mbps=rate, latency_ms=latency, jitter_ms=jitter, loss=lost, queue_ms=queue)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
+
+from msgspec import UNSET
 
 from farflung.lab import control, namespaces
 from farflung.lab.fabric import Fabric
@@ -23,10 +25,8 @@ class Attendant:
         match request:
             case control.SetLink():
                 self._set_link(request)
-            case control.SetLine(node=node):
-                for up, mbps in ((True, request.up_mbps), (False, request.down_mbps)):
-                    if mbps is not control.UNSET:
-                        self._fabric.set_line(node, up=up, mbps=mbps)
+            case control.SetLine():
+                self._set_line(request)
             case control.Cut(first=first, second=second):
                 self._fabric.cut(first, second, True)
             case control.Heal(first=None):
@@ -48,8 +48,14 @@ class Attendant:
         settings = self._fabric.settings(request.source, request.target)
         values = {field.name: getattr(settings, field.name) for field in fields(LinkSettings)}
         asked = {name: getattr(request, name) for name in values}
-        values |= {name: value for name, value in asked.items() if value is not control.UNSET}
+        values |= {name: value for name, value in asked.items() if value is not UNSET}
         self._fabric.set_link(request.source, request.target, LinkSettings(**values))
+
+    def _set_line(self, request: control.SetLine) -> None:
+        line = self._fabric.line(request.node)
+        up_mbps = line.up_mbps if request.up_mbps is UNSET else request.up_mbps
+        down_mbps = line.down_mbps if request.down_mbps is UNSET else request.down_mbps
+        self._fabric.set_line(replace(line, up_mbps=up_mbps, down_mbps=down_mbps))
 
     def _nodes(self) -> control.Nodes:
         nodes = zip(self._fabric.spec.nodes, self._fabric.numbers, strict=True)

@@ -119,6 +119,16 @@ def encode(message: Request | Answer) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def has_request(received: bytearray) -> bool:
+    """Whether a whole request is there. Raises `LabError` if it will be too large."""
+    if len(received) < _LENGTH.size:
+        return False
+    (length,) = _LENGTH.unpack_from(received)
+    if length > MAX_REQUEST_BYTES:
+        raise LabError(f"a request has at most {MAX_REQUEST_BYTES} bytes, this one has {length}")
+    return len(received) >= _LENGTH.size + int(length)
+
+
 def take_request(received: bytearray) -> Request | None:
     """Remove the first request from what a client sent; None while it is incomplete.
 
@@ -127,13 +137,9 @@ def take_request(received: bytearray) -> Request | None:
     LabError
         It is too large, or not a request.
     """
-    if len(received) < _LENGTH.size:
+    if not has_request(received):
         return None
     (length,) = _LENGTH.unpack_from(received)
-    if length > MAX_REQUEST_BYTES:
-        raise LabError(f"a request has at most {MAX_REQUEST_BYTES} bytes, this one has {length}")
-    if len(received) < _LENGTH.size + length:
-        return None
     body = bytes(received[_LENGTH.size : _LENGTH.size + length])
     del received[: _LENGTH.size + length]
     try:
@@ -150,6 +156,11 @@ class Client:
         self._socket.settimeout(Timeouts().start_seconds)
         try:
             self._socket.connect(str(path))
+        except ConnectionRefusedError:
+            self._socket.close()
+            raise LabError(
+                f"the switch of lab {path.stem} was killed: farflung lab down removes what it left"
+            ) from None
         except OSError as error:
             self._socket.close()
             raise LabError(f"the lab at {path} does not answer: {error.strerror or error}") from None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from farflung.errors import LabError
-from farflung.lab.control import Answer, Refused, Request, encode, take_request
+from farflung.lab.control import Answer, Refused, Request, encode, has_request, take_request
 
 _BACKLOG = 16
 _READ_BYTES = 65536
@@ -53,22 +53,35 @@ class ControlServer:
             self._epoll.register(client, select.EPOLLIN)
 
     def _serve(self, connection: _Connection) -> None:
+        """Send what is left of an answer, else answer one request, else read.
+
+        So packets wait for one request at a time, and a client that reads no answers is not read either.
+        """
+        if not connection.unsent:
+            request = take_request(connection.received)
+            if request is None:
+                self._read(connection)
+                request = take_request(connection.received)
+            if request is not None:
+                connection.unsent += self._answered(request)
+        with suppress(BlockingIOError):
+            while connection.unsent:
+                del connection.unsent[: connection.client.send(connection.unsent)]
+        busy = connection.unsent or has_request(connection.received)
+        self._epoll.modify(connection.client, select.EPOLLOUT if busy else select.EPOLLIN)
+
+    def _read(self, connection: _Connection) -> None:
         with suppress(BlockingIOError):
             part = connection.client.recv(_READ_BYTES)
             if not part:
                 raise OSError("gone")
             connection.received += part
-        while request := take_request(connection.received):
-            try:
-                answer = self._answer(request)
-            except LabError as error:
-                answer = Refused(str(error))
-            connection.unsent += encode(answer)
-        with suppress(BlockingIOError):
-            while connection.unsent:
-                del connection.unsent[: connection.client.send(connection.unsent)]
-        wanted = select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0)
-        self._epoll.modify(connection.client, wanted)
+
+    def _answered(self, request: Request) -> bytes:
+        try:
+            return encode(self._answer(request))
+        except LabError as error:
+            return encode(Refused(str(error)))
 
     def _close(self, connection: _Connection) -> None:
         self._epoll.unregister(connection.client)

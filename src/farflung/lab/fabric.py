@@ -17,9 +17,19 @@ class Home:
     """The line that a node has, alone or with others: None stands for no limit."""
 
     def __init__(self, owner: Node) -> None:
-        self.queue_ms = DEFAULT_QUEUE_MS if owner.queue_ms is None else owner.queue_ms
-        self.up = Pipe(owner.up_mbps, self.queue_ms)
-        self.down = Pipe(owner.down_mbps, self.queue_ms)
+        self.owner = owner
+        self.up = Pipe(owner.up_mbps, self._queue_ms)
+        self.down = Pipe(owner.down_mbps, self._queue_ms)
+
+    def change(self, owner: Node) -> None:
+        """Another line for packets that come from now on."""
+        self.owner = owner
+        self.up.change(owner.up_mbps, self._queue_ms)
+        self.down.change(owner.down_mbps, self._queue_ms)
+
+    @property
+    def _queue_ms(self) -> float:
+        return DEFAULT_QUEUE_MS if self.owner.queue_ms is None else self.owner.queue_ms
 
 
 class Fabric:
@@ -64,23 +74,25 @@ class Fabric:
 
     def settings(self, source: str, target: str) -> LinkSettings:
         """What holds for a pair now."""
-        return self._channel(self.port(source), self.port(target)).path.settings
+        return self._pair(source, target).path.settings
 
     def set_link(self, source: str, target: str, settings: LinkSettings) -> None:
         """Change the path that the pair uses; nodes of the same homes use it too."""
-        self._channel(self.port(source), self.port(target)).path.change(settings)
+        self._pair(source, target).path.change(settings)
         self.shortest_latency = min(self.shortest_latency, settings.latency_ms / 1e3)
 
-    def set_line(self, name: str, *, up: bool, mbps: float | None) -> None:
-        """Change the rate of one direction of a node's line, for all who share it."""
-        Node(name, up_mbps=mbps)  # checks the rate
-        home = self._homes[self._home_name(self.port(name))]
-        (home.up if up else home.down).change(mbps, home.queue_ms)
+    def line(self, name: str) -> Node:
+        """The node whose line a node uses, with what holds for that line now."""
+        return self._homes[self._home_name(self.port(name))].owner
+
+    def set_line(self, line: Node) -> None:
+        """Change the line of a node that has one, for all who share it."""
+        self._homes[line.name].change(line)
 
     def cut(self, first: str, second: str | None, is_cut: bool) -> None:
         """Cut or heal a pair in both directions; without `second`, a node from all others."""
         port = self.port(first)
-        others = range(len(self.numbers)) if second is None else [self.port(second)]
+        others = range(len(self.numbers)) if second is None else [self._pair(first, second).target]
         for other in others:
             if other != port:
                 self._channel(port, other).is_cut = is_cut
@@ -112,6 +124,13 @@ class Fabric:
     def _home_name(self, port: int) -> str:
         node = self.spec.nodes[port]
         return node.shares_line_with or node.name
+
+    def _pair(self, source: str, target: str) -> Channel:
+        """The channel of two nodes by name."""
+        ends = self.port(source), self.port(target)
+        if source == target:
+            raise LabError(f"a link goes from one node of the lab to another, found {source} -> {target}")
+        return self._channel(*ends)
 
     def _channel(self, source: int, target: int) -> Channel:
         channel = self._channels.get((source, target))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.errors import LabError
+from farflung.plan.topology import LEAST_MBPS
 
 MAX_NODES = 4094  # addresses of 10.99.0.0/20
 MAX_MBPS = 100_000.0
@@ -19,8 +20,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def _check_rate(name: str, mbps: float | None) -> None:
-    if mbps is not None and not 0 < mbps <= MAX_MBPS:
-        raise LabError(f"{name} must be above 0 and at most {MAX_MBPS:g} Mbit/s, found {mbps:g}")
+    if mbps is not None and not LEAST_MBPS <= mbps <= MAX_MBPS:
+        raise LabError(f"{name} must be from {LEAST_MBPS:g} to {MAX_MBPS:g} Mbit/s, found {mbps:g}")
 
 
 def _check_queue(queue_ms: float | None) -> None:

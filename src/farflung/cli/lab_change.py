@@ -32,7 +32,8 @@ def change(
     name: LabName = DEFAULT_NAME,
 ) -> None:
     """Change the direction from A to B of a running lab, or the line of A; what is not named stays."""
-    from farflung.lab.control import UNSET
+    from msgspec import UNSET
+
     from farflung.lab.running import find
 
     link, line = (mbps, ms, jitter_ms, loss, queue_ms), (up_mbps, down_mbps)

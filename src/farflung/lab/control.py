@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
 from farflung.errors import LabError
 from farflung.lab.stats import Stats
@@ -16,7 +17,6 @@ MAX_REQUEST_BYTES = 64 * 1024
 _LENGTH = struct.Struct("!I")
 _Changed = float | msgspec.UnsetType
 _Limit = float | None | msgspec.UnsetType
-UNSET = msgspec.UNSET
 
 
 class SetLink(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):

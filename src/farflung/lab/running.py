@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from farflung.errors import LabError
 from farflung.lab import addresses, control, namespaces, registry
-from farflung.lab.control import UNSET
 from farflung.lab.machine import check_machine
 from farflung.lab.spec import Node
 from farflung.lab.stats import Stats

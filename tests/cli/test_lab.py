@@ -157,7 +157,19 @@ def test_an_impossible_rate_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "command", [["stats"], ["cut", "a"], ["down"], ["exec", "a", "--", "true"], ["calibrate"]]
+    "command",
+    [
+        ["stats"],
+        ["cut", "a"],
+        ["set", "a", "b", "--ms", "1"],
+        ["heal"],
+        ["up", "lan"],
+        ["down"],
+        ["exec", "a", "--", "true"],
+        ["calibrate"],
+        ["run", "none.py", "--topology", "lan"],
+        ["run", "none.py", "--topology", "lan", "--emulate-devices"],
+    ],
 )
 def test_every_command_says_that_it_needs_root(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -60,6 +60,7 @@ def run(
 ) -> None:
     """Train a job on an emulated network: broker, workers and submitter each in a namespace of its own."""
     from farflung.lab.layout import lay_out
+    from farflung.lab.machine import check_machine
     from farflung.lab.network import Network
     from farflung.lab.run import Request
 
@@ -75,6 +76,7 @@ def run(
         text=text,
         as_json=as_json,
     )
+    check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
     if emulate_devices:
         request = _emulated(request, efficiency, scale)
     _announce(request)

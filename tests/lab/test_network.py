@@ -181,6 +181,26 @@ def test_mistakes_are_told_in_one_line_and_change_nothing() -> None:
         assert round_trip_ms(network, "a", network.address("b")) < 300  # at 0.002 Mbit/s a packet takes 392
 
 
+FLOOD = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(20_000):
+    sock.sendto(bytes(100), (sys.argv[1], 9))
+"""
+
+
+def test_every_packet_of_a_flood_is_accounted_for() -> None:
+    with Network(PAIR) as network:
+        os.kill(network._process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+        network.popen("a", [sys.executable, "-c", FLOOD, network.address("b")]).wait()
+        os.kill(network._process.pid, signal.SIGCONT)  # type: ignore[union-attr]
+        reaches(network, "a", network.address("b"))
+        stats = network.stats(reset=True)
+        assert stats.unread_packets >= 18_000
+        assert stats.unread_packets + stats.link("a", "b").packets >= 20_000
+        assert network.stats().unread_packets == 0
+
+
 def test_programs_end_with_the_lab() -> None:
     with Network(PAIR) as network:
         process = network.popen("a", ["sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE)

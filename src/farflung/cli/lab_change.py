@@ -105,5 +105,7 @@ def _print(stats: Stats) -> None:
     late = f"late by {stats.late_p50_ms:.2f} ms (median), {stats.late_p99_ms:.2f} ms (99 %)"
     share = stats.cpu_seconds / max(stats.seconds, 1e-9)
     note(f"the switch was {late}, used {share:.0%} of a core, {stats.priority}")
+    if stats.unread_packets:
+        note(f"{stats.unread_packets} packets came faster than the switch reads, and were dropped")
     if stats.void:
         note("void: this machine was too busy for times measured in this lab to mean anything")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields, replace
 
 from msgspec import UNSET
 
-from farflung.lab import control, namespaces
+from farflung.lab import control, namespaces, tun
 from farflung.lab.fabric import Fabric
 from farflung.lab.shaper import Channel
 from farflung.lab.spec import LinkSettings
@@ -18,6 +19,7 @@ class Attendant:
 
     def __init__(self, lab: str, fabric: Fabric, meter: Meter) -> None:
         self._lab, self._fabric, self._meter = lab, fabric, meter
+        self._unread_before = 0
         self.is_stopping = False
 
     def answer(self, request: control.Request) -> control.Answer:
@@ -70,12 +72,23 @@ class Attendant:
 
     def _told(self, reset: bool) -> control.Told:
         channels = [channel for channel in self._fabric.channels() if channel.seen()]
-        told = control.Told(self._meter.stats(tuple(self._link_stats(channel) for channel in channels)))
+        links = tuple(self._link_stats(channel) for channel in channels)
+        unread = self._unread()
+        told = control.Told(self._meter.stats(links, max(0, unread - self._unread_before)))
         if reset:
+            self._unread_before = unread
             self._meter.reset()
             for channel in channels:
                 channel.forget()
         return told
+
+    def _unread(self) -> int:
+        """Over all nodes since the start; one whose device somebody has deleted counts no more."""
+        unread = 0
+        for node in self._fabric.spec.nodes:
+            with suppress(OSError):
+                unread += tun.unread_packets(namespaces.device_of(self._lab, node))
+        return unread
 
     def _link_stats(self, channel: Channel) -> LinkStats:
         nodes = self._fabric.spec.nodes

@@ -45,6 +45,11 @@ def router_of(lab: str, node: str) -> str:
     return f"{name_of(lab, node)}+router"
 
 
+def device_of(lab: str, node: Node) -> str:
+    """The namespace in which a node's TUN device is: behind NAT its router's."""
+    return router_of(lab, node.name) if node.behind_nat else name_of(lab, node.name)
+
+
 def all_of(lab: str, nodes: Iterable[Node]) -> list[str]:
     """Every namespace that the lab needs."""
     found = []
@@ -68,7 +73,7 @@ def remove(names: Sequence[str]) -> None:
 
 def configure(lab: str, node: Node, number: int, mtu: int) -> None:
     """Bring a node up, whose TUN device (its router's, behind NAT) exists, with the addresses of `number`."""
-    outer = router_of(lab, node.name) if node.behind_nat else name_of(lab, node.name)
+    outer = device_of(lab, node)
     for name in {outer, name_of(lab, node.name)}:
         _set_tcp(name)
     link = f"link set {INTERFACE} mtu {mtu} txqueuelen {QUEUE_PACKETS} up"

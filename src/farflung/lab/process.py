@@ -57,8 +57,7 @@ def _ignore_signals() -> None:
 def _open_devices(start: Start) -> list[int]:
     devices = []
     for port, node in enumerate(start.spec.nodes):
-        name = namespaces.router_of if node.behind_nat else namespaces.name_of
-        with tun.inside(name(start.name, node.name)):
+        with tun.inside(namespaces.device_of(start.name, node)):
             devices.append(tun.open_tun(start.spec.segmentation_offload))
         namespaces.configure(start.name, node, port + 1, start.spec.mtu)
     return devices

@@ -49,6 +49,7 @@ class LabReport(msgspec.Struct, frozen=True):
         stats = self.stats
         megabytes = sum(link.bytes for link in stats.links) / 1e6
         lost = sum(link.queue_drops + link.loss_drops + link.cut_drops for link in stats.links)
+        lost += stats.unread_packets
         lines = [
             f"the lab carried {megabytes:.1f} MB in {stats.packets} packets and dropped {lost};"
             f" 99 % were at most {stats.late_p99_ms:.2f} ms late ({stats.priority})"

@@ -31,7 +31,8 @@ class Stats(msgspec.Struct, frozen=True):
 
     Lateness is how long after its due time a packet was handed over. With a 99th percentile above 5 ms the
     emulation is `void`: the machine was too busy for its figures to mean anything. `real_time` says whether
-    the switch runs at real-time priority, `priority` in words.
+    the switch runs at real-time priority, `priority` in words. `unread_packets` are those that nodes sent
+    faster than the switch reads: they are dropped before it, and counted with no pair.
     """
 
     seconds: float
@@ -43,6 +44,7 @@ class Stats(msgspec.Struct, frozen=True):
     real_time: bool
     priority: str
     links: tuple[LinkStats, ...]
+    unread_packets: int = 0
 
     def link(self, source: str, target: str) -> LinkStats:
         """The counts of one ordered pair; zeros if it had no traffic."""
@@ -69,7 +71,7 @@ class Meter:
         bucket = int(seconds * _BUCKETS_PER_SECOND)
         self._counts[bucket if bucket < _BUCKETS else -1] += 1
 
-    def stats(self, links: tuple[LinkStats, ...]) -> Stats:
+    def stats(self, links: tuple[LinkStats, ...], unread_packets: int = 0) -> Stats:
         """All since the last reset."""
         late_p99_ms = self.quantile_ms(0.99)
         return Stats(
@@ -82,6 +84,7 @@ class Meter:
             real_time=self._real_time,
             priority=self._priority,
             links=links,
+            unread_packets=unread_packets,
         )
 
     def quantile_ms(self, share: float) -> float:

@@ -27,6 +27,8 @@ _CLOCK_MONOTONIC = 1
 _TIMER_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _TIMER_ABSOLUTE = 1
 
+_DROPPED_COLUMN = 12  # of /proc/net/dev: what was to be sent and was not
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -63,6 +65,14 @@ def open_tun(offload: bool) -> int:
         os.close(descriptor)
         raise LabError(f"cannot make a TUN device: {error.strerror}") from None
     return descriptor
+
+
+def unread_packets(namespace: str) -> int:
+    """Packets that `wan0` of a namespace dropped since it was made, because nobody read them soon enough."""
+    with inside(namespace):
+        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+    counts = next((line.split() for line in lines if line.split()[0] == f"{INTERFACE}:"), None)
+    return 0 if counts is None else int(counts[_DROPPED_COLUMN])
 
 
 class Timer:

@@ -1,0 +1,39 @@
+import pytest
+
+from farflung.plan import FEEDER, Edge, Placement, Plan
+
+
+def placement(segment: int, *workers: str) -> Placement:
+    return Placement(segment, list(workers), 1, 1, 1)
+
+
+def edge(source: int, target: int) -> Edge:
+    return Edge(0, source, target, 8, True)
+
+
+STAGES = [placement(0, "a"), placement(1, "b"), placement(2, "a")]
+EDGES = [edge(FEEDER, 0), edge(0, 1), edge(1, 2), edge(0, 2)]
+
+
+def test_a_plan_knows_who_runs_what_and_whom_they_talk_to() -> None:
+    plan = Plan(STAGES, EDGES, 4, 2)
+    assert plan.workers() == ["a", "b"]
+    assert plan.segments_of("a") == [0, 2] and plan.worker_of(1) == "b"
+    assert plan.neighbours("a") == {"b"} and plan.neighbours("b") == {"a"}
+
+
+@pytest.mark.parametrize("pair", [(0, 3), (0, FEEDER), (3, 0), (-2, 0)])
+def test_an_edge_joins_segments_that_there_are(pair: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"goes from segment .* there is none"):
+        Plan(STAGES, [edge(*pair)], 4, 2)
+
+
+@pytest.mark.parametrize("stages", [[placement(1, "a")], [placement(0, "a"), placement(0, "b")]])
+def test_segments_are_numbered_in_order(stages: list[Placement]) -> None:
+    with pytest.raises(ValueError, match="numbered from 0 in order"):
+        Plan(stages, [], 4, 2)
+
+
+def test_every_segment_has_a_worker() -> None:
+    with pytest.raises(ValueError, match="must have a worker"):
+        Plan([placement(0)], [], 4, 2)

@@ -176,6 +176,11 @@ def encode(frame: Frame, payload_bytes: int = 0) -> bytes:
     return _prefix.pack(MAGIC, PROTOCOL, _NUMBERS[type(frame)], len(header), payload_bytes) + header
 
 
+def kind_of(frame: Frame) -> str:
+    """What a frame is called in words for people."""
+    return type(frame).__name__.lower()
+
+
 def closing(reason: str, is_trouble: bool = False) -> Close:
     """The last frame, with as much of the reason as fits."""
     return Close(reason[:MAXIMUM_REASON_LENGTH], is_trouble)

@@ -18,28 +18,18 @@ from functools import partial
 import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.arrivals import line_mbps
-from farflung.transport.capacity import Capacity
 from farflung.transport.connection import Connection, settle
 from farflung.transport.failures import Cause, cause_of, why_lost, why_never_greeted
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
     STRIPE_TOKEN_BYTES,
-    Cancel,
-    Chunk,
     Close,
-    Control,
-    Credit,
     Frame,
     Hello,
     Kind,
-    Open,
-    Ping,
-    Pong,
     Stripe,
-    Taken,
-    Widen,
     closing,
+    kind_of,
 )
 from farflung.transport.handler import Handler
 from farflung.transport.headers import DataHeader, Receipt
@@ -47,19 +37,18 @@ from farflung.transport.heartbeat import Heartbeat
 from farflung.transport.inbox import Inbox
 from farflung.transport.lane import Lane
 from farflung.transport.lanes import Lanes, More
-from farflung.transport.link_status import LinkStatus
+from farflung.transport.link_status import LinkStatus, status_of
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.outbox import Done
 from farflung.transport.peer import Peer
-from farflung.transport.sender import Sender
+from farflung.transport.reception import Reception
 from farflung.transport.sockets import congestion_control, path_state, tune
+from farflung.transport.spread import Spread
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.vitals import Vitals
 from farflung.transport.wording import printable
 
 _log = logging.getLogger("farflung.transport")
-
-_UNKNOWN_SECONDS = 1000.0
-"""Above this a kernel's least round trip is none: it has seen no acknowledgement yet."""
 
 
 class Link:
@@ -75,9 +64,6 @@ class Link:
     path : How the two sides reach each other: `direct`, `reverse` or `relay through NAME`.
     reason : Why the link is over; None while it stands.
     cause : What kind of end that is: whether what the link was for can go on over another one.
-    last_heard : When the last bytes came (`time.monotonic`).
-    bytes_received : Payload and framing, before encryption.
-    round_trip_seconds : Of the last answered ping; None before the first answer.
     """
 
     def __init__(
@@ -101,10 +87,6 @@ class Link:
         self.path = "direct"
         self.reason: str | None = None
         self.cause: Cause = "word"
-        self.last_heard = time.monotonic()
-        self.bytes_received = 0
-        self.round_trip_seconds: float | None = None
-        self._capacity = Capacity()
         self._settled = asyncio.Event()
         self._own = own
         self._timeouts = timeouts
@@ -112,12 +94,14 @@ class Link:
         self._dialled = dialled
         self._find = find
         self._transport = connection
+        self._vitals = Vitals(connection.socket)
         self._primary = Lane(connection, self)
         self._lanes = Lanes(self._primary, self, more)
-        self._width = options.width(self.congestion_control, partial(path_state, connection.socket))
-        self._sender = Sender(self._primary, self._width, self._widen)
+        width = options.width(self.congestion_control, partial(path_state, connection.socket))
+        self._spread = Spread(self._lanes, width, dialled)
+        self._sender = self._spread.sender
         self._handler: Handler | None = None
-        self._inbox: Inbox | None = None
+        self._reception: Reception | None = None
         self._heartbeat: Heartbeat | None = None
         self._lost = asyncio.Event()
         self._deadline = asyncio.get_running_loop().call_later(timeouts.dial_seconds, self._no_hello)
@@ -201,12 +185,12 @@ class Link:
     @property
     def receipt(self) -> Receipt:
         """What has come whole; final once the link is over."""
-        return Receipt() if self._inbox is None else self._inbox.receipt
+        return Receipt() if self._reception is None else self._reception.inbox.receipt
 
     @property
     def unfinished(self) -> list[DataHeader]:
         """The data messages that the handler gave memory for and that have not come whole."""
-        return [] if self._inbox is None else self._inbox.unfinished
+        return [] if self._reception is None else self._reception.inbox.unfinished
 
     def took(self, receipt: Receipt) -> None:
         """The peer's receipt for this link came over the one that took its place; see `Outbox.took`."""
@@ -225,7 +209,7 @@ class Link:
     def release(self) -> Link:
         """Let the handler hear, from the moment that the caller awaits something else."""
         self._primary.go_on()
-        self._open_more(self._width.wanted)
+        self._spread.release()
         return self
 
     @property
@@ -236,7 +220,22 @@ class Link:
     @property
     def connections(self) -> int:
         """Over how many data is spread at the moment, of those that stand."""
-        return min(self._width.wanted, len(self._lanes))
+        return self._spread.connections
+
+    @property
+    def last_heard(self) -> float:
+        """When the last bytes came (`time.monotonic`)."""
+        return self._vitals.last_heard
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload and framing, before encryption."""
+        return self._vitals.bytes_received
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """Of the last answered ping; None before the first answer."""
+        return self._vitals.round_trip_seconds
 
     @property
     def bytes_sent(self) -> int:
@@ -256,7 +255,7 @@ class Link:
     @property
     def messages_received(self) -> int:
         """Control and data messages that have come whole."""
-        return 0 if self._inbox is None else self._inbox.messages
+        return 0 if self._reception is None else self._reception.inbox.messages
 
     @property
     def bytes_per_second(self) -> float | None:
@@ -264,65 +263,43 @@ class Link:
         return self._sender.pace.bytes_per_second
 
     @property
+    def incoming_bytes_per_second(self) -> float | None:
+        """What the path to here carries, seen in the traffic that came; None before enough did."""
+        return self._vitals.incoming_bytes_per_second
+
+    @property
     def least_round_trip_seconds(self) -> float | None:
         """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
         of the last 60 answered pings; None before the first.
         """
-        if self.path in ("direct", "reverse"):
-            state = path_state(self._transport.socket)
-            if state is not None and 0 < state.least_round_trip_seconds < _UNKNOWN_SECONDS:
-                return state.least_round_trip_seconds
-        return self._capacity.round_trip_seconds
+        return self._vitals.least_round_trip_seconds(self.path in ("direct", "reverse"))
 
     @property
     def status(self) -> LinkStatus:
         """What commands and metrics show of it."""
-        round_trip, rate = self.round_trip_seconds, self.bytes_per_second
-        least, incoming = self.least_round_trip_seconds, self._capacity.bytes_per_second
-        return LinkStatus(
-            peer=self.peer.id,
-            path=self.path,
-            remote=self.remote,
-            congestion_control=self.congestion_control,
-            connections=self.connections,
-            round_trip_ms=None if round_trip is None else round_trip * 1e3,
-            rate_mbps=None if rate is None else rate * 8 / 1e6,
-            bytes_sent=self.bytes_sent,
-            bytes_received=self.bytes_received,
-            latency_ms=None if least is None else least / 2 * 1e3,
-            incoming_mbps=None if incoming is None else line_mbps(incoming),
-        )
+        return status_of(self)
 
     # transport.lane.Owner
 
     def heard(self, count: int) -> None:
         """Called by a lane, before it takes what came."""
-        self.bytes_received += count
-        self.last_heard = time.monotonic()
-        if self._inbox is not None:
-            self._capacity.came(count, self.last_heard, self._inbox.awaits_more)
+        self._vitals.heard(count, None if self._reception is None else self._reception.inbox.awaits_more)
         if self._heartbeat is not None:
             self._heartbeat.heard()
 
     def is_due(self, lane: Lane, frame: Frame) -> bool:
-        """Called by a lane: over one connection all is due, over several a chunk may outrun its stream."""
-        if self._inbox is None or not self._inbox.is_striped or self._inbox.is_due(frame):
-            return True
-        if not self._lanes.may_hold(lane):
-            raise ProtocolError("expected the beginning of a stream, found all connections to be past it")
-        return False
+        """Called by a lane."""
+        return self._reception is None or self._reception.is_due(lane, frame)
 
     def begin(self, lane: Lane, frame: Frame, payload_bytes: int) -> memoryview | None:
         """Called by a lane."""
         if self.reason is not None:
             return None
-        if self._inbox is None:
+        if self._reception is None:
             if not isinstance(frame, Hello | Close | Stripe):
-                raise ProtocolError(f"expected a hello first, found a {_kind(frame)} frame")
+                raise ProtocolError(f"expected a hello first, found a {kind_of(frame)} frame")
             return None
-        if lane is not self._primary and not isinstance(frame, Open | Chunk | Stripe | Close):
-            raise ProtocolError(f"expected only data on a further connection, found a {_kind(frame)} frame")
-        memory = self._place(frame, payload_bytes, self._inbox)
+        memory = self._reception.begin(lane, frame, payload_bytes)
         # The handler may have closed the link just now; nothing is written to its memory after that.
         return memory if self.reason is None else None
 
@@ -334,17 +311,10 @@ class Link:
             return
         elif isinstance(frame, Stripe):
             self._striped(lane, frame)
-        elif self._inbox is None:
+        elif self._reception is None:
             self._greet(frame)
-        elif isinstance(frame, Chunk | Open):
-            self._inbox.end_data(frame.stream, payload_bytes)
-            self._sender.receipt(self._inbox.receipt)
-        elif isinstance(frame, Control):
-            self._inbox.end_control(payload_bytes)
-            self._lanes.release()
-            self._sender.receipt(self._inbox.receipt)
         else:
-            self._keep_house(frame, self._inbox)
+            self._reception.end(frame, payload_bytes)
 
     def drained(self, lane: Lane) -> None:
         """Called by a lane."""
@@ -372,11 +342,7 @@ class Link:
 
     def adopt(self, lane: Lane) -> bool:
         """Take a connection that a listener let in, whose holder showed the token; False if it has enough."""
-        if self.reason is not None or self._inbox is None or not self._lanes.take(lane):
-            return False
-        lane.write_now(Stripe(self._lanes.token or b""))
-        self._use(lane)
-        return True
+        return self.reason is None and self._spread.take(lane)
 
     def _closed(self, lane: Lane, frame: Close) -> None:
         if lane not in self._lanes:
@@ -389,68 +355,15 @@ class Link:
     def _striped(self, lane: Lane, frame: Stripe) -> None:
         """A connection shows a token: it is a further one of some link, or the peer takes ours as such."""
         if lane is not self._primary:
-            if not self._lanes.greeted(lane, frame.token):
-                raise ProtocolError("expected the token of this link once, found another or one more")
-            self._use(lane)
+            self._spread.greeted(lane, frame.token)
             return
         link = self._find(frame.token)
-        if self._inbox is not None or link is None or link.peer != self.peer or not link.adopt(lane):
+        if self._reception is not None or link is None or link.peer != self.peer or not link.adopt(lane):
             raise ProtocolError("expected the token of a link that stands and has room, found another")
         self.reason = "it became a further connection of another link"
         self._deadline.cancel()
         self._settled.set()
         self._lost.set()
-
-    def _open_more(self, count: int) -> None:
-        # Striped from now on, and not when they stand: what comes may wait for what is behind an answer.
-        if self._inbox is not None and self._lanes.want(count, self._timeouts):
-            self._inbox.is_striped = True
-
-    def _use(self, lane: Lane) -> None:
-        assert self._inbox is not None
-        self._inbox.is_striped = True
-        self._sender.add(lane)
-        self._width.opened(len(self._lanes))
-
-    def _widen(self) -> None:
-        """Another number of connections is wanted for what is sent from here."""
-        if self._dialled:
-            self._open_more(self._width.wanted)
-        elif len(self._lanes) < self._width.wanted:
-            self._sender.write_now(Widen(self._width.wanted))
-        self._width.opened(len(self._lanes))
-
-    def _place(self, frame: Frame, payload_bytes: int, inbox: Inbox) -> memoryview | None:
-        if isinstance(frame, Chunk):
-            self._sender.owe(payload_bytes)
-            return inbox.begin_chunk(frame, payload_bytes)
-        if isinstance(frame, Open):
-            self._sender.owe(payload_bytes)
-            memory = inbox.begin_open(frame, payload_bytes)
-            self._lanes.release()
-            return memory
-        if isinstance(frame, Control):
-            return inbox.begin_control(frame, payload_bytes)
-        return None
-
-    def _keep_house(self, frame: Frame, inbox: Inbox) -> None:
-        match frame:
-            case Credit(count):
-                self._sender.credit(count)
-            case Ping(stamp):
-                self._sender.pong(stamp)
-            case Pong(stamp):
-                # A peer that makes stamps up only deceives itself about its distance.
-                self.round_trip_seconds = max(0.0, time.monotonic() - stamp)
-                self._capacity.answered(self.round_trip_seconds)
-            case Cancel():
-                inbox.cancel(frame)
-            case Widen(connections) if self._dialled:
-                self._open_more(connections)
-            case Taken(receipt):
-                self._sender.took(receipt)
-            case _:
-                raise ProtocolError(f"expected no {_kind(frame)} frame on an open link, found one")
 
     def _greet(self, frame: Frame) -> None:
         assert isinstance(frame, Hello)
@@ -466,7 +379,10 @@ class Link:
         handler = self._admit(self)
         if self.reason is not None:
             return
-        self._handler, self._inbox = handler, Inbox(self, handler)
+        inbox = Inbox(self, handler)
+        self._handler = handler
+        self._reception = Reception(inbox, self._lanes, self._spread, self._vitals, self._dialled)
+        self._spread.begin(inbox, self._timeouts)
         if self._dialled:
             # The caller of `dial` must have the link in its hands before the handler hears of it.
             self._primary.hold()
@@ -474,8 +390,7 @@ class Link:
         else:
             greeting = msgspec.structs.replace(self._own, kind=self.kind, stripe=self._lanes.token)
             self._sender.write_now(greeting)
-            if self._width.wanted > 1:
-                self._widen()
+            self._spread.widen()
         self._deadline.cancel()
         self._heartbeat = Heartbeat(self._timeouts, self._beat, self._fall_silent)
         self._settled.set()
@@ -517,7 +432,3 @@ class Link:
             self._handler.closed(self, reason)
         elif not (self._dialled or self._settled.is_set()):
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)
-
-
-def _kind(frame: Frame) -> str:
-    return type(frame).__name__.lower()

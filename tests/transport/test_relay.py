@@ -240,3 +240,27 @@ def test_what_passes_keeps_to_the_rate(tmp_path: Path) -> None:
         return took
 
     assert run(scene()) > 0.4  # half a second at the rate, less what was saved up
+
+
+def test_a_full_relay_turns_both_sides_of_a_circuit_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farflung.transport.relay.MAXIMUM_CIRCUITS", 1)
+
+    async def scene() -> None:
+        relay = Relay(1e9, TIMEOUTS)
+        async with place(tmp_path, relay) as here:
+            late = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES)
+            relay.grant("late", late, PLENTY)
+            loop, first = asyncio.get_running_loop(), await open_socket(here.port.address)
+            await loop.sock_sendall(first, MAGIC + late[0])
+            a, _ = await here.linked()
+            second = await open_socket(here.port.address)
+            await loop.sock_sendall(second, MAGIC + late[1])
+            for one in (second, first):
+                assert await asyncio.wait_for(loop.sock_recv(one, 2), 5) == UNKNOWN
+                assert await asyncio.wait_for(loop.sock_recv(one, 2), 5) == b""
+                one.close()
+            await a.close("seen")
+
+    run(scene())

@@ -53,13 +53,16 @@ class Relay:
     def admit(self, token: bytes, connection: socket.socket) -> None:
         """Take over a connection that showed a token."""
         circuit = self._book.show(token, time.monotonic())
-        if circuit is None or len(self._open) >= MAXIMUM_CIRCUITS:
-            _say(connection, UNKNOWN)
-            connection.close()
+        if circuit is None:
+            _turn_away(connection)
             return
         partner = self._waiting.pop(circuit.other(token), None)
         if partner is None:
             self._waiting[token] = connection
+            return
+        if len(self._open) >= MAXIMUM_CIRCUITS:
+            _turn_away(partner)
+            _turn_away(connection)
             return
         task = asyncio.get_running_loop().create_task(self._carry(circuit, partner, connection))
         self._open.add(task)
@@ -109,6 +112,11 @@ class Relay:
                 await asyncio.sleep(pause)
             await loop.sock_sendall(target, memory[:count])
         target.shutdown(socket.SHUT_WR)
+
+
+def _turn_away(connection: socket.socket) -> None:
+    _say(connection, UNKNOWN)
+    connection.close()
 
 
 class _QuotaSpent(Exception):

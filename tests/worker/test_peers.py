@@ -239,3 +239,19 @@ def test_a_second_dialled_link_takes_the_place_of_the_first() -> None:
         assert [claim.number for claim in claims] == [1, 2] and seen.linked == ["c"]
 
     run(work())
+
+
+def test_who_is_given_up_is_not_awaited_any_more() -> None:
+    async def work() -> None:
+        seen = Seen()
+        peers, link = Peers(seen, fresh), FakeLink("c")
+        take(peers, load())
+        settled = peers.dialled(link)  # type: ignore[arg-type]
+        peers.give_up("c")
+        assert settled.is_set() and link.closed_for == "it was given up"
+        peers.closed(link, "it hung up")  # type: ignore[arg-type]
+        with pytest.raises(ProtocolError, match="nobody waits for"):
+            peers.control(link, WELCOME)  # type: ignore[arg-type]
+        assert not seen.lost and not seen.parted
+
+    run(work())

@@ -99,7 +99,8 @@ class Peers:
             self._close(link, reason)
 
     def give_up(self, peer: str) -> None:
-        """Nothing is kept for `peer` any more."""
+        """Nothing is kept for `peer` any more, nor is its welcome awaited."""
+        self._forget_dialled(peer, "it was given up")
         if session := self._sessions.pop(peer, None):
             session.close()
 
@@ -294,14 +295,16 @@ class Peers:
 
     def _drop_older(self, peer: str) -> None:
         # What has come over a link must not change any more once a claim or a welcome has told it.
-        older = [link for link in self._dialled if link.peer.id == peer]
-        for link in older:
-            self._dialled.pop(link).settled.set()
+        superseded = "superseded by a newer connection"
+        self._forget_dialled(peer, superseded)
         if current := self._links.get(peer):
             self._part(current)
-            older.append(current)
-        for link in older:
-            link.abandon("superseded by a newer connection")
+            current.abandon(superseded)
+
+    def _forget_dialled(self, peer: str, reason: str) -> None:
+        for link in [link for link in self._dialled if link.peer.id == peer]:
+            self._dialled.pop(link).settled.set()
+            link.abandon(reason)
 
     def _part(self, link: Link) -> None:
         """The session goes on without this link: what it left unfinished will come over another one."""

@@ -4,7 +4,9 @@ import asyncio
 import resource
 import socket
 import ssl
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.transport.certificates import Holder, TestAuthority
@@ -12,7 +14,7 @@ from tests.transport.links import Pair, RawPeer, Recorder, paired, run, slice_he
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.contexts import ALPN
-from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, ask, dial, listen
+from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, ask, dial, dial_any, listen
 from farflung.transport.frames import Close, Join, Ping
 from farflung.transport.timeouts import Timeouts
 
@@ -123,7 +125,29 @@ def test_a_process_without_descriptors_listens_on_when_it_has_some_again(tmp_pat
     run(test())
 
 
-def test_a_peer_that_is_not_admitted_hears_why(tmp_path: Path) -> None:
+def test_a_handler_hears_nothing_of_a_link_that_another_address_made_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def both(attempts: Sequence[Callable[[], Any]], discard: Callable[[Link], Any]) -> Link:
+        first, second = [await attempt() for attempt in attempts]
+        await discard(second)
+        return first
+
+    monkeypatch.setattr("farflung.transport.endpoint.race", both)
+
+    async def test() -> None:
+        async with paired(tmp_path) as pair:
+            holder, heard = pair.authority.holder("c", "worker"), Recorder()
+            addresses, hello = [pair.listener.address] * 2, Hello("c", "worker", "data")
+            link = await dial_any(addresses, holder.client, hello, B, heard, pair.timeouts)
+            assert heard.reasons == [] and link.reason is None
+            await link.close("seen")
+            assert heard.reasons == ["seen"]
+
+    run(test())
+
+
+def test_a_peer_that_is_not_admitted_hears_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         def admit(link: Link) -> Handler:
             raise ProtocolError(f"{link.peer} is no neighbour in this plan")
@@ -139,6 +163,7 @@ def test_a_peer_that_is_not_admitted_hears_why(tmp_path: Path) -> None:
         await listener.close()
 
     run(test())
+    assert "was not let in: worker a is no neighbour in this plan" in caplog.text
 
 
 def test_certificates_of_another_authority_are_refused_by_either_side(tmp_path: Path) -> None:

@@ -92,12 +92,9 @@ async def dial_any(
 ) -> Link:
     """Dial a holder at all its addresses, nearly at once; the first that greets stays. Else as `dial`."""
 
-    async def discard(link: Link) -> None:
-        await link.close("another address was faster")
-
     attempts = [partial(_dial, address, context, hello, expected, handler, timeouts) for address in addresses]
     try:
-        return (await race(attempts, discard)).release()
+        return (await race(attempts, _discard)).release()
     except AllFailed as failed:
         raise ConnectionFailed("; ".join(map(str, failed.errors)) or "it gave no address") from None
 
@@ -148,10 +145,16 @@ async def _greet(
             return await link.greeted()
     except BaseException as error:
         if link is not None:
-            await link.close("the dialler gave up")
+            await _discard(link, "the dialler gave up")
         if isinstance(error, OSError):
             raise ConnectionFailed(why_unreachable(error, address, timeouts.dial_seconds)) from None
         raise
+
+
+async def _discard(link: Link, reason: str = "another address was faster") -> None:
+    """Close a link that was not released: its handler hears nothing of it."""
+    link.abandon(reason)
+    await link.close(reason)
 
 
 async def ask(

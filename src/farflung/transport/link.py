@@ -427,8 +427,9 @@ class Link:
         self._deadline = asyncio.get_running_loop().call_later(
             self._timeouts.close_seconds, self._lanes.abort
         )
+        was_let_in = self._settled.is_set()
         self._settled.set()
         if self._handler is not None:
             self._handler.closed(self, reason)
-        elif not (self._dialled or self._settled.is_set()):
+        elif not (self._dialled or was_let_in):
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.broker.fleet import BROKER, DEVICE, TIMEOUTS, broker, identity
 from tests.end_to_end.processes import eventually
 
@@ -30,11 +31,14 @@ class Worker:
         self.heard: asyncio.Queue[Any] = asyncio.Queue()
         self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.times_back = 0
+        self.dialled: list[Link] = []
         self.line = BrokerLine(messages.ToWorker, self, self._dial)
 
     async def _dial(self, handler: Handler) -> Link:
         hello = Hello(self._own.id, "worker", "control")
-        return await dial(self._address, self._own.client_context(), hello, BROKER, handler, TIMEOUTS)
+        context = self._own.client_context()
+        self.dialled.append(await dial(self._address, context, hello, BROKER, handler, TIMEOUTS))
+        return self.dialled[-1]
 
     def told(self, message: Any) -> None:
         self.heard.put_nowait(message)
@@ -118,5 +122,21 @@ def test_a_link_that_does_not_come_back_is_lost_with_its_cause(tmp_path: Path) -
             trouble = service._dispatcher.state.workers["lab-1"].trouble
             assert "nothing heard from worker lab-1 for 1 s" in trouble
             await worker.line.close("done")
+
+    asyncio.run(scene())
+
+
+def test_a_link_that_was_claimed_in_vain_ends_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        async with broker(folder) as service:
+            worker = await registered(service, folder)
+            monkeypatch.setattr(service, "_attach", lambda link, line, attach: None)
+            worker.lose_link()
+            await until(lambda: len(worker.dialled) > 1)
+            await worker.line.close("enough")
+            assert [link.reason for link in worker.dialled[1:]] == ["enough"]
 
     asyncio.run(scene())

@@ -179,6 +179,8 @@ class BrokerService:
     def _gone(self, line: Line, reason: str) -> None:
         """Tell the state machine, which knows whose end this is."""
         self._sessions.pop((line.peer, line.session), None)
+        for link in [link for link, carried in self._lines.items() if carried is line]:
+            del self._lines[link]
         if self._dispatcher.switchboard.is_worker(line):
             self._seen[line.peer.id] = (line.remote, line.last_heard)
         self._dispatcher.put(Arrival(line, Closed(reason)))

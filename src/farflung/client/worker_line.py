@@ -140,7 +140,8 @@ class WorkerLine:
             self._lose(reason)
         else:
             log.warning("lost the link to worker %s (%s)", self._worker, reason)
-            self._redialling = asyncio.create_task(self._redial(reason))
+            if self._redialling is None or self._redialling.done():  # else it has not seen the welcome yet
+                self._redialling = asyncio.create_task(self._redial(reason))
 
     def _part(self, link: Link) -> None:
         self._link = None

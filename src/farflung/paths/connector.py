@@ -181,7 +181,9 @@ class Connector:
                 await _give_up(joining)
                 return _standing(link)
             raw = await joining
+            _drop(refusal)
         except BaseException:
+            _drop(refusal)
             await _give_up(joining)
             raise
         finally:

@@ -80,7 +80,8 @@ class BrokerLine:
         if self._redialling is not None:
             self._redialling.cancel()
             await asyncio.gather(self._redialling, return_exceptions=True)
-        await self.link.close(reason)
+        claimed = self._release_claimed(reason)
+        await asyncio.gather(*(link.close(reason) for link in (self.link, *claimed)))
         self._session.close()
 
     # transport.handler.Handler
@@ -156,5 +157,14 @@ class BrokerLine:
     def _lose(self, reason: str) -> None:
         if not self._is_over:
             self._is_over = True
+            self._release_claimed(reason)
             self._session.close()
             self._ears.lost(reason)
+
+    def _release_claimed(self, reason: str) -> list[Link]:
+        """Be over with a link that the broker has not attached; whatever it still says comes too late."""
+        claimed, self._claimed = self._claimed, None
+        if claimed is None:
+            return []
+        claimed[0].abandon(reason)
+        return [claimed[0]]

@@ -13,13 +13,15 @@ from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 
 STEPS = 5
-LEASE = "8"  # seconds: on a busy machine a worker that imports torch is silent for some
+LEASE_SECONDS = 8.0  # on a busy machine a worker that imports torch is silent for some
 LINE = LinkSettings(bandwidth_mbps=100.0, latency_ms=5.0)
 
 
 class Lab(Machines):
     """Each command runs in the node that has the name of its home."""
 
+    listen = "[::]:0"
+    lease_seconds = LEASE_SECONDS
     network: Network
 
     def prefix(self, home: str) -> list[str]:
@@ -38,7 +40,8 @@ class Homes:
 
     def broker(self, *arguments: str) -> Command:
         """The broker."""
-        broker = self.on.start("hub", "broker", "--listen", "[::]:7700", "--lease", LEASE, *arguments)
+        lease = f"{self.on.lease_seconds:g}"
+        broker = self.on.start("hub", "broker", "--listen", "[::]:7700", "--lease", lease, *arguments)
         broker.says("listens on")
         return broker
 
@@ -70,10 +73,12 @@ class Homes:
 
 
 @contextmanager
-def homes(folder: Path, *nodes: Node, ipv6: bool = False) -> Iterator[Homes]:
-    """A lab of `hub`, `desk` and these nodes, 100 Mbit/s and 5 ms from each other, for one block."""
+def homes(
+    folder: Path, *nodes: Node, ipv6: bool = False, line: LinkSettings = LINE, kind: type[Lab] = Lab
+) -> Iterator[Homes]:
+    """A lab of `hub`, `desk` and these nodes, with a `line` between any two, for one block."""
     whole = (Node("hub"), Node("desk"), *nodes)
     names = [node.name for node in whole]
-    links = {(a, b): LINE for a in names for b in names if a != b}
-    with Network(LabSpec(whole, links)) as network, machines(folder, Lab) as on:
+    links = {(a, b): line for a in names for b in names if a != b}
+    with Network(LabSpec(whole, links)) as network, machines(folder, kind) as on:
         yield Homes(on, network, ipv6)

@@ -14,42 +14,38 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from tests.broker.fleet import broker
-from tests.end_to_end.processes import Machines, Run, eventually, machines, train
+from tests.end_to_end import homes
+from tests.end_to_end.homes import Homes
+from tests.end_to_end.processes import LEASE_SECONDS, Machines, Run, eventually, machines, train
 
 from farflung.broker.authority import create_token
 from farflung.errors import LabError
-from farflung.lab.network import Network, check_machine
-from farflung.lab.spec import LabSpec, LinkSettings, Node
+from farflung.lab.network import check_machine
+from farflung.lab.spec import LinkSettings, Node
 from farflung.transport.addresses import parse_address
 from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-NAMES = ("hub", "desk", "a", "b")
 STEPS = 60
 SHORT_CUT_SECONDS = 2.0  # TCP gets over it
 LONG_CUT_SECONDS = 3.3  # each link is given up, and made again before the lease is over
 
 
-class Lab(Machines):
-    """Each command runs in the node that has the name of its home."""
+class Lab(homes.Lab):
+    """With a lease so short that a test can wait for its end."""
 
-    listen = "[::]:0"
-    network: Network
-
-    def prefix(self, home: str) -> list[str]:
-        return self.network.command(home, [])
+    lease_seconds = LEASE_SECONDS
 
 
 class Place:
     """A broker, two workers that compute for a submitter, and the network between them."""
 
-    def __init__(self, on: Lab) -> None:
-        self.on = on
-        self.network = on.network
-        on.address = f"{on.network.address('hub')}:7700"
-        self.broker = on.broker()
+    def __init__(self, at: Homes) -> None:
+        self.on = on = at.on
+        self.network = at.network
+        self.broker = at.broker()
         token = on.token("worker", "--uses", "2")
         self.workers = {name: on.worker(name, token) for name in ("a", "b")}
         for worker in self.workers.values():
@@ -86,13 +82,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         check_machine()
     except LabError as error:
         pytest.skip(str(error))
-    pairs = {(one, other): LinkSettings(latency_ms=2.0) for one in NAMES for other in NAMES if one != other}
-    with Network(LabSpec(tuple(map(Node, NAMES)), pairs)) as network:
-        Lab.network = network
-        with machines(tmp_path_factory.mktemp("place"), Lab) as on:
-            place = Place(on)
-            yield place
-            place.close()
+    nodes, line = (Node("a"), Node("b")), LinkSettings(latency_ms=2.0)
+    with homes.homes(tmp_path_factory.mktemp("place"), *nodes, line=line, kind=Lab) as on:
+        place = Place(on)
+        yield place
+        place.close()
 
 
 @pytest.fixture(scope="module")

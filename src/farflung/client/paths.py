@@ -36,7 +36,9 @@ class Paths:
         self._tell = tell
         self._listener: Listener | None = None
         self._opening = asyncio.Lock()
-        self._reports: dict[str, LinkReport] = {}
+        self._job = ""
+        self._known: dict[str, tuple[str, Link | None]] = {}
+        self._reporting: asyncio.TimerHandle | None = None
         context = identity.client_context()
         self.contexts = [context]
         self._connector = Connector(self._own, context, identity.broker, self._port, tell, lambda: timeouts)
@@ -54,9 +56,9 @@ class Paths:
         try:
             reached = await self._connector.connect(errand, handler)
         except ConnectionFailed as error:
-            self._report(planned.job, worker, str(error), None)
+            self._note(planned.job, worker, str(error), None)
             raise
-        self._report(planned.job, worker, reached.tried, reached.link)
+        self._note(planned.job, worker, reached.tried, reached.link)
         return reached.link
 
     def hear(self, answer: Answers) -> None:
@@ -64,7 +66,9 @@ class Paths:
         self._connector.hear(answer)
 
     async def close(self, reason: str) -> None:
-        """Close the port, if one was opened, and the links that came in over it."""
+        """Report no more, and close the port, if one was opened, with the links that came in over it."""
+        if self._reporting is not None:
+            self._reporting.cancel()
         if self._listener is not None:
             await self._listener.close(reason)
 
@@ -81,8 +85,19 @@ class Paths:
             raise ProtocolError("a submitter's port takes only links that it asked for")
         return self._connector.admit(link)
 
-    def _report(self, job: str, worker: str, tried: str, link: Link | None) -> None:
+    def _note(self, job: str, worker: str, tried: str, link: Link | None) -> None:
+        self._job, self._known[worker] = job, (tried[:TEXT_LENGTH], link)
+        self._report()
+
+    def _report(self) -> None:
+        """Tell the broker how every link stands, now and then every few heartbeats."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        loop = asyncio.get_running_loop()
+        self._reporting = loop.call_later(self._timeouts.suspect_seconds, self._report)
         port = 0 if self._listener is None else self._listener.port
-        status = None if link is None else link.status
-        self._reports[worker] = LinkReport(worker, tried[:TEXT_LENGTH], port, status)
-        self._tell(Links(job, list(self._reports.values())))
+        reports = [
+            LinkReport(worker, tried, port, link.status if link is not None and link.reason is None else None)
+            for worker, (tried, link) in self._known.items()
+        ]
+        self._tell(Links(self._job, reports))

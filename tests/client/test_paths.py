@@ -1,0 +1,44 @@
+"""What a submitter tells the broker about its links."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.transport.links import paired, run
+
+from farflung.client.paths import Paths
+from farflung.paths.connector import Reached
+from farflung.protocol.reaching import Links
+from farflung.transport.timeouts import Timeouts
+
+
+def test_a_submitter_goes_on_reporting_how_its_links_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        told: asyncio.Queue[Links] = asyncio.Queue()
+        identity: Any = SimpleNamespace(id="s", role="submitter", broker="", client_context=lambda: None)
+        async with paired(tmp_path) as pair:
+
+            async def connect(errand: object, handler: object) -> Reached:
+                return Reached(pair.a, "")
+
+            paths = Paths(identity, Timeouts(1.0), "", told.put_nowait)  # type: ignore[arg-type]
+            monkeypatch.setattr(paths._connector, "connect", connect)
+            planned: Any = SimpleNamespace(job="job-1", attempt=1)
+            await paths.connect(planned, "b", [], None)  # type: ignore[arg-type]
+            for _ in range(2):
+                (report,) = (await asyncio.wait_for(told.get(), 10)).reports
+                assert report.peer == "b" and report.link is not None
+            await pair.a.close("it is cut")
+            while (await asyncio.wait_for(told.get(), 10)).reports[0].link is not None:
+                pass
+            await paths.close("done")
+            await asyncio.sleep(Timeouts(1.0).suspect_seconds * 1.5)
+            assert told.empty()
+
+    run(scene())

@@ -31,12 +31,14 @@ class Worker:
         self.heard: asyncio.Queue[Any] = asyncio.Queue()
         self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.times_back = 0
+        self.seconds_to_dial = 0.0
         self.dialled: list[Link] = []
         self.line = BrokerLine(messages.ToWorker, self, self._dial)
 
     async def _dial(self, handler: Handler) -> Link:
         hello = Hello(self._own.id, "worker", "control")
         context = self._own.client_context()
+        await asyncio.sleep(self.seconds_to_dial)
         self.dialled.append(await dial(self._address, context, hello, BROKER, handler, TIMEOUTS))
         return self.dialled[-1]
 
@@ -138,5 +140,19 @@ def test_a_link_that_was_claimed_in_vain_ends_with_its_line(
             await until(lambda: len(worker.dialled) > 1)
             await worker.line.close("enough")
             assert [link.reason for link in worker.dialled[1:]] == ["enough"]
+
+    asyncio.run(scene())
+
+
+def test_a_broker_that_takes_long_to_dial_is_found_again_within_the_lease(tmp_path: Path) -> None:
+    async def scene() -> None:
+        folder, timeouts = tmp_path / "broker", Timeouts(5.0)
+        async with broker(folder, timeouts) as service:
+            worker = await registered(service, folder)
+            worker.seconds_to_dial = 1.2 * timeouts.redial_seconds
+            worker.lose_link()
+            await until(lambda: worker.times_back == 1 or worker.reason.done())
+            assert not worker.reason.done()
+            await worker.line.close("enough")
 
     asyncio.run(scene())

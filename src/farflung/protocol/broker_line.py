@@ -129,11 +129,11 @@ class BrokerLine:
 
     async def _redial(self, reason: str) -> None:
         lost, timeouts = self.link, self.link.timeouts
-        deadline = lost.last_heard + timeouts.lease_seconds
-        while not self._is_over and time.monotonic() < deadline:
+        deadline, patience = lost.last_heard + timeouts.lease_seconds, timeouts.redial_seconds
+        while not self._is_over and (left := deadline - time.monotonic()) > 0:
             pause = timeouts.heartbeat_seconds
             try:
-                async with asyncio.timeout(timeouts.redial_seconds):
+                async with asyncio.timeout(min(patience, left)):
                     link = await self._dial(self)
                     if self._claimed is not None:
                         self._claimed[0].abandon("superseded by a newer connection")
@@ -143,10 +143,9 @@ class BrokerLine:
                     else:
                         link.abandon("not needed any more")
             except TimeoutError:
-                pause = 0.0
+                pause, patience = 0.0, 2 * patience  # the path may be longer than it was
             except ConnectionFailed as error:
                 log.info("the broker is not back: %s", error)
-                pause = timeouts.heartbeat_seconds
             if self.link is not lost:
                 self._ears.back()
                 return

@@ -24,7 +24,7 @@ train: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest
 
-# A million damaged frames: twenty minutes on two quiet cores.
+# A million damaged frames: hours on two busy cores (docs/measurements.md, Fuzzing).
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz
 

@@ -25,5 +25,8 @@ def test_a_live_endpoint_stands_20_000_damaged_frames_and_2_000_wrong_handshakes
     assert figures.frames >= 20_000 and figures.handshakes == 2_000
     assert_stood(figures)
     # The damage reaches what it should: every frame is taken sometimes and refused sometimes.
-    for frame in ("hello", "control", "open", "chunk", "credit", "ping", "pong", "cancel", "close", "taken"):
+    frames = "hello control open chunk credit ping pong cancel close taken stripe widen"
+    for frame in frames.split():
         assert figures.frame_outcomes.get(f"{frame} refused", 0) > 10, (frame, figures)
+    further = [count for what, count in figures.frame_outcomes.items() if what.startswith("further")]
+    assert sum(further) > 50, figures

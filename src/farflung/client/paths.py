@@ -14,6 +14,7 @@ from farflung.protocol.messages import Planned
 from farflung.protocol.reaching import Answers, LinkReport, Links
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, listen
 from farflung.transport.identity import Identity
+from farflung.transport.link_status import LinkStatus
 from farflung.transport.timeouts import Timeouts
 
 ANYWHERE = "[::]:0"
@@ -97,7 +98,13 @@ class Paths:
         self._reporting = loop.call_later(self._timeouts.suspect_seconds, self._report)
         port = 0 if self._listener is None else self._listener.port
         reports = [
-            LinkReport(worker, tried, port, link.status if link is not None and link.reason is None else None)
-            for worker, (tried, link) in self._known.items()
+            LinkReport(worker, tried, port, _standing(link)) for worker, (tried, link) in self._known.items()
         ]
         self._tell(Links(self._job, reports))
+
+
+def _standing(link: Link | None) -> LinkStatus | None:
+    """How a link does; one that was closed for good, because the job is over, as it did in the end."""
+    if link is None or (link.reason is not None and link.cause != "word"):
+        return None
+    return link.status

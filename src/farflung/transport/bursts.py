@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from farflung.transport.pace import MINIMUM_CHUNK_BYTES
-from farflung.transport.timeouts import BURST_PAUSE_SECONDS, FRESH_START_SECONDS, HOLD_BACK_SECONDS
-
-MARGIN = 1.25
-"""By how much a fresh start may exceed the rate that is known, which leaves headers out."""
+from farflung.transport.timeouts import BURST_PAUSE_SECONDS, HOLD_BACK_SECONDS, LONG_BURST_SECONDS
 
 
 class Bursts:
@@ -15,31 +12,38 @@ class Bursts:
     BBR looks for the path's shortest round trip every 10 s, and sends next to nothing for 200 ms and more
     while it does. A training step has its links idle for part of its time, but that look comes when it comes:
     in a pipeline the halts of all hops add up. Whoever begins anew at the start of a burst looks 10 s later.
-    It would also try out how fast the path is, at nearly three times the rate, and fill a home's queue: so
-    it is held to little more than the rate that is known until it has seen that for itself.
+
+    A fresh start is only due where the last burst was long and kept the path full. BBR tries out how fast the
+    path is until it has been full for a while: where the sender has too little to send that never ends, and
+    every message overflows a home's queue. For the same reason its rate is held to little more than what is
+    known until it has found its own.
     """
 
     def __init__(self) -> None:
-        self._last: float | None = None
-        self._started: float | None = None
-        self._is_held_back = False
+        self._first: float | None = None
+        self._last = 0.0
+        self._bytes = 0
+        self._held_back_at: float | None = None
 
-    def begins(self, data_bytes: int, now: float) -> bool:
-        """Data is written at `now`; true if a fresh start is due before it. Less than a chunk is no burst."""
+    def begins(self, data_bytes: int, now: float) -> float | None:
+        """Data is written at `now`: if a burst begins and the last was long, the bytes a second of that."""
         if data_bytes < MINIMUM_CHUNK_BYTES:
-            return False
-        last, self._last = self._last, now
-        if last is None or now - last < BURST_PAUSE_SECONDS:
-            return False
-        if self._started is not None and now - self._started < FRESH_START_SECONDS:
-            return False
-        self._started = now
-        self._is_held_back = True
-        return True
+            return None
+        if self._first is not None and now - self._last < BURST_PAUSE_SECONDS:
+            self._last, self._bytes = now, self._bytes + data_bytes
+            return None
+        seconds = 0.0 if self._first is None else self._last - self._first
+        rate = self._bytes / seconds if seconds >= LONG_BURST_SECONDS else None
+        self._first, self._last, self._bytes = now, now, data_bytes
+        return rate
 
     def may_go(self, now: float) -> bool:
-        """True, once, when the rate need not be held back any more."""
-        if not self._is_held_back or self._started is None or now - self._started < HOLD_BACK_SECONDS:
+        """True, once, when the rate has been held back for long enough."""
+        if self._held_back_at is None or now - self._held_back_at < HOLD_BACK_SECONDS:
             return False
-        self._is_held_back = False
+        self._held_back_at = None
         return True
+
+    def hold_back(self, now: float) -> None:
+        """It is held back from `now` on."""
+        self._held_back_at = now

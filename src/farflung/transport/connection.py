@@ -104,15 +104,13 @@ class Connection:
         if not self._is_lost:
             limit_unsent(self.socket, count)
 
-    def start_afresh(self, bytes_per_second: int) -> None:
-        """Let BBR begin anew, at this rate until `run_free`."""
-        if not self._is_lost:
-            start_afresh(self.socket, bytes_per_second)
+    def start_afresh(self, carried: float) -> bool:
+        """Let BBR begin anew, if it carried what it can (bytes per second); see `sockets.start_afresh`."""
+        return not self._is_lost and start_afresh(self.socket, carried)
 
-    def run_free(self) -> None:
-        """Hold it to no rate any more."""
-        if not self._is_lost:
-            run_free(self.socket)
+    def run_free(self) -> bool:
+        """Hold it to no rate any more, if BBR has found one by itself; whether it has."""
+        return self._is_lost or run_free(self.socket)
 
     def pause_reading(self) -> None:
         """Leave what comes in the kernel."""

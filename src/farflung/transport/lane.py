@@ -9,12 +9,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from farflung.errors import FarflungError
-from farflung.transport.bursts import MARGIN, Bursts
+from farflung.transport.bursts import Bursts
 from farflung.transport.connection import Connection
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import Frame, encode
 from farflung.transport.outbox import Batch
-from farflung.transport.timeouts import CHUNK_SECONDS
 
 _log = logging.getLogger("farflung.transport")
 
@@ -89,16 +88,17 @@ class Lane:
         if not self._unsent_bytes / 2 < unsent_bytes < self._unsent_bytes * 2:
             self.connection.limit_unsent(unsent_bytes)
             self._unsent_bytes = unsent_bytes
-        self._heed_bursts(batch.data_bytes, unsent_bytes / CHUNK_SECONDS)
+        self._heed_bursts(batch.data_bytes)
         self._leaving.append(batch)
         self.connection.write(*urgent, *batch.buffers)
 
-    def _heed_bursts(self, data_bytes: int, bytes_per_second: float) -> None:
+    def _heed_bursts(self, data_bytes: int) -> None:
         now = time.monotonic()
-        if self._bursts.begins(data_bytes, now):
-            self.connection.start_afresh(int(MARGIN * bytes_per_second))
-        elif self._bursts.may_go(now):
-            self.connection.run_free()
+        if (rate := self._bursts.begins(data_bytes, now)) is not None:
+            if self.connection.start_afresh(rate):
+                self._bursts.hold_back(now)
+        elif self._bursts.may_go(now) and not self.connection.run_free():
+            self._bursts.hold_back(now)
 
     def let_go(self) -> None:
         """What was on its way has left, or never will."""

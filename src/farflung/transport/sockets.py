@@ -24,6 +24,11 @@ _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
 _SO_MAX_PACING_RATE = 47 if sys.platform == "linux" else None  # <asm-generic/socket.h>; Python has no name
+_TCP_CC_INFO = 26  # <linux/tcp.h>
+_bbr_information = struct.Struct("=5I")  # its tcp_bbr_info: rate (two), shortest round trip, gains in 1/256
+_FULL_SHARE = 0.8
+_HELD_SHARE = 1.1
+_CRUISING_GAIN = 1.3  # above what it takes to look for more now and then, below that of its start
 _MOST_BYTES_PER_SECOND = 2**31 - 1
 _LONGEST_NAME = 16
 
@@ -62,23 +67,45 @@ def ask_for_congestion_control(connection: socket.socket, name: str) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, name.encode())
 
 
-def start_afresh(connection: socket.socket, bytes_per_second: int) -> None:
-    """Have BBR forget what it knows of the path, its window aside, and keep to a rate until `run_free`.
+def start_afresh(connection: socket.socket, carried: float) -> bool:
+    """Have BBR forget what it knows of the path, its window aside, and hold it to its rate until `run_free`.
 
-    Nothing where another congestion control paces the socket.
+    Only if it had found that rate, and `carried` (bytes per second) shows that it kept the path full; whether
+    it began anew.
     """
-    name = congestion_control(connection)
-    if name == "bbr":
-        # The kernel begins a congestion control anew only when it takes the place of another.
-        ask_for_congestion_control(connection, "reno")
-        ask_for_congestion_control(connection, name)
-        rate = min(bytes_per_second, _MOST_BYTES_PER_SECOND)
-        _set_where_known(connection, socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+    rate, gain = _bbr(connection)
+    if not 0 < gain <= _CRUISING_GAIN or carried < _FULL_SHARE * rate:
+        return False
+    # The kernel begins a congestion control anew only when it takes the place of another.
+    ask_for_congestion_control(connection, "reno")
+    ask_for_congestion_control(connection, "bbr")
+    most = min(int(_HELD_SHARE * rate), _MOST_BYTES_PER_SECOND)
+    _set_where_known(connection, socket.SOL_SOCKET, _SO_MAX_PACING_RATE, most)
+    return True
 
 
-def run_free(connection: socket.socket) -> None:
-    """Hold the socket to no rate."""
+def run_free(connection: socket.socket) -> bool:
+    """Hold the socket to no rate, unless BBR is still trying out how fast the path is; whether it is free.
+
+    Where little is sent at a time that never ends (what the sender limits teaches BBR nothing), and each
+    message would overflow a home's queue.
+    """
+    if _bbr(connection)[1] > _CRUISING_GAIN:
+        return False
     _set_where_known(connection, socket.SOL_SOCKET, _SO_MAX_PACING_RATE, -1)
+    return True
+
+
+def _bbr(connection: socket.socket) -> tuple[float, float]:
+    """The bytes per second that BBR has found, and by how much it exceeds them; zeros without BBR."""
+    if congestion_control(connection) != "bbr":
+        return 0.0, 0.0
+    try:
+        found = connection.getsockopt(socket.IPPROTO_TCP, _TCP_CC_INFO, _bbr_information.size)
+        low, high, _, gain, _ = _bbr_information.unpack(found)
+    except (OSError, struct.error):
+        return 0.0, 0.0
+    return float(high << 32 | low), gain / 256
 
 
 def congestion_control(connection: socket.socket) -> str:

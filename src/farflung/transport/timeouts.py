@@ -10,7 +10,7 @@ STAGGER_SECONDS = 0.25  # before the next address of a host is tried too (RFC 83
 CREDIT_SECONDS = 0.02  # the longest that credit is held back, so that rates can be measured
 BURST_PAUSE_SECONDS = 0.5  # without data for so long, what is sent next begins a burst
 HOLD_BACK_SECONDS = 1.0  # for so long its rate is held to what is known
-FRESH_START_SECONDS = 4.0  # the least time between two fresh starts of a connection's congestion control
+LONG_BURST_SECONDS = 4.0  # what is worth a fresh start of the congestion control at the next one
 PROBE_SECONDS = 2.0  # the longest that a path is probed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.output import duration, print_error, size
+from farflung.cli.output import duration, print_error, print_text, size
 from farflung.cli.plan_table import plan_rows
 from farflung.plan import FEEDER, Edge, Placement, Plan
 
@@ -25,6 +25,11 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_error("first\n  second", as_json=True)
     printed = capsys.readouterr()
     assert printed.err == "error: first second\n" and printed.out == '{"error":"first second"}\n'
+
+
+def test_text_of_others_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_text("a\x1b[2J\x07\x00\r\x9b\u202e\ufffd\u00e9\n\tb")
+    assert capsys.readouterr().out == "a\\x1b[2J\\x07\\x00\\r\\x9b\\u202e\ufffd\u00e9\n\tb\n"
 
 
 def test_a_plan_becomes_rows() -> None:

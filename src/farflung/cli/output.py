@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import msgspec
+import typer
 
 
 def print_json(document: Any) -> None:
@@ -26,6 +27,17 @@ def note(line: str) -> None:
     """A line for the person at the terminal."""
     sys.stderr.write("".join(letter if letter.isprintable() else "?" for letter in line) + "\n")
     sys.stderr.flush()
+
+
+def print_text(text: str) -> None:
+    """Text that others had a hand in, on standard output: what a terminal would obey is written out."""
+    typer.echo("".join(map(_visible, text)))
+
+
+def _visible(letter: str) -> str:
+    if letter.isprintable() or letter in "\n\t":
+        return letter
+    return letter.encode("unicode_escape").decode()
 
 
 def size(count: float) -> str:

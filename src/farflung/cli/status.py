@@ -11,7 +11,7 @@ import typer
 
 from farflung.cli.folders import folder_of, home
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.output import duration, print_json
+from farflung.cli.output import duration, print_json, print_text
 from farflung.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def status(
         print_json(found)
     else:
         for line in _lines(found):
-            typer.echo(line)
+            print_text(line)
 
 
 async def _ask(broker: str | None, token: str | None, folder: Path | None) -> Status:

@@ -12,7 +12,7 @@ import typer
 
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.output import note, print_error, print_json
+from farflung.cli.output import note, print_error, print_json, print_text
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunInterrupted
 
@@ -234,4 +234,4 @@ def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
         text = job.sample(job.model)
     except Exception as error:
         raise JobError(f"the run is done, but Job(sample=) raised {type(error).__name__}: {error}") from error
-    typer.echo(text)
+    print_text(str(text))

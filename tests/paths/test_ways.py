@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.paths.advertised import advertised
-from farflung.paths.ways import LONGEST_REASON, WAYS, Tried, Way, advice, order, told
+from farflung.paths.ways import HELPS, LONGEST_REASON, WAYS, Tried, Way, advice, order, parts, told
 from farflung.protocol.fields import MAXIMUM_ADDRESSES, TEXT_LENGTH
 from farflung.transport.addresses import parse_address
+from farflung.transport.names import MAXIMUM_ID_LENGTH
 
 
 def test_a_peer_is_sought_directly_then_in_reverse_then_by_relay() -> None:
@@ -22,14 +23,27 @@ def test_a_lost_link_is_first_sought_the_way_it_stood_and_each_way_gets_one_try(
 
 @given(st.lists(st.builds(Tried, st.sampled_from(WAYS), st.text(max_size=5000)), max_size=3))
 def test_what_was_tried_fits_into_a_message_with_the_advice(tried: list[Tried]) -> None:
-    assert len(told(tried)) + len(advice(65535)) < TEXT_LENGTH
+    assert (
+        len(told(tried)) + len(advice({"a" * MAXIMUM_ID_LENGTH: 65535, "b" * MAXIMUM_ID_LENGTH: 65535}))
+        < TEXT_LENGTH
+    )
     for one in tried:
         assert one.reason[:LONGEST_REASON] in told(tried)
 
 
-def test_the_advice_names_the_port_where_there_is_one() -> None:
-    assert "TCP port 7000 through to this machine" in advice(7000)
-    assert "a worker's TCP port" in advice(0)
+def test_the_advice_names_the_machines_and_their_ports_where_they_are_known() -> None:
+    assert "TCP port 7000 through to a or a TCP port through to b (" in advice({"a": 7000, "b": 0})
+    assert "let a worker's TCP port through (" in advice({})
+
+
+def test_what_was_tried_can_be_taken_apart_again() -> None:
+    tried = [
+        Tried("direct", "10.0.0.1:7 refused; 10.0.0.2:7: it is out"),
+        Tried("relay", "relay through a: full"),
+    ]
+    lines = ["dialled: 10.0.0.1:7 refused; 10.0.0.2:7: it is out", "over a relay: relay through a: full"]
+    assert parts(told(tried)) == lines and parts("") == []
+    assert parts(f"no way leads to worker b: {told(tried)}{HELPS}{advice({})}") == lines
 
 
 HOSTS = ["127.0.0.1", "::1", "192.168.1.5", "172.17.0.1", "fe80::1%eth0", "fe80::2", "2001:db8::5"]

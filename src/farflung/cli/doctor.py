@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farflung.cli.folders import folder_of
-from farflung.cli.output import print_json
+from farflung.cli.output import print_json, print_text
+
+if TYPE_CHECKING:
+    from farflung.local.finding import Finding
 
 ROLES = ("submitter", "viewer", "worker", "broker")
 
@@ -29,9 +35,24 @@ def doctor(
     if as_json:
         print_json({"ok": all(finding.ok for finding in findings), "findings": findings})
     else:
+        width = max(60, shutil.get_terminal_size().columns)
         for finding in findings:
-            typer.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.check:<12} {finding.found}")
-            if not finding.ok:
-                typer.echo(f"      {'':<12} helps: {finding.helps}")
+            print_text("\n".join(_lines(finding, width)))
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+def _lines(finding: Finding, width: int) -> Iterator[str]:
+    """A finding, and below it what was tried and what helps."""
+    margin = " " * 19
+    yield f"{'ok  ' if finding.ok else 'FAIL'}  {finding.check:<12} {finding.found}"
+    helps = [] if finding.ok else [f"helps: {finding.helps}"]
+    for line in (*finding.details, *helps):
+        yield textwrap.fill(
+            line,
+            width,
+            initial_indent=margin,
+            subsequent_indent=f"{margin}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )

@@ -20,7 +20,6 @@ from farflung.transport import stranger
 from farflung.transport.addresses import DEFAULT_PORT, parse_address
 from farflung.transport.contexts import unverified_context
 from farflung.transport.endpoint import ask
-from farflung.transport.failures import why_unreachable
 from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
@@ -40,10 +39,10 @@ async def examine(folders: list[Path], broker: str | None) -> list[Finding]:
     address = broker or next((identity.broker for identity in identities if identity.broker), None)
     if address is None:
         return findings
-    reach = await _reachable(address)
+    reach, clock = await _reach(address)
     findings.append(reach)
-    if reach.ok:
-        findings.append(await _clock(address))
+    if clock is not None:
+        findings.append(clock)
         for identity in identities[:1]:
             findings += await _admitted(replace(identity, broker=address))
     return findings
@@ -103,33 +102,29 @@ def _certificate(identity: Identity) -> Finding:
     return Finding("certificate", True, f"{identity.role} {identity.id}, good for {days:.1f} more days")
 
 
-async def _reachable(address: str) -> Finding:
-    host, port = parse_address(address)
+async def _reach(address: str) -> tuple[Finding, Finding | None]:
+    """Whether the broker answers and, if so, this clock beside its own, which certificates are valid by.
+
+    Asked as a stranger, who needs no certificate, and without trusting the answer.
+    """
+    port = parse_address(address)[1]
     helps = f"on the broker's machine: farflung broker --listen [::]:{port}, and let TCP port {port} through"
-    seconds = Timeouts().dial_seconds
-    try:
-        async with asyncio.timeout(seconds):
-            _, writer = await asyncio.open_connection(host, port)
-    except OSError as error:
-        return Finding("reach", False, why_unreachable(error, address, seconds), helps)
-    writer.close()
-    return Finding("reach", True, f"{address} answers")
-
-
-async def _clock(address: str) -> Finding:
-    """This clock beside the broker's, which certificates are valid by. Asked without trusting the answer."""
-    helps = "set the clock right: timedatectl set-ntp true"
     asked, seconds = time.time(), Timeouts().join_seconds
     try:
         request = stranger.encode(stranger.AskAuthority())
         told = stranger.decode_answer(await ask(address, unverified_context(), None, request, seconds))
     except FarflungError as error:
-        return Finding(
-            "clock", False, f"the broker does not tell its time: {error}", "check the broker's version"
-        )
+        return Finding("reach", False, str(error), helps), None
+    reach = Finding("reach", True, f"{address} answers")
     if not isinstance(told, stranger.TellAuthority):
-        return Finding("clock", False, "the broker does not tell its time", "check the broker's version")
-    ahead = (asked + time.time()) / 2 - told.clock
+        return reach, Finding(
+            "clock", False, "the broker does not tell its time", "check the broker's version"
+        )
+    return reach, _clock((asked + time.time()) / 2 - told.clock)
+
+
+def _clock(ahead: float) -> Finding:
+    helps = "set the clock right: timedatectl set-ntp true"
     direction = "ahead of" if ahead > 0 else "behind"
     return Finding(
         "clock", abs(ahead) < CLOCK_OFF_SECONDS, f"{abs(ahead):.1f} s {direction} the broker's", helps
@@ -143,7 +138,8 @@ async def _admitted(identity: Identity) -> list[Finding]:
     except FarflungError as error:
         helps = f"farflung token create --role {identity.role} on the broker, then join again with --token"
         return [Finding("broker", False, f"{identity.id} is not admitted: {error}", helps)]
-    workers = f"{len(status.workers)} workers, {len(status.backup_pool)} idle"
-    admitted = Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {workers}")
+    workers = {worker.worker for worker in status.workers}
+    count = f"{len(workers)} workers, {len(status.backup_pool)} idle"
+    admitted = Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {count}")
     holder = identity.id if identity.role == "worker" else None
-    return [admitted, *path_findings(holder, status.links)]
+    return [admitted, *path_findings(holder, status.links, workers)]

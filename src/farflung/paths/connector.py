@@ -13,7 +13,7 @@ from typing import Any
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.paths.circuits import join_circuit
 from farflung.paths.errand import Errand
-from farflung.paths.ways import Tried, Way, advice, order, relayed, told
+from farflung.paths.ways import HELPS, Tried, Way, advice, order, relayed, told
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import AskCircuit, AskReverse, Circuit, NotReached
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial_any, dial_over
@@ -112,7 +112,7 @@ class Connector:
                 continue
             self._last[errand.peer] = (errand.job, errand.attempt, way)
             return Reached(link, told(tried))
-        raise ConnectionFailed(f"no way leads to {errand.peer}: {told(tried)}. What helps: {advice(0)}")
+        raise ConnectionFailed(f"no way leads to {errand.peer}: {told(tried)}{HELPS}{advice({})}")
 
     def hear(self, answer: Circuit | NotReached) -> None:
         """The broker answers; what nobody waits for any more is dropped."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 Way = Literal["direct", "reverse", "relay"]
 WAYS: tuple[Way, ...] = get_args(Way)
 LONGEST_REASON = 400
+HELPS = ". What helps: "
 
 _WORDS: dict[Way, str] = {"direct": "dialled", "reverse": "asked to dial back", "relay": "over a relay"}
 
@@ -36,10 +38,24 @@ def told(tried: Sequence[Tried]) -> str:
     return "; ".join(f"{_WORDS[one.way]}: {one.reason[:LONGEST_REASON]}" for one in tried)
 
 
-def advice(port: int) -> str:
-    """What a user can do so that peers reach each other; `port` is the one that listens here, or 0."""
-    opening = f"let TCP port {port} through to this machine" if port else "let a worker's TCP port through"
+def parts(told: str) -> list[str]:
+    """What `told` put into one sentence, whatever was said around it, a way each."""
+    ways = "|".join(_WORDS.values())
+    tried, _, _ = told.partition(HELPS)
+    return re.findall(rf"(?:^|[;:] )((?:{ways}): .*?)(?=; (?:{ways}): |$)", tried, re.DOTALL)
+
+
+def advice(closed: Mapping[str, int]) -> str:
+    """What users can do so that peers reach each other.
+
+    `closed` are the ids of those who could not be dialled and the ports on which they listen, 0 if unknown;
+    it is enough if one of them opens it.
+    """
+    doors = [
+        f"{f'TCP port {port}' if port else 'a TCP port'} through to {name}" for name, port in closed.items()
+    ]
+    opening = " or ".join(doors) or "a worker's TCP port through"
     return (
-        f"{opening} (join --listen '[::]:PORT' fixes it, --advertise HOST:PORT tells where it is reached),"
+        f"let {opening} (join --listen '[::]:PORT' fixes it, --advertise HOST:PORT tells where it is),"
         " or let a relay carry the link (join --relay MBPS on a reachable machine, or broker --relay MBPS)"
     )

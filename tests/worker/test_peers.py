@@ -14,7 +14,7 @@ from farflung.runtime.executor import Parcel
 from farflung.transport.headers import DataHeader, Receipt, ValueHeader
 from farflung.transport.peer import Peer
 from farflung.worker.intake import Intake
-from farflung.worker.peers import Peers
+from farflung.worker.peers import LOBBY_SIZE, LOBBY_SIZE_A_PEER, Peers
 
 WELCOME = encode(Welcome("job-1", 5))
 CLAIM = encode(Claim("job-1", 5))
@@ -145,6 +145,20 @@ def test_a_holder_has_one_place_for_each_attempt() -> None:
             peers.control(link, claim)  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert "superseded" in older.closed_for and not newer.closed_for and not next_job.closed_for
+
+    run(work())
+
+
+def test_nobody_can_fill_the_lobby_alone() -> None:
+    async def work() -> None:
+        peers = Peers(Seen(), fresh)
+        rogues = [FakeLink("rogue") for _ in range(LOBBY_SIZE + 1)]
+        for rogue in rogues:
+            peers.entered(rogue)  # type: ignore[arg-type]
+        peers.entered(FakeLink("a"))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert [rogue.closed_for for rogue in rogues[-LOBBY_SIZE_A_PEER:]] == [""] * LOBBY_SIZE_A_PEER
+        assert all(rogue.closed_for for rogue in rogues[:-LOBBY_SIZE_A_PEER])
 
     run(work())
 

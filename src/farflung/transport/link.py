@@ -430,6 +430,10 @@ class Link:
         was_let_in = self._settled.is_set()
         self._settled.set()
         if self._handler is not None:
-            self._handler.closed(self, reason)
+            try:
+                self._handler.closed(self, reason)
+            except Exception:
+                # A defect of ours must not keep the connection from ending.
+                _log.exception("the end of the link to %s could not be handled", self.peer)
         elif not (self._dialled or was_let_in):
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)

@@ -19,6 +19,7 @@ from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.ledger import Ledger
 
 LOBBY_SIZE = 64
+LOBBY_SIZE_A_PEER = 4
 SLICE_BYTES = 4 * 2**20
 
 
@@ -124,9 +125,16 @@ class Peers:
         return list(self._links.values())
 
     def entered(self, link: Link) -> Peers:
-        """Somebody dialled; ProtocolError if the lobby is full or this is no link for data."""
+        """Somebody dialled; ProtocolError if the lobby is full or this is no link for data.
+
+        Of one peer's links that wait here the newest stay, so that nobody can fill the lobby alone.
+        """
         if link.kind not in ("data", "reverse") or link.peer.role not in ("worker", "submitter"):
             raise ProtocolError("a worker's port takes data links of workers and submitters")
+        of_this_peer = [other for other in self._lobby if other.peer == link.peer]
+        for older in of_this_peer[: max(0, len(of_this_peer) + 1 - LOBBY_SIZE_A_PEER)]:
+            del self._lobby[older]
+            self._close(older, "superseded by newer connections")
         if len(self._lobby) >= LOBBY_SIZE:
             raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
         self._lobby[link] = None

@@ -8,6 +8,7 @@ from tests.broker.scenario import Scenario
 from farflung.broker import journal
 from farflung.broker.status import Sighting, status_of
 from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, encode
+from farflung.protocol.parting import shutting_down
 
 
 def status(story: Scenario) -> Status:
@@ -29,6 +30,15 @@ def test_every_state_of_a_worker_is_shown() -> None:
     for worker in "ab":
         story.loaded(worker)
     assert [worker.state for worker in status(story).workers] == ["running", "running", "idle", "lost"]
+
+
+def test_a_worker_that_was_told_to_stop_has_left_and_was_not_lost() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    story.leave("b", f"worker b closed the link: {shutting_down('b')}")
+    assert [worker.state for worker in status(story).workers] == ["idle", "left"]
+    lines = [journal.line(fact) for fact in story.facts]
+    assert "worker b left" in lines and "job-1 is failed: worker b left at step 1: " in lines[-1]
 
 
 def test_a_running_job_shows_its_step_loss_and_speed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from farflung.broker import facts
+from farflung.protocol.parting import has_left
 
 
 @singledispatch
@@ -25,6 +26,8 @@ def _(fact: facts.WorkerMoved) -> str:
 
 @line.register
 def _(fact: facts.WorkerLost) -> str:
+    if has_left(fact.worker, fact.reason):
+        return f"worker {fact.worker} left"
     return f"worker {fact.worker} was lost: {fact.reason}"
 
 

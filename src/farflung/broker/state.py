@@ -34,6 +34,7 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
+from farflung.protocol.parting import has_left
 
 __all__ = ["Outcome", "State", "decide", "durable", "evolve", "replay"]
 
@@ -222,7 +223,8 @@ def _lose(turn: Turn, name: str, reason: str) -> None:
     turn.emit(facts.WorkerLost(turn.now, name, reason))
     if job is not None:
         held = turn.state.jobs[job]
-        jobs.give_up(turn, held, f"worker {name} was lost {jobs.moment(held)}: {reason}")
+        parted = "left" if has_left(name, reason) else "was lost"
+        jobs.give_up(turn, held, f"worker {name} {parted} {jobs.moment(held)}: {reason}")
 
 
 def _named_job(turn: Turn, event: events.WorkerSays) -> Job | None:

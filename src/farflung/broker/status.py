@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from farflung.broker.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
 from farflung.protocol.messages import JobStatus, Links, LinkView, Status, WorkerStatus
+from farflung.protocol.parting import has_left
 
 RECENT_JOBS = 100
 
@@ -67,7 +68,7 @@ def _link_views(state: State, holder: str, links: Links) -> Iterator[LinkView]:
 
 def _worker_state(state: State, worker: Worker) -> str:
     if not worker.connected:
-        return "lost"
+        return "left" if has_left(worker.worker, worker.trouble) else "lost"
     if worker.job is None:
         return "idle"
     return "loading" if state.jobs[worker.job].state in (PLANNING, LOADING) else "running"

@@ -20,6 +20,7 @@ from farflung.plan import FEEDER
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
+from farflung.protocol.parting import shutting_down
 from farflung.protocol.renewal import Renewal
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Parcel
@@ -148,7 +149,7 @@ class WorkerService:
 
     async def stop(self) -> None:
         """Close every connection, end the thread and free the port."""
-        reason = f"worker {self._identity.id} is shutting down"
+        reason = shutting_down(self._identity.id)
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached
+from farflung.transport.failures import why_over
 from farflung.transport.link import Link
 from farflung.transport.peer import Peer
 from farflung.transport.session import Session
@@ -92,7 +93,7 @@ class Line:
             return
         lease = link.timeouts.lease_seconds
         left = max(0.0, link.last_heard + lease - time.monotonic())
-        words = f"nothing heard from {link.peer} for {lease:g} s ({reason})"
+        words = why_over(str(link.peer), lease, reason)
         self._expiry = asyncio.get_running_loop().call_later(left, self._end, words)
 
     async def close(self, reason: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.messages import Attach, Attached, Message, decode, encode
 from farflung.transport.endpoint import Handler, Link
+from farflung.transport.failures import why_over
 from farflung.transport.headers import DataHeader
 from farflung.transport.session import Session
 from farflung.transport.timeouts import Timeouts
@@ -151,7 +152,7 @@ class BrokerLine:
                 return
             await asyncio.sleep(pause)
         lease = timeouts.lease_seconds
-        self._lose(f"nothing heard from the broker for {lease:g} s ({reason})")
+        self._lose(why_over("the broker", lease, reason))
 
     def _lose(self, reason: str) -> None:
         if not self._is_over:

@@ -48,6 +48,12 @@ def why_lost(error: BaseException | None, unacknowledged_seconds: float) -> str:
     return f"the connection failed: {_words(error)}"
 
 
+def why_over(peer: str, lease_seconds: float, reason: str) -> str:
+    """Why a lost connection to `peer`, which ended for `reason`, is not waited for any longer."""
+    words = f"nothing heard from {peer} for {lease_seconds:g} s"
+    return words if reason.startswith(f"nothing heard from {peer}") else f"{words} ({reason})"
+
+
 def cause_of(error: BaseException | None) -> Cause:
     """What kind of end `error` is for a connection that stood; None is an end of file without a word."""
     if error is None or isinstance(error, ConnectionResetError | BrokenPipeError):

@@ -312,13 +312,17 @@ def test_tokens_that_make_no_sense(authority: Authority, uses: int, hours: float
         authority.create_token("worker", uses=uses, hours=hours)
 
 
-def test_the_brokers_own_certificate_is_kept_and_renewed_at_half_life(tmp_path: Path) -> None:
+def test_the_brokers_own_certificate_is_kept_and_renewed_at_half_life(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "farflung")
     clock = Clock()
     clock.now = time.time()
     with Store(tmp_path) as store:
         authority = Authority.open(tmp_path, store, clock)
         first = authority.identity()
         assert (first.id, first.role) == ("broker", "broker")
+        assert caplog.messages == [f"a new broker: its certificates are kept in {tmp_path}"]
         assert authority.identity().certificate == first.certificate
         clock.now += 3.6 * 24 * HOUR
         second = authority.identity()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.output import duration, print_error, print_text, size
+from farflung.cli.output import counted, duration, print_error, print_text, size
 from farflung.cli.plan_table import plan_rows
 from farflung.plan import FEEDER, Edge, Placement, Plan
 
@@ -39,3 +39,7 @@ def test_a_plan_becomes_rows() -> None:
         ("0", "a", "12", "4.0 kB", "3 (75%)", "2.5 kB"),
         ("1", "b", "4", "0 B", "1 (25%)", "0 B"),
     ]
+
+
+def test_things_are_counted() -> None:
+    assert [counted(number, "job") for number in (0, 1, 2)] == ["0 jobs", "1 job", "2 jobs"]

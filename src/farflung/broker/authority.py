@@ -28,7 +28,7 @@ from farflung.transport.certificates import (
     public_key_digest,
     read_signing_request,
 )
-from farflung.transport.identity import AUTHORITY_FILE, Identity, key_in, read_key
+from farflung.transport.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in, read_key
 from farflung.transport.names import BROKER_ID, Role, check_id
 from farflung.transport.tokens import Token, TokenRole, secret_digest
 
@@ -93,7 +93,10 @@ class Authority:
             if not identity.needs_renewal(self.clock()):
                 return identity
         except IdentityError as error:
-            _log.info("the broker's own certificate is issued (%s)", error)
+            if (self.folder / RECORD_FILE).exists():
+                _log.info("the broker's own certificate is issued again (%s)", error)
+            else:
+                _log.info("a new broker: its certificates are kept in %s", self.folder)
         certificate = self._sign((BROKER_ID, "broker"), key_in(self.folder).public_key())
         return Identity.write(self.folder, certificate, certificate_to_pem(self.certificate), broker="")
 

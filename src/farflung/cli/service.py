@@ -31,6 +31,9 @@ def heed_parent(folder: Path | None) -> None:
         stop_with_parent(folder)
 
 
+_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(
@@ -50,6 +53,8 @@ def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
     """
     _log_to(as_json)
     received = asyncio.run(_until_signal(service))
+    if received is not None:
+        logging.getLogger("farflung").info("stopped by %s", _WORDS[received])
     if received == signal.SIGINT:
         raise typer.Exit(130)
 

@@ -11,7 +11,7 @@ import typer
 
 from farflung.cli.folders import folder_of, home
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.output import duration, print_json, print_text
+from farflung.cli.output import counted, duration, print_json, print_text
 from farflung.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -64,18 +64,17 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
 
 def _lines(status: Status) -> Iterable[str]:
     yield f"broker {status.version}, up {duration(status.uptime_seconds)}"
-    yield f"{len(status.workers)} workers, {len(status.backup_pool)} of them in the backup pool"
+    yield f"{counted(len(status.workers), 'worker')}, {len(status.backup_pool)} in the backup pool"
     yield from _table(
         ("worker", "state", "device", "site", "address", "seen", "job"), map(_worker, status.workers)
     )
-    yield f"{len(status.jobs)} jobs"
+    yield counted(len(status.jobs), "job")
     yield from _table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
     links = [view for view in status.links if view.job not in over]
-    yield f"{len(links)} ends of links; the broker relays up to {status.relay_mbps:g} Mbit/s for others"
+    ends = counted(len(links), "end")
+    yield f"links: {ends}; the broker relays up to {status.relay_mbps:g} Mbit/s for others"
     yield from _table(("link", "path", "paced by", "round trip", "sends at"), map(_link, links))
-    waits = ", ".join(f"{name} {seconds:g} s" for name, seconds in sorted(status.timeouts.items()))
-    yield f"timeouts: {waits}"
 
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:

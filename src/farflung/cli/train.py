@@ -12,7 +12,7 @@ import typer
 
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.output import note, print_error, print_json, print_text
+from farflung.cli.output import counted, note, print_error, print_json, print_text
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunInterrupted
 
@@ -205,7 +205,7 @@ def _report(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool)
             if summary.emulated
             else "metrics, plan, events, summary and weights"
         )
-        note(f"done: {summary.steps} steps; {files} are in {run.path}")
+        note(f"done: {counted(summary.steps, 'step')}; {files} are in {run.path}")
         if not summary.emulated:
             _print_sample(prepared, run, as_json)
         return

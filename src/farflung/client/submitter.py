@@ -268,7 +268,8 @@ class Submitter:
         if not tally.steps:
             return ""
         weights = "" if tally.weights_step is None else f" and the weights of step {tally.weights_step}"
-        return f"; the metrics of {tally.steps} steps{weights} are in {self.books.folder.path}"
+        steps = "1 step" if tally.steps == 1 else f"{tally.steps} steps"
+        return f"; the metrics of {steps}{weights} are in {self.books.folder.path}"
 
     def _begin(self, work: Coroutine[None, None, None], collect: bool) -> None:
         """Run `work` beside the queue; its failure is an event."""

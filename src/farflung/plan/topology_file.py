@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,14 @@ from farflung.files import write_atomically
 from farflung.plan.topology import Topology, WorkerSpec
 
 MOST_BYTES = 64 * 1024 * 1024
+_KINDS = {
+    "float": "a number",
+    "int": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 def read_topology(path: Path) -> Topology:
@@ -43,12 +52,15 @@ def decode_topology(data: bytes) -> Topology:
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from None
+        raise ValueError(f"not JSON ({_place(data, str(error))})") from None
     known = _known_keys(document, Topology, "a topology")
     workers = known.get("workers")
     if isinstance(workers, list):
         known["workers"] = [_known_keys(worker, WorkerSpec, "a worker") for worker in workers]
-    return msgspec.convert(known, Topology)
+    try:
+        return msgspec.convert(known, Topology)
+    except msgspec.ValidationError as error:
+        raise ValueError(_in_words(str(error))) from None
 
 
 def encode_topology(topology: Topology) -> bytes:
@@ -79,6 +91,29 @@ def _known_keys(document: object, kind: type[msgspec.Struct], what: str) -> dict
                 f"{key[:60]!r} is no key of {what}: {hint}(a key of your own must start with 'x-')"
             )
     return {key: value for key, value in document.items() if key in names}
+
+
+def _place(data: bytes, trouble: str) -> str:
+    """What is wrong with JSON and, where the decoder names a byte, the line and what stands there."""
+    found = re.search(r" \(byte (\d+)\)$", trouble)
+    if found is None:
+        return trouble
+    at = int(found[1])
+    start = max(data.rfind(b"\n", 0, at) + 1, at - 40)
+    there = data[start : at + 20].partition(b"\n")[0].decode(errors="replace")
+    line = data.count(b"\n", 0, at) + 1
+    return f"{trouble[: found.start()]} in line {line}: {there!r}"
+
+
+def _in_words(trouble: str) -> str:
+    """What msgspec says of a value of the wrong type, in the words of JSON."""
+    found = re.fullmatch(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `\$\.?(.*)`)?", trouble)
+    if found is None:
+        return trouble
+    expected, got = (
+        " or ".join(_KINDS.get(kind, kind) for kind in kinds.split(" | ")) for kinds in found.groups()[:2]
+    )
+    return f"{found[3] or 'it'}: expected {expected}, found {got}"
 
 
 def _lines(values: tuple[object, ...]) -> str:

@@ -67,8 +67,9 @@ def test_an_older_run_is_set_aside_and_kept(tmp_path: Path) -> None:
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     first = RunFolder.create(tmp_path / "run")
-    with pytest.raises(JobError, match="another run is writing"):
-        RunFolder.create(tmp_path / "run")
+    for refuse in (RunFolder.check, RunFolder.create):
+        with pytest.raises(JobError, match="another run is writing"):
+            refuse(tmp_path / "run")
     first.add_step(row(1))
     first.close()
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 1
@@ -82,6 +83,14 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "thesis.tex")
     with pytest.raises(JobError, match="cannot be made"):
         RunFolder.create(tmp_path / "thesis.tex" / "run")
+
+
+def test_a_check_changes_nothing(tmp_path: Path) -> None:
+    RunFolder.check(tmp_path / "run")
+    assert not any(tmp_path.iterdir())
+    RunFolder.create(tmp_path / "run").close()
+    RunFolder.check(tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_full_disk_ends_with_one_line_and_whole_rows(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunInterrupted
 
 if TYPE_CHECKING:
+    from farflung.client.job import Job
     from farflung.client.observer import Observer
     from farflung.client.prepared import Prepared
     from farflung.client.records import Summary
@@ -61,11 +62,12 @@ def train(
     _check_choice(local, broker, token, workers, on)
     chosen = _chosen(on)
     identity = None if local else _identity(folder_of("submitter", folder), broker, token)
+    loaded, path = _load(job, steps, text, out)
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
-        prepared = _prepare_emulated(job, steps, text, emulated)
+        prepared = _prepare_emulated(loaded, emulated)
     else:
-        prepared = _prepare(job, steps, text, local or len(chosen) or workers)
-    run = _run_folder(out or Path("runs") / re.sub(r"[^\w.-]+", "-", prepared.job.name or "job"))
+        prepared = _prepare(loaded, job, local or len(chosen) or workers)
+    run = _run_folder(path)
     observer = _observer(prepared, as_json)
     if identity is not None:
         work = _until_interrupted(prepared, identity, run, observer, workers, on=chosen)
@@ -116,11 +118,20 @@ def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
     return asyncio.run(obtain_identity(folder, "submitter", broker, token))
 
 
-def _prepare(path: Path, steps: int | None, text: Path | None, workers: int) -> Prepared:
+def _load(path: Path, steps: int | None, text: Path | None, out: Path | None) -> tuple[Job, Path]:
+    """The job and its run folder, which must be free before a minute is spent on the model."""
     from farflung.client.load import load_job
-    from farflung.client.prepared import prepare
+    from farflung.client.run_folder import RunFolder
 
     job = load_job(path, steps=steps, text=text)
+    folder = out or Path("runs") / re.sub(r"[^\w.-]+", "-", job.name or "job")
+    RunFolder.check(folder)
+    return job, folder
+
+
+def _prepare(job: Job, path: Path, workers: int) -> Prepared:
+    from farflung.client.prepared import prepare
+
     note(f"capturing the model of {path} and holding it beside eager")
     with quietly():
         prepared = prepare(job, workers)
@@ -129,11 +140,10 @@ def _prepare(path: Path, steps: int | None, text: Path | None, workers: int) -> 
     return prepared
 
 
-def _prepare_emulated(path: Path, steps: int | None, text: Path | None, program: Path) -> Prepared:
-    from farflung.client.load import load_job
+def _prepare_emulated(job: Job, program: Path) -> Prepared:
     from farflung.client.prepared import prepare_emulated
 
-    return prepare_emulated(load_job(path, steps=steps, text=text), program.read_bytes())
+    return prepare_emulated(job, program.read_bytes())
 
 
 def _run_folder(path: Path) -> RunFolder:

@@ -64,10 +64,16 @@ class RunFolder:
             previous = _set_aside(path)
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise JobError(
-                f"the run folder {path} cannot be made: {error.strerror}; choose another --out"
-            ) from None
+            raise _cannot_be_made(path, error) from None
         return cls(path, previous)
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Raise as `create` would, as far as can be told without touching anything."""
+        try:
+            _is_run(path.resolve())
+        except OSError as error:
+            raise _cannot_be_made(path, error) from None
 
     @property
     def model_path(self) -> Path:
@@ -122,15 +128,26 @@ def disk_failure(path: Path, trouble: str) -> RunFailed:
     )
 
 
-def _set_aside(path: Path) -> Path | None:
-    """Move an older run out of the way; None if there is none."""
+def _cannot_be_made(path: Path, error: OSError) -> JobError:
+    return JobError(f"the run folder {path} cannot be made: {error.strerror}; choose another --out")
+
+
+def _is_run(path: Path) -> bool:
+    """Whether an older run, which is over, lies there; JobError if a new one may not take its place."""
     if path.exists() and not path.is_dir():
         raise JobError(f"expected a run folder at {path}, found a file: choose another --out")
     if not path.is_dir() or not any(path.iterdir()):
-        return None
+        return False
     if not any((path / sign).exists() for sign in SIGNS):
         raise JobError(f"{path} holds other files than a run's: choose an empty or new folder with --out")
     _require_unlocked(path)
+    return True
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Move an older run out of the way; None if there is none."""
+    if not _is_run(path):
+        return None
     number = 1
     while (target := path.with_name(f"{path.name}.{number}")).exists():
         number += 1

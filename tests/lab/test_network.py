@@ -209,6 +209,15 @@ def test_programs_end_with_the_lab() -> None:
     assert process.wait(WAIT_SECONDS) != 0
 
 
+def test_programs_have_time_to_end_in_order() -> None:
+    tidy = "trap 'sleep 3; exit 7' TERM; echo; while :; do sleep 0.1; done"
+    with Network(PAIR) as network:
+        process = network.popen("a", ["setsid", "sh", "-c", tidy], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+    assert process.wait(WAIT_SECONDS) == 7
+
+
 OWNER = """
 import sys, time
 from farflung.lab.network import Network

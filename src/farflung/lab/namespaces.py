@@ -167,7 +167,7 @@ def _has_ipv6() -> bool:
 def _end_processes(names: Sequence[str]) -> None:
     """SIGTERM to all that run in the namespaces, once, and SIGKILL to those that stay."""
     rooms = {(status.st_dev, status.st_ino) for status in ((NAMESPACES / name).stat() for name in names)}
-    deadline = time.monotonic() + Timeouts().close_seconds
+    deadline = time.monotonic() + Timeouts().stop_seconds
     asked: set[int] = set()  # a second SIGTERM would end them in the middle of tidying up
     while running := _processes_in(rooms):
         late = time.monotonic() > deadline

@@ -70,7 +70,7 @@ class Network(RunningLab):
         assert self._process is not None
         self._process.terminate()
         try:
-            self._process.wait(Timeouts().stop_seconds)
+            self._process.wait(Timeouts().start_seconds)  # it ends others first
         except subprocess.TimeoutExpired:
             self._process.kill()
         if self._process.wait() != 0:

@@ -12,6 +12,7 @@ from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.plan import Placement, Plan
 from farflung.protocol.messages import Planned
+from farflung.schedule import Unit
 
 
 def watch(observer: Observer) -> None:
@@ -22,7 +23,10 @@ def watch(observer: Observer) -> None:
     for sent in (0, 2000):
         observer.loading(sent, 2000)
     observer.running()
+    for microbatches in (0, 1):
+        observer.working(Unit(0, False, 0, 2), microbatches)
     observer.validated(0, 5.5)
+    observer.working(Unit(1, True, 0, 4), 3)
     for step in (1, 2):
         observer.stepped(StepRow(step, 4.25, 8, 0.5, 16.0, 1000, 1, 0.1, 2.0))
     observer.collecting(2000, 2000)
@@ -62,3 +66,24 @@ def test_a_log_has_a_line_now_and_then_not_one_a_step(capsys: pytest.CaptureFixt
         observer.stepped(StepRow(step, 4.25, 8, 0.5, 16.0, 1000, 1, 0.1, 2.0))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) < 20 and lines[-1].startswith("step 1000/1000")
+
+
+def test_a_long_step_is_seen_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlainObserver, "_due", lambda self: True)
+    observer = PlainObserver(3)
+    observer.working(Unit(0, False, 0, 8), 0)
+    observer.working(Unit(1, True, 0, 4), 3)
+    assert capsys.readouterr().err.splitlines() == [
+        "validating after 0 steps",
+        "step 1/3: 3 of 4 microbatches",
+    ]
+
+
+def test_an_evaluation_shows_on_a_terminal_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = LiveObserver(3)
+    observer.working(Unit(0, False, 0, 8), 5)
+    observer.close()
+    shown = capsys.readouterr().err
+    assert "validating" in shown and "5 of 8 microbatches" in shown

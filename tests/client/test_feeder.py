@@ -168,3 +168,19 @@ def test_any_order_of_answers_feeds_everything_within_the_limit(
         assert len(setting.fed("a")) == count and len(setting.fed("b")) == 2 * count
 
     asyncio.run(scenario())
+
+
+def test_how_far_a_unit_is_shows_at_the_first_segment_that_is_fed() -> None:
+    async def scenario() -> None:
+        told: list[int] = []
+        links = {"a": RememberingLink(), "b": RememberingLink()}
+        feeder = Feeder("j", 1, plan(2), graph(), links, lambda unit, microbatches: told.append(microbatches))
+        await feeder.run(batches(2))
+        feeder.finished("b", answer(1, 0, 0))
+        feeder.finished("b", answer(1, 0, 1))
+        assert told == []
+        for microbatch in (0, 1):
+            feeder.finished("a", answer(0, microbatch, 0))
+        assert told == [1, 2]
+
+    asyncio.run(scenario())

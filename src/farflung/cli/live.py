@@ -11,6 +11,7 @@ from farflung.cli.plan_table import plan_table
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
+from farflung.schedule import Unit
 
 
 class _Facts(ProgressColumn):
@@ -21,7 +22,7 @@ class _Facts(ProgressColumn):
 
 
 class LiveObserver(Observer):
-    """Draws on standard error. A bar belongs to one phase: waiting, loading, training, collecting."""
+    """Draws on standard error. A bar belongs to one phase: loading, validating, training, collecting."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -45,6 +46,13 @@ class LiveObserver(Observer):
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
         self._show("loading", sent_bytes, total_bytes, f"{size(sent_bytes)} of {size(total_bytes)}")
 
+    def working(self, unit: Unit, microbatches: int) -> None:
+        done = f"{microbatches} of {unit.microbatches} microbatches"
+        if not unit.train:
+            self._show("validating", microbatches, unit.microbatches, f"after {unit.step} steps  {done}")
+        elif unit.step == 0:  # a later one has the row of the step before it
+            self._show("training", 0, self._steps, f"step 0/{self._steps}  {done}")
+
     def stepped(self, row: StepRow) -> None:
         self._total_bytes += row.bytes_on_wire
         facts = f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
@@ -52,6 +60,7 @@ class LiveObserver(Observer):
         self._show("training", row.step, self._steps, f"{facts}  {size(self._total_bytes)} on the wire")
 
     def validated(self, step: int, loss: float | None) -> None:
+        self._hide("validating")
         self._console.print(f"validation loss after {step} steps: {loss_words(loss)}")
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
@@ -62,6 +71,10 @@ class LiveObserver(Observer):
     def close(self) -> None:
         """Leave the last bar on the screen and stop drawing."""
         self._progress.stop()
+
+    def _hide(self, phase: str) -> None:
+        if phase in self._bars:
+            self._progress.remove_task(self._bars.pop(phase))
 
     def _show(self, phase: str, done: int, total: int, facts: str) -> None:
         if phase not in self._bars:

@@ -10,6 +10,7 @@ from farflung.cli.plan_table import plan_rows
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
+from farflung.schedule import Unit
 
 PAUSE_SECONDS = 5.0
 
@@ -45,6 +46,13 @@ class PlainObserver(Observer):
 
     def running(self) -> None:
         note("running")
+
+    def working(self, unit: Unit, microbatches: int) -> None:
+        if not unit.train and microbatches == 0:
+            note(f"validating after {unit.step} steps")
+        elif self._due():
+            what = f"step {unit.step + 1}/{self._steps}" if unit.train else "validating"
+            note(f"{what}: {microbatches} of {unit.microbatches} microbatches")
 
     def stepped(self, row: StepRow) -> None:
         if not self._due() and row.step != self._steps:

@@ -38,7 +38,9 @@ class Attempt:
         self._lines: dict[str, WorkerLine] = {}
         self._connected: set[str] = set()
         self._linked = asyncio.Event()
-        self._feeder = Feeder(planned.job, planned.attempt, planned.plan, prepared.graph, self._lines)
+        self._feeder = Feeder(
+            planned.job, planned.attempt, planned.plan, prepared.graph, self._lines, observer.working
+        )
         self._collector = StateCollector(
             planned.job, planned.attempt, planned.plan, planned.owned, prepared.state, observer.collecting
         )

@@ -55,6 +55,7 @@ class Books:
         """Loading is over; `sent_bytes` have left over data links."""
         self.tally.running(time.monotonic(), sent_bytes)
         self.observer.running()
+        self._begin()
         await self._record("running", loading_seconds=self.tally.loading_seconds)
 
     async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
@@ -62,11 +63,13 @@ class Books:
         row = self.tally.finished(message, time.monotonic(), sent_bytes)
         if row is not None:
             self.observer.stepped(row)
+        else:
+            self.observer.validated(self.tally.steps, self.tally.validation_loss)
+        self._begin()
+        if row is not None:
             await asyncio.to_thread(self.folder.add_step, row)
         else:
-            loss = self.tally.validation_loss
-            self.observer.validated(self.tally.steps, loss)
-            await self._record("validated", step=self.tally.steps, loss=loss)
+            await self._record("validated", step=self.tally.steps, loss=self.tally.validation_loss)
 
     async def collecting(self, message: Collecting) -> None:
         """The weights are on their way home."""
@@ -79,6 +82,10 @@ class Books:
             self.folder.add_event(time.time(), "ended", state=outcome.state, reason=outcome.reason)
             self.folder.write_summary(summary)
         return summary
+
+    def _begin(self) -> None:
+        if self.tally.current is not None:
+            self.observer.working(self.tally.current, 0)
 
     async def _record(self, event: str, **facts: object) -> None:
         await asyncio.to_thread(self.folder.add_event, time.time(), event, **facts)

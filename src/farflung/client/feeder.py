@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from farflung.client.microbatches import Microbatch
 from farflung.errors import ProtocolError
 from farflung.opdag.graph import Graph
 from farflung.plan import FEEDER, Edge, Plan
+from farflung.schedule import Unit
 from farflung.transport.headers import DENSE, DataHeader, ValueHeader
 
 if TYPE_CHECKING:
@@ -30,12 +32,20 @@ class Feeder:
     """Sends each microbatch's inputs along the plan's feeder edges, in the order of the job's units.
 
     A segment has at most twice the plan's window of fed microbatches that it has not finished; it says that
-    it finished one by an empty gradient for each value it was fed.
+    it finished one by an empty gradient for each value it was fed. `tell` hears how many microbatches of a
+    unit the first segment that is fed has finished.
     """
 
     def __init__(
-        self, job: str, attempt: int, plan: Plan, graph: Graph, links: Mapping[str, Outgoing]
+        self,
+        job: str,
+        attempt: int,
+        plan: Plan,
+        graph: Graph,
+        links: Mapping[str, Outgoing],
+        tell: Callable[[Unit, int], None] = lambda unit, microbatches: None,
     ) -> None:
+        self._tell = tell
         self._job = job
         self._attempt = attempt
         self._plan = plan
@@ -48,6 +58,8 @@ class Feeder:
         room = WINDOWS_AHEAD * plan.window
         self._room = {segment: asyncio.Semaphore(room) for segment in self._targets}
         self._unfinished: dict[tuple[int, int, int], set[int]] = {}
+        self._units: dict[int, Unit] = {}  # fed, and not finished by the first segment that is fed
+        self._finished: Counter[int] = Counter()
 
     async def run(self, microbatches: AsyncIterator[Microbatch]) -> None:
         """Feed every microbatch; returns when the last has been handed to its links.
@@ -58,6 +70,7 @@ class Feeder:
             A microbatch could not be loaded.
         """
         async for microbatch in microbatches:
+            self._units[microbatch.unit.number] = microbatch.unit
             for segment, edges in self._targets.items():
                 await self._room[segment].acquire()
                 key = (segment, microbatch.unit.number, microbatch.number)
@@ -86,6 +99,15 @@ class Feeder:
         if not waiting:
             del self._unfinished[key]
             self._room[header.source].release()
+            if header.source == min(self._targets):
+                self._count(header.unit)
+
+    def _count(self, number: int) -> None:
+        unit = self._units[number]
+        self._finished[number] += 1
+        self._tell(unit, self._finished[number])
+        if self._finished[number] == unit.microbatches:
+            del self._units[number], self._finished[number]
 
     def _post(self, microbatch: Microbatch, edge: Edge) -> None:
         buffer = _bytes_of(microbatch.tensors[self._names[edge.value]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
+from farflung.schedule import Unit
 
 
 class Observer:
@@ -20,6 +21,9 @@ class Observer:
 
     def running(self) -> None:
         """Every worker has loaded; the first unit begins."""
+
+    def working(self, unit: Unit, microbatches: int) -> None:
+        """A step or an evaluation has begun (`microbatches` 0), or so many of it are through the model."""
 
     def stepped(self, row: StepRow) -> None:
         """A step was applied everywhere."""

@@ -17,7 +17,7 @@ from farflung.schedule import Unit
 class Tally:
     """Counts steps, losses, seconds and bytes of one run. Times are monotonic seconds, by the caller.
 
-    A run on `emulated` devices has no losses.
+    A run on `emulated` devices has no losses. `current` is the unit that is under way; None after the last.
     """
 
     def __init__(self, job: Job, now: float, emulated: bool = False) -> None:
@@ -25,6 +25,7 @@ class Tally:
         self._emulated = emulated
         self._training = job.training()
         self._units: Iterator[Unit] = self._training.units()
+        self.current: Unit | None = next(self._units, None)
         self._started = now
         self._loading_since = now
         self._last = now
@@ -58,10 +59,11 @@ class Tally:
         ProtocolError
             Another unit was due.
         """
-        unit = next(self._units, None)
+        unit = self.current
         if unit is None or unit.number != done.unit:
             raise ProtocolError(f"the broker ended unit {done.unit}, due was {unit}")
         bytes_on_wire = done.bytes_sent + sent_bytes - self._counted_bytes
+        self.current = next(self._units, None)
         seconds = now - self._last
         self._counted_bytes, self._last = sent_bytes, now
         self.bytes_on_wire += bytes_on_wire

@@ -10,7 +10,8 @@ import pytest
 from tests.transport.links import Pair, RawPeer, Recorder, paired, run, slice_header, value_header
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.endpoint import Hello, LinkOptions, Peer
+from farflung.transport.endpoint import Hello, Link, LinkOptions, Peer
+from farflung.transport.failures import GIVEN_UP
 from farflung.transport.frames import (
     Cancel,
     Chunk,
@@ -425,6 +426,21 @@ def test_a_reset_is_told_from_a_proper_end(tmp_path: Path) -> None:
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
             assert "connection reset" in pair.heard_by_b.reasons[0]
             await pair.assert_unharmed()
+
+    run(test())
+
+
+def test_a_peer_that_hangs_up_after_a_silence_is_not_called_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with paired(tmp_path) as pair:
+            rogue = await _greeted(pair, "d")
+            was_heard = pair.heard_by_b.links[-1].last_heard - pair.timeouts.suspect_seconds
+            monkeypatch.setattr(Link, "last_heard", was_heard)
+            await rogue.close()
+            await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
+            assert pair.heard_by_b.reasons == [GIVEN_UP]
 
     run(test())
 

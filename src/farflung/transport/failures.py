@@ -12,6 +12,9 @@ Cause = Literal["word", "death", "trouble"]
 kernel does for one that dies), or the network failed (silence, a time-out), and another link may do better.
 """
 
+GIVEN_UP = "the other end gave the connection up, as nothing came through for a while"
+"""Why a connection ended that was closed or reset after a silence: its peer may well live."""
+
 _ALERTS = {
     "CERTIFICATE_REQUIRED": "no certificate was shown, and this port admits only certificate holders",
     "UNKNOWN_CA": "the other side does not trust the authority of this certificate: join its broker",

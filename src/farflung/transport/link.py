@@ -19,7 +19,7 @@ import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.connection import Connection, settle
-from farflung.transport.failures import Cause, cause_of, why_lost, why_never_greeted
+from farflung.transport.failures import GIVEN_UP, Cause, cause_of, why_lost, why_never_greeted
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
     STRIPE_TOKEN_BYTES,
@@ -332,8 +332,10 @@ class Link:
         if self._dialled and self._handler is None:
             self._end(why_never_greeted(error), tell=None)
         else:
-            reason = why_lost(error, self._timeouts.unacknowledged_seconds)
-            self._end(reason, None if lane is self._primary else reason, self._cause_of(error))
+            cause, reason = self._cause_of(error), why_lost(error, self._timeouts.unacknowledged_seconds)
+            if cause == "trouble" and cause_of(error) == "death":
+                reason = GIVEN_UP
+            self._end(reason, None if lane is self._primary else reason, cause)
         if lane is self._primary:
             self._deadline.cancel()
             self._lanes.abort_further()

@@ -20,12 +20,17 @@ def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="Three links, and a shorter look at each.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
-    """Measure rate, latency and loss of emulated links with plain TCP, UDP and ping."""
+    """Measure rate, latency and loss of emulated links with plain TCP, UDP and ping: some 12 s a link.
+
+    The typical ones take about 100 s.
+    """
     from farflung.lab.calibration import FULL, QUICK, calibrate
     from farflung.lab.machine import check_machine
 
     check_machine()
-    found = calibrate(_cases(topology, quick), QUICK if quick else FULL, _tell)
+    cases = _cases(topology, quick)
+    note(f"measuring {len(cases)} links; each takes some 12 s")
+    found = calibrate(cases, QUICK if quick else FULL, _tell)
     if as_json:
         print_json(found)
     else:
@@ -55,7 +60,7 @@ def _print(found: Calibration) -> None:
     from rich.table import Table
 
     table = Table("link", title="asked / measured")
-    for column in ("Mbit/s", "goodput", "latency ms", "ping ms", "loss %", "late ms (99 %)", ""):
+    for column in ("Mbit/s", "goodput", "latency ms", "ping ms", "loss %", "late ms (99 %)", "within"):
         table.add_column(column, justify="right")
     for row in found.rows:
         table.add_row(
@@ -69,6 +74,6 @@ def _print(found: Calibration) -> None:
             "ok" if row.ok else "off",
         )
     Console(width=120).print(table)
-    note(found.overhead)
+    note(f"Mbit/s: {found.overhead}")
     if found.void:
         note("void: the switch was too late for these figures to mean anything; this machine is too busy")

@@ -53,6 +53,9 @@ def run(
             " Slows lines and devices as far as this machine needs; --scale F says how far.",
         ),
     ] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of the lab, for lab cut, set, stats. [default: random]")
+    ] = None,
     efficiency: Annotated[
         float, typer.Option(help="Of an emulated device's TFLOP/s, what training reaches.")
     ] = EFFICIENCY,
@@ -77,10 +80,12 @@ def run(
         as_json=as_json,
     )
     check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
+    _check_job(job)
     if emulate_devices:
         request = _emulated(request, efficiency, scale)
     _announce(request)
-    with Network(lay_out(request.topology)) as network:
+    with Network(lay_out(request.topology), name) as network:
+        note(f"the lab is called {network.name}: farflung lab stats --name {network.name}")
         outcome = asyncio.run(_until_interrupted(network, request))
     _report(outcome, as_json)
 
@@ -110,6 +115,12 @@ def _emulated(request: Request, efficiency: float, scale: float | None) -> Reque
     return replace(request, topology=emulated.topology, emulated=emulated)
 
 
+def _check_job(job: Path) -> None:
+    """Before a lab is laid out for it; what is in it shows later."""
+    if not job.is_file():
+        raise JobError(f"expected a job file at {job}, found {'a folder' if job.is_dir() else 'nothing'}")
+
+
 def _count(topology: Topology, workers: int) -> int:
     if not 0 <= workers <= len(topology.workers):
         raise JobError(
@@ -126,6 +137,7 @@ def _announce(request: Request) -> None:
         note(f"scaled: rates are {topology.scale.factor:g} times {topology.scale.of}")
     if request.emulated is not None:
         note(request.emulated.emulation.line())
+        note("note: the plan balances the model over equal devices: it heeds neither tflops nor links yet")
     note(f"starting a broker, {request.workers} workers and the submitter, each in a namespace of its own")
 
 

@@ -27,7 +27,7 @@ LATENCY_PROBES, LOSS_PROBES = 200, 8000
 PROBE_SECONDS, LOSS_SECONDS = 2.0, 4.0
 MOST_ROWS = 8  # of one topology
 OVERHEAD = (
-    "measured_mbps is goodput_mbps divided by the payload's share of a frame: 1448 of 1514 bytes for TCP at"
+    "measured is goodput divided by the payload's share of a frame: 1448 of 1514 bytes for TCP at"
     " an MTU of 1500 (Ethernet, IPv4, TCP with timestamps), 1472 of 1514 for UDP, which measures lossy links"
     " and counts what was not lost"
 )

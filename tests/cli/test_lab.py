@@ -77,10 +77,17 @@ def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
     assert found["b"]["local_address"] != found["b"]["address"]
     ping = ["exec", "--name", "cli", "b", "--", "ping", "-c", "1", "-W", "1", found["a"]["address"]]
     assert farflung(*ping).returncode == 0
-    assert farflung("cut", "a", "b", "--name", "cli").returncode == 0
+    assert farflung("cut", "a", "b", "--name", "cli").stderr == "cut: a - b\n"
+    assert "cut; 50 Mbit/s, 5 ms, queue 200 ms" in farflung("stats", "--name", "cli").stdout
+    assert "cli" in json.loads(farflung("list", "--json").stdout)["labs"]
+    missing = farflung("stats", "--name", "none").stderr
+    assert missing.startswith("error: no lab called none runs; there ") and "cli" in missing
     assert farflung(*ping).returncode == 1
-    assert farflung("heal", "--name", "cli").returncode == 0
-    assert farflung("set", "a", "b", "--ms", "30", "--both", "--name", "cli").returncode == 0
+    assert farflung("heal", "--name", "cli").stderr == "healed: a - b\n"
+    told = farflung("set", "a", "b", "--ms", "30", "--both", "--name", "cli")
+    assert told.stderr.splitlines()[0] == (
+        "a -> b: 50 Mbit/s, 30 ms, queue 200 ms (was 50 Mbit/s, 5 ms, queue 200 ms)"
+    )
     told = farflung(*ping)
     assert float(told.stdout.partition("time=")[2].split()[0]) >= 60
     assert farflung("set", "b", "--up-mbps", "0.01", "--name", "cli").returncode == 0
@@ -103,6 +110,8 @@ def test_a_signal_takes_it_down(lab: subprocess.Popen[str], number: signal.Signa
     nodes(lab)
     lab.send_signal(number)
     assert lab.wait(WAIT_SECONDS) == code
+    assert lab.stderr is not None
+    assert lab.stderr.read() == "lab cli is down\n"
     assert rooms() == []
 
 

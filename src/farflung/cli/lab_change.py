@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,21 +42,25 @@ def change(
         if line == (None, None) or both or any(value is not None for value in link):
             raise typer.BadParameter("of one node --up-mbps and --down-mbps can be set, the rest of a pair")
         up, down = (UNSET if value is None else value for value in line)
-        find(name).set_node(first, up_mbps=up, down_mbps=down)
+        note(find(name).set_node(first, up_mbps=up, down_mbps=down))
         return
     if line != (None, None) or all(value is None for value in link):
         raise typer.BadParameter("of a pair --mbps, --ms, --jitter-ms, --loss and --queue-ms can be set")
     rate, latency, jitter, lost, queue = (UNSET if value is None else value for value in link)
     lab = find(name)
     for a, b in ((first, second), (second, first))[: 1 + both]:
-        lab.set(a, b, bandwidth_mbps=rate, latency_ms=latency, jitter_ms=jitter, loss=lost, queue_ms=queue)
+        note(
+            lab.set(
+                a, b, bandwidth_mbps=rate, latency_ms=latency, jitter_ms=jitter, loss=lost, queue_ms=queue
+            )
+        )
 
 
 def cut(first: Source, second: Other = None, name: LabName = DEFAULT_NAME) -> None:
     """Let nothing pass between A and B, both ways; without B, between A and all others."""
     from farflung.lab.running import find
 
-    find(name).cut(first, second)
+    note(f"cut: {_pairs(find(name).cut(first, second)) or 'nothing that was not cut'}")
 
 
 def heal(
@@ -66,7 +71,7 @@ def heal(
     """Undo cuts: between A and B, of A, or all."""
     from farflung.lab.running import find
 
-    find(name).heal(first, second)
+    note(f"healed: {_pairs(find(name).heal(first, second)) or 'nothing was cut'}")
 
 
 def stats(
@@ -74,7 +79,7 @@ def stats(
     reset: Annotated[bool, typer.Option("--reset", help="Then count from zero again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
-    """Show what each pair carried and dropped, and how late the switch was."""
+    """Show what each pair carried and dropped, its settings, cuts, and how late the switch was."""
     from farflung.lab.running import find
 
     found = find(name).stats(reset=reset)
@@ -96,12 +101,17 @@ def execute(
     os.execvp(argv[0], argv)  # its signals and its exit code are the command's own
 
 
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{first} - {second}" for first, second in pairs)
+
+
 def _print(stats: Stats) -> None:
-    typer.echo(f"{'pair':<32}{'carried':>12}{'packets':>10}{'queue':>8}{'loss':>8}{'cut':>8}")
+    typer.echo(f"{'pair':<32}{'carried':>12}{'packets':>10}{'queue':>8}{'loss':>8}{'cut':>8}  now")
     for link in stats.links:
         drops = f"{link.queue_drops:>8}{link.loss_drops:>8}{link.cut_drops:>8}"
         pair = f"{link.source} -> {link.target}"
-        typer.echo(f"{pair:<32}{size(link.bytes):>12}{link.packets:>10}{drops}")
+        now = f"cut; {link.settings}" if link.is_cut else link.settings
+        typer.echo(f"{pair:<32}{size(link.bytes):>12}{link.packets:>10}{drops}  {now}")
     late = f"late by {stats.late_p50_ms:.2f} ms (median), {stats.late_p99_ms:.2f} ms (99 %)"
     share = stats.cpu_seconds / max(stats.seconds, 1e-9)
     note(f"the switch was {late}, used {share:.0%} of a core, {stats.priority}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LabName = Annotated[str, typer.Option("--name", help="Which lab; several may run under different names.")]
 DEFAULT_NAME = "lab"
+INTERRUPTED = 130
 
 
 def up(
@@ -32,11 +33,15 @@ def up(
     from farflung.lab.network import Network
 
     spec = lay_out(scaled(topology, scale))
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    with Network(spec, name) as network:
-        _announce(network, as_json)
-        network.wait()
+    try:
+        with Network(spec, name) as network:
+            _announce(network, as_json)
+            network.wait()
+    except typer.Exit:
+        note(f"lab {name} is down")
+        raise
 
 
 def down(name: LabName = DEFAULT_NAME) -> None:
@@ -55,7 +60,7 @@ def down(name: LabName = DEFAULT_NAME) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    raise typer.Exit
+    raise typer.Exit(INTERRUPTED if number == signal.SIGINT else 0)
 
 
 def _announce(network: Network, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from farflung.lab import control, namespaces, tun
 from farflung.lab.fabric import Fabric
 from farflung.lab.shaper import Channel
-from farflung.lab.spec import LinkSettings
+from farflung.lab.spec import LinkSettings, Node
 from farflung.lab.stats import LinkStats, Meter
 
 
@@ -26,15 +26,15 @@ class Attendant:
         """Do it. Raises `LabError` if it names what is not there, or a value that cannot be."""
         match request:
             case control.SetLink():
-                self._set_link(request)
+                return self._set_link(request)
             case control.SetLine():
-                self._set_line(request)
+                return self._set_line(request)
             case control.Cut(first=first, second=second):
-                self._fabric.cut(first, second, True)
+                return control.Pairs(tuple(self._fabric.cut(first, second, True)))
             case control.Heal(first=None):
-                self._fabric.heal_all()
+                return control.Pairs(tuple(self._fabric.heal_all()))
             case control.Heal(first=str(first), second=second):
-                self._fabric.cut(first, second, False)
+                return control.Pairs(tuple(self._fabric.cut(first, second, False)))
             case control.Renumber(node=node):
                 self._fabric.renumber(node)
                 return self._nodes()
@@ -46,18 +46,22 @@ class Attendant:
                 self.is_stopping = True
         return control.Done()
 
-    def _set_link(self, request: control.SetLink) -> None:
+    def _set_link(self, request: control.SetLink) -> control.Changed:
         settings = self._fabric.settings(request.source, request.target)
         values = {field.name: getattr(settings, field.name) for field in fields(LinkSettings)}
         asked = {name: getattr(request, name) for name in values}
         values |= {name: value for name, value in asked.items() if value is not UNSET}
-        self._fabric.set_link(request.source, request.target, LinkSettings(**values))
+        now = LinkSettings(**values)
+        self._fabric.set_link(request.source, request.target, now)
+        return control.Changed(f"{request.source} -> {request.target}", settings.words(), now.words())
 
-    def _set_line(self, request: control.SetLine) -> None:
+    def _set_line(self, request: control.SetLine) -> control.Changed:
         line = self._fabric.line(request.node)
         up_mbps = line.up_mbps if request.up_mbps is UNSET else request.up_mbps
         down_mbps = line.down_mbps if request.down_mbps is UNSET else request.down_mbps
-        self._fabric.set_line(replace(line, up_mbps=up_mbps, down_mbps=down_mbps))
+        now = replace(line, up_mbps=up_mbps, down_mbps=down_mbps)
+        self._fabric.set_line(now)
+        return control.Changed(f"the line of {line.name}", _line_words(line), _line_words(now))
 
     def _nodes(self) -> control.Nodes:
         nodes = zip(self._fabric.spec.nodes, self._fabric.numbers, strict=True)
@@ -71,7 +75,7 @@ class Attendant:
         )
 
     def _told(self, reset: bool) -> control.Told:
-        channels = [channel for channel in self._fabric.channels() if channel.seen()]
+        channels = [channel for channel in self._fabric.channels() if channel.seen() or channel.is_cut]
         links = tuple(self._link_stats(channel) for channel in channels)
         unread = self._unread()
         told = control.Told(self._meter.stats(links, max(0, unread - self._unread_before)))
@@ -100,4 +104,11 @@ class Attendant:
             queue_drops=channel.queue_drops,
             loss_drops=channel.loss_drops,
             cut_drops=channel.cut_drops,
+            is_cut=channel.is_cut,
+            settings=channel.path.settings.words(),
         )
+
+
+def _line_words(line: Node) -> str:
+    up, down = ("no limit" if rate is None else f"{rate:g} Mbit/s" for rate in (line.up_mbps, line.down_mbps))
+    return f"{up} up, {down} down"

@@ -80,6 +80,20 @@ class Done(msgspec.Struct, tag=True, frozen=True):
     """It was done."""
 
 
+class Changed(msgspec.Struct, tag=True, frozen=True):
+    """A link or line is not what it was; in words."""
+
+    what: str
+    was: str
+    now: str
+
+
+class Pairs(msgspec.Struct, tag=True, frozen=True):
+    """Between which nodes nothing passes any more, or again."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
 class Refused(msgspec.Struct, tag=True, frozen=True):
     """It was not, and why."""
 
@@ -107,7 +121,7 @@ class Told(msgspec.Struct, tag=True, frozen=True):
     stats: Stats
 
 
-Answer = Done | Refused | Nodes | Told
+Answer = Done | Changed | Pairs | Refused | Nodes | Told
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

@@ -89,19 +89,27 @@ class Fabric:
         """Change the line of a node that has one, for all who share it."""
         self._homes[line.name].change(line)
 
-    def cut(self, first: str, second: str | None, is_cut: bool) -> None:
-        """Cut or heal a pair in both directions; without `second`, a node from all others."""
+    def cut(self, first: str, second: str | None, is_cut: bool) -> list[tuple[str, str]]:
+        """Cut or heal a pair both ways; without `second`, a node from all others. The pairs it changed."""
+        changed = []
         port = self.port(first)
         others = range(len(self.numbers)) if second is None else [self._pair(first, second).target]
         for other in others:
-            if other != port:
+            if other != port and self._channel(port, other).is_cut != is_cut:
                 self._channel(port, other).is_cut = is_cut
                 self._channel(other, port).is_cut = is_cut
+                changed.append((first, self.spec.nodes[other].name))
+        return changed
 
-    def heal_all(self) -> None:
-        """No pair is cut any more."""
+    def heal_all(self) -> list[tuple[str, str]]:
+        """No pair is cut any more; which were."""
+        healed = []
         for channel in self._channels.values():
+            if channel.is_cut and channel.source < channel.target:
+                nodes = self.spec.nodes
+                healed.append((nodes[channel.source].name, nodes[channel.target].name))
             channel.is_cut = False
+        return healed
 
     def renumber(self, name: str) -> int:
         """Give a node addresses that nobody had before; the old ones reach nobody. Its new number."""

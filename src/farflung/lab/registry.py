@@ -43,6 +43,14 @@ def socket_path(name: str) -> Path:
     return FOLDER / f"{name}.sock"
 
 
+def names() -> list[str]:
+    """The labs that run, or left something behind; none for a user who may not look."""
+    try:
+        return sorted(path.stem for path in FOLDER.iterdir() if path.suffix == ".json")
+    except OSError:
+        return []
+
+
 def claim(name: str, names: Sequence[str]) -> None:
     """Record that this process owns a lab and will make these namespaces; clean up after the dead first.
 

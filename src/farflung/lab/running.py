@@ -72,21 +72,29 @@ class RunningLab:
         jitter_ms: _Changed = UNSET,
         loss: _Changed = UNSET,
         queue_ms: _Limit = UNSET,
-    ) -> None:
-        """Change one direction of a pair, for packets that leave from now on. Pairs of its homes share it."""
-        self._ask(control.SetLink(source, target, bandwidth_mbps, latency_ms, jitter_ms, loss, queue_ms))
+    ) -> str:
+        """Change one direction of a pair, for packets that leave from now on; what it was and is, in words.
 
-    def set_node(self, node: str, *, up_mbps: _Limit = UNSET, down_mbps: _Limit = UNSET) -> None:
-        """Change a node's line, for all who share it."""
-        self._ask(control.SetLine(node, up_mbps, down_mbps))
+        Pairs of its homes share it.
+        """
+        return self._change(
+            control.SetLink(source, target, bandwidth_mbps, latency_ms, jitter_ms, loss, queue_ms)
+        )
 
-    def cut(self, first: str, second: str | None = None) -> None:
-        """Let nothing pass between two nodes, or between one and all others; what is on its way is lost."""
-        self._ask(control.Cut(first, second))
+    def set_node(self, node: str, *, up_mbps: _Limit = UNSET, down_mbps: _Limit = UNSET) -> str:
+        """Change a node's line, for all who share it; what it was and is, in words."""
+        return self._change(control.SetLine(node, up_mbps, down_mbps))
 
-    def heal(self, first: str | None = None, second: str | None = None) -> None:
-        """Undo cuts: of a pair, of a node, or all."""
-        self._ask(control.Heal(first, second))
+    def cut(self, first: str, second: str | None = None) -> tuple[tuple[str, str], ...]:
+        """Let nothing pass between two nodes, or between one and all others; what is on its way is lost.
+
+        The pairs that were not cut before.
+        """
+        return self._ask_pairs(control.Cut(first, second))
+
+    def heal(self, first: str | None = None, second: str | None = None) -> tuple[tuple[str, str], ...]:
+        """Undo cuts: of a pair, of a node, or all; the pairs that were cut."""
+        return self._ask_pairs(control.Heal(first, second))
 
     def readdress(self, node: str) -> str:
         """Give a node new addresses, as a provider or another network would; its new IPv4 address."""
@@ -117,6 +125,16 @@ class RunningLab:
             raise LabError(f"no node of lab {self.name} is called {name!r}: it has {', '.join(self._nodes)}")
         return self._nodes[name]
 
+    def _change(self, request: control.SetLink | control.SetLine) -> str:
+        answer = self._ask(request)
+        assert isinstance(answer, control.Changed)
+        return f"{answer.what}: {answer.now} (was {answer.was})"
+
+    def _ask_pairs(self, request: control.Cut | control.Heal) -> tuple[tuple[str, str], ...]:
+        answer = self._ask(request)
+        assert isinstance(answer, control.Pairs)
+        return answer.pairs
+
     def _ask_nodes(self, request: control.AskNodes | control.Renumber) -> dict[str, control.NodeState]:
         answer = self._ask(request)
         assert isinstance(answer, control.Nodes)
@@ -132,5 +150,7 @@ def find(name: str = registry.DEFAULT_NAME) -> RunningLab:
     check_machine()
     registry.check_name(name)
     if not registry.socket_path(name).exists():
-        raise LabError(f"no lab called {name} runs: farflung lab up TOPOLOGY")
+        names = ", ".join(registry.names())
+        others = f"; there {'are' if ',' in names else 'is'} {names} (--name)" if names else ""
+        raise LabError(f"no lab called {name} runs{others or ': farflung lab up TOPOLOGY'}")
     return RunningLab(name)

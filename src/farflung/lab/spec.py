@@ -76,6 +76,14 @@ class LinkSettings:
         """The queue that holds, the default filled in."""
         return max(DEFAULT_QUEUE_MS, 2 * self.latency_ms) if self.queue_ms is None else self.queue_ms
 
+    def words(self) -> str:
+        """All of it in one line, as the options of `farflung lab set` call it."""
+        rate = "no rate of its own" if self.bandwidth_mbps is None else f"{self.bandwidth_mbps:g} Mbit/s"
+        told = f"{rate}, {self.latency_ms:g} ms"
+        told += f", jitter {self.jitter_ms:g} ms" if self.jitter_ms else ""
+        told += f", loss {self.loss:g}" if self.loss else ""
+        return f"{told}, queue {self.queue_limit_ms:g} ms"
+
 
 HOME_LAN = LinkSettings(bandwidth_mbps=1000.0, latency_ms=0.2)  # between nodes that share a line
 

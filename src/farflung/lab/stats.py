@@ -14,7 +14,8 @@ _BUCKETS = 5_000  # the last one holds all from 100 ms
 class LinkStats(msgspec.Struct, frozen=True):
     """One ordered pair: what was delivered (bytes of IP packets), and what was dropped and why.
 
-    `cut_drops` are packets of a pair, or of an interface, that was cut.
+    `cut_drops` are packets of a pair, or of an interface, that was cut. `is_cut` and `settings`, in words,
+    are what holds now.
     """
 
     source: str
@@ -24,6 +25,8 @@ class LinkStats(msgspec.Struct, frozen=True):
     queue_drops: int
     loss_drops: int
     cut_drops: int
+    is_cut: bool = False
+    settings: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True):

@@ -13,17 +13,8 @@ from farflung.broker.service import BrokerService
 from farflung.broker.store import Store
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import (
-    Begin,
-    Decide,
-    Device,
-    Load,
-    Loaded,
-    Message,
-    Register,
-    SendState,
-    Share,
-)
+from farflung.protocol.messages import Begin, Decide, Load, Loaded, Message, Register, SendState
+from farflung.protocol.worker import Device, Share
 from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import dial
 from farflung.transport.enrolment import enrol

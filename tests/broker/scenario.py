@@ -8,18 +8,8 @@ from farflung.broker import events, facts
 from farflung.broker.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
 from farflung.broker.state import Outcome, State, decide
 from farflung.plan import FEEDER, Edge, Placement, Plan
-from farflung.protocol.messages import (
-    Cancel,
-    Collected,
-    Device,
-    Loaded,
-    Message,
-    Register,
-    SegmentProgram,
-    Share,
-    Submit,
-    UnitReady,
-)
+from farflung.protocol.messages import Cancel, Collected, Loaded, Message, Register, Submit, UnitReady
+from farflung.protocol.worker import Device, SegmentProgram, Share
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training

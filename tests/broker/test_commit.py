@@ -9,7 +9,8 @@ from tests.broker.scenario import plan_over
 
 from farflung.broker.commit import CommitGroup
 from farflung.errors import ProtocolError
-from farflung.protocol.messages import Share, UnitReady
+from farflung.protocol.messages import UnitReady
+from farflung.protocol.worker import Share
 from farflung.schedule import Unit
 
 STEP = Unit(4, True, 3, 2)

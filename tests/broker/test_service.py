@@ -33,13 +33,13 @@ from farflung.protocol.messages import (
     Renew,
     Renewed,
     Running,
-    SegmentProgram,
     SendState,
     Status,
     Stop,
     Submit,
     UnitDone,
 )
+from farflung.protocol.worker import SegmentProgram
 from farflung.transport.certificates import certificate_from_pem
 from farflung.transport.timeouts import Timeouts
 

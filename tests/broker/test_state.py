@@ -45,6 +45,7 @@ from farflung.protocol.messages import (
     UnitDone,
     UnitReady,
 )
+from farflung.protocol.worker import Share
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 
@@ -549,7 +550,7 @@ def test_laws_of_every_history(data: st.DataObject) -> None:
 
 def _decides_once_and_only_when_ready(history: list[facts.Fact]) -> None:
     decided: set[tuple[str, int, int]] = set()
-    shares: dict[tuple[str, int, int], list[messages.Share]] = {}
+    shares: dict[tuple[str, int, int], list[Share]] = {}
     plans = {}
     for fact in history:
         if isinstance(fact, facts.JobLoading):

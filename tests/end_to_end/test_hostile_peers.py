@@ -22,17 +22,8 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Ref, ValueType
 from farflung.plan import FEEDER, Edge, Placement, Plan
 from farflung.protocol import messages
-from farflung.protocol.messages import (
-    Attach,
-    Attached,
-    Ended,
-    Load,
-    Refused,
-    Register,
-    Registered,
-    SegmentProgram,
-    Submit,
-)
+from farflung.protocol.messages import Attach, Attached, Ended, Load, Refused, Register, Registered, Submit
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen

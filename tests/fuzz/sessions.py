@@ -13,17 +13,8 @@ from tests.transport.certificates import TestAuthority
 from tests.transport.links import RawPeer, Recorder, slice_header, value_header
 
 from farflung.protocol import messages
-from farflung.protocol.messages import (
-    Ask,
-    Claim,
-    Device,
-    Loaded,
-    Refused,
-    Register,
-    Share,
-    UnitReady,
-    Welcome,
-)
+from farflung.protocol.messages import Ask, Claim, Loaded, Refused, Register, UnitReady, Welcome
+from farflung.protocol.worker import Device, Share
 from farflung.transport.endpoint import Link, Peer, dial
 from farflung.transport.frames import (
     MAXIMUM_HEADER_BYTES,

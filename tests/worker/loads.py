@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from farflung.plan import FEEDER, Edge, Placement, Plan
-from farflung.protocol.messages import Load, SegmentProgram
+from farflung.protocol.messages import Load
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 

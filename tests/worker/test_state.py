@@ -7,17 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.loads import load
 
-from farflung.protocol.messages import (
-    Begin,
-    Broken,
-    Decide,
-    Loaded,
-    Refused,
-    SendState,
-    Share,
-    Stop,
-    UnitReady,
-)
+from farflung.protocol.messages import Begin, Broken, Decide, Loaded, Refused, SendState, Stop, UnitReady
+from farflung.protocol.worker import Share
 from farflung.worker import state as machine
 from farflung.worker.state import (
     Apply,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from farflung.errors import ProtocolError
 from farflung.plan import Plan
-from farflung.protocol.messages import Share, UnitReady
+from farflung.protocol.messages import UnitReady
+from farflung.protocol.worker import Share
 from farflung.schedule import Unit
 
 NORM_OFFSET = 1e-6  # as in torch.nn.utils.clip_grad_norm_

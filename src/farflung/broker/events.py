@@ -16,10 +16,10 @@ from farflung.protocol.messages import (
     NotReached,
     Refused,
     Register,
-    SegmentProgram,
     Submit,
     UnitReady,
 )
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
 

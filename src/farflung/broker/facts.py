@@ -11,7 +11,8 @@ import msgspec
 
 from farflung.errors import FarflungError
 from farflung.plan import Plan
-from farflung.protocol.messages import Device, UnitReady
+from farflung.protocol.messages import UnitReady
+from farflung.protocol.worker import Device
 from farflung.runtime.training import Training
 
 

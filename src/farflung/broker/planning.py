@@ -9,7 +9,7 @@ from collections.abc import Callable
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag.segment import Segment
-from farflung.protocol.messages import SegmentProgram
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 

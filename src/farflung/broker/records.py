@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from farflung.broker.commit import CommitGroup
 from farflung.plan import Plan
-from farflung.protocol.messages import Device
+from farflung.protocol.worker import Device
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from farflung.broker.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
-from farflung.protocol.messages import JobStatus, Links, LinkView, Status, WorkerStatus
+from farflung.protocol.messages import Links, Status
 from farflung.protocol.parting import has_left
+from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
 
 RECENT_JOBS = 100
 

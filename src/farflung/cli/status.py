@@ -15,7 +15,8 @@ from farflung.cli.output import counted, duration, print_json, print_text
 from farflung.errors import IdentityError
 
 if TYPE_CHECKING:
-    from farflung.protocol.messages import JobStatus, LinkView, Status, WorkerStatus
+    from farflung.protocol.messages import Status
+    from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
     from farflung.transport.identity import Identity
     from farflung.transport.tokens import TokenRole
 

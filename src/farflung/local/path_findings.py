@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from farflung.local.finding import Finding
 from farflung.paths.ways import advice, parts
-from farflung.protocol.messages import LinkView
+from farflung.protocol.viewer import LinkView
 
 DIRECT, REVERSE = "direct", "reverse"
 

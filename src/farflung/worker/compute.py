@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from farflung.errors import FarflungError
-from farflung.protocol.messages import Load, Share
+from farflung.protocol.messages import Load
+from farflung.protocol.worker import Share
 from farflung.runtime.backend import AnyBackend, Array, Backend
 from farflung.runtime.executor import Executor, Parcel, SegmentShare
 from farflung.schedule import Unit

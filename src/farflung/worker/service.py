@@ -19,9 +19,10 @@ from farflung.opdag import opset
 from farflung.plan import FEEDER
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
-from farflung.protocol.messages import Device, Load, Message, Register, UnitReady
+from farflung.protocol.messages import Load, Message, Register, UnitReady
 from farflung.protocol.parting import shutting_down
 from farflung.protocol.renewal import Renewal
+from farflung.protocol.worker import Device
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Parcel
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen

@@ -21,10 +21,10 @@ from farflung.protocol.messages import (
     Refused,
     Registered,
     SendState,
-    Share,
     Stop,
     UnitReady,
 )
+from farflung.protocol.worker import Share
 
 Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job
 

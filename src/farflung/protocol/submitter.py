@@ -1,0 +1,102 @@
+"""What a submitter and the broker say to each other, in the order of a job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.plan import Plan
+from farflung.protocol.fields import Addresses, Count, Id, Message, Text
+from farflung.runtime.training import Training
+
+
+class Submit(Message, frozen=True):
+    """A job: the OP-DAG on the wire (no weights), how to train it, and on how many workers.
+
+    `workers` = 0 takes every idle worker that the model can be cut for. `on` names them instead: each gets a
+    part, in this order.
+    """
+
+    name: Text
+    graph: bytes
+    training: Training
+    workers: Count
+    on: Annotated[list[Id], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.on and not self.workers == len(self.on) == len(set(self.on)):
+            raise ValueError(f"a job on {len(self.on)} named workers, all different, must ask for as many")
+
+
+class Accepted(Message, frozen=True):
+    """The job's id, and its state in words ("waiting for 1 more worker (have 1, plan needs 2)")."""
+
+    job: Id
+    state: Text
+
+
+class Planned(Message, frozen=True):
+    """The plan: dial these workers, send each segment's state to its worker, then feed when `Running`.
+
+    `owned[s]` names the parameters and buffers that segment s owns: what the submitter sends to its worker
+    and gets back at the end. A parameter used by several segments is owned by the first of them.
+    """
+
+    job: Id
+    attempt: Count
+    plan: Plan
+    owned: list[list[str]]
+    addresses: dict[Id, Addresses]
+
+
+class Running(Message, frozen=True):
+    """Every worker has loaded; unit 0 has begun."""
+
+    job: Id
+    attempt: Count
+
+
+class UnitDone(Message, frozen=True):
+    """A unit was decided. `loss` sums the shares in segment order, `gradient_norm` is before clipping."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+    loss: float
+    gradient_norm: float
+    bytes_sent: Count
+
+
+class Cancel(Message, frozen=True):
+    """End the job; with `collect` the workers first send the state of the last applied step."""
+
+    job: Id
+    reason: Text
+    collect: bool
+
+
+class Collecting(Message, frozen=True):
+    """Workers now send their state (of step `step`); `state` and `reason` tell how the job ends."""
+
+    job: Id
+    attempt: Count
+    step: Count
+    state: Text
+    reason: Text
+
+
+class Collected(Message, frozen=True):
+    """The submitter holds and has written the state it asked for."""
+
+    job: Id
+    attempt: Count
+
+
+class Ended(Message, frozen=True):
+    """The job is over: `state` is done, failed or cancelled."""
+
+    job: Id
+    state: Text
+    reason: Text

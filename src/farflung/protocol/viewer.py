@@ -1,0 +1,82 @@
+"""What every role may ask of the broker: what goes on, and a new certificate."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.protocol.fields import Message, Text
+from farflung.protocol.reaching import LinkReport
+
+
+class Ask(Message, frozen=True):
+    """What is going on? Answered by `Status`; any role may ask."""
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One worker as `farflung status` shows it; `state` is idle, loading, running or lost."""
+
+    worker: str
+    state: str
+    device: str
+    site: str
+    address: str
+    last_seen_seconds: float
+    job: str
+    relay_mbps: float
+
+
+class JobStatus(msgspec.Struct, frozen=True):
+    """One job as `farflung status` shows it; an emulated one has no loss."""
+
+    job: str
+    name: str
+    state: str
+    reason: str
+    step: int
+    steps: int
+    loss: float | None
+    samples_per_second: float | None
+    workers: list[str]
+    emulated: bool = False
+
+
+class LinkView(msgspec.Struct, frozen=True):
+    """How `holder` reaches one peer of a job, as it last reported."""
+
+    holder: str
+    job: str
+    report: LinkReport
+
+
+class Status(Message, frozen=True):
+    """Everything `farflung status` prints. `relay_mbps` is what the broker itself carries for peers."""
+
+    version: str
+    uptime_seconds: float
+    workers: list[WorkerStatus]
+    jobs: list[JobStatus]
+    backup_pool: list[str]
+    timeouts: dict[str, float]
+    links: list[LinkView]
+    relay_mbps: float
+
+
+class Renew(Message, frozen=True):
+    """A certificate request (PEM) for the key, id and role of the connection it comes over."""
+
+    request: Annotated[bytes, Meta(max_length=4096)]
+
+
+class Renewed(Message, frozen=True):
+    """The certificate (PEM) that was asked for."""
+
+    certificate: Annotated[bytes, Meta(max_length=4096)]
+
+
+class Denied(Message, frozen=True):
+    """The broker refuses what was asked, with one line for the user."""
+
+    reason: Text

@@ -1,0 +1,156 @@
+"""What a worker and the broker say to each other, in the order of a job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.plan import Plan
+from farflung.protocol.fields import Addresses, Count, Id, Message, Name, Text
+from farflung.runtime.training import Training
+
+
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker offers. `memory_bytes` is what its owner lets jobs use, `framework` what it runs."""
+
+    kind: Id
+    name: Text
+    cores: Count
+    memory_bytes: Count
+    framework: Text
+    opset: Text
+
+
+class Register(Message, frozen=True):
+    """First message of a worker: `addresses` (HOST:PORT) lead peers to it, `boot` is new per process.
+
+    `relay_mbps` is what it carries for peers who cannot reach each other; 0 is nothing.
+    """
+
+    device: Device
+    site: Text
+    addresses: Addresses
+    boot: Id
+    relay_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+
+
+class Registered(Message, frozen=True):
+    """The broker admits the worker to the backup pool."""
+
+    worker: Id
+
+
+class Moved(Message, frozen=True):
+    """A registered worker is to be found at other `addresses` now."""
+
+    addresses: Addresses
+
+
+class PeerMoved(Message, frozen=True):
+    """To whom a job links to `worker`: it is to be found at these addresses from now on."""
+
+    worker: Id
+    addresses: Addresses
+
+
+class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One segment of the job as the OP-DAG wire format writes it.
+
+    `owned` maps the parameters and buffers it owns to their sizes in bytes, so that a worker can take the
+    state while it still verifies the program (and refuse both where they disagree).
+    """
+
+    segment: Count
+    program: bytes
+    owned: dict[Name, Count] = {}
+
+
+class Load(Message, frozen=True):
+    """Take these segments. `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id."""
+
+    job: Id
+    attempt: Count
+    plan: Plan
+    training: Training
+    programs: Annotated[list[SegmentProgram], Meta(max_length=100_000)]
+    addresses: dict[Id, Addresses]
+    submitter: Id
+
+
+class Loaded(Message, frozen=True):
+    """The worker has verified its segments, holds their whole state and is linked to its neighbours."""
+
+    job: Id
+    attempt: Count
+
+
+class Refused(Message, frozen=True):
+    """The worker will not run this job; `reason` is one line for the user."""
+
+    job: Id
+    attempt: Count
+    reason: Text
+
+
+class Begin(Message, frozen=True):
+    """Every worker has loaded: run unit 0, then each next unit when the one before is decided."""
+
+    job: Id
+    attempt: Count
+
+
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One segment's part of a unit.
+
+    `square_sum` is the float64 sum of squares over the gradients the segment owns, `finite` whether all of
+    them (and its loss) are; `loss` is its float64 sum of w_m * loss_m (0.0 without the loss).
+    """
+
+    segment: Count
+    square_sum: float
+    finite: bool
+    loss: float
+
+
+class UnitReady(Message, frozen=True):
+    """Every microbatch of the unit has run here; `bytes_sent` went out on data links since the last ready."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+    shares: Annotated[list[Share], Meta(max_length=100_000)]
+    bytes_sent: Count
+
+
+class Decide(Message, frozen=True):
+    """The unit is decided: a step is applied with gradients times `scale`, an evaluation only ends."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+    scale: float
+
+
+class SendState(Message, frozen=True):
+    """Send the owned parameters and buffers of every segment, as they stand, to the submitter."""
+
+    job: Id
+    attempt: Count
+
+
+class Broken(Message, frozen=True):
+    """The worker cannot go on with the job (a peer was lost, an error in a segment)."""
+
+    job: Id
+    attempt: Count
+    reason: Text
+
+
+class Stop(Message, frozen=True):
+    """Drop the job's work and memory and go back to the backup pool."""
+
+    job: Id
+    attempt: Count
+    reason: Text

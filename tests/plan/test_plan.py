@@ -1,6 +1,6 @@
 import pytest
 
-from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 
 
 def placement(segment: int, *workers: str) -> Placement:
@@ -37,3 +37,28 @@ def test_segments_are_numbered_in_order(stages: list[Placement]) -> None:
 def test_every_segment_has_a_worker() -> None:
     with pytest.raises(ValueError, match="must have a worker"):
         Plan([placement(0)], [], 4, 2)
+
+
+def replicated(shares: list[int]) -> Plan:
+    return Plan([placement(0, "a", "c"), placement(1, "b", "d")], [edge(0, 1)], 4, 2, shares)
+
+
+def test_replica_r_of_a_segment_feeds_replica_r_of_the_next() -> None:
+    plan = replicated([3, 1])
+    assert plan.replicas == 2
+    assert plan.pipelines() == [(["a", "b"], 3), (["c", "d"], 1)]
+    assert plan.neighbours("a") == {"b"} and plan.neighbours("d") == {"c"}
+    assert plan.workers() == ["a", "c", "b", "d"] and plan.segments_of("d") == [1]
+
+
+def test_replicas_run_the_microbatches_of_a_step_and_no_others() -> None:
+    with pytest.raises(ValueError, match="no more and no fewer"):
+        replicated([3, 2])
+    with pytest.raises(ValueError, match="one worker for each replica"):
+        replicated([4])
+
+
+def test_a_link_has_one_codec() -> None:
+    codec = LinkCodec("a", "b", "int8", 4.0)
+    with pytest.raises(ValueError, match="one codec for a link"):
+        Plan(STAGES, EDGES, 4, 2, codecs=[codec, LinkCodec("a", "b", "topk", 8.0)])

@@ -69,7 +69,7 @@ def cut_costs(graph: Graph, batch: int) -> CutCosts:
         first_reads = unread & set(node.reads())
         parameters[at] = len(first_reads)
         unread -= first_reads
-    return CutCosts(work, _crossing(graph, batch, static), _legal(graph), parameters)
+    return CutCosts(work, _crossing(graph, batch, static), legal_positions(graph), parameters)
 
 
 def _crossing(graph: Graph, batch: int, static: set[int]) -> NDArray[np.float64]:
@@ -86,8 +86,11 @@ def _crossing(graph: Graph, batch: int, static: set[int]) -> NDArray[np.float64]
     return np.cumsum(change)[: len(graph.nodes) + 1]
 
 
-def _legal(graph: Graph) -> NDArray[np.bool_]:
-    """A cut may not part the uses of a mutated buffer: its new value belongs to one segment."""
+def legal_positions(graph: Graph) -> NDArray[np.bool_]:
+    """Whether the graph may be cut at each position, [nodes + 1].
+
+    A cut may not part the uses of a mutated buffer: its new value belongs to one segment.
+    """
     legal = np.ones(len(graph.nodes) + 1, dtype=bool)
     producers = graph.producers()
     buffers = {entry.name: entry.value for entry in graph.inputs_of("buffer")}

@@ -1,6 +1,6 @@
 """What a plan is made for and what it says, as data: topologies, and which worker runs which segment."""
 
-from farflung.plan.plan import FEEDER, Edge, Placement, Plan
+from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plan.topology_file import read_topology, write_topology
 
@@ -8,6 +8,7 @@ __all__ = [
     "FEEDER",
     "Edge",
     "Link",
+    "LinkCodec",
     "Placement",
     "Plan",
     "Scale",

@@ -31,8 +31,9 @@ class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where one segment runs, and what it costs.
 
-    `workers` holds one id (more once segments have replicas). `flops` is the forward pass of one microbatch,
-    `parameter_bytes` what the segment owns.
+    `workers` holds one id for each replica. `flops` is the forward pass of one microbatch, `parameter_bytes`
+    what the segment owns. With `recompute` a segment keeps only what it received and runs forward once more
+    before its backward pass.
     """
 
     segment: SegmentNumber
@@ -40,6 +41,7 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops: Number
     parameter_bytes: Number
     nodes: Number
+    recompute: bool = False
 
     @property
     def worker(self) -> str:
@@ -47,17 +49,35 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.workers[0]
 
 
+class LinkCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How values are written on the link from one worker to another: a codec's name, and its ratio.
+
+    `ratio` is bytes of the tensors over bytes on the wire. A link that is not named is dense.
+    """
+
+    source: Name
+    target: Name
+    codec: Name
+    ratio: Annotated[float, Meta(ge=1, le=1e6)]
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Segments in topological order with their workers, and every edge between them.
 
     `window` is W of the admission rule: a source segment admits microbatch m while
     m - (oldest unfinished) < W, so no worker ever holds more than W microbatches of a segment.
+
+    Where segments have replicas, all have as many: replica r of one feeds replica r of the next, and runs
+    `shares[r]` of a step's microbatches. Without replicas `shares` is empty. `codecs` holds at most one entry
+    for each ordered pair of workers.
     """
 
     placements: list[Placement]
     edges: list[Edge]
     microbatches: Annotated[int, Meta(ge=1, le=1_000_000)]
     window: Annotated[int, Meta(ge=1, le=1_000_000)]
+    shares: list[Number] = []
+    codecs: list[LinkCodec] = []
 
     def __post_init__(self) -> None:
         count = len(self.placements)
@@ -65,9 +85,29 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a plan's segments must be numbered from 0 in order")
         if not all(placement.workers for placement in self.placements):
             raise ValueError("every segment of a plan must have a worker")
+        self._check_replicas()
         for edge in self.edges:
             if not (0 <= edge.target < count and FEEDER <= edge.source < count):
                 raise ValueError(f"an edge goes from segment {edge.source} to {edge.target}: there is none")
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of every segment there are."""
+        return len(self.shares) or 1
+
+    def pipelines(self) -> list[tuple[list[str], int]]:
+        """For each replica: the worker of every segment, and the microbatches it runs in a step."""
+        shares = self.shares or [self.microbatches]
+        return [([p.workers[r] for p in self.placements], share) for r, share in enumerate(shares)]
+
+    def _check_replicas(self) -> None:
+        if any(len(placement.workers) != self.replicas for placement in self.placements):
+            raise ValueError("every segment of a plan must have one worker for each replica")
+        if self.shares and sum(self.shares) != self.microbatches:
+            raise ValueError("the replicas of a plan must run its microbatches, no more and no fewer")
+        pairs = {(codec.source, codec.target) for codec in self.codecs}
+        if len(pairs) != len(self.codecs):
+            raise ValueError("a plan may name one codec for a link")
 
     def worker_of(self, segment: int) -> str:
         """The worker that runs `segment`."""
@@ -75,17 +115,20 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def segments_of(self, worker: str) -> list[int]:
         """Numbers of the segments that `worker` runs, ascending."""
-        return [p.segment for p in self.placements if p.worker == worker]
+        return [p.segment for p in self.placements if worker in p.workers]
 
     def workers(self) -> list[str]:
         """Every worker of the plan, in order of its first segment."""
-        return list(dict.fromkeys(p.worker for p in self.placements))
+        return list(dict.fromkeys(worker for p in self.placements for worker in p.workers))
 
     def neighbours(self, worker: str) -> set[str]:
-        """Workers that exchange values with `worker` (never itself, never the feeder)."""
+        """Workers that exchange values of a microbatch with `worker` (never itself, never the feeder)."""
         pairs = [
-            (self.worker_of(edge.source), self.worker_of(edge.target))
+            pair
             for edge in self.edges
             if edge.source != FEEDER
+            for pair in zip(
+                self.placements[edge.source].workers, self.placements[edge.target].workers, strict=True
+            )
         ]
         return {b if a == worker else a for a, b in pairs if worker in (a, b)} - {worker}

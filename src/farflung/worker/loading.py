@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from farflung.errors import GraphError
 from farflung.opdag import wire
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER
+from farflung.plan import FEEDER, Plan
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.footprint import required_bytes
@@ -30,6 +30,7 @@ def load_segments(
     if emulated != load.training.emulated:
         asks, does = ("computes", "is emulated") if emulated else ("is emulated", "computes")
         raise GraphError(f"the job {asks}, this worker {does}: no job runs on both kinds of workers")
+    _require_runnable(load.plan)
     segments = _programs(worker, load)
     for segment in segments.values():
         backend.verify(segment, batch)
@@ -44,6 +45,18 @@ def load_segments(
         return {n: backend.runner(s, {}, load.training) for n, s in segments.items()}
     state = _shaped(segments, intake.buffers, batch, backend)
     return {n: backend.runner(s, _state_of(s, state), load.training) for n, s in segments.items()}
+
+
+def _require_runnable(plan: Plan) -> None:
+    """A plan can say more than this version runs: planning for it is of use, guessing at it is not."""
+    if plan.replicas > 1:
+        raise GraphError("the plan has replicas: this worker's version runs one copy of each segment")
+    if plan.codecs:
+        raise GraphError(
+            f"the plan asks for codec {plan.codecs[0].codec!r}: this worker's version sends dense"
+        )
+    if any(placement.recompute for placement in plan.placements):
+        raise GraphError("the plan asks for recomputation: this worker's version keeps what it computed")
 
 
 def check_edges(load: Load, segment: Segment) -> None:

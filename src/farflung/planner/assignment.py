@@ -1,0 +1,163 @@
+"""What every scheduler answers with: where a model is cut, and who runs what; and what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan, Topology
+from farflung.workload import Workload
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Contiguous segments of a workload and their workers.
+
+    Parameters
+    ----------
+    cuts
+        Positions of the cuts, ascending: one fewer than segments.
+    workers
+        For each segment its workers' ids, one for each replica.
+    microbatches
+        Of a step, over all replicas.
+    window
+        W of the admission rule.
+    shares
+        Microbatches of each replica; empty without replicas.
+    recompute
+        For each segment whether it runs forward once more in place of keeping its tape; empty for never.
+    codecs
+        How links are written that are not dense.
+    """
+
+    cuts: tuple[int, ...]
+    workers: tuple[tuple[str, ...], ...]
+    microbatches: int
+    window: int
+    shares: tuple[int, ...] = ()
+    recompute: tuple[bool, ...] = ()
+    codecs: tuple[LinkCodec, ...] = ()
+
+    def ranges(self, nodes: int) -> list[tuple[int, int]]:
+        """The first position and the one after the last of each segment of a workload of `nodes` nodes."""
+        edges = [0, *self.cuts, nodes]
+        return list(pairwise(edges))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a scheduler may do and how long it may search.
+
+    Parameters
+    ----------
+    workers
+        Use exactly as many of the topology's workers (all replicas together); None lets the scheduler choose.
+    most_replicas
+        How many copies of the model a plan may hold. Equal inputs without replicas give an ordinary pipeline.
+    window
+        W of the admission rule; None lets the scheduler choose.
+    recompute
+        Whether segments may recompute in place of keeping what they computed.
+    efficiency
+        The part of its TFLOP/s that a device reaches.
+    budget
+        How many plans may be evaluated; what stops a search, so that equal inputs give equal plans.
+    seconds
+        A cap on CPU seconds. A search that hit it says so, and may not repeat.
+    seed
+        Of every draw.
+    incumbent
+        A plan in use: the answer is never worse than it.
+    alternatives
+        The same model in other numbers of microbatches, from which a scheduler may choose instead.
+    """
+
+    workers: int | None = None
+    most_replicas: int = 1
+    window: int | None = None
+    recompute: bool = False
+    efficiency: float = 1.0
+    budget: int = 2000
+    seconds: float | None = None
+    seed: int = 0
+    incumbent: Assignment | None = None
+    alternatives: tuple[Workload, ...] = ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A scheduler's answer.
+
+    `step_seconds` is the simulated time of a step. No plan for the same inputs can take less than
+    `lower_bound_seconds` (0 where the scheduler proves nothing). `evaluated` counts plans that were looked
+    at; `capped` says that a cap on seconds ended the search. `notes` are for the user.
+    """
+
+    scheduler: str
+    workload: Workload
+    assignment: Assignment
+    plan: Plan
+    step_seconds: float
+    lower_bound_seconds: float = 0.0
+    evaluated: int = 1
+    capped: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gap(self) -> float | None:
+        """Step time over its lower bound; None where nothing is proven."""
+        return self.step_seconds / self.lower_bound_seconds if self.lower_bound_seconds else None
+
+
+Scheduler = Callable[[Topology, Workload, Options], Schedule]
+"""A pure function: equal inputs, equal answers. Where there is no plan, PlanError says what is missing."""
+
+
+def plan_of(workload: Workload, assignment: Assignment) -> Plan:
+    """The plan that an assignment means, from costs alone: what `simulate` and a user look at.
+
+    Its edges are those of the plan that `planner.place` makes of the graph, with one difference: a value
+    that is cheaper to ship than to recompute is recomputed here.
+    """
+    ranges = assignment.ranges(len(workload))
+    recompute = assignment.recompute or (False,) * len(ranges)
+    placements = [
+        Placement(
+            segment=number,
+            workers=list(assignment.workers[number]),
+            flops=int(workload.flops[start:stop].sum()),
+            parameter_bytes=int(workload.sums["parameter"][stop] - workload.sums["parameter"][start]),
+            nodes=stop - start,
+            recompute=recompute[number],
+        )
+        for number, (start, stop) in enumerate(ranges)
+    ]
+    return Plan(
+        placements=placements,
+        edges=_edges(workload, assignment.cuts),
+        microbatches=assignment.microbatches,
+        window=assignment.window,
+        shares=list(assignment.shares),
+        codecs=list(assignment.codecs),
+    )
+
+
+def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:
+    def segments(positions: tuple[int, ...]) -> list[int]:
+        return np.unique(np.searchsorted(cuts, positions, side="right")).tolist()
+
+    edges = [
+        Edge(feed.value, FEEDER, target, feed.bytes, False)
+        for feed in workload.feeds
+        for target in segments(feed.readers)
+    ]
+    for span in workload.spans:
+        source = int(np.searchsorted(cuts, span.made, side="right"))
+        for target in segments(span.readers):
+            if target != source:
+                edges.append(Edge(span.value, source, target, span.bytes, span.gradient))
+    return edges

@@ -49,6 +49,7 @@ def _(fact: facts.WorkerAdmitted, state: State) -> State:
             fact.boot,
             connected=True,
             relay_mbps=fact.relay_mbps,
+            line=fact.line,
         )
     )
 

@@ -12,7 +12,7 @@ import msgspec
 from farflung.errors import FarflungError
 from farflung.plan import Plan
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import Device
+from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.training import Training
 
 
@@ -31,6 +31,7 @@ class WorkerAdmitted(Decision, frozen=True):
     addresses: list[str]
     boot: str
     relay_mbps: float = 0.0
+    line: HomeLine = HomeLine()
 
 
 class WorkerMoved(Decision, frozen=True):

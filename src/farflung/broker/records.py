@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from farflung.broker.commit import CommitGroup
 from farflung.plan import Plan
-from farflung.protocol.worker import Device
+from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
@@ -21,7 +21,7 @@ OVER = (DONE, FAILED, CANCELLED)
 class Worker:
     """A worker that the broker knows. `job` is the one it works for, `trouble` why it is not connected.
 
-    `relay_mbps` is what it carries for peers who cannot reach each other.
+    `relay_mbps` is what it carries for peers who cannot reach each other, `line` what its owner says of it.
     """
 
     worker: str
@@ -33,6 +33,7 @@ class Worker:
     job: str | None = None
     trouble: str = ""
     relay_mbps: float = 0.0
+    line: HomeLine = field(default_factory=HomeLine)
 
     @property
     def idle(self) -> bool:

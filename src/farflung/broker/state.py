@@ -132,6 +132,7 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
             register.addresses,
             register.boot,
             register.relay_mbps,
+            register.line,
         )
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))

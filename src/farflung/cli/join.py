@@ -36,6 +36,17 @@ def join(
             min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
         ),
     ] = 0.0,
+    up: Annotated[
+        float | None,
+        typer.Option("--up-mbps", metavar="MBPS", help="What its line carries out. [default: find out]"),
+    ] = None,
+    down: Annotated[
+        float | None,
+        typer.Option("--down-mbps", metavar="MBPS", help="What its line carries in. [default: find out]"),
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Let the broker measure the paths to other workers.")
+    ] = True,
     folder: Annotated[
         Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/worker]")
     ] = None,
@@ -54,8 +65,10 @@ def join(
     heed_parent(exit_with_parent)
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
+    _check_line(up, down)
     computes = _backend(backend, tflops)
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
+    from farflung.protocol.worker import HomeLine
     from farflung.worker.service import WorkerOptions, run
 
     options = WorkerOptions(
@@ -66,8 +79,17 @@ def join(
         site=site,
         advertise=advertise or [],
         relay_mbps=relay,
+        line=HomeLine(up, down, probe),
     )
     run_service(run(options), as_json)
+
+
+def _check_line(up: float | None, down: float | None) -> None:
+    from farflung.plan.topology import LEAST_MBPS, MOST_MBPS
+
+    for option, rate in (("--up-mbps", up), ("--down-mbps", down)):
+        if rate is not None and not LEAST_MBPS <= rate <= MOST_MBPS:
+            raise JobError(f"{option} must be {LEAST_MBPS:g} to {MOST_MBPS:g} Mbit/s, found {rate:g}")
 
 
 def _memory_bytes(gigabytes: float | None) -> int:

@@ -1,5 +1,6 @@
 """What a plan is made for and what it says, as data: topologies, and which worker runs which segment."""
 
+from farflung.plan.joined import joined_part, only
 from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plan.topology_file import read_topology, write_topology
@@ -14,6 +15,8 @@ __all__ = [
     "Scale",
     "Topology",
     "WorkerSpec",
+    "joined_part",
+    "only",
     "read_topology",
     "write_topology",
 ]

@@ -78,8 +78,8 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     workers
         In the order in which a plan should use them unless it knows better; ids differ.
     latency_ms, bandwidth_mbps
-        One row for each worker as sender, one entry for each as receiver; latency is one way. The diagonal
-        is not used.
+        One row for each worker as sender, one entry for each as receiver; latency is one way, a bandwidth of
+        0 says that no way leads there (see `plan.joined_part`). The diagonal is not used.
     name, title, source, note
         For people: a short name, one line, where the values come from, what else to know.
     jitter_ms, loss
@@ -111,7 +111,7 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         self._check_workers()
         self._check_links("latency_ms", self.latency_ms, 0, MOST_MILLISECONDS)
-        self._check_links("bandwidth_mbps", self.bandwidth_mbps, LEAST_MBPS, MOST_MBPS)
+        self._check_links("bandwidth_mbps", self.bandwidth_mbps, LEAST_MBPS, MOST_MBPS, or_zero=True)
         self._check_links("jitter_ms", self.jitter_ms, 0, MOST_MILLISECONDS)
         self._check_links("loss", self.loss, 0, 0.99)
         if self.queue_ms is not None:
@@ -166,7 +166,9 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise ValueError(f"two workers are called {id!r}: ids must differ")
             seen.add(id)
 
-    def _check_links(self, name: str, values: float | Matrix, least: float, most: float) -> None:
+    def _check_links(
+        self, name: str, values: float | Matrix, least: float, most: float, or_zero: bool = False
+    ) -> None:
         if not isinstance(values, tuple):
             _check(name, values, least, most)
             return
@@ -180,9 +182,12 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
                 f"{name} must be {count} rows of {count}, as there are workers: found {rows}{wrong}"
             )
         for a, row in enumerate(values):
-            if not all(least <= value <= most for value in row[:a] + row[a + 1 :]):
-                b = next(b for b, value in enumerate(row) if b != a and not least <= value <= most)
-                _check(f"{name} from {self.ids[a]} to {self.ids[b]}", row[b], least, most)
+            wrong_at = [b for b, value in enumerate(row) if not least <= value <= most and b != a]
+            for b in wrong_at:
+                if row[b] or not or_zero:
+                    _check(
+                        f"{name} from {self.ids[a]} to {self.ids[b]}", row[b], least, most, or_zero=or_zero
+                    )
 
 
 def _entry(values: float | Matrix, source: int, target: int) -> float:
@@ -195,7 +200,10 @@ def _slower(worker: WorkerSpec, divisor: float) -> WorkerSpec:
     return msgspec.structs.replace(worker, up_mbps=up, down_mbps=down)
 
 
-def _check(what: str, value: float, least: float, most: float, above: bool = False) -> None:
+def _check(
+    what: str, value: float, least: float, most: float, above: bool = False, or_zero: bool = False
+) -> None:
     if not (math.isfinite(value) and least <= value <= most) or (above and value == least):
         range = f"above {least:g} and at most {most:g}" if above else f"{least:g} to {most:g}"
+        range += ", or 0 where no way leads" if or_zero else ""
         raise ValueError(f"{what} must be {range}, found {value:g}")

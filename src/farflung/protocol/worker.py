@@ -8,12 +8,17 @@ import msgspec
 from msgspec import Meta
 
 from farflung.plan import Plan
+from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import Addresses, Count, Id, Message, Name, Text
 from farflung.runtime.training import Training
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker offers. `memory_bytes` is what its owner lets jobs use, `framework` what it runs."""
+    """What a worker offers. `memory_bytes` is what its owner lets jobs use, `framework` what it runs.
+
+    `tflops` is what it sustains in float32 matrix products, as measured by the worker when it started; 0 is
+    unknown.
+    """
 
     kind: Id
     name: Text
@@ -21,12 +26,25 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Count
     framework: Text
     opset: Text
+    tflops: Annotated[float, Meta(ge=0, le=MOST_TFLOPS)] = 0.0
+
+
+class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker's owner says of its line, which all of its links share; None: find out.
+
+    Without `probes` nobody may ask the worker to send bytes only to measure a path.
+    """
+
+    up_mbps: Annotated[float, Meta(ge=LEAST_MBPS, le=MOST_MBPS)] | None = None
+    down_mbps: Annotated[float, Meta(ge=LEAST_MBPS, le=MOST_MBPS)] | None = None
+    probes: bool = True
 
 
 class Register(Message, frozen=True):
     """First message of a worker: `addresses` (HOST:PORT) lead peers to it, `boot` is new per process.
 
-    `relay_mbps` is what it carries for peers who cannot reach each other; 0 is nothing.
+    `relay_mbps` is what it carries for peers who cannot reach each other; 0 is nothing. `line` is what its
+    owner says of it.
     """
 
     device: Device
@@ -34,6 +52,7 @@ class Register(Message, frozen=True):
     addresses: Addresses
     boot: Id
     relay_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    line: HomeLine = HomeLine()
 
 
 class Registered(Message, frozen=True):

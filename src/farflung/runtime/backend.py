@@ -83,6 +83,9 @@ class Backend(Protocol[Array]):
     def offer(self) -> Offer:
         """The device of this process."""
 
+    def measure_tflops(self) -> float:
+        """What the device sustains in float32 matrix products; takes less than a second, on any thread."""
+
     def allocate(self, size: int) -> memoryview:
         """Fresh memory for `size` > 0 bytes that a link will fill. Called on the event loop."""
 

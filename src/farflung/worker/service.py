@@ -17,12 +17,13 @@ import msgspec
 from farflung.errors import ConnectionFailed, FarflungError, GraphError
 from farflung.opdag import opset
 from farflung.plan import FEEDER
+from farflung.plan.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import Load, Message, Register, UnitReady
 from farflung.protocol.parting import shutting_down
 from farflung.protocol.renewal import Renewal
-from farflung.protocol.worker import Device
+from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Parcel
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
@@ -45,7 +46,8 @@ class WorkerOptions:
 
     `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: all of this machine,
     and the one that the broker sees). `memory_bytes` is what jobs may use, `backend` what computes;
-    `relay_mbps` is what it carries for peers who cannot reach each other.
+    `relay_mbps` is what it carries for peers who cannot reach each other; `line` is what its owner says of
+    its own.
     """
 
     identity: Identity
@@ -55,6 +57,7 @@ class WorkerOptions:
     site: str = ""
     advertise: list[str] = field(default_factory=list)
     relay_mbps: float = 0.0
+    line: HomeLine = field(default_factory=HomeLine)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -75,9 +78,10 @@ async def run(options: WorkerOptions) -> None:
 
 
 def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
-    """What this worker offers, as the broker is told."""
+    """What this worker offers, as the broker is told; takes a moment, for the device is measured."""
     offer = backend.offer()
-    return Device(offer.kind, offer.name, offer.cores, memory_bytes, offer.framework, opset.version())
+    tflops = min(backend.measure_tflops(), MOST_TFLOPS)
+    return Device(offer.kind, offer.name, offer.cores, memory_bytes, offer.framework, opset.version(), tflops)
 
 
 class WorkerService:
@@ -96,6 +100,7 @@ class WorkerService:
         self._client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_strangers=False)
         self._listener: Listener | None = None
+        self._device: Device | None = None
         self._broker: BrokerLine | None = None
         self._broker_gone = asyncio.Event()
         self._gone_reason = ""
@@ -117,7 +122,7 @@ class WorkerService:
         )
 
     async def start(self) -> None:
-        """Listen for peers and start the compute thread."""
+        """Listen for peers, measure the device, and start the compute thread."""
         self._listener = await listen(
             self._options.listen,
             self._server_context,
@@ -126,6 +131,9 @@ class WorkerService:
             self._timeouts,
         )
         self._paths.listens(self._listener)
+        self._device = await asyncio.to_thread(
+            describe_device, self._options.backend, self._options.memory_bytes
+        )
         self._compute.start()
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
 
@@ -232,8 +240,11 @@ class WorkerService:
         self._listener.keep_to(self._timeouts)
         self._paths.registered(line.link.local, self._timeouts)
         port = await self._paths.port()
-        device = describe_device(self._options.backend, self._options.memory_bytes)
-        self._tell(Register(device, self._options.site, port.addresses, BOOT, self._options.relay_mbps))
+        assert self._device is not None
+        options = self._options
+        self._tell(
+            Register(self._device, options.site, port.addresses, BOOT, options.relay_mbps, options.line)
+        )
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     async def _dial_broker(self, handler: Handler) -> Link:

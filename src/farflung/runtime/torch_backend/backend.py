@@ -12,7 +12,7 @@ from torch import Tensor
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.runtime.backend import Offer
-from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend import speed, tensors
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
@@ -24,6 +24,9 @@ class TorchBackend:
     def offer(self) -> Offer:
         name = platform.processor() or platform.machine()
         return Offer("cpu", name, psutil.cpu_count() or 1, f"torch {torch.__version__}")
+
+    def measure_tflops(self) -> float:
+        return speed.measure_tflops()
 
     def allocate(self, size: int) -> memoryview:
         # torch's own allocator: aligned to 64 bytes, as kernels that repeat bit for bit need.

@@ -1,0 +1,49 @@
+"""Who is left out where not everybody can reach everybody."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.plan import Topology, WorkerSpec, joined_part
+
+
+def fleet(tflops: list[float], parted: set[tuple[int, int]]) -> Topology:
+    count = len(tflops)
+    rates = tuple(
+        tuple(0.0 if (a, b) in parted else 10.0 * a + b + 1 for b in range(count)) for a in range(count)
+    )
+    workers = tuple(WorkerSpec(f"w{n}", "", speed, 1) for n, speed in enumerate(tflops))
+    return Topology(workers, rates, rates, loss=tuple((0.0,) * count for _ in tflops), submitter="w0")
+
+
+def test_a_whole_topology_stays_as_it_is() -> None:
+    topology = fleet([1, 1, 1], set())
+    assert joined_part(topology) == (topology, ())
+
+
+def test_of_two_halves_the_stronger_one_stays() -> None:
+    parted = {(a, b) for a in range(2) for b in range(2, 5)}
+    part, left_out = joined_part(fleet([100, 100, 1, 1, 1], parted))
+    assert part.ids == ["w0", "w1"] and left_out == ("w2", "w3", "w4")
+    part, left_out = joined_part(fleet([1, 1, 1, 1, 1], parted))
+    assert part.ids == ["w2", "w3", "w4"] and left_out == ("w0", "w1")
+    assert part.submitter is None and part.home.id == "w2"
+    assert part.bandwidth_mbps == ((23, 24, 25), (33, 34, 35), (43, 44, 45))
+    assert part.loss == ((0, 0, 0),) * 3
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(
+    st.lists(st.floats(0.1, 100), min_size=n, max_size=n),
+    st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))),
+)))  # fmt: skip
+def test_nobody_stays_who_cannot_reach_another_and_nobody_goes_in_vain(
+    drawn: tuple[list[float], set[tuple[int, int]]],
+) -> None:
+    topology = fleet(*drawn)
+    part, left_out = joined_part(topology)
+    assert sorted([*part.ids, *left_out]) == topology.ids
+    assert part.workers
+    assert all(part.bandwidth_mbps[a][b] for a, b in part.pairs())
+    if not any(a != b for a, b in drawn[1]):
+        assert not left_out

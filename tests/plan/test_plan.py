@@ -28,6 +28,12 @@ def test_an_edge_joins_segments_that_there_are(pair: tuple[int, int]) -> None:
         Plan(STAGES, [edge(*pair)], 4, 2)
 
 
+@pytest.mark.parametrize("pair", [(1, 0), (2, 0), (1, 1)])
+def test_values_go_forward_only(pair: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"back to \d: a plan's segments must be in topological order"):
+        Plan(STAGES, [*EDGES, edge(*pair)], 4, 2)
+
+
 @pytest.mark.parametrize("stages", [[placement(1, "a")], [placement(0, "a"), placement(0, "b")]])
 def test_segments_are_numbered_in_order(stages: list[Placement]) -> None:
     with pytest.raises(ValueError, match="numbered from 0 in order"):

@@ -89,6 +89,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for edge in self.edges:
             if not (0 <= edge.target < count and FEEDER <= edge.source < count):
                 raise ValueError(f"an edge goes from segment {edge.source} to {edge.target}: there is none")
+            if edge.source >= edge.target:
+                raise ValueError(
+                    f"an edge goes from segment {edge.source} back to {edge.target}: "
+                    "a plan's segments must be in topological order"
+                )
 
     @property
     def replicas(self) -> int:

@@ -18,6 +18,7 @@ from farflung.transport.outbox import Done, Outbox
 from farflung.transport.session import MAXIMUM_CONTROLS, Session
 
 CHUNK_BYTES = 8
+CLAIMS_WITHOUT_WELCOME = 1000
 
 
 @dataclass
@@ -241,3 +242,15 @@ def test_a_peer_that_acknowledges_nothing_is_given_up() -> None:
         session.send_control(b"")
     with pytest.raises(ProtocolError, match="unacknowledged"):
         session.send_control(b"")
+
+
+def test_claims_without_number_leave_two_receipts_at_most() -> None:
+    """Whoever claims again and again, as if each welcome had been lost, fills no memory."""
+    session, end = Session("s"), End(Heard())
+    for number in range(1, CLAIMS_WITHOUT_WELCOME):
+        assert session.settle(number, 0, Receipt()) == Receipt()
+        session.carry(end, number)
+    assert len(session._receipts) == 1
+    session.settle(CLAIMS_WITHOUT_WELCOME, CLAIMS_WITHOUT_WELCOME - 1, Receipt())
+    with pytest.raises(ProtocolError, match="found one for 0"):
+        session.settle(CLAIMS_WITHOUT_WELCOME + 1, 0, Receipt())

@@ -145,7 +145,8 @@ class Session:
         # Over a link whose welcome was lost nothing has come: the dialler sends and takes only after it.
         if previous == self.number and self._last is not None:
             self._last.took(received)
-        self._receipts = {known: receipt for known, receipt in receipts.items() if known >= previous}
+        # The next claim tells of this previous link again, or of link `number` if its welcome comes.
+        self._receipts = {previous: receipts[previous]}
         return receipts[previous]
 
     def carry(self, carrier: Carrier, number: int) -> None:

@@ -86,4 +86,32 @@ def test_an_evaluation_shows_on_a_terminal_while_it_lasts(capsys: pytest.Capture
     observer.working(Unit(0, False, 0, 8), 5)
     observer.close()
     shown = capsys.readouterr().err
-    assert "validating" in shown and "5 of 8 microbatches" in shown
+    assert "validating" in shown and "5/8 microbatches" in shown
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_bar_says_as_much_as_fits_into_its_line(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    observer = LiveObserver(500)
+    observer.loading(20_500_000, 1_234_500_000)
+    observer.working(Unit(1, True, 0, 16), 13)
+    observer.stepped(StepRow(499, 4.25, 8, 0.5, 16.0, 123_400_000, 1, 0.1, 2.0))
+    observer.collecting(20_500_000, 1_234_500_000)
+    observer.close()
+    shown = capsys.readouterr().err
+    assert "…" not in shown and all(len(line) <= width for line in shown.splitlines())
+    assert "step 499/500" in shown and "20.5 MB of 1.2 GB" in shown
+    assert ("loss 4.2500" in shown, "16 samples/s" in shown) == (width >= 80, width >= 80)
+
+
+def test_the_words_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = LiveObserver(1)
+    observer.waiting("[red]waiting[/red] :fire: [link=http://example.org]here[/link]\x1b[2J")
+    plan = Plan([Placement(0, ["[b]lab\x1b[2J"], 1, 1, 1)], [], 1, 1)
+    observer.planned(Planned("job-1", 1, plan, [[]], {}))
+    observer.close()
+    shown = capsys.readouterr().err
+    assert "[red]waiting[/red] :fire: [link=http://example.org]here[/link]?[2J" in shown.replace("\n", "")
+    assert "[b]lab?[2J" in shown and "\x1b[2J" not in shown

@@ -12,13 +12,27 @@ from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
 from farflung.schedule import Unit
+from farflung.transport.wording import printable
+
+BAR_WIDTH = 16
+OTHERS_WIDTH = len("collecting") + BAR_WIDTH + len("0:00:00") + 3
+"""Of everything on a bar's line but the facts, gaps included."""
 
 
 class _Facts(ProgressColumn):
-    """What the newest row says, as the task carries it."""
+    """What the newest row says, as the task carries it: what fits into the line, in order."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
 
     def render(self, task: Task) -> Text:
-        return Text(str(task.fields.get("facts", "")), no_wrap=True, overflow="ellipsis")
+        first, *others = task.fields["facts"]
+        room = self._console.width - OTHERS_WIDTH
+        for fact in others:
+            if len(first) + 2 + len(fact) <= room:
+                first = f"{first}  {fact}"
+        return Text(first, no_wrap=True, overflow="ellipsis")
 
 
 class LiveObserver(Observer):
@@ -27,46 +41,50 @@ class LiveObserver(Observer):
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._total_bytes = 0
-        self._console = Console(stderr=True, highlight=False)
+        # Neither markup nor emoji: workers and the broker have a hand in what is shown.
+        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            _Facts(),
+            BarColumn(bar_width=BAR_WIDTH),
+            _Facts(self._console),
             TimeRemainingColumn(compact=True),
             console=self._console,
         )
         self._bars: dict[str, TaskID] = {}
 
     def waiting(self, words: str) -> None:
-        self._console.print(words)
+        self._console.print(printable(words))
 
     def planned(self, planned: Planned) -> None:
         self._console.print(plan_table(planned.plan))
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
-        self._show("loading", sent_bytes, total_bytes, f"{size(sent_bytes)} of {size(total_bytes)}")
+        self._show("loading", sent_bytes, total_bytes, [f"{size(sent_bytes)} of {size(total_bytes)}"])
 
     def working(self, unit: Unit, microbatches: int) -> None:
-        done = f"{microbatches} of {unit.microbatches} microbatches"
+        done = f"{microbatches}/{unit.microbatches} microbatches"
         if not unit.train:
-            self._show("validating", microbatches, unit.microbatches, f"after {unit.step} steps  {done}")
+            self._show("validating", microbatches, unit.microbatches, [done, f"after {unit.step} steps"])
         elif unit.step == 0:  # a later one has the row of the step before it
-            self._show("training", 0, self._steps, f"step 0/{self._steps}  {done}")
+            self._show("training", 0, self._steps, [f"step 0/{self._steps}", done])
 
     def stepped(self, row: StepRow) -> None:
         self._total_bytes += row.bytes_on_wire
-        facts = f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
-        facts = f"{facts}  {row.samples_per_second:.0f} samples/s"
-        self._show("training", row.step, self._steps, f"{facts}  {size(self._total_bytes)} on the wire")
+        facts = [
+            f"step {row.step}/{self._steps}",
+            f"loss {loss_words(row.loss)}",
+            f"{row.samples_per_second:.0f} samples/s",
+            f"{size(self._total_bytes)} on the wire",
+        ]
+        self._show("training", row.step, self._steps, facts)
 
     def validated(self, step: int, loss: float | None) -> None:
         self._hide("validating")
         self._console.print(f"validation loss after {step} steps: {loss_words(loss)}")
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
-        self._show(
-            "collecting", received_bytes, total_bytes, f"{size(received_bytes)} of {size(total_bytes)}"
-        )
+        facts = [f"{size(received_bytes)} of {size(total_bytes)}"]
+        self._show("collecting", received_bytes, total_bytes, facts)
 
     def close(self) -> None:
         """Leave the last bar on the screen and stop drawing."""
@@ -76,8 +94,8 @@ class LiveObserver(Observer):
         if phase in self._bars:
             self._progress.remove_task(self._bars.pop(phase))
 
-    def _show(self, phase: str, done: int, total: int, facts: str) -> None:
+    def _show(self, phase: str, done: int, total: int, facts: list[str]) -> None:
         if phase not in self._bars:
             self._progress.start()
-            self._bars[phase] = self._progress.add_task(phase, total=total)
+            self._bars[phase] = self._progress.add_task(phase, total=total, facts=facts)
         self._progress.update(self._bars[phase], completed=done, facts=facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farflung.cli.output import size
+from farflung.transport.wording import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
         rows.append(
             (
                 str(placement.segment),
-                placement.worker,
+                printable(placement.worker),
                 str(placement.nodes),
                 size(placement.parameter_bytes),
                 f"{placement.flops / 1e6:,.0f} ({placement.flops / total:.0%})",

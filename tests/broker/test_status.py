@@ -13,7 +13,7 @@ from farflung.protocol.parting import shutting_down
 
 def status(story: Scenario) -> Status:
     sightings = {"a": Sighting("192.0.2.1:50000", 0.5)}
-    return status_of(story.state, sightings, {}, "0.1.0", 12.0, {"lease_seconds": 10.0}, 0.0)
+    return status_of(story.state, sightings, [], "0.1.0", 12.0, {"lease_seconds": 10.0}, 0.0)
 
 
 def test_every_state_of_a_worker_is_shown() -> None:

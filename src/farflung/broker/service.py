@@ -17,6 +17,7 @@ from farflung.broker.circuits import Circuits
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.events import Restarted, Tick
 from farflung.broker.line import Line
+from farflung.broker.reports import Reports
 from farflung.broker.state import replay
 from farflung.broker.status import Sighting, status_of
 from farflung.broker.store import Store
@@ -82,7 +83,7 @@ class BrokerService:
         self._dispatcher = Dispatcher(state, store, timeouts, self._clock, Circuits(self._relay))
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
         self._seen: dict[str, tuple[str, float]] = {}
-        self._links: dict[str, Links] = {}
+        self._reports = Reports()
         self._lines: dict[Link, Line] = {}
         self._sessions: dict[tuple[Peer, str], Line] = {}
         self._listener: Listener | None = None
@@ -140,7 +141,7 @@ class BrokerService:
         elif isinstance(decoded, Ask):
             line.send_control(messages.encode(self._status()))
         elif isinstance(decoded, Links):
-            self._links[link.peer.id] = decoded
+            self._reports.take(self._dispatcher.state.jobs, link.peer.id, decoded)
         elif isinstance(decoded, Renew):
             self._dispatcher.spawn(self._renew(line, decoded))
         else:
@@ -194,7 +195,7 @@ class BrokerService:
         return status_of(
             self._dispatcher.state,
             sightings,
-            self._links,
+            self._reports.views(),
             version("farflung"),
             now - self._born,
             self._timeouts.listed(),

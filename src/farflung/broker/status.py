@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from farflung.broker.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
-from farflung.protocol.messages import Links, Status
+from farflung.protocol.messages import Status
 from farflung.protocol.parting import has_left
 from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
 
@@ -24,7 +24,7 @@ class Sighting:
 def status_of(
     state: State,
     sightings: Mapping[str, Sighting],
-    links: Mapping[str, Links],
+    links: Iterable[LinkView],
     version: str,
     uptime_seconds: float,
     timeouts: Mapping[str, float],
@@ -42,7 +42,7 @@ def status_of(
         jobs=[_job_status(job) for job in list(state.jobs.values())[-RECENT_JOBS:]],
         backup_pool=state.backup_pool(),
         timeouts=dict(timeouts),
-        links=[view for holder in sorted(links) for view in _link_views(state, holder, links[holder])],
+        links=list(links),
         relay_mbps=relay_mbps,
     )
 
@@ -58,13 +58,6 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
         job=worker.job or "",
         relay_mbps=worker.relay_mbps,
     )
-
-
-def _link_views(state: State, holder: str, links: Links) -> Iterator[LinkView]:
-    """What a holder last said of the links it has, or had, for a job."""
-    if links.job in state.jobs:
-        for report in links.reports:
-            yield LinkView(holder, links.job, report)
 
 
 def _worker_state(state: State, worker: Worker) -> str:

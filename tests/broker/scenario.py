@@ -40,6 +40,9 @@ def plan_over(workers: list[str]) -> Plan:
     return Plan(placements, edges, microbatches=2, window=2)
 
 
+SUBMITTER_SEEN_AT = "192.0.2.9:50000"
+
+
 class Scenario:
     """Feeds events to the pure state machine and remembers every outcome."""
 
@@ -76,7 +79,7 @@ class Scenario:
         self, workers: int = 2, submitter: str = "ana", on: Sequence[str] = (), **changes: object
     ) -> Outcome:
         message = Submit("gpt", b"graph", training(**changes), len(on) or workers, list(on))
-        return self.feed(events.SubmitterSays(self.now, submitter, message))
+        return self.feed(events.SubmitterSays(self.now, submitter, message, SUBMITTER_SEEN_AT))
 
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
         held = self.state.jobs[job]
@@ -112,10 +115,14 @@ class Scenario:
             self.ready(worker, unit, **share)
 
     def collected(self, job: str = "job-1", attempt: int = 1, submitter: str = "ana") -> Outcome:
-        return self.feed(events.SubmitterSays(self.now, submitter, Collected(job, attempt)))
+        return self.feed(
+            events.SubmitterSays(self.now, submitter, Collected(job, attempt), SUBMITTER_SEEN_AT)
+        )
 
     def cancel(self, collect: bool, job: str = "job-1", submitter: str = "ana") -> Outcome:
-        return self.feed(events.SubmitterSays(self.now, submitter, Cancel(job, "Ctrl-C", collect)))
+        return self.feed(
+            events.SubmitterSays(self.now, submitter, Cancel(job, "Ctrl-C", collect), SUBMITTER_SEEN_AT)
+        )
 
 
 def sent(outcome_commands: object, worker: str) -> list[Message]:

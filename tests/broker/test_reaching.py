@@ -48,8 +48,8 @@ def circuit(outcome: Outcome) -> OpenCircuit:
 
 def test_a_neighbour_is_asked_to_dial_back_and_its_answer_comes_home() -> None:
     story = relaying()
-    outcome = says(story, "a", AskReverse(7, "job-1", 1, "b", ["a.example:1"]))
-    assert sent(outcome.commands, "b") == [DialBack(7, "job-1", 1, "a", ["a.example:1"])]
+    outcome = says(story, "a", AskReverse(7, "job-1", 1, "b", 1))
+    assert sent(outcome.commands, "b") == [DialBack(7, "job-1", 1, "a", ["a.example:7000"])]
     assert not outcome.facts
     outcome = says(story, "b", NotReached(7, "job-1", 1, "a", "refused"))
     assert sent(outcome.commands, "a") == [NotReached(7, "job-1", 1, "b", "refused")]
@@ -57,17 +57,41 @@ def test_a_neighbour_is_asked_to_dial_back_and_its_answer_comes_home() -> None:
 
 def test_the_submitter_is_a_member_too() -> None:
     story = relaying()
-    ask = AskReverse(1, "job-1", 1, "c", ["desk.example:1"])
-    outcome = story.feed(events.SubmitterSays(story.now, "ana", ask))
-    assert sent(outcome.commands, "c") == [DialBack(1, "job-1", 1, "ana", ["desk.example:1"])]
+    ask = AskReverse(1, "job-1", 1, "c", 4321)
+    outcome = story.feed(events.SubmitterSays(story.now, "ana", ask, "192.0.2.9:50000"))
+    assert sent(outcome.commands, "c") == [DialBack(1, "job-1", 1, "ana", ["192.0.2.9:4321"])]
     outcome = says(story, "c", NotReached(1, "job-1", 1, "ana", "no answer"))
     assert told(outcome.commands) == [NotReached(1, "job-1", 1, "c", "no answer")]
+
+
+@pytest.mark.parametrize(
+    ("seen", "dialled"),
+    [
+        ("192.0.2.9:50000", "192.0.2.9:22"),
+        ("[2001:db8::9]:50000", "[2001:db8::9]:22"),
+        ("127.0.0.1:50000", "0.0.0.0:22"),  # on the broker's machine, whose name the worker knows
+        ("[::1]:50000", "0.0.0.0:22"),
+    ],
+)
+def test_a_submitter_is_dialled_back_where_the_broker_sees_it_and_nowhere_else(
+    seen: str, dialled: str
+) -> None:
+    story = relaying()
+    outcome = story.feed(events.SubmitterSays(story.now, "ana", AskReverse(1, "job-1", 1, "c", 22), seen))
+    assert sent(outcome.commands, "c") == [DialBack(1, "job-1", 1, "ana", [dialled])]
+
+
+def test_a_worker_is_dialled_back_where_it_is_registered_now() -> None:
+    story = relaying()
+    story.feed(events.WorkerMoves(story.now, "a", ["198.51.100.1:9"]))
+    outcome = says(story, "a", AskReverse(7, "job-1", 1, "b", 22))
+    assert sent(outcome.commands, "b") == [DialBack(7, "job-1", 1, "a", ["198.51.100.1:9"])]
 
 
 def test_whom_the_plan_does_not_join_nobody_brings_together() -> None:
     story = relaying(10.0)
     before = durable(story.state)
-    for ask in (AskReverse(1, "job-1", 1, "r0", []), AskCircuit(1, "job-1", 1, "r0", []),
+    for ask in (AskReverse(1, "job-1", 1, "r0", 1), AskCircuit(1, "job-1", 1, "r0", []),
                 AskCircuit(1, "job-1", 1, "a", [])):  # fmt: skip
         with pytest.raises(ProtocolError, match="which the plan of job-1 does not join"):
             says(story, "a", ask)

@@ -16,10 +16,11 @@ from tests.transport.links import Recorder, run
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.paths.answerer import Answerer
-from farflung.paths.connector import Connector, Port
+from farflung.paths.connector import Connector
 from farflung.paths.errand import Errand
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import AskCircuit, AskReverse, Circuit, DialBack, NotReached
+from farflung.transport.addresses import parse_address
 from farflung.transport.circuit import TOKEN_BYTES
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.relay import Relay
@@ -83,7 +84,7 @@ class Broker:
     def _pass(self, message: Message) -> None:
         assert self.connector is not None and self.answerer is not None and self.listener is not None
         if isinstance(message, AskReverse):
-            back = DialBack(message.number, "job-1", 1, "a", message.addresses)
+            back = DialBack(message.number, "job-1", 1, "a", [f"127.0.0.1:{message.port}"])
             self.answerer.hear(back, self.listener)
         elif isinstance(message, AskCircuit):
             if self.relay is None or "r" in message.without:
@@ -138,8 +139,8 @@ async def place(
     listener = await listen("127.0.0.1:0", b.server, Hello("b", "worker", "data"), worker.entered, timeouts)
     found_at = a_listens.address if a_can_be_dialled else nowhere()
 
-    async def port() -> Port:
-        return Port(a_listens, [found_at])
+    async def port() -> int:
+        return parse_address(found_at)[1]
 
     connector = Connector(own, a.client, nowhere(), port, broker.from_a, lambda: timeouts)
     worker.tell = broker.from_b

@@ -28,10 +28,8 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
-from farflung.transport.addresses import format_address, parse_address
+from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
 from farflung.transport.timeouts import Timeouts
-
-EVERY_INTERFACE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,6 @@ def events_of(
         yield content
         return
     assert line is not None
-    if isinstance(content, AskReverse):
-        content = msgspec.structs.replace(content, addresses=reachable(content.addresses, line.remote))
     match content:
         case Closed(reason):
             yield from _departures(line, reason, switchboard, now)
@@ -74,11 +70,11 @@ def events_of(
         case Moved(addresses):
             yield events.WorkerMoves(now, line.peer.id, _seen(_known(line, switchboard), addresses))
         case AskReverse() | AskCircuit() if line.peer.role == "submitter":
-            yield events.SubmitterSays(now, line.peer.id, content)
+            yield events.SubmitterSays(now, line.peer.id, content, line.remote)
         case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
             yield events.WorkerSays(now, _known(line, switchboard).peer.id, content)
         case Submit() | Collected() | Cancel():
-            yield events.SubmitterSays(now, line.peer.id, content)
+            yield events.SubmitterSays(now, line.peer.id, content, line.remote)
 
 
 def _departures(

@@ -82,10 +82,11 @@ class WorkerSays(Event):
 
 @dataclass(frozen=True)
 class SubmitterSays(Event):
-    """A message of a submitter."""
+    """A message of a submitter, which the broker sees at `remote` (HOST:PORT)."""
 
     submitter: str
     message: Submit | Collected | Cancel | AskReverse | AskCircuit
+    remote: str
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from farflung.plan import FEEDER, Plan
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import AskCircuit, AskReverse, DialBack, NotReached
 from farflung.runtime.training import Training
+from farflung.transport.addresses import EVERY_INTERFACE, format_address, is_loopback, parse_address
 from farflung.transport.names import BROKER_ID
 
 QUOTA_FACTOR = 2
@@ -24,8 +25,10 @@ QUOTA_SLACK_BYTES = 2**28
 """For heartbeats, framing and TLS over days."""
 
 
-def ask(turn: Turn, job: Job, asker: str, message: AskReverse | AskCircuit) -> None:
+def ask(turn: Turn, job: Job, asker: str, message: AskReverse | AskCircuit, addresses: Sequence[str]) -> None:
     """Pass on what a member of the plan asks of another, who then dials it or takes an end of a circuit.
+
+    `addresses` are where the broker knows the asker to be.
 
     Raises
     ------
@@ -36,10 +39,22 @@ def ask(turn: Turn, job: Job, asker: str, message: AskReverse | AskCircuit) -> N
         return
     _check_pair(job, job.plan, asker, message.peer)
     if isinstance(message, AskReverse):
-        request = DialBack(message.number, job.job, job.attempt, asker, message.addresses)
+        request = DialBack(message.number, job.job, job.attempt, asker, list(addresses))
         turn.do(to_member(job.job, job.submitter, message.peer, request))
     else:
         turn.do(_circuit(turn.state, job, job.plan, asker, message))
+
+
+def submitter_addresses(message: AskReverse | AskCircuit, remote: str) -> list[str]:
+    """Where a submitter that the broker sees at `remote` (HOST:PORT) listens for whoever dials it back.
+
+    One that came over the loopback is on the broker's machine, which others know by another name.
+    """
+    if not isinstance(message, AskReverse):
+        return []
+    host, _ = parse_address(remote)
+    here = is_loopback(host)
+    return [format_address(EVERY_INTERFACE[0] if here else host, message.port)]
 
 
 def not_reached(turn: Turn, job: Job, worker: str, message: NotReached) -> None:

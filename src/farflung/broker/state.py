@@ -165,7 +165,7 @@ def _(event: events.WorkerSays, turn: Turn) -> None:
         case Loaded():
             jobs.loaded(turn, job, event.worker)
         case AskReverse() | AskCircuit():
-            reaching.ask(turn, job, event.worker, message)
+            reaching.ask(turn, job, event.worker, message, turn.state.workers[event.worker].addresses)
         case NotReached():
             reaching.not_reached(turn, job, event.worker, message)
         case UnitReady():
@@ -193,7 +193,8 @@ def _(event: events.SubmitterSays, turn: Turn) -> None:
     elif isinstance(message, Collected):
         jobs.collected(turn, job, message)
     elif message.attempt == job.attempt:
-        reaching.ask(turn, job, event.submitter, message)
+        seen = reaching.submitter_addresses(message, event.remote)
+        reaching.ask(turn, job, event.submitter, message, seen)
 
 
 @_decide.register

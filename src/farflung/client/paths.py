@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.paths.advertised import advertised, own_hosts
-from farflung.paths.connector import Connector, Port
+from farflung.paths.connector import Connector
 from farflung.paths.errand import Errand
 from farflung.protocol.fields import TEXT_LENGTH, Message
 from farflung.protocol.messages import Planned
@@ -21,19 +20,16 @@ ANYWHERE = "[::]:0"
 
 
 class Paths:
-    """Made once the broker is there: `route` is this end of the link to it, `tell` sends a message over it.
+    """Made once the broker is there: `tell` sends a message to it.
 
     The broker's answers are given to `hear`. `contexts` are the TLS contexts in use: a new certificate is to
     be shown in them.
     """
 
-    def __init__(
-        self, identity: Identity, timeouts: Timeouts, route: str, tell: Callable[[Message], None]
-    ) -> None:
+    def __init__(self, identity: Identity, timeouts: Timeouts, tell: Callable[[Message], None]) -> None:
         self._identity = identity
         self._own = Hello(identity.id, identity.role, "data")
         self._timeouts = timeouts
-        self._route = route
         self._tell = tell
         self._listener: Listener | None = None
         self._opening = asyncio.Lock()
@@ -73,13 +69,13 @@ class Paths:
         if self._listener is not None:
             await self._listener.close(reason)
 
-    async def _port(self) -> Port:
+    async def _port(self) -> int:
         async with self._opening:
             if self._listener is None:
                 context = self._identity.server_context(admit_strangers=False)
                 self.contexts.append(context)
                 self._listener = await listen(ANYWHERE, context, self._own, self._entered, self._timeouts)
-        return Port(self._listener, advertised(self._listener.address, self._route, own_hosts()))
+        return self._listener.port
 
     def _entered(self, link: Link) -> Handler:
         if link.kind != "reverse":

@@ -152,7 +152,7 @@ class Submitter:
         name = self._prepared.job.name or "job"
         self._broker = await dial_broker(self._identity, self._timeouts, self._events.put_nowait)
         self._timeouts = self._broker.timeouts
-        self._paths = Paths(self._identity, self._timeouts, self._broker.link.local, self._tell)
+        self._paths = Paths(self._identity, self._timeouts, self._tell)
         self._renewal = Renewal(self._identity, self._paths.contexts)
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
         self._tell(Submit(name, self._prepared.program, self._prepared.training, self._workers, self._on))

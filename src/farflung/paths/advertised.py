@@ -7,9 +7,7 @@ import socket
 from collections.abc import Iterable
 
 from farflung.protocol.fields import MAXIMUM_ADDRESSES
-from farflung.transport.addresses import format_address, parse_address
-
-EVERYWHERE = ("0.0.0.0", "::")
+from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
 
 
 def advertised(listening: str, route: str, hosts: Iterable[str]) -> list[str]:
@@ -25,7 +23,7 @@ def advertised(listening: str, route: str, hosts: Iterable[str]) -> list[str]:
         Every address of this machine.
     """
     host, port = parse_address(listening)
-    if host not in EVERYWHERE:
+    if host not in EVERY_INTERFACE:
         return [listening]
     found = [format_address(parse_address(route)[0], port)] if route else []
     found += [format_address(one, port) for one in hosts if _leads_here(one, host)]

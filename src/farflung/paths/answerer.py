@@ -15,12 +15,15 @@ from farflung.paths.circuits import join_circuit
 from farflung.paths.ways import LONGEST_REASON, relayed
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import Circuit, DialBack, NotReached
+from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial_any
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.paths")
 
 MAXIMUM_AT_ONCE = 64
+MAXIMUM_FOR_ONE_PEER = 4
+"""One that asks again may have given up on what is still under way."""
 
 
 class Sought(Protocol):
@@ -56,13 +59,15 @@ class Answerer:
         self._broker = broker
         self._sought = sought
         self._timeouts = timeouts
-        self._at_work: set[asyncio.Task[None]] = set()
+        self._at_work: dict[asyncio.Task[None], str] = {}
 
     def hear(self, request: DialBack | Circuit, listener: Listener) -> None:
         """Begin to do it; what comes of it is told to the peer by the link, or to the broker."""
         peer = self._sought.expects(request.job, request.attempt, request.peer)
         if peer is None:
             self._decline(request, "it does not work for that attempt of the job")
+        elif list(self._at_work.values()).count(request.peer) >= MAXIMUM_FOR_ONE_PEER:
+            self._decline(request, f"it is busy with {MAXIMUM_FOR_ONE_PEER} requests of the same peer")
         elif len(self._at_work) >= MAXIMUM_AT_ONCE:
             self._decline(request, "it is busy with other peers that cannot be reached")
         elif isinstance(request, DialBack):
@@ -78,8 +83,8 @@ class Answerer:
 
     def _spawn(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._watched(request, work))
-        self._at_work.add(task)
-        task.add_done_callback(self._at_work.discard)
+        self._at_work[task] = request.peer
+        task.add_done_callback(self._at_work.pop)
 
     async def _watched(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -95,13 +100,18 @@ class Answerer:
         self._sought.tell(answer)
 
     async def _dial_back(self, request: DialBack, peer: Peer) -> None:
+        addresses = [self._beside_broker(address) for address in request.addresses]
         handler = self._sought.handler
-        link = await dial_any(request.addresses, self._context, self._own, peer, handler, self._timeouts())
+        link = await dial_any(addresses, self._context, self._own, peer, handler, self._timeouts())
         link.path = "reverse"
         try:
             self._sought.entered(link)
         except ProtocolError as error:
             await link.close(str(error))
+
+    def _beside_broker(self, address: str) -> str:
+        host, port = parse_address(address)
+        return format_address(parse_address(self._broker)[0], port) if host in EVERY_INTERFACE else address
 
     async def _take_end(self, request: Circuit, peer: Peer, listener: Listener) -> None:
         raw = await join_circuit(request, self._broker, self._timeouts())

@@ -16,19 +16,11 @@ from farflung.paths.errand import Errand
 from farflung.paths.ways import HELPS, Tried, Way, advice, order, relayed, told
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import AskCircuit, AskReverse, Circuit, NotReached
-from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial_any, dial_over
+from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial_any, dial_over
 from farflung.transport.timeouts import Timeouts
 
 MAXIMUM_RELAYS = 3
 """Tried for one link, one after the other."""
-
-
-@dataclass(frozen=True)
-class Port:
-    """Where this process can be dialled, if anybody can: a listener and the addresses that may lead to it."""
-
-    listener: Listener
-    addresses: list[str]
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ class Connector:
     broker
         HOST:PORT at which this process reaches the broker, which may be a relay.
     port
-        Gives the place where this process listens, or begins to; its listener must give links of kind
+        The port on which this process listens, or begins to; its listener must give links of kind
         `reverse` to `admit`.
     tell
         Sends a message to the broker, whose answers are given to `hear`.
@@ -73,7 +65,7 @@ class Connector:
         own: Hello,
         context: ssl.SSLContext,
         broker: str,
-        port: Callable[[], Awaitable[Port]],
+        port: Callable[[], Awaitable[int]],
         tell: Callable[[Message], None],
         timeouts: Callable[[], Timeouts],
     ) -> None:
@@ -144,7 +136,7 @@ class Connector:
 
     async def _reverse(self, errand: Errand, handler: Handler) -> Link:
         port, number = await self._port(), next(self._numbers)
-        ask = AskReverse(number, errand.job, errand.attempt, errand.peer.id, port.addresses)
+        ask = AskReverse(number, errand.job, errand.attempt, errand.peer.id, port)
         link = await self._ask(ask, errand, handler)
         if not isinstance(link, Link):
             raise ConnectionFailed("the broker answered with a circuit, which was not asked for")

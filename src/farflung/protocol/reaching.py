@@ -17,17 +17,22 @@ from farflung.transport.link_status import LinkStatus
 
 MAXIMUM_REPORTS = 1000
 
+Port = Annotated[int, Meta(ge=0, le=65535)]
 CircuitToken = Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
 
 
 class AskReverse(Message, frozen=True):
-    """`peer` cannot be dialled from here: have it dial one of `addresses`."""
+    """`peer` cannot be dialled from here: have it dial the asker.
+
+    A worker is dialled where it is registered, a submitter at `port` of the host that the broker sees: nobody
+    can have others dial just any address and hear what became of that.
+    """
 
     number: Count
     job: Id
     attempt: Count
     peer: Id
-    addresses: Addresses
+    port: Port
 
 
 class AskCircuit(Message, frozen=True):
@@ -51,7 +56,10 @@ class NotReached(Message, frozen=True):
 
 
 class DialBack(Message, frozen=True):
-    """`peer`, a member of the same plan, cannot dial you: dial it at one of `addresses`."""
+    """`peer`, a member of the same plan, cannot dial you: dial it at one of `addresses`.
+
+    One on every interface (0.0.0.0) is on the broker's machine.
+    """
 
     number: Count
     job: Id
@@ -96,7 +104,7 @@ class LinkReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     peer: Id
     tried: Text
-    port: Annotated[int, Meta(ge=0, le=65535)]
+    port: Port
     link: LinkStatus | None
 
 

@@ -7,6 +7,7 @@ import ipaddress
 from farflung.errors import ConnectionFailed
 
 DEFAULT_PORT = 7700
+EVERY_INTERFACE = ("0.0.0.0", "::")
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -41,3 +42,13 @@ def format_address(host: str, port: int) -> str:
     if isinstance(address, ipaddress.IPv4Address):
         return f"{plain}:{port}"
     return f"{address.ipv4_mapped}:{port}" if address.ipv4_mapped else f"[{host}]:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address leads to the machine that uses it, and to no other."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

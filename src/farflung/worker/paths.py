@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from farflung.errors import ConnectionFailed
 from farflung.paths.advertised import advertised, own_hosts
 from farflung.paths.answerer import Answerer
-from farflung.paths.connector import Connector, Port
+from farflung.paths.connector import Connector
 from farflung.paths.errand import Errand
 from farflung.protocol.fields import TEXT_LENGTH, Message
 from farflung.protocol.messages import Load
@@ -68,7 +68,7 @@ class Paths:
         self._route = ""
         self._listener: Listener | None = None
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
-        self._connector = Connector(own, context, identity.broker, self.port, tell, self._limits)
+        self._connector = Connector(own, context, identity.broker, self._port, tell, self._limits)
         self._answerer = Answerer(own, context, identity.broker, self, self._limits)
         self._attempt: machine.Attempt | None = None
         self._tried: dict[str, str] = {}
@@ -87,11 +87,10 @@ class Paths:
         if self._reporting is None:
             self.report()
 
-    async def port(self) -> Port:
-        """Where this worker listens, and what to tell peers about that."""
+    def addresses(self) -> list[str]:
+        """Where this worker listens, as peers are told."""
         assert self._listener is not None
-        addresses = list(self._advertise) or advertised(self._listener.address, self._route, own_hosts())
-        return Port(self._listener, addresses)
+        return list(self._advertise) or advertised(self._listener.address, self._route, own_hosts())
 
     async def connect(self, peer: str, load: Load, addresses: Sequence[str]) -> Link:
         """Reach a neighbour, whichever way leads there; see `Connector.connect`."""
@@ -156,6 +155,10 @@ class Paths:
         """Somebody dialled; ProtocolError refuses it."""
         dialled_back = link.kind == "reverse" and link.path == "direct"
         return self._connector.admit(link) if dialled_back else self._peers.entered(link)
+
+    async def _port(self) -> int:
+        assert self._listener is not None
+        return self._listener.port
 
     def _limits(self) -> Timeouts:
         return self._timeouts

@@ -194,13 +194,10 @@ class WorkerService:
 
     def back(self) -> None:
         log.info("linked to the broker again")
-        self._spawn(self._tell_where())
-
-    async def _tell_where(self) -> None:
-        # Always: behind a NAT only the broker sees what has changed.
         if self._broker is not None:
             self._paths.registered(self._broker.link.local, self._timeouts)
-            self._tell(messages.Moved((await self._paths.port()).addresses))
+            # Always: behind a NAT only the broker sees what has changed.
+            self._tell(messages.Moved(self._paths.addresses()))
 
     def lost(self, reason: str) -> None:
         self._broker = None
@@ -239,12 +236,9 @@ class WorkerService:
         self._broker, self._timeouts = line, line.timeouts
         self._listener.keep_to(self._timeouts)
         self._paths.registered(line.link.local, self._timeouts)
-        port = await self._paths.port()
         assert self._device is not None
-        options = self._options
-        self._tell(
-            Register(self._device, options.site, port.addresses, BOOT, options.relay_mbps, options.line)
-        )
+        options, addresses = self._options, self._paths.addresses()
+        self._tell(Register(self._device, options.site, addresses, BOOT, options.relay_mbps, options.line))
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     async def _dial_broker(self, handler: Handler) -> Link:

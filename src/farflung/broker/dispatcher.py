@@ -18,6 +18,8 @@ from farflung.broker.arrivals import Arrival, events_of
 from farflung.broker.circuits import Circuits
 from farflung.broker.events import Command, Event, OpenCircuit, Reject, RunPlanner
 from farflung.broker.line import Line
+from farflung.broker.measured import Measured, topology_of
+from farflung.broker.measurements import Measurements
 from farflung.broker.planning import Clock, plan
 from farflung.broker.state import Outcome, State, decide
 from farflung.broker.store import Store
@@ -38,12 +40,16 @@ class _Group:
 
 
 class Dispatcher:
-    """Carries events to the state machine and commands from it; the one owner of the state."""
+    """Carries events to the state machine and commands from it; the one owner of the state.
+
+    `measurements` are what is known of the ways between workers, for plans: observed, and no part of the state.
+    """
 
     def __init__(
         self, state: State, store: Store, timeouts: Timeouts, clock: Clock, circuits: Circuits
     ) -> None:
         self.state = state
+        self.measurements = Measurements()
         self._circuits = circuits
         self.switchboard = Switchboard()
         self._store = store
@@ -52,6 +58,10 @@ class Dispatcher:
         self._arrivals: list[Arrival] = []
         self._awake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
+
+    def topology_of(self, workers: Iterable[str]) -> Measured:
+        """What is known of these workers and the ways between them, and what has to be assumed."""
+        return topology_of([self.state.workers[name] for name in workers], self.measurements)
 
     def put(self, arrival: Arrival) -> None:
         """Add to what has happened."""

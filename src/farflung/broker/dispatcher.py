@@ -42,7 +42,7 @@ class _Group:
 class Dispatcher:
     """Carries events to the state machine and commands from it; the one owner of the state.
 
-    `measurements` are what is known of the ways between workers, for plans: observed, and no part of the state.
+    `measurements` are what is known of the ways between workers: observed, and no part of the state.
     """
 
     def __init__(

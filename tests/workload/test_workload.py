@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import CASES, Case
+from tests.models import CASES, Case, case
 from tests.opdag.random_graphs import random_graph
 from tests.runtime.side_by_side import captured
 
 from farflung.opdag.cuts import cut_costs
 from farflung.opdag.graph import Graph
 from farflung.planner import place
-from farflung.planner.assignment import Assignment, plan_of
+from farflung.planner.assignment import Assignment, memory_of, plan_of
 from farflung.runtime.footprint import required_bytes
 from farflung.workload import workload_of
 
@@ -57,18 +58,67 @@ def test_crossing_bytes_are_those_of_the_cut_costs(seed: int) -> None:
         assert np.array_equal(both[inner], cut_costs(graph, BATCH).crossing[inner])
 
 
-UNTIED = [entry for entry in CASES if not entry.summed_twice]
+SMALL = 200
+"""Bytes: in a segment of a node or two, one mask that is shipped and not recomputed is 15 % of the whole."""
 
 
-@pytest.mark.parametrize("entry", UNTIED, ids=lambda entry: entry.name)
-def test_memory_of_a_range_is_close_to_what_its_worker_will_ask_for(entry: Case) -> None:
-    _, graph = captured(entry, BATCH)
+def require_memory_of_every_segment(graph: Graph, assignment: Assignment) -> None:
     workload = workload_of(graph, 3, BATCH)
-    for seed in range(5):
-        assignment = random_assignment(graph, seed)
-        segments = place(graph, assignment.cuts, ["a"] * (len(assignment.cuts) + 1), 3, BATCH).segments
-        for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
-            if not segment.owned:  # no plan has such a segment
-                continue
-            needed = required_bytes(segment, BATCH, assignment.window)
-            assert 0.6 * needed <= workload.memory_bytes(start, stop, assignment.window) <= 1.3 * needed
+    placement = [names[0] for names in assignment.workers]
+    segments = place(graph, assignment.cuts, placement, 3, BATCH).segments
+    ours = 0.0
+    for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
+        needed = required_bytes(segment, BATCH, assignment.window)
+        estimate = workload.memory_bytes(start, stop, assignment.window)
+        assert needed <= estimate <= 1.15 * needed + SMALL
+        assert workload.memory_up_to(stop, assignment.window)[start] == pytest.approx(estimate)
+        ours += estimate
+    assert memory_of(workload, assignment, "a") == pytest.approx(ours)
+
+
+@pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
+def test_what_is_said_to_fit_is_what_a_worker_accepts_and_not_much_more(entry: Case) -> None:
+    _, graph = captured(entry, BATCH)
+    for seed in range(20):
+        require_memory_of_every_segment(graph, random_assignment(graph, seed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_no_range_of_any_graph_is_said_to_need_less_than_a_worker_asks(seed: int) -> None:
+    graph = random_graph(seed)
+    if not any(entry.trainable for entry in graph.inputs):
+        return
+    assignment = random_assignment(graph, seed)
+    workload = workload_of(graph, 3, BATCH)
+    placement = [names[0] for names in assignment.workers]
+    segments = place(graph, assignment.cuts, placement, 3, BATCH).segments
+    for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
+        estimate = workload.memory_bytes(start, stop, assignment.window)
+        assert required_bytes(segment, BATCH, assignment.window) <= estimate
+
+
+def test_recomputing_never_needs_more_and_keeps_what_came_in() -> None:
+    _, graph = captured(case("gpt"), BATCH)
+    workload = workload_of(graph, 3, BATCH)
+    start, stop = len(workload) // 3, 2 * len(workload) // 3
+    kept = [workload.memory_bytes(start, stop, window) for window in (1, 4)]
+    again = [workload.memory_bytes(start, stop, window, recompute=True) for window in (1, 4)]
+    assert again[0] == kept[0] and again[1] < kept[1]
+    assert again[1] - again[0] == pytest.approx(3 * workload.crossing_forward[start])
+
+
+def test_a_tied_parameter_is_held_once_by_its_worker() -> None:
+    _, graph = captured(case("gpt-tied"), BATCH)
+    workload = workload_of(graph, 3, BATCH)
+    first, last = workload.ties[0][0], workload.ties[0][-1]
+    cuts = (first + 1, last)
+    ends = Assignment(cuts, (("a",), ("b",), ("a",)), 3, 2)
+    table = 61 * 16 * 4
+    apart = workload.memory_bytes(last, len(workload), 2)
+    with_owner = workload.memory_bytes(0, len(workload), 2)
+    without_tie = dataclasses.replace(workload, repeats=())
+    assert apart - without_tie.memory_bytes(last, len(workload), 2) == table  # its gradient, nothing else
+    assert with_owner == without_tie.memory_bytes(0, len(workload), 2)
+    assert memory_of(workload, ends, "a") == workload.memory_bytes(0, first + 1, 2) + apart
+    assert memory_of(workload, ends, "c") == 0

@@ -146,6 +146,18 @@ def plan_of(workload: Workload, assignment: Assignment) -> Plan:
     )
 
 
+def memory_of(workload: Workload, assignment: Assignment, worker: str) -> float:
+    """Bytes that all segments of `worker` need together; what it accepts if its owner gives as much."""
+    recompute = assignment.recompute or (False,) * len(assignment.workers)
+    return sum(
+        workload.memory_bytes(start, stop, assignment.window, again)
+        for (start, stop), names, again in zip(
+            assignment.ranges(len(workload)), assignment.workers, recompute, strict=True
+        )
+        if worker in names
+    )
+
+
 def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:
     def segments(positions: tuple[int, ...]) -> list[int]:
         return np.unique(np.searchsorted(cuts, positions, side="right")).tolist()

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
-
-OPTIMIZER_COPIES = 4  # parameter, gradient and AdamW's two moments
+from farflung.workload.workload import OPTIMIZER_COPIES
 
 
 def required_bytes(segment: Segment, batch: int, window: int) -> int:
     """An estimate of the memory a segment needs, in bytes: state, optimizer, `window` tapes of every value.
 
-    The feeder may be two windows ahead with the inputs, and autograd holds gradients of the values it works
-    on: room for two copies of the largest. Kernels' own workspaces are not counted.
+    Of a parameter that another segment of the same worker owns it has its own gradient only. The feeder may
+    be two windows ahead with the inputs, and autograd holds gradients of the values it works on: room for
+    two copies of the largest. Kernels' own workspaces are not counted.
     """
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
+    owned = set(segment.owned)
+    held = sum(_held(entry, sizes[entry.value], entry.name in owned) for entry in segment.inputs)
     state = {entry.value for entry in segment.inputs if entry.kind != "input"}
-    trainable = sum(sizes[entry.value] for entry in segment.inputs if entry.trainable)
     tape = sum(size for number, size in sizes.items() if number not in state)
     fed = sum(sizes[entry.value] for entry in segment.inputs if entry.kind == "input")
     working = 2 * max((size for number, size in sizes.items() if number not in state), default=0)
-    held = sum(sizes[v] for v in state) + (OPTIMIZER_COPIES - 1) * trainable
     return held + window * (tape + fed) + working
+
+
+def _held(entry: Input, size: int, owned: bool) -> int:
+    if entry.kind == "input":
+        return 0
+    if entry.kind == "parameter" and not owned:
+        return size if entry.trainable else 0
+    return size * OPTIMIZER_COPIES if entry.trainable else size

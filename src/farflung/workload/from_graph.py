@@ -2,88 +2,141 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.cost import flops
 from farflung.opdag.cuts import legal_positions
-from farflung.opdag.graph import Graph
-from farflung.workload.workload import Feed, Span, Workload
+from farflung.opdag.graph import Graph, Input
+from farflung.workload.arrays import Floats
+from farflung.workload.workload import Feed, Repeat, Span, Workload
 
 
 def workload_of(graph: Graph, microbatches: int, microbatch_size: int, name: str = "") -> Workload:
     """The costs of `graph` in microbatches of `microbatch_size` samples."""
-    static = static_values(graph)
-    is_static = [all(v in static for v in node.writes()) for node in graph.nodes]
-    sizes = [value_type.bytes(microbatch_size) for value_type in graph.values]
-    work = [
-        0 if still else flops(node, graph.values, microbatch_size)
-        for node, still in zip(graph.nodes, is_static, strict=True)
-    ]
-    made = [
-        sum(sizes[v] for v in node.writes() if not still)
-        for node, still in zip(graph.nodes, is_static, strict=True)
-    ]
-    readers = _readers(graph, is_static)
-    first = {value: found[0] for value, found in readers.items() if found}
-    held = [entry for entry in graph.inputs if entry.kind != "input" and entry.value in first]
-    parameters = [entry for entry in held if entry.kind == "parameter"]
-    count = len(graph.nodes)
+    return _Costs(graph, microbatch_size).workload(name, microbatches)
 
-    def at_first_reader(values: list[int], weights: list[int]) -> np.ndarray:
-        found = np.zeros(count)
-        np.add.at(found, [first[value] for value in values], weights)
+
+class _Costs:
+    """Sizes, and who needs what, of a graph at one microbatch size."""
+
+    def __init__(self, graph: Graph, batch: int) -> None:
+        self._graph = graph
+        self._batch = batch
+        self._sizes = [value_type.bytes(batch) for value_type in graph.values]
+        self._static = static_values(graph)
+        self._is_static = [all(v in self._static for v in node.writes()) for node in graph.nodes]
+        self._results = {graph.loss, *graph.mutations.values()}
+        self._readers = self._find_readers()
+        self._state = {entry.value for entry in graph.inputs if entry.kind != "input"}
+
+    def workload(self, name: str, microbatches: int) -> Workload:
+        graph, sizes = self._graph, self._sizes
+        held = [entry for entry in graph.inputs if entry.kind != "input" and self._readers.get(entry.value)]
+        parameters = [entry for entry in held if entry.kind == "parameter"]
+        work = [
+            0 if still else flops(node, graph.values, self._batch)
+            for node, still in zip(graph.nodes, self._is_static, strict=True)
+        ]
+        return Workload(
+            name=name,
+            microbatches=microbatches,
+            microbatch_size=self._batch,
+            flops=np.array(work, dtype=np.float64),
+            legal=legal_positions(graph),
+            parameters=self._at_first_reader((e.value, 1) for e in parameters).astype(np.int64),
+            parameter_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in parameters),
+            trainable_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in held if e.trainable),
+            state_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in held),
+            tape_bytes=self._tape(),
+            largest_bytes=self._largest(),
+            spans=self._spans(),
+            feeds=tuple(
+                Feed(entry.value, tuple(self._readers[entry.value]), sizes[entry.value])
+                for entry in graph.inputs_of("input")
+                if self._readers.get(entry.value)
+            ),
+            ties=tuple(tuple(self._readers[e.value]) for e in parameters if len(self._readers[e.value]) > 1),
+            repeats=tuple(self._repeats(held)),
+        )
+
+    def _find_readers(self) -> dict[int, list[int]]:
+        """Value -> positions of the nodes that need it, ascending.
+
+        A static node runs where what it makes is needed, so what it reads is needed there. Where it makes a
+        result of the graph it runs at its own place. A buffer's new value is made where the buffer is held.
+        """
+        graph = self._graph
+        found: dict[int, set[int]] = {}
+        for at in range(len(graph.nodes) - 1, -1, -1):
+            node = graph.nodes[at]
+            through = {at}
+            if self._is_static[at]:
+                through = {reader for value in node.writes() for reader in found.get(value, ())}
+                if self._results & set(node.writes()):
+                    through.add(at)
+            for value in node.reads():
+                found.setdefault(value, set()).update(through)
+        producers = graph.producers()
+        for entry in graph.inputs_of("buffer"):
+            if (made := graph.mutations.get(entry.name)) in producers:
+                found.setdefault(entry.value, set()).add(producers[made])
+        return {value: sorted(positions) for value, positions in found.items()}
+
+    def _needed_at(self, node: int) -> list[int]:
+        """Positions at which a static node's results are needed."""
+        needed = {at for value in self._graph.nodes[node].writes() for at in self._readers.get(value, ())}
+        if self._results & set(self._graph.nodes[node].writes()):
+            needed.add(node)
+        return sorted(needed)
+
+    def _at_first_reader(self, weights: Iterable[tuple[int, int]]) -> Floats:
+        found = np.zeros(len(self._graph.nodes))
+        for value, weight in weights:
+            found[self._readers[value][0]] += weight
         return found
 
-    ids = [entry.value for entry in parameters]
-    trained = [entry.value for entry in parameters if entry.trainable]
-    return Workload(
-        name=name,
-        microbatches=microbatches,
-        microbatch_size=microbatch_size,
-        flops=np.array(work, dtype=np.float64),
-        legal=legal_positions(graph),
-        parameters=at_first_reader(ids, [1] * len(ids)).astype(np.int64),
-        parameter_bytes=at_first_reader(ids, [sizes[v] for v in ids]),
-        trainable_bytes=at_first_reader(trained, [sizes[v] for v in trained]),
-        state_bytes=at_first_reader([e.value for e in held], [sizes[e.value] for e in held]),
-        tape_bytes=np.array(made, dtype=np.float64),
-        largest_bytes=np.array(_largest(graph, sizes), dtype=np.float64),
-        spans=_spans(graph, static, readers, sizes),
-        feeds=tuple(
-            Feed(entry.value, tuple(readers[entry.value]), sizes[entry.value])
-            for entry in graph.inputs_of("input")
-            if readers.get(entry.value)
-        ),
-        ties=tuple(tuple(readers[entry.value]) for entry in parameters if len(readers[entry.value]) > 1),
-    )
+    def _made(self, node: int) -> int:
+        return sum(self._sizes[value] for value in self._graph.nodes[node].writes())
 
+    def _tape(self) -> Floats:
+        found = np.zeros(len(self._graph.nodes))
+        for at, still in enumerate(self._is_static):
+            if not still:
+                found[at] += self._made(at)
+            elif needed := self._needed_at(at):
+                found[needed[0]] += self._made(at)
+        return found
 
-def _readers(graph: Graph, is_static: list[bool]) -> dict[int, list[int]]:
-    """Value -> positions of the nodes that read it, ascending; a static node's readers read its inputs."""
-    found: dict[int, set[int]] = {}
-    for at in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[at]
-        through = {at}
-        if is_static[at]:
-            through = {reader for value in node.writes() for reader in found.get(value, ())}
-        for value in node.reads():
-            found.setdefault(value, set()).update(through)
-    return {value: sorted(positions) for value, positions in found.items()}
+    def _largest(self) -> Floats:
+        """For a static node nothing: whoever needs it has its largest value."""
+        found = np.zeros(len(self._graph.nodes))
+        recomputed: dict[int, int] = {}
+        for at, node in enumerate(self._graph.nodes):
+            touched = [self._sizes[v] for v in (*node.reads(), *node.writes()) if v not in self._state]
+            largest = max([*touched, *(recomputed.get(v, 0) for v in node.reads())], default=0)
+            if self._is_static[at]:
+                recomputed |= dict.fromkeys(node.writes(), largest)
+            if not self._is_static[at] or self._results & set(node.writes()):
+                found[at] = largest
+        return found
 
+    def _repeats(self, held: list[Input]) -> Iterable[Repeat]:
+        for entry in held:
+            readers = tuple(self._readers[entry.value])
+            again = self._sizes[entry.value] if entry.kind != "parameter" or entry.trainable else 0
+            if len(readers) > 1:
+                yield Repeat(readers, state=again)
+        for at, still in enumerate(self._is_static):
+            if still and len(needed := tuple(self._needed_at(at))) > 1:
+                yield Repeat(needed, tape=self._made(at))
 
-def _largest(graph: Graph, sizes: list[int]) -> list[int]:
-    state = {entry.value for entry in graph.inputs if entry.kind != "input"}
-    touched = [{*node.reads(), *node.writes()} - state for node in graph.nodes]
-    return [max((sizes[value] for value in values), default=0) for values in touched]
-
-
-def _spans(
-    graph: Graph, static: set[int], readers: dict[int, list[int]], sizes: list[int]
-) -> tuple[Span, ...]:
-    gradients = differentiable_values(graph)
-    return tuple(
-        Span(value, made, tuple(readers[value]), sizes[value], value in gradients)
-        for value, made in graph.producers().items()
-        if value not in static and readers.get(value)
-    )
+    def _spans(self) -> tuple[Span, ...]:
+        gradients = differentiable_values(self._graph)
+        return tuple(
+            Span(value, made, tuple(self._readers[value]), self._sizes[value], value in gradients)
+            for value, made in self._graph.producers().items()
+            if value not in self._static and self._readers.get(value)
+        )

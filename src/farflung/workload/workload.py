@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from farflung.workload.arrays import Floats, before
+from farflung.workload.touched import Touched
 
 BACKWARD_FACTOR = 2.0
 """Backward operations for each operation of a forward pass."""
 
 OPTIMIZER_COPIES = 4
 """Of every trainable parameter a worker holds itself, its gradient and AdamW's two moments."""
+
+_MOST_NEEDS = 1 << 17  # ranges whose memory is remembered
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,19 @@ class Feed:
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """What several nodes need (`readers`, ascending): its bytes in any range but that of the first reader.
+
+    `state` of a parameter is its gradient, because one worker holds them all; of a buffer it is a copy.
+    `tape` is what is recomputed. What the first reader needs stands in the workload's arrays.
+    """
+
+    readers: tuple[int, ...]
+    state: float = 0.0
+    tape: float = 0.0
+
+
+@dataclass(frozen=True)
 class Workload:
     """An OP-DAG with the costs of one microbatch of `microbatch_size` samples.
 
@@ -63,13 +80,16 @@ class Workload:
         Bytes of what a node is the first to read: parameters, those of them that are trained, and all state
         (buffers and constants too).
     tape_bytes : float64 [n]
-        Bytes of what a node makes, kept from its forward pass to its backward pass.
+        Bytes of what a node makes, kept from its forward pass to its backward pass; and of what it is the
+        first to need of values that are recomputed.
     largest_bytes : float64 [n]
-        Bytes of the largest value, other than state, that a node reads or makes.
+        Bytes of the largest value, other than state, that a node reads, makes or has recomputed for it.
     spans, feeds
         Values that may cross a cut, and model inputs.
     ties
         For each parameter that several nodes read: their positions. One worker must run them all.
+    repeats
+        State and recomputed values that several nodes need.
     """
 
     name: str
@@ -86,6 +106,7 @@ class Workload:
     spans: tuple[Span, ...]
     feeds: tuple[Feed, ...]
     ties: tuple[tuple[int, ...], ...] = field(default=())
+    repeats: tuple[Repeat, ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.flops)
@@ -93,7 +114,7 @@ class Workload:
     @cached_property
     def work(self) -> Floats:
         """Operations before each position, forward and backward: [n + 1], starting with 0."""
-        return _before(self.flops) * (1 + BACKWARD_FACTOR)
+        return before(self.flops) * (1 + BACKWARD_FACTOR)
 
     @cached_property
     def crossing_forward(self) -> Floats:
@@ -113,32 +134,52 @@ class Workload:
     def memory_bytes(self, start: int, stop: int, window: int, recompute: bool = False) -> float:
         """What the nodes from `start` up to `stop` need as one segment, with `window` microbatches in flight.
 
-        An estimate by the rule of `runtime.footprint` from sums over the range; with `recompute` only what
-        came in is kept for each microbatch, and one tape.
+        What `runtime.footprint` counts, and never less: the same, but for values that are recomputed here
+        where the plan ships them because they are smaller than the model inputs they come from. With
+        `recompute` only what came in is kept for each microbatch, and one tape.
         """
-        state = self.sums["state"][stop] - self.sums["state"][start]
-        trainable = self.sums["trainable"][stop] - self.sums["trainable"][start]
-        tape = self.sums["tape"][stop] - self.sums["tape"][start]
-        received = self.crossing_forward[start]
-        fed = self.sums["fed"][stop] - self.sums["fed"][start]
-        largest = float(self.largest_bytes[start:stop].max(initial=0.0))
-        kept = (tape + window * received) if recompute else window * (tape + received)
-        return float(state + (OPTIMIZER_COPIES - 1) * trainable + kept + 2 * window * fed + 2 * largest)
+        needs = self._needs.get((start, stop))
+        if needs is None:
+            if len(self._needs) >= _MOST_NEEDS:
+                self._needs.clear()
+            largest = float(self.largest_bytes[start:stop].max(initial=0.0))
+            state, made, came = (touched.of(start, stop) for touched in self._touched)
+            needs = self._needs[start, stop] = (state + 2 * largest, made, came)
+        fixed, made, came = needs
+        return fixed + (made + window * came if recompute else window * (made + came))
+
+    def memory_up_to(self, stop: int, window: int, recompute: bool = False) -> Floats:
+        """`memory_bytes` of the ranges from every start below `stop` up to it: [stop]."""
+        state, made, came = (touched.up_to(stop) for touched in self._touched)
+        largest = np.maximum.accumulate(self.largest_bytes[:stop][::-1])[::-1]
+        fixed = state + 2 * largest
+        return np.asarray(fixed + (made + window * came if recompute else window * (made + came)))
 
     @cached_property
     def sums(self) -> dict[str, Floats]:
-        """Bytes before each position, [n + 1]: `parameter`, `trainable`, `state`, `tape`, `fed`."""
+        """Bytes before each position, [n + 1]: `parameter`, `trainable`."""
+        return {"parameter": before(self.parameter_bytes), "trainable": before(self.trainable_bytes)}
+
+    @cached_property
+    def _needs(self) -> dict[tuple[int, int], tuple[float, float, float]]:
+        return {}
+
+    @cached_property
+    def _touched(self) -> tuple[Touched, Touched, Touched]:
+        """State with optimizer; what is made on the way; what came in, twice for what the feeder sends."""
+        state, made, came = [], [], []
+        for repeat in self.repeats:
+            for last, at in pairwise(repeat.readers):
+                state.append((last, at, repeat.state))
+                made.append((last, at, repeat.tape))
+        for span in self.spans:
+            came += [(last, at, span.bytes) for last, at in pairwise((span.made, *span.readers))]
         fed = np.zeros(len(self))
         for feed in self.feeds:
-            for reader in feed.readers:
-                fed[reader] += feed.bytes
-        return {
-            "parameter": _before(self.parameter_bytes),
-            "trainable": _before(self.trainable_bytes),
-            "state": _before(self.state_bytes),
-            "tape": _before(self.tape_bytes),
-            "fed": _before(fed),
-        }
+            fed[feed.readers[0]] += 2 * feed.bytes
+            came += [(last, at, 2 * feed.bytes) for last, at in pairwise(feed.readers)]
+        held = self.state_bytes + (OPTIMIZER_COPIES - 1) * self.trainable_bytes
+        return Touched(held, state), Touched(self.tape_bytes, made), Touched(fed, came)
 
     def _crossing(self, gradients_only: bool) -> Floats:
         change = np.zeros(len(self) + 2)
@@ -147,7 +188,3 @@ class Workload:
                 change[span.made + 1] += span.bytes
                 change[span.readers[-1] + 1] -= span.bytes
         return np.asarray(np.cumsum(change)[: len(self) + 1])
-
-
-def _before(values: Floats) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])

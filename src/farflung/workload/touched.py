@@ -1,0 +1,51 @@
+"""Sums over what a range of nodes needs, each thing once however many of its nodes need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farflung.workload.arrays import Floats, before
+
+
+class Touched:
+    """Weights of things that nodes need, summed over any range of nodes in constant time for short skips.
+
+    Parameters
+    ----------
+    first : float64 [n]
+        Weight of what each node is the first to need, or makes.
+    again
+        (position of the last need before, position, weight) of every further need of a thing: it counts in a
+        range that holds this need and not the one before.
+    """
+
+    def __init__(self, first: Floats, again: Iterable[tuple[int, int, float]] = ()) -> None:
+        self._count = len(first)
+        self._before = before(first)
+        points = np.array(sorted(again, key=lambda p: p[0] - p[1]), dtype=np.float64).reshape(-1, 3)
+        self._last: NDArray[np.int64] = points[:, 0].astype(np.int64)
+        self._at: NDArray[np.int64] = points[:, 1].astype(np.int64)
+        self._weight: Floats = points[:, 2].copy()
+        self._shortness = self._last - self._at  # ascending: the longest skips come first
+        change = np.zeros(self._count + 2)
+        np.add.at(change, self._last + 1, self._weight)
+        np.add.at(change, self._at + 1, -self._weight)
+        self._crossing = np.cumsum(change)[: self._count + 1]
+
+    def of(self, start: int, stop: int) -> float:
+        """The sum over the nodes from `start` up to `stop`."""
+        longest = int(np.searchsorted(self._shortness, start - stop, side="left"))
+        passing = 0.0
+        if longest:
+            over = (self._last[:longest] < start) & (self._at[:longest] >= stop)
+            passing = float(self._weight[:longest] @ over)
+        return float(self._before[stop] - self._before[start] + self._crossing[start]) - passing
+
+    def up_to(self, stop: int) -> Floats:
+        """The sums over the ranges from every start below `stop` up to it: [stop]."""
+        over = (self._at >= stop) & (self._last < stop)
+        passing = before(np.bincount(self._last[over], self._weight[over], stop).astype(np.float64))[:stop]
+        return self._before[stop] - self._before[:stop] + self._crossing[:stop] - passing

@@ -15,6 +15,7 @@ from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.messages import Claim, FromPeer, Planned, Welcome, decode, encode
 from farflung.transport.endpoint import Link
 from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
+from farflung.transport.redialling import redial
 from farflung.transport.session import Session
 
 log = logging.getLogger("farflung.client")
@@ -156,23 +157,16 @@ class WorkerLine:
         self._hear(Lost(self._worker, reason))
 
     async def _redial(self, reason: str) -> None:
-        loop, limit = asyncio.get_running_loop(), self._timeouts.resume_seconds
-        deadline, failure, patience = loop.time() + limit, "", self._timeouts.redial_seconds
-        while (left := deadline - loop.time()) > 0:
-            try:
-                async with asyncio.timeout(min(patience, left)):
-                    await self._dialled()
-                    await self._settled.wait()
-            except TimeoutError:
-                failure = "it did not answer in time"
-            except ConnectionFailed as error:
-                failure = str(error)
-            if self._link is not None:
-                log.warning("linked to worker %s again", self._worker)
-                return
-            patience *= 2  # a new way may need longer than the one that was
-            await asyncio.sleep(self._timeouts.heartbeat_seconds)
-        self._lose(f"{reason}; no other link to it within {limit:g} s: {failure or 'it closed each at once'}")
+        async def attempt() -> None:
+            await self._dialled()
+            await self._settled.wait()
+
+        limit = self._timeouts.resume_seconds
+        failure = await redial(attempt, lambda: self._link is not None, self._timeouts, limit)
+        if failure:
+            self._lose(f"{reason}; no other link to it within {limit:g} s: {failure}")
+        else:
+            log.warning("linked to worker %s again", self._worker)
 
     async def _dialled(self) -> Link:
         """Connect, and claim the link for the session; `_settled` is set when it is welcomed or over."""

@@ -9,11 +9,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.errors import ProtocolError
 from farflung.protocol.messages import Attach, Attached, Message, decode, encode
 from farflung.transport.endpoint import Handler, Link
 from farflung.transport.failures import why_over
 from farflung.transport.headers import DataHeader
+from farflung.transport.redialling import redial
 from farflung.transport.session import Session
 from farflung.transport.timeouts import Timeouts
 
@@ -130,29 +131,24 @@ class BrokerLine:
 
     async def _redial(self, reason: str) -> None:
         lost, timeouts = self.link, self.link.timeouts
-        deadline, patience = lost.last_heard + timeouts.lease_seconds, timeouts.redial_seconds
-        while not self._is_over and (left := deadline - time.monotonic()) > 0:
-            pause = timeouts.heartbeat_seconds
-            try:
-                async with asyncio.timeout(min(patience, left)):
-                    link = await self._dial(self)
-                    if self._claimed is not None:
-                        self._claimed[0].abandon("superseded by a newer connection")
-                    if self.link is lost:
-                        self._claim(link)
-                        await self._settled.wait()
-                    else:
-                        link.abandon("not needed any more")
-            except TimeoutError:
-                pause, patience = 0.0, 2 * patience  # the path may be longer than it was
-            except ConnectionFailed as error:
-                log.info("the broker is not back: %s", error)
-            if self.link is not lost:
-                self._ears.back()
-                return
-            await asyncio.sleep(pause)
-        lease = timeouts.lease_seconds
-        self._lose(why_over("the broker", lease, reason))
+
+        async def attempt() -> None:
+            link = await self._dial(self)
+            if self._claimed is not None:
+                self._claimed[0].abandon("superseded by a newer connection")
+            if self.link is lost:
+                self._claim(link)
+                await self._settled.wait()
+            else:
+                link.abandon("not needed any more")
+
+        left = lost.last_heard + timeouts.lease_seconds - time.monotonic()
+        failure = await redial(attempt, lambda: self._is_over or self.link is not lost, timeouts, left)
+        if failure:
+            log.info("the broker is not back: %s", failure)
+            self._lose(why_over("the broker", timeouts.lease_seconds, reason))
+        elif not self._is_over:
+            self._ears.back()
 
     def _lose(self, reason: str) -> None:
         if not self._is_over:

@@ -45,7 +45,7 @@ class Timeouts:
 
     @property
     def redial_seconds(self) -> float:
-        """For the first attempt to make a lost connection again; each further one has twice as long."""
+        """For the first attempt to make a lost connection again; twice as long for the next."""
         return self.lease_seconds / 5
 
     @property

@@ -30,6 +30,7 @@ from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, di
 from farflung.transport.frames import BOOT, Kind
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
+from farflung.transport.redialling import redial
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
@@ -357,32 +358,21 @@ class WorkerService:
     async def _reunite(self, peer: str, load: Load, reason: str) -> None:
         """Have a lost link made again, by us if we dialled it; else the peer is lost, for both reasons."""
         is_dialler = peer in self._state.neighbours and peer > self._identity.id
-        limit, patience = self._timeouts.resume_seconds, self._timeouts.redial_seconds
-        failure = "it did not dial again"
-        deadline = self._loop.time() + limit
-        while self._state.load is load and not self._peers.is_linked(peer):
-            left = deadline - self._loop.time()
-            if left <= 0:
-                self.peer_lost(peer, f"{reason}; no other link to it within {limit:g} s: {failure}")
-                return
-            if is_dialler:
-                failure = await self._redial(peer, load, min(patience, left))
-                patience *= 2  # a new way may need longer than the one that was
-            if not self._peers.is_linked(peer):
-                await asyncio.sleep(self._timeouts.heartbeat_seconds)
-        if self._state.load is load:
-            log.info("linked to %s again", peer)
 
-    async def _redial(self, peer: str, load: Load, seconds: float) -> str:
-        """Connect to a peer once more and wait for its welcome; why it failed, if it did."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._peers.dialled(await self._connect(peer, load)).wait()
-        except TimeoutError:
-            return "it did not answer in time"
-        except FarflungError as error:
-            return str(error)
-        return "it closed the link"
+        async def attempt() -> None:
+            if not is_dialler:
+                raise ConnectionFailed("it did not dial again")
+            await self._peers.dialled(await self._connect(peer, load)).wait()
+
+        def is_settled() -> bool:
+            return self._state.load is not load or self._peers.is_linked(peer)
+
+        limit = self._timeouts.resume_seconds
+        failure = await redial(attempt, is_settled, self._timeouts, limit)
+        if failure:
+            self.peer_lost(peer, f"{reason}; no other link to it within {limit:g} s: {failure}")
+        elif self._state.load is load:
+            log.info("linked to %s again", peer)
 
     def _expect_link(self, peer: str, load: Load) -> None:
         if self._state.load is load and peer not in self._state.linked:

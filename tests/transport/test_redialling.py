@@ -1,0 +1,94 @@
+"""Repeated attempts to make a lost link again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from farflung.errors import ConnectionFailed
+from farflung.transport.redialling import redial
+from farflung.transport.timeouts import Timeouts
+
+BRIEF = Timeouts(0.5)
+
+
+class Attempts:
+    """Does as it is told, one after the other; the last of it goes on."""
+
+    def __init__(self, *plan: Callable[[], Awaitable[None]]) -> None:
+        self._plan = plan
+        self.began_at: list[float] = []
+        self.cancelled_after: list[float] = []
+        self.stands = False
+
+    async def __call__(self) -> None:
+        number = len(self.began_at)
+        self.began_at.append(time.monotonic())
+        try:
+            await self._plan[min(number, len(self._plan) - 1)]()
+        except asyncio.CancelledError:
+            self.cancelled_after.append(time.monotonic() - self.began_at[-1])
+            raise
+
+    async def link(self) -> None:
+        self.stands = True
+
+
+async def refuse() -> None:
+    raise ConnectionFailed("it refused the connection")
+
+
+async def close_at_once() -> None:
+    pass
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+def run(attempts: Attempts, seconds: float) -> str:
+    return asyncio.run(redial(attempts, lambda: attempts.stands, BRIEF, seconds))
+
+
+def test_it_ends_with_the_attempt_that_succeeds() -> None:
+    attempts = Attempts(refuse, close_at_once, refuse)
+    attempts._plan += (attempts.link,)
+    assert run(attempts, 30.0) == ""
+    assert len(attempts.began_at) == 4
+
+
+def test_an_attempt_that_takes_too_long_is_followed_by_one_with_twice_the_time() -> None:
+    attempts = Attempts(hang)
+    assert run(attempts, 4 * BRIEF.redial_seconds) == "it did not answer in time"
+    first, second, *rest = attempts.cancelled_after
+    assert second > first and len(rest) <= 1
+
+
+@pytest.mark.parametrize(
+    ("last", "words"), [(refuse, "it refused the connection"), (close_at_once, "it closed the link")]
+)
+def test_in_the_end_it_tells_why_the_last_attempt_failed(
+    last: Callable[[], Awaitable[None]], words: str
+) -> None:
+    assert run(Attempts(hang, last), 3 * BRIEF.redial_seconds) == words
+
+
+def test_what_is_settled_and_what_is_too_late_is_not_attempted() -> None:
+    settled, late = Attempts(hang), Attempts(hang)
+    settled.stands = True
+    assert run(settled, 30.0) == "" and run(late, -1.0) == "there was no time left"
+    assert settled.began_at == late.began_at == []
+
+
+def test_an_attempt_that_nobody_wants_any_more_is_the_last() -> None:
+    attempts = Attempts(refuse)
+
+    async def scene() -> str:
+        asyncio.get_running_loop().call_later(BRIEF.heartbeat_seconds, setattr, attempts, "stands", True)
+        return await redial(attempts, lambda: attempts.stands, BRIEF, 30.0)
+
+    assert asyncio.run(scene()) == ""
+    assert len(attempts.began_at) <= 3

@@ -83,7 +83,7 @@ class Scenario:
 
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
         held = self.state.jobs[job]
-        members = list(held.members) or ["gone"]
+        members = list(held.members)[: held.asked or None] or ["gone"]
         plan = plan_over(members)
         programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
         owned = [[f"weight-{part.segment}"] for part in plan.placements]

@@ -8,34 +8,55 @@ import torch
 from tests.broker.scenario import training
 from torch import nn
 
+from farflung.broker import planner_process
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
 from farflung.broker.planning import plan
+from farflung.broker.questions import Broken, Question
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
+from farflung.runtime.training import Training
+from farflung.transport.timeouts import Timeouts
+
+
+def answered(graph: bytes, training: Training, *workers: str, count: int | None = None) -> object:
+    """What comes of planning a graph on workers of whom nothing is known."""
+    count = len(workers) if count is None else count
+    command = RunPlanner("job-1", 3, graph, training, workers, count)
+    return asyncio.run(plan(command, Timeouts(), lambda: 7.0))
 
 
 def test_a_hostile_graph_is_a_reason_and_no_traceback() -> None:
-    command = RunPlanner("job-1", 3, b"\xc1 no graph", training(), ("a", "b"), exactly=True)
-    answer = asyncio.run(plan(command, lambda: 7.0))
+    answer = answered(b"\xc1 no graph", training(), "a", "b")
     assert isinstance(answer, PlanFailed)
     assert (answer.now, answer.job, answer.attempt) == (7.0, "job-1", 3)
     assert answer.reason and "\n" not in answer.reason
     assert "broke" not in answer.reason
 
 
-def test_a_defect_of_the_planner_is_logged_and_ends_only_the_job(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_defect_of_the_planner_keeps_its_traceback_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise KeyError("node 7")
 
-    monkeypatch.setattr("farflung.planner.plan_job", broken)
-    command = RunPlanner("job-1", 1, b"", training(), ("a",), exactly=True)
+    monkeypatch.setattr("farflung.broker.planner_process.plan_job", broken)
+    found = planner_process.answer(Question(b"", training(), ["a"], 1))
+    assert isinstance(found, Broken)
+    assert found.error == "KeyError: 'node 7'" and "test_planning.py" in found.traceback
+
+
+def test_a_planner_that_dies_ends_only_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("farflung.broker.planning.PROGRAM", "farflung.there_is_none")
     with caplog.at_level(logging.ERROR, "farflung.broker"):
-        answer = asyncio.run(plan(command, lambda: 0.0))
-    assert isinstance(answer, PlanFailed)
-    assert "KeyError" in answer.reason
-    assert caplog.records[0].exc_info is not None
+        answer = answered(b"", training(), "a")
+    assert isinstance(answer, PlanFailed) and "exited with code 1" in answer.reason
+    assert "there_is_none" in caplog.text
+
+
+def test_a_planner_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Timeouts, "planning_seconds", 0.05)
+    answer = answered(b"", training(), "a")
+    assert isinstance(answer, PlanFailed) and "no plan within" in answer.reason
 
 
 class Tower(nn.Module):
@@ -51,7 +72,7 @@ def test_a_captured_model_is_planned_with_the_sizes_that_its_segments_own() -> N
     torch.manual_seed(0)
     graph = wire.dump(capture(Tower(), {"x": torch.randn(4, 8)}).graph)
     job = training(microbatch_size=4)
-    answer = asyncio.run(plan(RunPlanner("job-1", 1, graph, job, ("a", "b"), exactly=True), lambda: 0.0))
+    answer = answered(graph, job, "a", "b")
     assert isinstance(answer, PlanMade)
     assert answer.plan.workers() == ["a", "b"]
     sizes = {name: size for program in answer.programs for name, size in program.owned.items()}
@@ -62,7 +83,16 @@ def test_a_captured_model_is_planned_with_the_sizes_that_its_segments_own() -> N
 def test_of_an_emulated_job_nothing_moves() -> None:
     graph = wire.dump(capture(Tower(), {"x": torch.randn(4, 8)}).graph)
     job = training(microbatch_size=4, emulated=True)
-    answer = asyncio.run(plan(RunPlanner("job-1", 1, graph, job, ("a", "b"), exactly=True), lambda: 0.0))
+    answer = answered(graph, job, "a", "b")
     assert isinstance(answer, PlanMade)
     assert answer.owned == [[], []]
     assert not any(program.owned for program in answer.programs)
+
+
+def test_of_workers_of_whom_nothing_is_known_the_first_are_taken() -> None:
+    graph = wire.dump(capture(Tower(), {"x": torch.randn(4, 8)}).graph)
+    job = training(microbatch_size=4)
+    for count, chosen in ((1, ["a"]), (0, ["a", "b"])):
+        answer = answered(graph, job, "a", "b", "c", count=count)
+        assert isinstance(answer, PlanMade) and answer.plan.workers() == chosen
+        assert answer.prediction is None

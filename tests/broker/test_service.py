@@ -50,10 +50,12 @@ STEPS = 3
 def planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans a chain without a graph; a graph that says so cannot be planned."""
 
-    async def plan(command: RunPlanner, clock: Callable[[], float]) -> PlanMade | PlanFailed:
+    async def plan(
+        command: RunPlanner, timeouts: Timeouts, clock: Callable[[], float]
+    ) -> PlanMade | PlanFailed:
         if command.graph == b"bad":
             return PlanFailed(clock(), command.job, command.attempt, "the graph is bad")
-        made = plan_over(list(command.workers))
+        made = plan_over(list(command.workers[: command.count or None]))
         programs = [SegmentProgram(part.segment, b"program") for part in made.placements]
         owned = [[f"weight-{part.segment}"] for part in made.placements]
         return PlanMade(clock(), command.job, command.attempt, made, programs, owned)

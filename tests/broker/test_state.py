@@ -139,10 +139,30 @@ def test_a_job_may_name_its_workers_in_order() -> None:
     assert "w-3, w-4 and 4 more (have 0, plan needs 9)" in str(told(crowd.commands))
 
 
-@pytest.mark.parametrize(("workers", "on"), [(2, ["a"]), (2, ["a", "a"]), (0, ["a"])])
+@pytest.mark.parametrize(("workers", "on"), [(2, ["a"]), (2, ["a", "a"]), (0, ["a", "a"])])
 def test_named_workers_are_counted_and_different(workers: int, on: list[str]) -> None:
     with pytest.raises(ValueError, match="must ask for as many"):
         Submit("gpt", b"graph", training(), workers, on)
+
+
+def test_named_workers_that_need_not_all_have_a_part_are_awaited_all_the_same() -> None:
+    story = Scenario("a")
+    topology_of_three = Submit("gpt", b"graph", training(), 0, ["c", "a", "b"])
+    outcome = story.feed(events.SubmitterSays(story.now, "ana", topology_of_three, "192.0.2.9:1"))
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for c, b (have 1, plan needs 3)")]
+    story.join("b")
+    (command,) = [c for c in story.join("c").commands if isinstance(c, RunPlanner)]
+    assert (command.workers, command.count) == (("c", "a", "b"), 0)
+
+
+def test_a_job_that_counts_its_workers_gets_the_best_of_the_pool() -> None:
+    story = Scenario("a", "b", "c")
+    outcome = story.submit(2)
+    assert told(outcome.commands) == [Accepted("job-1", "planning for 2 of 3 workers")]
+    (command,) = [c for c in outcome.commands if isinstance(c, RunPlanner)]
+    assert (command.workers, command.count) == (("a", "b", "c"), 2)
+    story.feed(events.PlanMade(story.now, "job-1", 1, plan_over(["c", "a"]), [], []))
+    assert story.state.backup_pool() == ["b"]
 
 
 def test_workers_that_the_plan_leaves_out_go_back_to_the_pool() -> None:
@@ -159,6 +179,7 @@ def test_jobs_queue_in_order_even_when_a_later_one_would_fit() -> None:
     assert "waiting for 1 more worker (have 1, plan needs 2)" in str(story.submit(2).commands)
     assert "waiting for job-2" in str(story.submit(1, submitter="bo").commands)
     story.cancel(collect=False)
+    story.planned("job-2")
     assert story.state.jobs["job-2"].members == ("a", "b")
     assert story.state.jobs["job-3"].members == ("c",)
 

@@ -20,13 +20,13 @@ def test_every_state_of_a_worker_is_shown() -> None:
     story = Scenario("a", "b", "c", "d")
     story.leave("d")
     story.submit(2)
+    story.planned()
     found = {worker.worker: worker for worker in status(story).workers}
     assert [found[name].state for name in "abcd"] == ["loading", "loading", "idle", "lost"]
     assert (found["a"].address, found["a"].last_seen_seconds) == ("192.0.2.1:50000", 0.5)
     assert (found["b"].address, found["b"].last_seen_seconds) == ("b.example:7000", -1.0)
     assert found["a"].job == "job-1" and found["c"].job == ""
     assert status(story).backup_pool == ["c"]
-    story.planned()
     for worker in "ab":
         story.loaded(worker)
     assert [worker.state for worker in status(story).workers] == ["running", "running", "idle", "lost"]

@@ -50,6 +50,7 @@ class Dispatcher:
     ) -> None:
         self.state = state
         self.measurements = Measurements()
+        self._planning = asyncio.Lock()  # one planner at a time, in the order of the jobs
         self._circuits = circuits
         self.switchboard = Switchboard()
         self._store = store
@@ -171,4 +172,6 @@ class Dispatcher:
                 yield command
 
     async def _plan(self, command: RunPlanner) -> None:
-        self.put(Arrival(None, await plan(command, self._clock)))
+        async with self._planning:
+            answer = await plan(command, self._timeouts, self._clock)
+        self.put(Arrival(None, answer))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.plan import Plan
+from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,
@@ -99,13 +99,17 @@ class SubmitterLeaves(Event):
 
 @dataclass(frozen=True)
 class PlanMade(Event):
-    """The planner is done; `programs` and `owned` have one entry a segment."""
+    """The planner is done; `programs` and `owned` have one entry a segment.
+
+    `prediction` is what the plan promises; None where nothing is known of workers and links.
+    """
 
     job: str
     attempt: int
     plan: Plan
     programs: list[SegmentProgram]
     owned: list[list[str]]
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True)
@@ -157,9 +161,9 @@ class Reject:
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Plan the job on these workers, off the loop; answered by `PlanMade` or `PlanFailed`.
+    """Plan the job on `count` of these workers, off the loop; answered by `PlanMade` or `PlanFailed`.
 
-    With `exactly` every worker must get a part; without, the plan may leave some out.
+    Each of the `count` gets a part; with 0 the plan takes as many as serve it.
     """
 
     job: str
@@ -167,7 +171,8 @@ class RunPlanner:
     graph: bytes
     training: Training
     workers: tuple[str, ...]
-    exactly: bool
+    count: int
+    wishes: Wishes = NO_WISHES
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from farflung.broker.records import (
     State,
     Worker,
 )
+from farflung.plan import NO_WISHES
 
 
 def evolve(state: State, fact: facts.Fact) -> State:
@@ -77,6 +78,7 @@ def _(fact: facts.JobSubmitted, state: State) -> State:
         asked=fact.workers,
         pace=Pace(fact.at),
         on=tuple(fact.on),
+        wishes=fact.wishes,
     )
     return state.with_job(job)
 
@@ -154,6 +156,7 @@ def _(fact: facts.JobEnded, state: State) -> State:
         state=fact.state,
         reason=fact.reason,
         graph=b"",
+        wishes=NO_WISHES,
         plan=None,
         unit=None,
         group=None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from farflung.errors import FarflungError
-from farflung.plan import Plan
+from farflung.plan import NO_WISHES, Plan, Wishes
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.training import Training
@@ -58,6 +58,7 @@ class JobSubmitted(Decision, frozen=True):
     training: Training
     workers: int
     on: list[str] = []
+    wishes: Wishes = NO_WISHES
 
 
 class JobPlanning(Decision, frozen=True):

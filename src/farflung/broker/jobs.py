@@ -51,6 +51,7 @@ def submit(turn: Turn, submitter: str, message: Submit) -> None:
             training=message.training,
             workers=message.workers,
             on=message.on,
+            wishes=message.wishes,
         )
     )
 
@@ -67,9 +68,9 @@ def start_queued(turn: Turn) -> None:
             continue
         idle = turn.state.idle_for(job)
         usable = [name for name in job.on if name in idle] if job.on else idle
-        needs = job.asked or max(1, len(idle))
+        needs = job.asked or len(job.on) or 1
         if len(usable) >= needs:
-            _plan(turn, job, usable[:needs])
+            _plan(turn, job, usable)
         else:
             _explain(turn, job, _waiting(job, needs, usable))
             blocked = job
@@ -104,7 +105,7 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
             submitter=job.submitter,
         )
         turn.do(Send(name, message))
-    turn.tell(job.job, Planned(job.job, job.attempt, made.plan, made.owned, addresses))
+    turn.tell(job.job, Planned(job.job, job.attempt, made.plan, made.owned, addresses, made.prediction))
 
 
 def moved(turn: Turn, job: Job, worker: str) -> None:
@@ -191,9 +192,10 @@ def moment(job: Job) -> str:
 def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
     attempt = job.attempt + 1
     turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
-    count = f"{len(workers)} worker" + "s" * (len(workers) != 1)
+    pool = f"{len(workers)} worker" + "s" * (len(workers) != 1)
+    count = f"{job.asked} of {pool}" if 0 < job.asked < len(workers) else pool
     turn.tell(job.job, Accepted(job.job, f"planning for {count}"))
-    turn.do(RunPlanner(job.job, attempt, job.graph, job.training, tuple(workers), job.asked > 0))
+    turn.do(RunPlanner(job.job, attempt, job.graph, job.training, tuple(workers), job.asked, job.wishes))
 
 
 def _waiting(job: Job, needs: int, usable: list[str]) -> str:

@@ -1,64 +1,76 @@
-"""Runs the planner where it cannot delay a heartbeat: on a thread."""
+"""Has a job planned where that can delay nobody: in a process of its own, for a bounded time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
 
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
-from farflung.errors import FarflungError, PlanError
-from farflung.opdag.segment import Segment
-from farflung.protocol.worker import SegmentProgram
-from farflung.runtime.training import Training
-from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
+from farflung.broker.questions import Answer, Impossible, Made, Question
+from farflung.errors import PlanError
+from farflung.transport.timeouts import Timeouts
+
+PROGRAM = "farflung.broker.planner_process"  # loads what a broker that only keeps members does not need
 
 Clock = Callable[[], float]
 _log = logging.getLogger("farflung.broker")
 
 
-async def plan(command: RunPlanner, clock: Clock) -> PlanMade | PlanFailed:
+async def plan(command: RunPlanner, timeouts: Timeouts, clock: Clock) -> PlanMade | PlanFailed:
     """Plan a job; what goes wrong becomes the reason that its submitter reads."""
-    try:
-        return await asyncio.to_thread(_plan, command, clock)
-    except FarflungError as error:
-        return PlanFailed(clock(), command.job, command.attempt, str(error))
-    except Exception as error:
-        _log.exception("the planner failed on %s", command.job)
-        reason = f"the planner broke on this job ({type(error).__name__}: {error}): see the broker's log"
-        return PlanFailed(clock(), command.job, command.attempt, reason)
-
-
-def _plan(command: RunPlanner, clock: Clock) -> PlanMade:
-    from farflung.planner import plan_job  # a broker that only keeps members needs no planner
-
-    training = command.training
-    made = plan_job(
-        command.graph, training.microbatches, training.microbatch_size, command.workers, command.exactly
+    question = Question(
+        graph=command.graph,
+        training=command.training,
+        workers=list(command.workers),
+        count=command.count,
     )
-    programs = [
-        SegmentProgram(segment.number, program, _owned_bytes(segment, training))
-        for segment, program in zip(made.segments, made.programs, strict=True)
-    ]
-    _check_size(sum(len(program.program) for program in programs))
-    owned = [list(program.owned) for program in programs]
-    return PlanMade(clock(), command.job, command.attempt, made.plan, programs, owned)
+    try:
+        answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds)
+    except PlanError as error:
+        return PlanFailed(clock(), command.job, command.attempt, str(error))
+    if isinstance(answer, Made):
+        made = (answer.plan, answer.programs, answer.owned, answer.prediction)
+        return PlanMade(clock(), command.job, command.attempt, *made)
+    if isinstance(answer, Impossible):
+        return PlanFailed(clock(), command.job, command.attempt, answer.reason)
+    _log.error("the planner failed on %s\n%s", command.job, answer.traceback)
+    reason = f"the planner broke on this job ({answer.error}): see the broker's log"
+    return PlanFailed(clock(), command.job, command.attempt, reason)
 
 
-def _check_size(program_bytes: int) -> None:
-    # One worker may get all of them, in one control message beside the plan.
-    if program_bytes > MAXIMUM_CONTROL_BYTES // 2:
+async def _ask(question: bytes, limit_seconds: float) -> Answer:
+    """Put a question to a new process; PlanError if it gives no answer."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        PROGRAM,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(limit_seconds):
+            output, said = await process.communicate(question)
+    except TimeoutError:
         raise PlanError(
-            f"the programs take {program_bytes} bytes, at most {MAXIMUM_CONTROL_BYTES // 2} can be sent: "
-            "register large constant tensors of the model as buffers"
-        )
+            f"no plan within {limit_seconds:.0f} s: model or fleet are too large for the broker's machine"
+        ) from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        _log.error("the planner's process ended: %s", said.decode(errors="replace")[-2000:])
+        raise PlanError(f"the planner's process {_how(process.returncode)}: see the broker's log")
+    return msgspec.msgpack.decode(output, type=Answer)
 
 
-def _owned_bytes(segment: Segment, training: Training) -> dict[str, int]:
-    """What has to move before and after the run; of an emulated job nothing does."""
-    owned = set() if training.emulated else set(segment.owned)
-    return {
-        entry.name: segment.values[entry.value].bytes(training.microbatch_size)
-        for entry in segment.inputs
-        if entry.kind in ("parameter", "buffer") and entry.name in owned
-    }
+def _how(code: int) -> str:
+    return f"was killed by signal {-code} (out of memory?)" if code < 0 else f"exited with code {code}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from farflung.broker.commit import CommitGroup
-from farflung.plan import Plan
+from farflung.plan import NO_WISHES, Plan, Wishes
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
@@ -76,6 +76,7 @@ class Job:
     asked: int
     pace: Pace
     on: tuple[str, ...] = ()
+    wishes: Wishes = NO_WISHES
     state: str = QUEUED
     reason: str = ""
     attempt: int = 0

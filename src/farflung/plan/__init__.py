@@ -4,16 +4,20 @@ from farflung.plan.joined import joined_part, only
 from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plan.topology_file import read_topology, write_topology
+from farflung.plan.wishes import NO_WISHES, Prediction, Wishes
 
 __all__ = [
     "FEEDER",
+    "NO_WISHES",
     "Edge",
     "Link",
     "LinkCodec",
     "Placement",
     "Plan",
+    "Prediction",
     "Scale",
     "Topology",
+    "Wishes",
     "WorkerSpec",
     "joined_part",
     "only",

@@ -7,16 +7,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plan import Plan
+from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
 from farflung.protocol.fields import Addresses, Count, Id, Message, Text
 from farflung.runtime.training import Training
 
 
 class Submit(Message, frozen=True):
-    """A job: the OP-DAG on the wire (no weights), how to train it, and on how many workers.
+    """A job: the OP-DAG on the wire (no weights), how to train it, on how many workers, and how to plan it.
 
-    `workers` = 0 takes every idle worker that the model can be cut for. `on` names them instead: each gets a
-    part, in this order.
+    `workers` = 0 lets the plan take as many idle workers as serve it. `on` names those that must be there and
+    no other: as many as `workers` counts, and each gets a part, or with `workers` = 0 the plan may leave some
+    out.
     """
 
     name: Text
@@ -24,9 +25,10 @@ class Submit(Message, frozen=True):
     training: Training
     workers: Count
     on: Annotated[list[Id], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    wishes: Wishes = NO_WISHES
 
     def __post_init__(self) -> None:
-        if self.on and not self.workers == len(self.on) == len(set(self.on)):
+        if self.on and (self.workers not in (0, len(self.on)) or len(set(self.on)) < len(self.on)):
             raise ValueError(f"a job on {len(self.on)} named workers, all different, must ask for as many")
 
 
@@ -41,7 +43,8 @@ class Planned(Message, frozen=True):
     """The plan: dial these workers, send each segment's state to its worker, then feed when `Running`.
 
     `owned[s]` names the parameters and buffers that segment s owns: what the submitter sends to its worker
-    and gets back at the end. A parameter used by several segments is owned by the first of them.
+    and gets back at the end. A parameter used by several segments is owned by the first of them. What the
+    plan promises is in `prediction`, where something is known of workers and links.
     """
 
     job: Id
@@ -49,6 +52,7 @@ class Planned(Message, frozen=True):
     plan: Plan
     owned: list[list[str]]
     addresses: dict[Id, Addresses]
+    prediction: Prediction | None = None
 
 
 class Running(Message, frozen=True):

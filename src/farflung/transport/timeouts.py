@@ -101,6 +101,11 @@ class Timeouts:
         return 6 * self.lease_seconds
 
     @property
+    def planning_seconds(self) -> float:
+        """For the planner's process, which first reads a model of any size."""
+        return 12 * self.lease_seconds
+
+    @property
     def patience_seconds(self) -> float:
         """How long workers may go without any sign of progress in loading, before the job is given up."""
         return 30 * self.lease_seconds

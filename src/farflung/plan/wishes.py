@@ -1,0 +1,46 @@
+"""How a job wants to be planned, and what is expected of the plan that it got."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.plan.topology import Topology
+
+Word = Annotated[str, Meta(max_length=128)]
+Line = Annotated[str, Meta(max_length=2000)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """By which scheduler a job is planned, and what it believes of the workers.
+
+    `topology` takes the place of what the fleet has measured; without either, segments are balanced over
+    workers that are taken to be equal. `efficiency` is the part of their TFLOP/s that devices reach; None is
+    what the topology's kind suggests.
+    """
+
+    scheduler: Word = "auto"
+    topology: Topology | None = None
+    efficiency: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+NO_WISHES = Wishes()
+
+
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a plan promises: the simulated time of a step, and what it spends it on.
+
+    No plan takes less than `lower_bound_seconds` (0: nothing is proven). `left_out` are workers that were
+    there and get no part. `measured` says whether the fleet's own measurements were planned on, or a file's.
+    """
+
+    scheduler: Word
+    step_seconds: Seconds
+    bottleneck: Line
+    lower_bound_seconds: Seconds = 0.0
+    left_out: list[Word] = []
+    notes: list[Line] = []
+    measured: bool = False

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from farflung.errors import ConnectionFailed, ProtocolError
@@ -20,7 +21,7 @@ from farflung.transport.link import Link
 from farflung.transport.listener import Listener, listen
 from farflung.transport.newcomer import Exchange, OnStranger
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
-from farflung.transport.peer import Peer, certified_peer
+from farflung.transport.peer import Peer, require_peer
 from farflung.transport.racing import AllFailed, race
 from farflung.transport.sockets import connect
 from farflung.transport.timeouts import Timeouts
@@ -59,8 +60,8 @@ async def dial(
     ConnectionFailed
         The holder cannot be reached there, somebody else can, or it refused: the message says which.
     """
-    link = await _dial(address, context, hello, expected, handler, timeouts, options)
-    return link.release()
+    call = _Call(context, hello, expected, handler, timeouts, options)
+    return (await call.dial(address)).release()
 
 
 async def dial_over(
@@ -71,15 +72,10 @@ async def dial_over(
     expected: Peer,
     handler: Handler,
     timeouts: Timeouts,
-    options: LinkOptions = DEFAULT_OPTIONS,
-    more: More | None = None,
 ) -> Link:
-    """Greet `expected` over a connected socket; `address` is for words. Otherwise as `dial`.
-
-    `more` makes another connection the same way, where that can be done.
-    """
-    link = await _greet(raw, address, context, hello, expected, handler, timeouts, options, more)
-    return link.release()
+    """Greet `expected` over a connected socket; `address` is for words. Otherwise as `dial`."""
+    call = _Call(context, hello, expected, handler, timeouts)
+    return (await call.greet(raw, address, None)).release()
 
 
 async def dial_any(
@@ -91,64 +87,57 @@ async def dial_any(
     timeouts: Timeouts,
 ) -> Link:
     """Dial a holder at all its addresses, nearly at once; the first that greets stays. Else as `dial`."""
-
-    attempts = [partial(_dial, address, context, hello, expected, handler, timeouts) for address in addresses]
+    call = _Call(context, hello, expected, handler, timeouts)
     try:
-        return (await race(attempts, _discard)).release()
+        return (await race([partial(call.dial, address) for address in addresses], _discard)).release()
     except AllFailed as failed:
         raise ConnectionFailed("; ".join(map(str, failed.errors)) or "it gave no address") from None
 
 
-async def _dial(
-    address: str,
-    context: ssl.SSLContext,
-    hello: Hello,
-    expected: Peer,
-    handler: Handler,
-    timeouts: Timeouts,
-    options: LinkOptions = DEFAULT_OPTIONS,
-) -> Link:
-    try:
-        raw = await connect(*parse_address(address), timeouts, options.congestion_control)
-    except OSError as error:
-        raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
-    more = partial(_connected, address, context, expected.name, timeouts, options)
-    return await _greet(raw, address, context, hello, expected, handler, timeouts, options, more)
+@dataclass(frozen=True)
+class _Call:
+    """Who is dialled, by whom and what for, wherever that may be. The links it makes are not released yet."""
 
+    context: ssl.SSLContext
+    hello: Hello
+    expected: Peer
+    handler: Handler
+    timeouts: Timeouts
+    options: LinkOptions = DEFAULT_OPTIONS
 
-async def _greet(
-    raw: socket.socket,
-    address: str,
-    context: ssl.SSLContext,
-    hello: Hello,
-    expected: Peer,
-    handler: Handler,
-    timeouts: Timeouts,
-    options: LinkOptions,
-    more: More | None,
-) -> Link:
-    """A link that is not released yet."""
-    link: Link | None = None
-    try:
-        async with asyncio.timeout(timeouts.dial_seconds):
-            connection = await Connection.shake_hands(raw, context, False, expected.name)
-            try:
-                peer = certified_peer(connection.socket)
-                if peer != expected:
-                    raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
-            except ProtocolError as error:
-                connection.abort()
-                raise ConnectionFailed(f"{address}: {error}") from None
-            link = Link(
-                connection, hello, expected, timeouts, lambda link: handler, True, options=options, more=more
-            )
-            return await link.greeted()
-    except BaseException as error:
-        if link is not None:
-            await _discard(link, "the dialler gave up")
-        if isinstance(error, OSError):
-            raise ConnectionFailed(why_unreachable(error, address, timeouts.dial_seconds)) from None
-        raise
+    async def dial(self, address: str) -> Link:
+        try:
+            raw = await connect(*parse_address(address), self.timeouts, self.options.congestion_control)
+        except OSError as error:
+            raise ConnectionFailed(why_unreachable(error, address, self.timeouts.connect_seconds)) from None
+        more = partial(_connected, address, self.context, self.expected.name, self.timeouts, self.options)
+        return await self.greet(raw, address, more)
+
+    async def greet(self, raw: socket.socket, address: str, more: More | None) -> Link:
+        """`more` makes another connection the same way, where that can be done."""
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(self.timeouts.dial_seconds):
+                connection = await Connection.shake_hands(raw, self.context, False, self.expected.name)
+                self._check(connection, address)
+                link = Link(
+                    connection, self.hello, self.expected, self.timeouts, lambda link: self.handler, True,
+                    options=self.options, more=more,
+                )  # fmt: skip
+                return await link.greeted()
+        except BaseException as error:
+            if link is not None:
+                await _discard(link, "the dialler gave up")
+            if isinstance(error, OSError):
+                raise ConnectionFailed(why_unreachable(error, address, self.timeouts.dial_seconds)) from None
+            raise
+
+    def _check(self, connection: Connection, address: str) -> None:
+        try:
+            require_peer(connection.socket, self.expected)
+        except ProtocolError as error:
+            connection.abort()
+            raise ConnectionFailed(f"{address}: {error}") from None
 
 
 async def _discard(link: Link, reason: str = "another address was faster") -> None:

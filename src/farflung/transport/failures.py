@@ -64,6 +64,16 @@ def cause_of(error: BaseException | None) -> Cause:
     return "word" if isinstance(error, ssl.SSLError) else "trouble"
 
 
+def end_of(error: BaseException | None, was_silent: bool, unacknowledged_seconds: float) -> tuple[str, Cause]:
+    """Why a connection that stood has ended, and its kind; `was_silent`: nothing came of late.
+
+    After a silence it is the kernel of a peer that gave the connection up who hangs up or resets it.
+    """
+    if cause_of(error) == "death" and was_silent:
+        return GIVEN_UP, "trouble"
+    return why_lost(error, unacknowledged_seconds), cause_of(error)
+
+
 def why_unreachable(error: BaseException, address: str, seconds: float) -> str:
     """Why nobody could be reached at `address`."""
     if isinstance(error, socket.gaierror):

@@ -19,7 +19,8 @@ import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.connection import Connection, settle
-from farflung.transport.failures import GIVEN_UP, Cause, cause_of, why_lost, why_never_greeted
+from farflung.transport.failures import Cause, end_of, why_never_greeted
+from farflung.transport.figures import Figures
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
     STRIPE_TOKEN_BYTES,
@@ -51,8 +52,8 @@ from farflung.transport.wording import printable
 _log = logging.getLogger("farflung.transport")
 
 
-class Link:
-    """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only.
+class Link(Figures):
+    """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only. What it knows: `Figures`.
 
     Attributes
     ----------
@@ -61,7 +62,6 @@ class Link:
     boot : The other process's nonce; another one than before means that it has restarted.
     kind : What the dialler opened the link for.
     congestion_control : The kernel's name of what paces this end's sending.
-    path : How the two sides reach each other: `direct`, `reverse` or `relay through NAME`.
     reason : Why the link is over; None while it stands.
     cause : What kind of end that is: whether what the link was for can go on over another one.
     """
@@ -84,22 +84,18 @@ class Link:
         self.boot = ""
         self.kind: Kind = own.kind
         self.congestion_control = congestion_control(connection.socket)
-        self.path = "direct"
         self.reason: str | None = None
         self.cause: Cause = "word"
         self._settled = asyncio.Event()
         self._own = own
-        self._timeouts = timeouts
         self._admit = admit
         self._dialled = dialled
         self._find = find
         self._transport = connection
-        self._vitals = Vitals(connection.socket)
         self._primary = Lane(connection, self)
         self._lanes = Lanes(self._primary, self, more)
         width = options.width(self.congestion_control, partial(path_state, connection.socket))
-        self._spread = Spread(self._lanes, width, dialled)
-        self._sender = self._spread.sender
+        super().__init__(Vitals(connection.socket), Spread(self._lanes, width, dialled), timeouts)
         self._handler: Handler | None = None
         self._reception: Reception | None = None
         self._heartbeat: Heartbeat | None = None
@@ -185,12 +181,12 @@ class Link:
     @property
     def receipt(self) -> Receipt:
         """What has come whole; final once the link is over."""
-        return Receipt() if self._reception is None else self._reception.inbox.receipt
+        return Receipt() if self._inbox is None else self._inbox.receipt
 
     @property
     def unfinished(self) -> list[DataHeader]:
         """The data messages that the handler gave memory for and that have not come whole."""
-        return [] if self._reception is None else self._reception.inbox.unfinished
+        return [] if self._inbox is None else self._inbox.unfinished
 
     def took(self, receipt: Receipt) -> None:
         """The peer's receipt for this link came over the one that took its place; see `Outbox.took`."""
@@ -218,63 +214,6 @@ class Link:
         return self._lanes.token
 
     @property
-    def connections(self) -> int:
-        """Over how many data is spread at the moment, of those that stand."""
-        return self._spread.connections
-
-    @property
-    def last_heard(self) -> float:
-        """When the last bytes came (`time.monotonic`)."""
-        return self._vitals.last_heard
-
-    @property
-    def bytes_received(self) -> int:
-        """Payload and framing, before encryption."""
-        return self._vitals.bytes_received
-
-    @property
-    def round_trip_seconds(self) -> float | None:
-        """Of the last answered ping; None before the first answer."""
-        return self._vitals.round_trip_seconds
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload and framing, before encryption."""
-        return self._sender.bytes_sent
-
-    @property
-    def timeouts(self) -> Timeouts:
-        """The limits that hold on it: the listener's, where its hello told them."""
-        return self._timeouts
-
-    @property
-    def messages_sent(self) -> int:
-        """Control and data messages that have left whole."""
-        return self._sender.messages_sent
-
-    @property
-    def messages_received(self) -> int:
-        """Control and data messages that have come whole."""
-        return 0 if self._reception is None else self._reception.inbox.messages
-
-    @property
-    def bytes_per_second(self) -> float | None:
-        """The rate at which the peer has been taking data; None before it is known."""
-        return self._sender.pace.bytes_per_second
-
-    @property
-    def incoming_bytes_per_second(self) -> float | None:
-        """What the path to here carries, seen in the traffic that came; None before enough did."""
-        return self._vitals.incoming_bytes_per_second
-
-    @property
-    def least_round_trip_seconds(self) -> float | None:
-        """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
-        of the last 60 answered pings; None before the first.
-        """
-        return self._vitals.least_round_trip_seconds(self.path in ("direct", "reverse"))
-
-    @property
     def status(self) -> LinkStatus:
         """What commands and metrics show of it."""
         return status_of(self)
@@ -283,7 +222,7 @@ class Link:
 
     def heard(self, count: int) -> None:
         """Called by a lane, before it takes what came."""
-        self._vitals.heard(count, None if self._reception is None else self._reception.inbox.awaits_more)
+        self._vitals.heard(count, None if self._inbox is None else self._inbox.awaits_more)
         if self._heartbeat is not None:
             self._heartbeat.heard()
 
@@ -332,9 +271,8 @@ class Link:
         if self._dialled and self._handler is None:
             self._end(why_never_greeted(error), tell=None)
         else:
-            cause, reason = self._cause_of(error), why_lost(error, self._timeouts.unacknowledged_seconds)
-            if cause == "trouble" and cause_of(error) == "death":
-                reason = GIVEN_UP
+            was_silent = time.monotonic() - self.last_heard > self._timeouts.suspect_seconds
+            reason, cause = end_of(error, was_silent, self._timeouts.unacknowledged_seconds)
             self._end(reason, None if lane is self._primary else reason, cause)
         if lane is self._primary:
             self._deadline.cancel()
@@ -381,8 +319,7 @@ class Link:
         handler = self._admit(self)
         if self.reason is not None:
             return
-        inbox = Inbox(self, handler)
-        self._handler = handler
+        self._handler, self._inbox = handler, (inbox := Inbox(self, handler))
         self._reception = Reception(inbox, self._lanes, self._spread, self._vitals, self._dialled)
         self._spread.begin(inbox, self._timeouts)
         if self._dialled:
@@ -399,12 +336,6 @@ class Link:
 
     def _beat(self) -> None:
         self._sender.ping(time.monotonic())
-
-    def _cause_of(self, error: OSError | None) -> Cause:
-        # After a silence it is the kernel of a peer that gave the connection up who hangs up or resets it.
-        was_silent = time.monotonic() - self.last_heard > self._timeouts.suspect_seconds
-        cause = cause_of(error)
-        return "trouble" if cause == "death" and was_silent else cause
 
     def _fall_silent(self) -> None:
         reason = f"nothing heard from {self.peer} for {self._timeouts.silence_seconds:g} s"

@@ -22,7 +22,7 @@ from farflung.transport.handler import Handler
 from farflung.transport.link import Link
 from farflung.transport.newcomer import Exchange, OnStranger, receive
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
-from farflung.transport.peer import Peer, certified_peer
+from farflung.transport.peer import Peer, certified_peer, require_peer
 from farflung.transport.relay import Relay
 from farflung.transport.sockets import accept, ask_for_congestion_control, first_byte, listening_socket
 from farflung.transport.timeouts import Timeouts
@@ -92,9 +92,7 @@ class Listener:
         except OSError as error:
             raise ConnectionFailed(why_unreachable(error, path, self._timeouts.dial_seconds)) from None
         try:
-            peer = certified_peer(connection.socket)
-            if peer != expected:
-                raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
+            require_peer(connection.socket, expected)
         except ProtocolError as error:
             connection.abort()
             raise ConnectionFailed(f"{path}: {error}") from None

@@ -49,5 +49,12 @@ def certified_peer(connection: ssl.SSLSocket) -> Peer | None:
         raise ProtocolError(str(error)) from None
 
 
+def require_peer(connection: ssl.SSLSocket, expected: Peer) -> None:
+    """Hold the other side to be `expected`; ProtocolError if its certificate names anybody else."""
+    peer = certified_peer(connection)
+    if peer != expected:
+        raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
+
+
 def _alternative_names(certificate: ssl._PeerCertRetDictType) -> tuple[tuple[str, str], ...]:
     return certificate.get("subjectAltName", ())  # type: ignore[return-value]

@@ -1,0 +1,82 @@
+"""What a link knows of itself: how much went over it, how fast, and how far away its peer is."""
+
+from __future__ import annotations
+
+from farflung.transport.inbox import Inbox
+from farflung.transport.spread import Spread
+from farflung.transport.timeouts import Timeouts
+from farflung.transport.vitals import Vitals
+
+
+class Figures:
+    """The part of a link that is only looked at.
+
+    Attributes
+    ----------
+    path : How the two sides reach each other: `direct`, `reverse` or `relay through NAME`.
+    """
+
+    def __init__(self, vitals: Vitals, spread: Spread, timeouts: Timeouts) -> None:
+        self.path = "direct"
+        self._vitals = vitals
+        self._spread = spread
+        self._sender = spread.sender
+        self._timeouts = timeouts
+        self._inbox: Inbox | None = None
+
+    @property
+    def connections(self) -> int:
+        """Over how many data is spread at the moment, of those that stand."""
+        return self._spread.connections
+
+    @property
+    def last_heard(self) -> float:
+        """When the last bytes came (`time.monotonic`)."""
+        return self._vitals.last_heard
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload and framing, before encryption."""
+        return self._vitals.bytes_received
+
+    @property
+    def round_trip_seconds(self) -> float | None:
+        """Of the last answered ping; None before the first answer."""
+        return self._vitals.round_trip_seconds
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload and framing, before encryption."""
+        return self._sender.bytes_sent
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The limits that hold on it: the listener's, where its hello told them."""
+        return self._timeouts
+
+    @property
+    def messages_sent(self) -> int:
+        """Control and data messages that have left whole."""
+        return self._sender.messages_sent
+
+    @property
+    def messages_received(self) -> int:
+        """Control and data messages that have come whole."""
+        return 0 if self._inbox is None else self._inbox.messages
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The rate at which the peer has been taking data; None before it is known."""
+        return self._sender.pace.bytes_per_second
+
+    @property
+    def incoming_bytes_per_second(self) -> float | None:
+        """What the path to here carries, seen in the traffic that came; None before enough did."""
+        return self._vitals.incoming_bytes_per_second
+
+    @property
+    def least_round_trip_seconds(self) -> float | None:
+        """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
+        of the last 60 answered pings; None before the first.
+        """
+        return self._vitals.least_round_trip_seconds(self.path in ("direct", "reverse"))

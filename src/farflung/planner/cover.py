@@ -1,0 +1,161 @@
+"""One pass of the exact cut: the least fill of a chain of devices in which nothing is busier than a limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farflung.planner.devices import Devices
+from farflung.planner.positions import RECOMPUTED, Positions
+
+Floats = NDArray[np.float64]
+
+ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a cut of a chain may do.
+
+    Parameters
+    ----------
+    skips
+        How many devices in a row may be left out, at the ends too.
+    recompute
+        Whether a segment that does not fit may run forward once more in place of keeping its tape.
+    head
+        0 for a chain whose devices run one segment each. Else the first device runs up to the position of
+        this index before all others, and the last segment of the model too; both may not be left out.
+    last_cut
+        Index of the last position where a cut may stand.
+    """
+
+    skips: int
+    recompute: bool
+    head: int
+    last_cut: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One segment: from the position of index `start` to that of index `stop`, on the device `device`."""
+
+    device: int
+    start: int
+    stop: int
+
+
+class Cover:
+    """Dynamic programming over (device, position) for one limit on seconds for each microbatch.
+
+    `_left[d]` holds for each position the least fill (one microbatch there and back, in seconds) of all plans
+    up to it whose last segment runs on device d; infinite where there is none. A loop's first device stands
+    in the chain a second time, at its end, with what the head needs taken off.
+    """
+
+    def __init__(self, positions: Positions, devices: Devices, rules: Rules, limit: float) -> None:
+        self._positions = positions
+        self._rules = rules
+        self._limit = limit * ROUNDING
+        count = len(devices)
+        self._devices = devices.take([*range(count), 0]) if rules.head else devices
+        self._arrived: list[Floats] = []
+        self._left = np.full((len(self._devices), len(positions)), np.inf)
+
+    def best(self) -> list[Piece] | None:
+        """The plan with the least fill, in order; None if every plan exceeds the limit."""
+        last = len(self._devices) - 1
+        for device in range(last + 1):
+            self._arrived.append(self._arrivals(device))
+            self._left[device] = self._departures(device)
+        ends = [last] if self._rules.head else list(range(max(0, last - self._rules.skips), last + 1))
+        fills = self._left[ends, -1]
+        end = int(np.argmin(fills))
+        return self._trace(ends[end]) if np.isfinite(fills[end]) else None
+
+    def _arrivals(self, device: int) -> Floats:
+        """Least fill with which each position is handed to `device`: [P]."""
+        before = self._before(device)
+        arrived = self._handed_over(before, device).min(axis=0, initial=np.inf)
+        if not self._rules.head and device <= self._rules.skips:
+            arrived[0] = 0.0
+        return np.asarray(arrived)
+
+    def _before(self, device: int) -> range:
+        """Devices that may hold the segment before one on `device`; a loop's last follows another device."""
+        first = max(0, device - 1 - self._rules.skips)
+        is_last_of_loop = self._rules.head and device == len(self._devices) - 1
+        return range(max(1, first) if is_last_of_loop else first, device)
+
+    def _handed_over(self, before: range, device: int) -> Floats:
+        """Least fill with which each position comes from each device of `before`: [devices, P]."""
+        index = np.arange(before.start, before.stop)
+        forth = self._devices.bandwidth[index, device][:, None]
+        back = self._devices.bandwidth[device, index][:, None]
+        latency = self._devices.latency[index, device] + self._devices.latency[device, index]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            forward, backward = self._positions.forward / forth, self._positions.backward / back
+        allowed = (np.maximum(forward, backward) <= self._limit) & (np.minimum(forth, back) > 0)
+        fill = self._left[index] + forward + backward + latency[:, None]
+        return np.where(allowed, fill, np.inf)
+
+    def _departures(self, device: int) -> Floats:
+        """Least fill with which `device` ends its segment at each position: [P]."""
+        left = np.full(len(self._positions), np.inf)
+        rules, arrived = self._rules, self._arrived[device]
+        if rules.head and device == 0:
+            fill = self._seconds(0, slice(0, 1), slice(rules.head, rules.head + 1))[0, 0]
+            left[rules.head] = fill
+            return left
+        starts = np.flatnonzero(np.isfinite(arrived))
+        if not len(starts):
+            return left
+        first, end = int(starts[0]), int(starts[-1]) + 1
+        work, most = self._positions.work, self._limit * self._devices.speeds[device]
+        furthest = int(np.searchsorted(work, work[end - 1] + most, side="right"))
+        seconds = self._seconds(device, slice(first, end), slice(first + 1, furthest))
+        if seconds.size:
+            left[first + 1 : furthest] = (seconds + arrived[first:end]).min(axis=1)
+        left[rules.last_cut + 1 : -1] = np.inf
+        return left
+
+    def _seconds(self, device: int, starts: slice, stops: slice) -> Floats:
+        """Seconds that each segment takes on `device`, infinite where it may not be: [stops, starts]."""
+        table, devices = self._positions, self._devices
+        work, memory = table.between[stops, starts], table.memory[stops, starts]
+        head = self._rules.head if self._rules.head and device == len(devices) - 1 else 0
+        room = devices.memory_bytes[device] - (table.memory[head, 0] if head else 0.0)
+        allowed = memory <= room
+        if self._rules.recompute:
+            fits = table.memory_recomputed[stops, starts] <= room
+            work = np.where(allowed, work, work * RECOMPUTED)
+            allowed = allowed | fits
+        allowed &= work <= self._limit * devices.speeds[device] - table.work[head]
+        lines = (
+            (devices.up[device], table.forward, table.backward),
+            (devices.down[device], table.backward, table.forward),
+        )
+        for rate, at_stop, at_start in lines:
+            if np.isfinite(rate):
+                crossing = at_stop[stops, None] + at_start[None, starts]
+                allowed &= crossing <= self._limit * rate - (at_stop[head] if head else 0.0)
+        return np.where(allowed, work / devices.speeds[device], np.inf)
+
+    def _trace(self, device: int) -> list[Piece]:
+        """The segments of the best plan that ends on `device`, found again from its end."""
+        stop, pieces = len(self._positions) - 1, list[Piece]()
+        while True:
+            if self._rules.head and device == 0:
+                return [Piece(0, 0, self._rules.head), *reversed(pieces)]
+            arrived = self._arrived[device]
+            seconds = self._seconds(device, slice(0, stop), slice(stop, stop + 1))[0]
+            start = int(np.argmin(seconds + arrived[:stop]))
+            pieces.append(Piece(device, start, stop))
+            if start == 0:
+                break
+            before = self._before(device)
+            device = before[int(np.argmin(self._handed_over(before, device)[:, start]))]
+            stop = start
+        return list(reversed(pieces))

@@ -11,14 +11,11 @@ from farflung.client.microbatches import Microbatch
 from farflung.errors import ProtocolError
 from farflung.opdag.graph import Graph
 from farflung.plan import FEEDER, Edge, Plan
-from farflung.schedule import Unit
+from farflung.schedule import Feeding, Unit
 from farflung.transport.headers import DENSE, DataHeader, ValueHeader
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-WINDOWS_AHEAD = 2
-"""Fed microbatches that a segment has not finished yet, in windows: one runs while the next travels."""
 
 
 class Outgoing(Protocol):
@@ -55,8 +52,8 @@ class Feeder:
         for edge in plan.edges:
             if edge.source == FEEDER:
                 self._targets.setdefault(edge.target, []).append(edge)
-        room = WINDOWS_AHEAD * plan.window
-        self._room = {segment: asyncio.Semaphore(room) for segment in self._targets}
+        self._feeding = Feeding(list(self._targets), plan.window)
+        self._has_room = asyncio.Event()
         self._unfinished: dict[tuple[int, int, int], set[int]] = {}
         self._units: dict[int, Unit] = {}  # fed, and not finished by the first segment that is fed
         self._finished: Counter[int] = Counter()
@@ -72,7 +69,8 @@ class Feeder:
         async for microbatch in microbatches:
             self._units[microbatch.unit.number] = microbatch.unit
             for segment, edges in self._targets.items():
-                await self._room[segment].acquire()
+                await self._turn()
+                self._feeding.fed()
                 key = (segment, microbatch.unit.number, microbatch.number)
                 self._unfinished[key] = {edge.value for edge in edges}
                 for edge in edges:
@@ -98,9 +96,16 @@ class Feeder:
         waiting.remove(header.value)
         if not waiting:
             del self._unfinished[key]
-            self._room[header.source].release()
+            self._feeding.finished(header.source)
+            self._has_room.set()
             if header.source == min(self._targets):
                 self._count(header.unit)
+
+    async def _turn(self) -> None:
+        """Wait until the segment whose turn it is has room."""
+        while self._feeding.next() is None:
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def _count(self, number: int) -> None:
         unit = self._units[number]

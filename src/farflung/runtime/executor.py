@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from farflung.plan import FEEDER, Edge, Plan
+from farflung.plan import Edge, Plan
 from farflung.runtime.backend import Array, SegmentRunner
 from farflung.runtime.training import Training
-from farflung.schedule import Needs, Policy, Task, Unit, UnitWindow
+from farflung.schedule import Policy, Task, Unit, UnitWindow, needs_of
 
 Payload = TypeVar("Payload")
 
@@ -127,18 +127,9 @@ class Executor(Generic[Array]):
         """State of a unit, made when it is first heard of; None if it is over or beyond the job's last."""
         unit = self._window.get(number)
         if unit is not None and number not in self._units:
-            needs = [self._needs(segment) for segment in self._segments]
+            needs = needs_of(self._segments, self._plan.edges)
             self._units[number] = _UnitState(unit, Policy(needs, unit.microbatches, self._plan.window))
         return self._units.get(number)
-
-    def _needs(self, segment: int) -> Needs:
-        incoming = self._incoming.get(segment, [])
-        return Needs(
-            segment=segment,
-            values=len(incoming),
-            gradients=len(self._outgoing.get(segment, [])),
-            source=all(edge.source == FEEDER for edge in incoming),
-        )
 
     def _forward(self, state: _UnitState[Array], task: Task) -> None:
         values = state.values.pop((task.segment, task.microbatch), {})

@@ -1,6 +1,17 @@
-"""The pure policy that says what runs next; the runtime and (later) the simulator both drive it."""
+"""The pure policy that says what runs next, and what is fed; runtime and simulator both drive it."""
 
-from farflung.schedule.policy import Needs, Policy, Task
+from farflung.schedule.feeding import WINDOWS_AHEAD, Feeding
+from farflung.schedule.policy import Needs, Policy, Task, needs_of
 from farflung.schedule.units import Unit, UnitWindow, unit_sequence
 
-__all__ = ["Needs", "Policy", "Task", "Unit", "UnitWindow", "unit_sequence"]
+__all__ = [
+    "WINDOWS_AHEAD",
+    "Feeding",
+    "Needs",
+    "Policy",
+    "Task",
+    "Unit",
+    "UnitWindow",
+    "needs_of",
+    "unit_sequence",
+]

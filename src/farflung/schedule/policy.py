@@ -11,9 +11,10 @@ nothing waits for memory, so no order and no limit can deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Task(NamedTuple):
@@ -36,6 +37,32 @@ class Needs:
     values: int
     gradients: int
     source: bool
+
+
+class Crossing(Protocol):
+    """What goes from one segment, or the feeder (a negative number), to another once a microbatch."""
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def target(self) -> int: ...
+
+
+def needs_of(segments: Iterable[int], edges: Iterable[Crossing]) -> list[Needs]:
+    """What each of `segments` waits for, given all edges of the plan."""
+    values: Counter[int] = Counter()
+    gradients: Counter[int] = Counter()
+    inner: set[int] = set()
+    for edge in edges:
+        values[edge.target] += 1
+        gradients[edge.source] += 1
+        if edge.source >= 0:
+            inner.add(edge.target)
+    return [
+        Needs(segment, values[segment], gradients[segment], source=segment not in inner)
+        for segment in segments
+    ]
 
 
 class _Progress:

@@ -1,0 +1,57 @@
+"""What a step depends on beside plan and topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """Bytes of the tensor that a codec writes, and reads back, in a second.
+
+    A worker has a codec thread beside the one that computes; it takes one message at a time.
+    """
+
+    encode_bytes_per_second: float
+    decode_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How devices, links and the runtime behave.
+
+    Parameters
+    ----------
+    efficiency
+        The part of its TFLOP/s that a device reaches.
+    split_backward
+        Whether input gradients leave before weight gradients are computed. The runtime sends a gradient when
+        autograd has it, which for the first operator of a segment is the end of the pass, so: no.
+    window
+        W of the admission rule in place of the plan's.
+    payload_share
+        The part of a link's rate that is payload; headers take the rest.
+    commit
+        Whether a step ends with a round trip to the broker, which stands in `topology.home`.
+    update_bytes_per_second
+        Parameter bytes that an optimizer updates in a second; None for no time at all.
+    codecs
+        What codecs cost by name; one that is not named costs no time.
+    """
+
+    efficiency: float = 1.0
+    split_backward: bool = False
+    window: int | None = None
+    payload_share: float = 1.0
+    commit: bool = True
+    update_bytes_per_second: float | None = None
+    codecs: Mapping[str, CodecCost] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.efficiency <= 1:
+            raise ValueError(f"efficiency must be above 0 and at most 1, found {self.efficiency:g}")
+        if not 0 < self.payload_share <= 1:
+            raise ValueError(f"payload_share must be above 0 and at most 1, found {self.payload_share:g}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1, found {self.window}")

@@ -1,0 +1,97 @@
+"""Seconds and bytes of a plan's tasks and messages, from the plan, the topology and the conditions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farflung.errors import PlanError
+from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
+from farflung.simulator.conditions import Conditions
+from farflung.simulator.link_costs import LinkCosts
+from farflung.workload.workload import BACKWARD_FACTOR
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All values that one segment or the feeder sends to another for one microbatch, and their gradients."""
+
+    source: int
+    target: int
+    forward_bytes: int
+    backward_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeconds:
+    """Of one segment on one device; gradients leave `early` seconds before a backward pass ends."""
+
+    forward: float
+    backward: float
+    early: float
+
+
+def routes_of(edges: Sequence[Edge]) -> list[Route]:
+    """One route for each pair of segments between which edges run, in the order of their first edges."""
+    forward: dict[tuple[int, int], int] = {}
+    backward: dict[tuple[int, int], int] = {}
+    for edge in edges:
+        pair = edge.source, edge.target
+        forward[pair] = forward.get(pair, 0) + edge.bytes
+        backward[pair] = backward.get(pair, 0) + (edge.bytes if edge.differentiable else 0)
+    return [Route(*pair, size, backward[pair]) for pair, size in forward.items()]
+
+
+def task_seconds(placement: Placement, tflops: float, conditions: Conditions) -> TaskSeconds:
+    """How long a segment takes on a device of `tflops`."""
+    forward = placement.flops / (tflops * 1e12 * conditions.efficiency)
+    again = forward if placement.recompute else 0.0
+    early = forward * (BACKWARD_FACTOR - 1) if conditions.split_backward else 0.0
+    return TaskSeconds(forward, again + forward * BACKWARD_FACTOR, early)
+
+
+def numbers_of(plan: Plan, topology: Topology) -> list[list[int]]:
+    """For each replica, the number in the topology of each segment's worker.
+
+    Raises
+    ------
+    PlanError
+        The topology has no such worker, or one runs segments of two replicas.
+    """
+    numbers = {id: number for number, id in enumerate(topology.ids)}
+    replica_of: dict[str, int] = {}
+    for replica, (workers, _) in enumerate(plan.pipelines()):
+        for id in workers:
+            if id not in numbers:
+                raise PlanError(f"the plan uses worker {id!r}, which the topology does not have")
+            if replica_of.setdefault(id, replica) != replica:
+                raise PlanError(f"worker {id!r} runs segments of two replicas: each needs workers of its own")
+    return [[numbers[id] for id in workers] for workers, _ in plan.pipelines()]
+
+
+def throughput_seconds(
+    plan: Plan, replicas: Sequence[Sequence[int]], routes: Sequence[Route], costs: LinkCosts
+) -> float:
+    """What a step must take, as long as the next one, so that every line carries its messages and inputs."""
+    busy: dict[tuple[str, int], float] = defaultdict(float)
+    for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
+        for route in routes:
+            b = workers[route.target]
+            a = FEEDER if route.source == FEEDER else workers[route.source]
+            if costs.is_near(a, b):
+                continue
+            start = costs.home if a == FEEDER else a
+            _carry(busy, costs, start, b, share * route.forward_bytes / costs.ratio(a, b))
+            if a != FEEDER:
+                _carry(busy, costs, b, start, share * route.backward_bytes / costs.ratio(b, a))
+    return max(busy.values(), default=0.0)
+
+
+def _carry(busy: dict[tuple[str, int], float], costs: LinkCosts, a: int, b: int, size: float) -> None:
+    if a == costs.home:
+        busy["path", b] += size / costs.rate(a, b)
+    if (rate := costs.up(a)) is not None:
+        busy["up", a] += size / rate
+    if (rate := costs.down(b)) is not None:
+        busy["down", b] += size / rate

@@ -1,0 +1,97 @@
+"""A worker's device: runs one task at a time, as the policy says; and its codec thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from farflung.schedule import Needs, Policy, Task
+from farflung.simulator.clock import Action, Clock
+from farflung.simulator.costs import TaskSeconds
+
+Report = Callable[[Task], None]
+
+
+class Device:
+    """The segments of one worker. `send` takes a task whose results leave now, `ended` one that is over."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        needs: Sequence[Needs],
+        seconds: Mapping[int, TaskSeconds],
+        microbatches: int,
+        window: int,
+        send: Report,
+        ended: Report,
+    ) -> None:
+        self._clock = clock
+        self._needs = needs
+        self._seconds = seconds
+        self._microbatches = microbatches
+        self._window = window
+        self._send = send
+        self._tell_ended = ended
+        self._is_free = False
+        self._policy = Policy((), 0, 1)
+        self.busy = 0.0
+        self.tasks: list[tuple[Task, float, float]] | None = None
+
+    @property
+    def segments(self) -> list[int]:
+        """Numbers of the segments that run here."""
+        return [needs.segment for needs in self._needs]
+
+    def begin(self, seconds: float) -> None:
+        """A step begins here at the time `seconds`; what arrives before that waits."""
+        self._policy = Policy(self._needs, self._microbatches, self._window)
+        self._is_free = False
+        self._clock.at(seconds, self._freed)
+
+    def arrived(self, segment: int, microbatch: int, gradient: bool) -> None:
+        """A message has come."""
+        self._policy.arrived(segment, microbatch, gradient)
+        if self._is_free:
+            self._run_next()
+
+    def _freed(self, _: object) -> None:
+        self._is_free = True
+        self._run_next()
+
+    def _run_next(self) -> None:
+        task = self._policy.next()
+        if task is None:
+            return
+        self._is_free = False
+        costs = self._seconds[task.segment]
+        seconds = costs.backward if task.backward else costs.forward
+        now = self._clock.now
+        self.busy += seconds
+        if self.tasks is not None:
+            self.tasks.append((task, now, now + seconds))
+        if task.backward and costs.early:
+            self._clock.at(now + seconds - costs.early, self._send, task)
+            self._clock.at(now + seconds, self._ended, task)
+        else:
+            self._clock.at(now + seconds, self._done, task)
+
+    def _ended(self, task: Task) -> None:
+        self._tell_ended(task)
+        self._policy.finished(task)
+        self._freed(None)
+
+    def _done(self, task: Task) -> None:
+        self._send(task)
+        self._ended(task)
+
+
+class Coder:
+    """A worker's codec thread: one message after the other."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._free_at = 0.0
+
+    def take(self, seconds: float, action: Action, argument: object) -> None:
+        """Run `action(argument)` when a message that takes `seconds` has been worked on."""
+        self._free_at = max(self._clock.now, self._free_at) + seconds
+        self._clock.at(self._free_at, action, argument)

@@ -1,0 +1,67 @@
+"""What a plan's links carry in a second, how far they reach, and what their codecs take."""
+
+from __future__ import annotations
+
+from farflung.plan import FEEDER, Plan, Topology
+from farflung.simulator.conditions import CodecCost, Conditions
+
+
+class LinkCosts:
+    """Rates of payload in bytes a second and latencies in seconds, by the numbers of workers.
+
+    The feeder (-1) and the broker stand in the home of worker number `home`.
+    """
+
+    def __init__(self, plan: Plan, topology: Topology, conditions: Conditions) -> None:
+        self._topology = topology
+        self._bytes_of_a_mbit = 1e6 / 8 * conditions.payload_share
+        ids = topology.ids
+        self.home = ids.index(topology.home.id)
+        self._ratios: dict[tuple[int, int], float] = {}
+        self._codecs: dict[tuple[int, int], CodecCost] = {}
+        if plan.codecs:
+            numbers = {id: number for number, id in enumerate(ids)}
+            for codec in plan.codecs:
+                pair = numbers.get(codec.source, -1), numbers.get(codec.target, -1)
+                self._ratios[pair] = codec.ratio
+                if codec.codec in conditions.codecs:
+                    self._codecs[pair] = conditions.codecs[codec.codec]
+
+    def rate(self, source: int, target: int) -> float:
+        """Of a pair's own path."""
+        return self._topology.bandwidth_mbps[self._place(source)][target] * self._bytes_of_a_mbit
+
+    def up(self, worker: int) -> float | None:
+        """Of a worker's shared line out; None where each link has its own."""
+        mbps = self._topology.workers[self._place(worker)].up_mbps
+        return None if mbps is None else mbps * self._bytes_of_a_mbit
+
+    def down(self, worker: int) -> float | None:
+        """Of its shared line in."""
+        mbps = self._topology.workers[worker].down_mbps
+        return None if mbps is None else mbps * self._bytes_of_a_mbit
+
+    def most(self, source: int, target: int) -> float:
+        """Of a pair's path and the lines at its ends, with nothing else on them."""
+        rates = (self.rate(source, target), self.up(source), self.down(target))
+        return min(rate for rate in rates if rate is not None)
+
+    def seconds_away(self, source: int, target: int) -> float:
+        """Latency between two workers."""
+        source, target = self._place(source), self._place(target)
+        return 0.0 if source == target else self._topology.latency_ms[source][target] / 1e3
+
+    def is_near(self, source: int, target: int) -> bool:
+        """Whether there is nothing between them: one worker, or the feeder and the worker of its home."""
+        return source == target or (source == FEEDER and target == self.home)
+
+    def ratio(self, source: int, target: int) -> float:
+        """Bytes of tensors over bytes on the wire."""
+        return self._ratios.get((source, target), 1.0)
+
+    def codec(self, source: int, target: int) -> CodecCost | None:
+        """What the link's codec takes; None where it is dense or costs nothing."""
+        return self._codecs.get((source, target))
+
+    def _place(self, number: int) -> int:
+        return self.home if number == FEEDER else number

@@ -1,0 +1,81 @@
+"""How busy devices, links and lines were in a step, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.plan import FEEDER, Topology
+from farflung.simulator.network import Priority
+from farflung.simulator.pipeline import Pipeline
+from farflung.simulator.simulation import Kind, Load, Span
+from farflung.simulator.wiring import Wiring
+
+_KINDS: dict[int, Kind] = {
+    Priority.GRADIENT: "gradient",
+    Priority.ACTIVATION: "activation",
+    Priority.STATE: "state",
+}
+
+
+class Loads:
+    """Counts from the beginning of a step."""
+
+    def __init__(self, topology: Topology, wiring: Wiring, pipelines: Sequence[Pipeline]) -> None:
+        self._ids = topology.ids
+        self._wiring = wiring
+        self._devices = {
+            worker: device for pipeline in pipelines for worker, device in pipeline.devices.items()
+        }
+        self._began = 0.0
+
+    def begin(self, seconds: float, timeline: bool) -> None:
+        """A step begins: forget what was."""
+        self._began = seconds
+        for device in self._devices.values():
+            device.busy = 0.0
+            device.tasks = [] if timeline else None
+        for link in self._wiring.links.values():
+            link.carried = 0.0
+            link.pieces = [] if timeline else None
+        for line in [*self._wiring.up.values(), *self._wiring.down.values()]:
+            line.carried = 0.0
+
+    def of(self, step_seconds: float) -> tuple[Load, ...]:
+        """All that was busy in a step of `step_seconds`, the busiest first; a line before its links."""
+        if not step_seconds:
+            return ()
+        found = [
+            Load("line", f"the line of {self._ids[worker]} {way}",
+                 line.carried / line.capacity / step_seconds, line.carried)
+            for way, lines in (("up", self._wiring.up), ("down", self._wiring.down))
+            for worker, line in lines.items()
+        ]  # fmt: skip
+        found += [
+            Load("device", f"the device of {self._ids[worker]}", device.busy / step_seconds)
+            for worker, device in self._devices.items()
+        ]
+        found += [
+            Load("link", f"the link {self._pair(*pair)}",
+                 link.carried / self._wiring.costs.rate(*pair) / step_seconds, link.carried)
+            for pair, link in self._wiring.links.items()
+            if link.carried
+        ]  # fmt: skip
+        return tuple(sorted(found, key=lambda load: -load.share))
+
+    def timeline(self) -> tuple[Span, ...]:
+        """What ran since the step began, devices in the order of their first segments."""
+        spans = [
+            Span(self._ids[worker], "backward" if task.backward else "forward", task.microbatch,
+                 start - self._began, end - self._began)
+            for worker, device in self._devices.items()
+            for task, start, end in device.tasks or ()
+        ]  # fmt: skip
+        spans += [
+            Span(self._pair(*pair), _KINDS[priority], microbatch, start - self._began, end - self._began)
+            for pair, link in self._wiring.links.items()
+            for priority, microbatch, start, end in link.pieces or ()
+        ]
+        return tuple(spans)
+
+    def _pair(self, source: int, target: int) -> str:
+        return f"{'submitter' if source == FEEDER else self._ids[source]} -> {self._ids[target]}"

@@ -1,0 +1,148 @@
+"""Simulates the steps of a plan as the runtime would run them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from farflung.plan import Plan, Topology
+from farflung.simulator.clock import Clock
+from farflung.simulator.conditions import Conditions
+from farflung.simulator.costs import numbers_of, routes_of, task_seconds, throughput_seconds
+from farflung.simulator.link_costs import LinkCosts
+from farflung.simulator.loads import Loads
+from farflung.simulator.pipeline import Pipeline
+from farflung.simulator.simulation import Simulation
+from farflung.simulator.sync import Sync
+from farflung.simulator.wiring import Wiring
+
+MOST_STEPS = 8
+_ALIKE = 1e-3
+
+_DEFAULT = Conditions()
+
+
+def simulate(
+    plan: Plan, topology: Topology, conditions: Conditions = _DEFAULT, *, timeline: bool = False
+) -> Simulation:
+    """One step of `plan` in a run that goes on; with `timeline` also what ran when.
+
+    A step begins with the broker's decision about the one before. Its first inputs are there, because the
+    feeder works ahead. Where it cannot keep up, steps are simulated from a cold start on until one is like
+    the one before.
+
+    Raises
+    ------
+    PlanError
+        The topology lacks a worker of the plan, or one runs segments of two replicas.
+    """
+    return _Run(plan, topology, conditions, True).once(timeline) or _Run(
+        plan, topology, conditions, False
+    ).until_steady(timeline)
+
+
+class _Run:
+    """The parts of a simulation, and the steps they take together."""
+
+    def __init__(self, plan: Plan, topology: Topology, conditions: Conditions, is_ahead: bool) -> None:
+        self._plan = plan
+        self._conditions = conditions
+        self._clock = Clock()
+        self._costs = LinkCosts(plan, topology, conditions)
+        self._wiring = Wiring(self._clock, self._costs)
+        self._replicas = numbers_of(plan, topology)
+        self._routes = routes_of(plan.edges)
+        self._window = conditions.window or plan.window
+        tflops = [worker.tflops for worker in topology.workers]
+        self._pipelines = [
+            Pipeline(
+                self._clock,
+                self._wiring,
+                self._routes,
+                workers,
+                share,
+                self._window,
+                [
+                    task_seconds(placement, tflops[worker], conditions)
+                    for placement, worker in zip(plan.placements, workers, strict=True)
+                ],
+                self._segment_ended,
+            )
+            for workers, (_, share) in zip(self._replicas, plan.pipelines(), strict=True)
+        ]
+        for pipeline in self._pipelines:
+            pipeline.feeder.start(is_ahead)
+        self._owned: Counter[int] = Counter()
+        for workers in self._replicas:
+            for placement, worker in zip(plan.placements, workers, strict=True):
+                self._owned[worker] += placement.parameter_bytes
+        self._loads = Loads(topology, self._wiring, self._pipelines)
+        self._syncs: list[Sync] = []
+        self._unfinished: dict[int, int] = {}
+        self._unready = 0
+
+    def once(self, timeline: bool) -> Simulation | None:
+        """One step; None if the feeder could not have kept up with it."""
+        seconds = self._step(timeline)
+        least = throughput_seconds(self._plan, self._replicas, self._routes, self._costs)
+        behind = max(pipeline.feeder.under_way for pipeline in self._pipelines)
+        if behind > self._window or seconds < least * (1 - _ALIKE):
+            return None
+        return self._found(seconds, 1)
+
+    def until_steady(self, timeline: bool) -> Simulation:
+        """Steps until one takes as long as the one before."""
+        seconds, steps = self._step(timeline), 1
+        before = 0.0
+        while abs(seconds - before) > _ALIKE * seconds and steps < MOST_STEPS:
+            before, seconds, steps = seconds, self._step(timeline), steps + 1
+        return self._found(seconds, steps)
+
+    def _found(self, seconds: float, steps: int) -> Simulation:
+        return Simulation(seconds, self._loads.of(seconds), steps, self._loads.timeline())
+
+    def _step(self, timeline: bool) -> float:
+        began = self._clock.now
+        self._loads.begin(began, timeline)
+        self._syncs = [
+            Sync(
+                self._clock,
+                self._wiring,
+                [workers[placement.segment] for workers in self._replicas],
+                placement.parameter_bytes,
+                lambda segment=placement.segment: self._segment_synced(segment),  # type: ignore[misc]
+            )
+            for placement in self._plan.placements
+        ]
+        self._unfinished = {
+            worker: len(device.segments)
+            for pipeline in self._pipelines
+            for worker, device in pipeline.devices.items()
+        }
+        self._unready = len(self._unfinished)
+        for pipeline in self._pipelines:
+            pipeline.begin(self._ready_at)
+        self._clock.run(lambda: not self._unready)
+        return self._clock.now - began
+
+    def _ready_at(self, worker: int) -> float:
+        """When a worker begins: it hears the decision and updates what it owns."""
+        away = self._costs.seconds_away(self._costs.home, worker) if self._conditions.commit else 0.0
+        rate = self._conditions.update_bytes_per_second
+        return self._clock.now + away + (self._owned[worker] / rate if rate else 0.0)
+
+    def _segment_ended(self, segment: int) -> None:
+        if len(self._pipelines) == 1:
+            self._segment_synced(segment)
+        else:
+            self._syncs[segment].ended()
+
+    def _segment_synced(self, segment: int) -> None:
+        for workers in self._replicas:
+            worker = workers[segment]
+            self._unfinished[worker] -= 1
+            if not self._unfinished[worker]:
+                away = self._costs.seconds_away(worker, self._costs.home) if self._conditions.commit else 0.0
+                self._clock.at(self._clock.now + away, self._ready)
+
+    def _ready(self, _: object) -> None:
+        self._unready -= 1

@@ -1,0 +1,64 @@
+"""What a simulation found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["forward", "backward", "gradient", "activation", "state"]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy one resource was in a step.
+
+    `kind` is device, link or line; `name` says which in words. `bytes` are those on the wire, 0 for a device.
+    `share` is the part of the step for which it worked at its full rate.
+    """
+
+    kind: Literal["device", "link", "line"]
+    name: str
+    share: float
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time: a task on a device, or a message on a link. Microbatch -1 belongs to none."""
+
+    row: str
+    kind: Kind
+    microbatch: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One step of a steady run.
+
+    Parameters
+    ----------
+    step_seconds
+        From one decision of the broker to the next; without commit, until the last worker has ended.
+    loads
+        Of every device, link and line that did something, the busiest first.
+    steps
+        How many steps were simulated until one was like the one before.
+    timeline
+        What ran when, in seconds from the start of the step, if that was asked for.
+    """
+
+    step_seconds: float
+    loads: tuple[Load, ...]
+    steps: int = 1
+    timeline: tuple[Span, ...] = ()
+
+    @property
+    def bottleneck(self) -> Load:
+        """The busiest resource."""
+        return self.loads[0]
+
+    def line(self) -> str:
+        """The bottleneck in words."""
+        return f"{self.bottleneck.name}, busy {self.bottleneck.share:.0%}"

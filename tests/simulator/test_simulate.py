@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.simulator.plans import MB, chain, random_chain, topology
+
+from farflung.errors import PlanError
+from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
+from farflung.simulator import CodecCost, Conditions, simulate
+
+SECONDS_OF_A_MEGABYTE = 1.0  # on 8 Mbit/s
+
+
+def test_one_device_computes_without_a_pause() -> None:
+    found = simulate(chain([0.1], [], 8), topology([1.0]))
+    assert found.step_seconds == pytest.approx(8 * 0.3)
+    assert found.line() == "the device of w0, busy 100%"
+
+
+def test_a_line_of_two_takes_fill_and_transfers_and_drain() -> None:
+    """The first microbatch's way there, seven transfers more, the last one's way back."""
+    found = simulate(chain([0.01, 0.02], [MB], 8), topology([1.0, 1.0], 8.0, 50.0))
+    there = 0.01 + 8 * SECONDS_OF_A_MEGABYTE + 0.05
+    back = 0.06 + SECONDS_OF_A_MEGABYTE + 0.05 + 0.02
+    assert found.step_seconds == pytest.approx(there + back)
+    assert found.bottleneck.name in ("the link w0 -> w1", "the link w1 -> w0")
+    assert found.bottleneck.bytes == 8 * MB
+
+
+def test_both_directions_of_a_link_are_apart() -> None:
+    rates = [[0.0, 8.0], [80.0, 0.0]]
+    found = simulate(chain([0.0, 0.0], [MB], 4), topology([1.0, 1.0], rates))
+    assert found.step_seconds == pytest.approx(4 * SECONDS_OF_A_MEGABYTE + 0.1)
+
+
+def test_the_window_makes_rounds() -> None:
+    plan, places = chain([0.1, 0.1], [MB], 6, window=2), topology([1.0, 1.0], 80.0, 450.0)
+    round_trip = 2 * (0.45 + 0.1) + 2 * 0.3
+    assert simulate(plan, places).step_seconds > 3 * round_trip
+    assert simulate(plan, places, Conditions(window=6)).step_seconds < 3 * round_trip
+
+
+def test_workers_far_from_the_broker_make_the_commit_long() -> None:
+    latency = [[0.0, 10.0], [30.0, 0.0]]
+    plan, places = chain([0.1], [], 2, workers=["w1"]), topology([1.0, 1.0], 8.0, latency)
+    assert simulate(plan, places).step_seconds == pytest.approx(0.6 + 0.04)
+    assert simulate(plan, places, Conditions(commit=False)).step_seconds == pytest.approx(0.6)
+
+
+def test_messages_share_the_line_of_their_sender() -> None:
+    """w0 sends to two segments at once over a line of 8 Mbit/s, each path could carry it all."""
+    placements = [Placement(n, [f"w{n}"], 0, 0, 1) for n in range(3)]
+    edges = [Edge(0, FEEDER, 0, 0, False), Edge(1, 0, 1, MB, False), Edge(2, 0, 2, MB, False)]
+    plan = Plan(placements, edges, 2, 2)
+    alone = simulate(plan, topology([1.0] * 3, 8.0))
+    shared = simulate(plan, topology([1.0] * 3, 8.0, up_mbps=[8.0, None, None]))
+    assert alone.step_seconds == pytest.approx(2.0)
+    assert shared.step_seconds == pytest.approx(4.0)
+    assert shared.line() == "the line of w0 up, busy 100%"
+
+
+def test_inputs_use_the_line_of_the_submitters_home() -> None:
+    """In the steady state inputs of 1 MB pass a line of 8 Mbit/s once a microbatch, whatever runs else."""
+    plan = chain([0.01], [], 4, workers=["w1"], fed_bytes=MB)
+    places = topology([1.0, 1.0], 80.0, up_mbps=[8.0, None])
+    found = simulate(plan, places)
+    assert found.step_seconds == pytest.approx(4.0, rel=0.05)
+    assert found.bottleneck.name == "the line of w0 up"
+    at_home = simulate(chain([0.01], [], 4, workers=["w0"], fed_bytes=MB), places)
+    assert at_home.step_seconds == pytest.approx(0.12)
+
+
+def test_a_gradient_overtakes_activations() -> None:
+    """w0 holds segments 0 and 2: to w1 go activations of 0 and gradients of 2, over one link."""
+    plan = chain([0.0, 0.1, 0.0], [MB, MB // 100], 4, workers=["w0", "w1", "w0"])
+    found = simulate(plan, topology([1.0, 1.0], 8.0), timeline=True)
+    kinds = [span.kind for span in found.timeline if span.row == "w0 -> w1"]
+    assert kinds.index("gradient") < len(kinds) - 1 - kinds[::-1].index("activation")
+
+
+def test_recomputing_costs_a_forward_pass_more() -> None:
+    plan = chain([0.1], [], 4)
+    again = Plan([Placement(0, ["w0"], 10**11, 0, 1, recompute=True)], plan.edges, 4, 4)
+    assert simulate(again, topology([1.0])).step_seconds == pytest.approx(4 * 0.4)
+
+
+def test_split_backward_sends_input_gradients_before_the_rest() -> None:
+    plan, places = chain([0.1, 0.1], [0], 1), topology([1.0, 1.0], 8.0, 0.0)
+    whole, split = simulate(plan, places), simulate(plan, places, Conditions(split_backward=True))
+    assert whole.step_seconds - split.step_seconds == pytest.approx(0.1)
+
+
+def test_a_codec_shrinks_messages_and_takes_its_time() -> None:
+    plan, places = chain([0.0, 0.0], [MB], 1), topology([1.0, 1.0], 8.0)
+    codecs = [LinkCodec("w0", "w1", "topk", 4.0)]
+    coded = Plan(plan.placements, plan.edges, 1, 1, [], codecs)
+    assert simulate(coded, places).step_seconds == pytest.approx(1.25)
+    slow = Conditions(codecs={"topk": CodecCost(MB, MB / 2)})
+    assert simulate(coded, places, slow).step_seconds == pytest.approx(1.25 + 1 + 2)
+
+
+def replicated(shares: list[int], parameter_bytes: int) -> Plan:
+    workers = [f"w{n}" for n in range(len(shares))]
+    edges = [Edge(0, FEEDER, 0, 0, False)]
+    return Plan([Placement(0, workers, 10**11, parameter_bytes, 1)], edges, sum(shares), sum(shares), shares)
+
+
+def test_replicas_share_the_microbatches_and_add_up_gradients() -> None:
+    plan, places = replicated([3, 3], 2 * MB), topology([1.0, 1.0], 8.0, 100.0)
+    sync = 2 * (0.1 + 1.0)
+    assert simulate(plan, places).step_seconds == pytest.approx(0.1 + 3 * 0.3 + sync + 0.1, abs=0.21)
+    quick = simulate(plan, places, Conditions(commit=False))
+    assert quick.step_seconds == pytest.approx(3 * 0.3 + sync)
+
+
+def test_a_replica_without_microbatches_still_takes_part() -> None:
+    found = simulate(replicated([2, 0], MB), topology([1.0, 1.0], 8.0), Conditions(commit=False))
+    assert found.step_seconds == pytest.approx(2 * 0.3 + 2 * 0.5)
+
+
+def test_an_update_takes_time_by_the_bytes() -> None:
+    found = simulate(replicated([1], MB), topology([1.0]), Conditions(update_bytes_per_second=MB / 2))
+    assert found.step_seconds == pytest.approx(2.3)
+
+
+def test_plans_that_cannot_run_are_refused() -> None:
+    with pytest.raises(PlanError, match="uses worker 'w1'"):
+        simulate(chain([0.1, 0.1], [1], 1), topology([1.0]))
+    twice = Plan([Placement(0, ["w0", "w0"], 1, 1, 1)], [], 2, 2, [1, 1])
+    with pytest.raises(PlanError, match="two replicas"):
+        simulate(twice, topology([1.0]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_equal_inputs_give_equal_answers(seed: int) -> None:
+    plan, places = random_chain(random.Random(seed), shares_lines=True)
+    assert simulate(plan, places, timeline=True) == simulate(plan, places, timeline=True)

@@ -22,6 +22,7 @@ class Loads:
 
     def __init__(self, topology: Topology, wiring: Wiring, pipelines: Sequence[Pipeline]) -> None:
         self._ids = topology.ids
+        self._home = topology.ids.index(topology.home.id)
         self._wiring = wiring
         self._devices = {
             worker: device for pipeline in pipelines for worker, device in pipeline.devices.items()
@@ -45,21 +46,25 @@ class Loads:
         if not step_seconds:
             return ()
         found = [
-            Load("line", f"the line of {self._ids[worker]} {way}",
-                 line.carried / line.capacity / step_seconds, line.carried)
+            Load("line", f"the line of {self._ids[worker]} {way}", (self._ids[worker],),
+                 line.carried / line.capacity / step_seconds, line.carried, line.capacity * 8e-6)
             for way, lines in (("up", self._wiring.up), ("down", self._wiring.down))
             for worker, line in lines.items()
         ]  # fmt: skip
         found += [
-            Load("device", f"the device of {self._ids[worker]}", device.busy / step_seconds)
+            Load(
+                "device",
+                f"the device of {self._ids[worker]}",
+                (self._ids[worker],),
+                device.busy / step_seconds,
+            )
             for worker, device in self._devices.items()
         ]
         found += [
-            Load("link", f"the link {self._pair(*pair)}",
-                 link.carried / self._wiring.costs.rate(*pair) / step_seconds, link.carried)
+            self._link(pair, link.carried, step_seconds)
             for pair, link in self._wiring.links.items()
             if link.carried
-        ]  # fmt: skip
+        ]
         return tuple(sorted(found, key=lambda load: -load.share))
 
     def timeline(self) -> tuple[Span, ...]:
@@ -76,6 +81,12 @@ class Loads:
             for priority, microbatch, start, end in link.pieces or ()
         ]
         return tuple(spans)
+
+    def _link(self, pair: tuple[int, int], carried: float, step_seconds: float) -> Load:
+        rate = self._wiring.costs.rate(*pair)
+        ends = tuple(self._ids[self._home if end == FEEDER else end] for end in pair)
+        share = carried / rate / step_seconds
+        return Load("link", f"the link {self._pair(*pair)}", ends, share, carried, rate * 8e-6)
 
     def _pair(self, source: int, target: int) -> str:
         return f"{'submitter' if source == FEEDER else self._ids[source]} -> {self._ids[target]}"

@@ -12,14 +12,17 @@ Kind = Literal["forward", "backward", "gradient", "activation", "state"]
 class Load:
     """How busy one resource was in a step.
 
-    `kind` is device, link or line; `name` says which in words. `bytes` are those on the wire, 0 for a device.
-    `share` is the part of the step for which it worked at its full rate.
+    `kind` is device, link or line; `name` says which in words, `workers` by id: the one whose device or line
+    it is, or sender and receiver (the submitter is where the topology's home is). `bytes` are those on the
+    wire at `mbps`, both 0 for a device. `share` is the part of the step for which it worked at its full rate.
     """
 
     kind: Literal["device", "link", "line"]
     name: str
+    workers: tuple[str, ...]
     share: float
     bytes: float = 0.0
+    mbps: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
     assert again.stderr.startswith("error: a lab called cli runs already")
     assert farflung("down", "--name", "cli").returncode == 0
     assert lab.wait(WAIT_SECONDS) == 0
+    assert lab.stderr is not None and lab.stderr.read() == "lab cli was taken down\n"
     assert rooms() == []
 
 

@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from farflung.errors import LabError
 from farflung.lab import control, registry
 from farflung.lab.network import Network
+from farflung.lab.process import Start
 from farflung.lab.running import find
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 
@@ -221,6 +223,7 @@ def test_programs_have_time_to_end_in_order() -> None:
 OWNER = """
 import sys, time
 from farflung.lab.network import Network
+from farflung.lab.process import Start
 from farflung.lab.spec import LabSpec, Node
 with Network(LabSpec((Node("a", behind_nat=True), Node("b"))), sys.argv[1]) as network:
     print(network._process.pid, flush=True)
@@ -244,6 +247,24 @@ def test_a_lab_ends_with_its_owner_however_that_ends(number: signal.Signals) -> 
     owner.wait(WAIT_SECONDS)
     wait_until_gone(lab)
     assert host_state() == before
+
+
+def test_a_switch_that_is_told_to_end_while_it_starts_leaves_nothing() -> None:
+    spec = LabSpec((Node("a", behind_nat=True), Node("b"), Node("c")))
+    start = msgspec.msgpack.encode(Start("early", spec, os.getpid()))
+    for wait in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4):
+        command = [sys.executable, "-P", "-m", "farflung.lab.process"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+            process.stdin.write(start)
+            process.stdin.close()
+            time.sleep(wait)
+            process.terminate()
+            time.sleep(wait / 10)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(WAIT_SECONDS) in (0, -signal.SIGTERM)
+            assert process.stderr.read() == b""
+        assert left_behind("early") == []
 
 
 def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.end_to_end.processes import Machines, Run, eventually, machines, trai
 
 from farflung.lab import registry
 from farflung.plan import Topology, WorkerSpec, write_topology
+from farflung.transport.timeouts import Timeouts
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lab_machine")]
 
@@ -88,6 +90,29 @@ def test_a_killed_worker_is_named(on: Machines) -> None:
     run.reaches(1)
     os.kill(process_of(on, "oslo"), signal.SIGKILL)
     assert "oslo" in run.fails()
+
+
+def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
+    run = lab_run(on, "run", "--name", "doomed")
+    run.reaches(1)
+    record = json.loads((registry.FOLDER / "doomed.json").read_text())
+    os.kill(record["process_id"], signal.SIGKILL)
+    killed_at = time.monotonic()
+    assert run.command.code() == 2, run.command.err
+    assert time.monotonic() - killed_at < Timeouts().lease_seconds  # before anybody else can have noticed
+    assert run.command.errors == [
+        "error: lab doomed is gone: its switch was killed while something ran in it"
+    ]
+    assert "lost" not in run.command.err
+    eventually("all of it has ended", lambda: not on.orphans())
+
+
+def test_a_run_folder_that_cannot_be_taken_is_told_before_a_lab_is_laid_out(on: Machines) -> None:
+    (on.folder / "run").mkdir()
+    (on.folder / "run" / "thesis.txt").write_text("mine")
+    command = on.start("desk", "lab", "run", "net.py", "--topology", "two.json", "--out", "run")
+    assert command.code() != 0
+    assert "holds other files than a run's" in command.err and "laying out" not in command.err
 
 
 def test_a_killed_run_leaves_nothing(on: Machines) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ async def obtain_identity(
         raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
     enrolment = await enrol(broker, parsed, folder, role, name)
     _say_clock(enrolment.clock_ahead_seconds)
-    note(f"joined the broker at {broker} as {role} {enrolment.identity.id}; identity kept in {folder}")
+    _say_joined(broker, enrolment.identity, folder)
     return enrolment.identity
 
 
@@ -90,6 +91,12 @@ async def _fresh(identity: Identity) -> Identity:
     except FarflungError as error:
         note(f"the certificate of {identity.id} could not be renewed: {error}")
         return identity
+
+
+def _say_joined(broker: str, identity: Identity, folder: Path) -> None:
+    is_kept = not folder.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve())
+    next_time = f"; it is kept in {folder}: no token is needed next time" if is_kept else ""
+    note(f"joined the broker at {broker} as {identity.role} {identity.id}{next_time}")
 
 
 def _say_clock(ahead_seconds: float) -> None:

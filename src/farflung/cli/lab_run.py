@@ -14,7 +14,7 @@ from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
 
 if TYPE_CHECKING:
-    from farflung.lab.network import RunningLab
+    from farflung.lab.network import Network
     from farflung.lab.run import Outcome, Request
     from farflung.plan import Topology
 
@@ -62,6 +62,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on an emulated network: broker, workers and submitter each in a namespace of its own."""
+    from farflung.client.run_folder import RunFolder
     from farflung.lab.layout import lay_out
     from farflung.lab.machine import check_machine
     from farflung.lab.network import Network
@@ -81,6 +82,7 @@ def run(
     )
     check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
     _check_job(job)
+    RunFolder.check(request.out)
     if emulate_devices:
         request = _emulated(request, efficiency, scale)
     _announce(request)
@@ -141,7 +143,7 @@ def _announce(request: Request) -> None:
     note(f"starting a broker, {request.workers} workers and the submitter, each in a namespace of its own")
 
 
-async def _until_interrupted(network: RunningLab, request: Request) -> Outcome:
+async def _until_interrupted(network: Network, request: Request) -> Outcome:
     from farflung.cli.interrupts import on_interrupt
     from farflung.lab.run import LabRun
 

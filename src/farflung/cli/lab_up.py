@@ -39,6 +39,7 @@ def up(
         with Network(spec, name) as network:
             _announce(network, as_json)
             network.wait()
+        note(f"lab {name} was taken down")
     except typer.Exit:
         note(f"lab {name} is down")
         raise

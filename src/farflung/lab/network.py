@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import subprocess
@@ -65,6 +66,20 @@ class Network(RunningLab):
         assert self._process is not None
         if self._process.wait() != 0:
             raise LabError(f"the switch of lab {self.name} was killed; what it left is removed")
+
+    async def ended(self) -> str:
+        """Wait until the lab is gone, though nobody left the block; how that came, in one line."""
+        assert self._process is not None
+        loop, descriptor = asyncio.get_running_loop(), os.pidfd_open(self._process.pid)
+        gone = asyncio.Event()
+        loop.add_reader(descriptor, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        how = "was taken down" if self._process.wait() == 0 else "is gone: its switch was killed"
+        return f"lab {self.name} {how} while something ran in it"
 
     def _end(self) -> None:
         assert self._process is not None

@@ -11,7 +11,7 @@ import resource
 import select
 import signal
 import sys
-from types import FrameType
+from contextlib import suppress
 
 import msgspec
 
@@ -39,19 +39,13 @@ class Started(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class _Stopped(BaseException):
-    """A signal asked the switch to end."""
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    _ignore_signals()
-    raise _Stopped
-
-
-def _ignore_signals() -> None:
-    """What is to be removed is removed in peace."""
+def _heed_signals() -> int:
+    """A descriptor that can be read once a signal asked for the end, which so interrupts nothing."""
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda number, frame: None)
+    return read_end
 
 
 def _open_devices(start: Start) -> list[int]:
@@ -64,14 +58,13 @@ def _open_devices(start: Start) -> list[int]:
 
 
 def _tell(started: Started) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(started) + b"\n")
-    sys.stdout.buffer.flush()
+    with suppress(BrokenPipeError):  # whoever started this is gone, which is seen soon enough
+        os.write(sys.stdout.fileno(), msgspec.json.encode(started) + b"\n")
 
 
-def _serve(start: Start) -> None:
-    """Bring a lab up, run it, and take it down whatever happens."""
+def _serve(start: Start, parent: int, asked_to_end: int) -> None:
+    """Bring a lab up, run it until a descriptor says that it is enough, and take it down whatever happens."""
     rooms = namespaces.all_of(start.name, start.spec.nodes)
-    parent = os.pidfd_open(start.parent)
     registry.claim(start.name, rooms)
     try:
         namespaces.create(rooms)
@@ -82,26 +75,28 @@ def _serve(start: Start) -> None:
             # Held until this function ends: that its connections close tells clients that all is removed.
             server = ControlServer(registry.socket_path(start.name), epoll, attendant.answer)
             _tell(Started())
-            Switch(devices, fabric, attendant, meter).run(epoll, server, parent)
+            Switch(devices, fabric, attendant, meter).run(epoll, server, (parent, asked_to_end))
     finally:
-        _ignore_signals()
         namespaces.remove(rooms)
         registry.release(start.name)
 
 
 def main() -> int:
     """What the process does; its exit code."""
-    signal.signal(signal.SIGINT, _stop)
-    signal.signal(signal.SIGTERM, _stop)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor a node
+    told = sys.stdin.buffer.read()
+    asked_to_end = _heed_signals()  # nothing was made before
     try:
-        _serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Start))
+        start = msgspec.msgpack.decode(told, type=Start)
+        parent = os.pidfd_open(start.parent)
+    except (msgspec.DecodeError, ProcessLookupError):  # whoever started this is gone
+        return 1
+    try:
+        _serve(start, parent, asked_to_end)
     except LabError as error:
         _tell(Started(str(error)))
         return error.exit_code
-    except _Stopped:
-        pass
     return 0
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.errors import RunFailed
+from farflung.errors import LabError, RunFailed
 from farflung.lab.emulation import EmulatedJob
 from farflung.lab.fleet import LabFleet
 from farflung.lab.layout import SUBMITTER
-from farflung.lab.network import RunningLab
+from farflung.lab.network import Network
 from farflung.lab.report import LabReport, keep, run_in
 from farflung.lab.submitter import LabSubmitter
 from farflung.plan import Topology
@@ -49,10 +49,11 @@ class Outcome:
 class LabRun:
     """One run in a lab that is laid out. `tell` takes lines for the user."""
 
-    def __init__(self, network: RunningLab, request: Request, tell: Callable[[str], None]) -> None:
+    def __init__(self, network: Network, request: Request, tell: Callable[[str], None]) -> None:
         self._network = network
         self._request = request
         self._tell = tell
+        self._fleet: LabFleet | None = None
         self._submitter: LabSubmitter | None = None
         self._task: asyncio.Task[Outcome] | None = None
         self._lost = ""
@@ -70,7 +71,15 @@ class LabRun:
             The lab ended before the run.
         """
         self._task = asyncio.create_task(self._train())
-        return await self._task
+        gone = asyncio.create_task(self._network.ended())
+        try:
+            await asyncio.wait((self._task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                await self._drop()
+                raise LabError(gone.result())
+            return await self._task
+        finally:
+            gone.cancel()
 
     def interrupt(self) -> None:
         """The user wants an end: the submitter sees to it, or nothing has begun yet."""
@@ -79,12 +88,23 @@ class LabRun:
         elif self._task is not None:
             self._task.cancel()
 
+    async def _drop(self) -> None:
+        """Without a network nobody can end in order."""
+        assert self._task is not None
+        if self._submitter is not None:
+            self._submitter.kill()
+        if self._fleet is not None:
+            self._fleet.kill()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
     async def _train(self) -> Outcome:
         request, report = self._request, None
         before = run_in(request.out)
         specs = request.topology.workers[: request.workers]
         emulation = request.emulated.emulation if request.emulated else None
         async with LabFleet(self._network, specs, emulation.tflops if emulation else None) as fleet:
+            self._fleet = fleet
             try:
                 code, output = await self._submit(fleet)
                 report = LabReport.of(request.topology, self._network.stats(), emulation)

@@ -59,6 +59,10 @@ class LabSubmitter:
         for number in itertools.islice(self._signals, 1):
             self._signal(number)
 
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        self._signal(signal.SIGKILL)
+
     async def stop(self) -> None:
         """End it in any case, and reap it."""
         if self._process.returncode is None:
@@ -67,7 +71,7 @@ class LabSubmitter:
             with suppress(TimeoutError):
                 async with asyncio.timeout(Timeouts().stop_seconds):
                     await self._process.wait()
-            self._signal(signal.SIGKILL)
+            self.kill()
         await self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:

@@ -42,12 +42,11 @@ class Switch:
         self._heap: list[_Event] = []
         self._sequence = 0
 
-    def run(self, epoll: select.epoll, server: ControlServer, parent: int) -> None:
-        """Carry packets until a request to stop, or until `parent`, a process descriptor, ends."""
+    def run(self, epoll: select.epoll, server: ControlServer, ends: tuple[int, ...]) -> None:
+        """Carry packets until a request to stop, or until one of the descriptors `ends` can be read."""
         timer, armed = tun.Timer(), 0.0
         epoll.register(timer.descriptor, select.EPOLLIN | select.EPOLLET)
-        epoll.register(parent, select.EPOLLIN)
-        for descriptor in self._devices:
+        for descriptor in (*self._devices, *ends):
             epoll.register(descriptor, select.EPOLLIN)
         heap, port_of, now = self._heap, self._port_of, time.monotonic
         woke = now()
@@ -73,7 +72,7 @@ class Switch:
                 elif port is not None:
                     self._take(port, descriptor)
                     self._deliver()
-                elif descriptor == parent:
+                elif descriptor in ends:
                     return
                 else:
                     server.handle(descriptor)

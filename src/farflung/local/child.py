@@ -67,6 +67,11 @@ class Child:
         words = self._last_words()
         return f"{self.name} {how}" + (f": {words}" if words else f" (see {self.log})")
 
+    def kill(self) -> None:
+        """End it at once, whatever it does; `stop` reaps it."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     async def stop(self, grace_seconds: float) -> None:
         """Ask it to end, end it if it does not within `grace_seconds`, and reap it."""
         with suppress(ProcessLookupError):
@@ -75,8 +80,7 @@ class Child:
             async with asyncio.timeout(grace_seconds):
                 await self._process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self.kill()
             await self._process.wait()
         finally:
             if self._process.stdin is not None:

@@ -100,6 +100,11 @@ class Family(ABC):
         environment = {"OMP_NUM_THREADS": "1", **environment}
         return await Child.start(name, arguments, log, environment, self._folder, prefix)
 
+    def kill(self) -> None:
+        """End all of them at once, since nothing they would still do can be done."""
+        for child in self.children():
+            child.kill()
+
     async def stop(self) -> None:
         """End all of them; leaving the block does."""
         grace = self._timeouts.stop_seconds

@@ -119,7 +119,23 @@ def chain(length: int, microbatches: int, window: int) -> World:
     return World(edges, list(range(length)), microbatches, window)
 
 
-def test_backward_comes_before_forward() -> None:
+def test_forward_and_backward_take_turns() -> None:
+    """With a backlog of both, neither starves: what is sent on keeps the others at work."""
+    policy = Policy([Needs(0, 1, 1, False)], 4, 4)
+    for microbatch in range(2):
+        policy.arrived(0, microbatch, False)
+        policy.finished(Task(0, False, microbatch))
+    for microbatch in range(2):
+        policy.arrived(0, microbatch, True)
+        policy.arrived(0, 2 + microbatch, False)
+    order = []
+    while (task := policy.next()) is not None:
+        policy.finished(task)
+        order.append((task.backward, task.microbatch))
+    assert order == [(True, 0), (False, 2), (True, 1), (False, 3)]
+
+
+def test_what_went_forward_goes_back_first() -> None:
     """One worker, one segment: each microbatch goes back before the next one goes forward (1F1B)."""
     world = chain(1, 3, 3)
     draw = random.Random(0)

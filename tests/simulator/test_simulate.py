@@ -9,7 +9,8 @@ from tests.simulator.plans import MB, chain, random_chain, topology
 
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
-from farflung.simulator import CodecCost, Conditions, simulate
+from farflung.simulator import Conditions, simulate
+from farflung.workload.codecs import DeclaredCodec
 
 SECONDS_OF_A_MEGABYTE = 1.0  # on 8 Mbit/s
 
@@ -97,8 +98,8 @@ def test_a_codec_shrinks_messages_and_takes_its_time() -> None:
     plan, places = chain([0.0, 0.0], [MB], 1), topology([1.0, 1.0], 8.0)
     codecs = [LinkCodec("w0", "w1", "topk", 4.0)]
     coded = Plan(plan.placements, plan.edges, 1, 1, [], codecs)
-    assert simulate(coded, places).step_seconds == pytest.approx(1.25)
-    slow = Conditions(codecs={"topk": CodecCost(MB, MB / 2)})
+    assert simulate(coded, places, Conditions(codecs={})).step_seconds == pytest.approx(1.25)
+    slow = Conditions(codecs={"topk": DeclaredCodec("topk", 8, 1000.0, 2000.0)})
     assert simulate(coded, places, slow).step_seconds == pytest.approx(1.25 + 1 + 2)
 
 

@@ -189,16 +189,9 @@ class _Alone:
         if self.costs.is_near(a, b):
             return _Hop(source, target, 0.0, 0.0, 0.0, 0.0, 0.0)
         wire = size / self.costs.ratio(a, b)
-        codec = self.costs.codec(a, b) if size else None
-        return _Hop(
-            source,
-            target,
-            size / codec.encode_bytes_per_second if codec else 0.0,
-            wire / self.costs.most(a, b),
-            self.costs.seconds_away(a, b),
-            size / codec.decode_bytes_per_second if codec else 0.0,
-            wire,
-        )
+        encode, decode = self.costs.codec_seconds(a, b, size)
+        transfer = wire / self.costs.most(a, b)
+        return _Hop(source, target, encode, transfer, self.costs.seconds_away(a, b), decode, wire)
 
     def _sent(self, segment: int) -> float:
         return self.seconds[segment].backward - self.seconds[segment].early

@@ -1,7 +1,7 @@
 """What a plan does on a topology, event by event, driven by the policy that the runtime runs by."""
 
-from farflung.simulator.conditions import CodecCost, Conditions
+from farflung.simulator.conditions import Conditions
 from farflung.simulator.simulate import simulate
 from farflung.simulator.simulation import Load, Simulation, Span
 
-__all__ = ["CodecCost", "Conditions", "Load", "Simulation", "Span", "simulate"]
+__all__ = ["Conditions", "Load", "Simulation", "Span", "simulate"]

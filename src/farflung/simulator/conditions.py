@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from farflung.workload.codecs import CODECS, DeclaredCodec
 
-@dataclass(frozen=True)
-class CodecCost:
-    """Bytes of the tensor that a codec writes, and reads back, in a second.
 
-    A worker has a codec thread beside the one that computes; it takes one message at a time.
-    """
-
-    encode_bytes_per_second: float
-    decode_bytes_per_second: float
+def declared() -> dict[str, DeclaredCodec]:
+    """The codecs that the planner knows, by name."""
+    return {codec.name: codec for codec in CODECS}
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,8 @@ class Conditions:
     update_bytes_per_second
         Parameter bytes that an optimizer updates in a second; None for no time at all.
     codecs
-        What codecs cost by name; one that is not named costs no time.
+        What codecs cost by name; one that is not named costs no time. A worker has a codec thread beside the
+        one that computes; it takes one message at a time.
     """
 
     efficiency: float = 1.0
@@ -46,7 +43,7 @@ class Conditions:
     payload_share: float = 1.0
     commit: bool = True
     update_bytes_per_second: float | None = None
-    codecs: Mapping[str, CodecCost] = field(default_factory=dict)
+    codecs: Mapping[str, DeclaredCodec] = field(default_factory=declared)
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from farflung.plan import FEEDER, Plan, Topology
-from farflung.simulator.conditions import CodecCost, Conditions
+from farflung.simulator.conditions import Conditions
+from farflung.workload.codecs import DeclaredCodec
 
 
 class LinkCosts:
@@ -18,7 +19,7 @@ class LinkCosts:
         ids = topology.ids
         self.home = ids.index(topology.home.id)
         self._ratios: dict[tuple[int, int], float] = {}
-        self._codecs: dict[tuple[int, int], CodecCost] = {}
+        self._codecs: dict[tuple[int, int], DeclaredCodec] = {}
         if plan.codecs:
             numbers = {id: number for number, id in enumerate(ids)}
             for codec in plan.codecs:
@@ -59,9 +60,13 @@ class LinkCosts:
         """Bytes of tensors over bytes on the wire."""
         return self._ratios.get((source, target), 1.0)
 
-    def codec(self, source: int, target: int) -> CodecCost | None:
-        """What the link's codec takes; None where it is dense or costs nothing."""
-        return self._codecs.get((source, target))
+    def codec_seconds(self, source: int, target: int, tensor_bytes: int) -> tuple[float, float]:
+        """What the link's codec takes to write a tensor, and to read it back."""
+        codec = self._codecs.get((source, target))
+        if codec is None:
+            return 0.0, 0.0
+        megabytes = tensor_bytes / 1e6
+        return megabytes * codec.encode_ms_per_mb / 1e3, megabytes * codec.decode_ms_per_mb / 1e3
 
     def _place(self, number: int) -> int:
         return self.home if number == FEEDER else number

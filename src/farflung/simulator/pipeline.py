@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from farflung.plan import FEEDER
 from farflung.schedule import Feeding, Task, needs_of
 from farflung.simulator.clock import Clock
-from farflung.simulator.conditions import CodecCost
 from farflung.simulator.costs import Route, TaskSeconds
 from farflung.simulator.device import Coder, Device
 from farflung.simulator.network import Link, Message, Priority
@@ -24,11 +23,11 @@ class _Way:
     target: int
     link: Link | None
     wire_bytes: float
-    tensor_bytes: int
     priority: Priority
-    cost: CodecCost | None
-    coder: Coder | None
-    decoder: Coder | None
+    encode_seconds: float
+    decode_seconds: float
+    coder: Coder
+    decoder: Coder
 
 
 class Pipeline:
@@ -98,13 +97,14 @@ class Pipeline:
 
     def _way(self, source: int, target: int, size: int, gradient: bool) -> _Way:
         a, b = self._workers[source], self._workers[target]
+        encode_seconds, decode_seconds = self._wiring.costs.codec_seconds(a, b, size)
         return _Way(
             target=target,
             link=self._wiring.link(a, b),
             wire_bytes=size / self._wiring.costs.ratio(a, b),
-            tensor_bytes=size,
             priority=Priority.GRADIENT if gradient else Priority.ACTIVATION,
-            cost=self._wiring.costs.codec(a, b) if size else None,
+            encode_seconds=encode_seconds,
+            decode_seconds=decode_seconds,
             coder=self._coders[a],
             decoder=self._coders[b],
         )
@@ -116,10 +116,10 @@ class Pipeline:
             arrival = (way.target, microbatch, is_backward)
             if way.link is None:
                 self._arrived(arrival)
-            elif way.cost is None:
+            elif not way.encode_seconds and not way.decode_seconds:
                 way.link.post(Message(way.wire_bytes, way.priority, self._arrived, arrival, microbatch))
             else:
-                self._send_coded(way, way.link, way.cost, arrival)
+                self._send_coded(way, way.link, arrival)
 
     def _ended(self, task: Task) -> None:
         segment, is_backward, microbatch = task
@@ -128,17 +128,14 @@ class Pipeline:
             if microbatch == self._microbatches - 1:
                 self._segment_ended(segment)
 
-    def _send_coded(self, way: _Way, link: Link, cost: CodecCost, arrival: Arrival) -> None:
+    def _send_coded(self, way: _Way, link: Link, arrival: Arrival) -> None:
         """Through the codec threads at both ends."""
-        assert way.coder is not None and way.decoder is not None
-        decode_seconds = way.tensor_bytes / cost.decode_bytes_per_second
-        decoder = way.decoder
 
         def came(_: object) -> None:
-            decoder.take(decode_seconds, self._arrived, arrival)
+            way.decoder.take(way.decode_seconds, self._arrived, arrival)
 
         message = Message(way.wire_bytes, way.priority, came, None, arrival[1])
-        way.coder.take(way.tensor_bytes / cost.encode_bytes_per_second, link.post, message)
+        way.coder.take(way.encode_seconds, link.post, message)
 
     def _arrived(self, arrival: Arrival) -> None:
         segment, microbatch, gradient = arrival

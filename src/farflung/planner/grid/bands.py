@@ -42,7 +42,7 @@ class BandSearch:
         self._stages, self._replicas = stages, replicas
         self._kinds = len(kinds.members)
         self._sizes = [len(group) for group in kinds.members]
-        self._costs = Compositions(kinds)
+        self._costs = Compositions(kinds, purse)
         self._random = random.Random(seed)
         self._purse = purse
 
@@ -88,7 +88,8 @@ class BandSearch:
         return Layout(self._costs.total(compositions), heights, sequence)
 
     def _climbed(self, layout: Layout, steps: int) -> Layout:
-        for _ in range(min(steps, self._purse.left)):
+        end = self._purse.spent + steps
+        while self._purse.spent < end and self._purse.left:
             heights, sequence = layout.heights, self._moved(layout.sequence)
             if self._random.random() < 0.15:
                 heights = self._reshaped(heights)

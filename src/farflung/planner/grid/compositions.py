@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from farflung.planner.grid.budget import Budget
 from farflung.planner.grid.kinds import Kinds
 from farflung.planner.grid.matching import bottleneck
 
+MATCHING = 3  # what a small matching costs beside the rest of an evaluation
 Composition = tuple[int, ...]
 
 
 class Compositions:
-    """Totals of stages by composition; every part is computed once and remembered."""
+    """Totals of stages by composition; every part is computed once and remembered.
 
-    def __init__(self, kinds: Kinds) -> None:
+    Each hop that is matched anew is spent as `MATCHING` evaluations.
+    """
+
+    def __init__(self, kinds: Kinds, purse: Budget) -> None:
+        self._purse = purse
         self._sync: list[list[float]] = kinds.sync.tolist()
         self._hop: list[list[float]] = kinds.hop.tolist()
         self._sync_of: dict[Composition, float] = {}
@@ -44,4 +50,5 @@ class Compositions:
             costs = [[self._hop[kind][to] for to in right] for kind in left]
             found, _ = bottleneck(costs, [one[kind] for kind in left], [other[kind] for kind in right])
             self._hop_of[one, other] = found
+            self._purse.spend(MATCHING)
         return found

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from farflung.planner.grid.objective import GridCosts
 
-MOST_KINDS = 48
+MOST_KINDS = 32
 _LEVELS = 3
 _ALIKE = 0.25  # of the natural logarithm: a fifth of noise on every entry does not make workers different
 Costs = NDArray[np.float64]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +77,11 @@ class GridCosts:
         np.fill_diagonal(sync, 0.0)
         np.fill_diagonal(hop, 0.0)
         return cls(objective, sync, hop)
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether hops cost the same in both directions."""
+        return bool((self.hop == self.hop.T).all())
 
     def total(self, grid: Grid) -> float:
         """The same as `grid_total`, from the matrices."""

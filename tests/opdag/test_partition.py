@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from farflung.opdag import opset, wire
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.capture import capture
-from farflung.opdag.cuts import cut_costs
+from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import Partition
 from farflung.opdag.segment import Segment
@@ -24,7 +24,7 @@ BATCH = 2
 
 
 def random_cuts(graph: Graph, draw: random.Random) -> list[int]:
-    legal = [at for at, ok in enumerate(cut_costs(graph, BATCH).legal) if ok and 0 < at < len(graph.nodes)]
+    legal = [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
     return sorted(draw.sample(legal, min(len(legal), draw.randint(0, 6))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,6 +44,27 @@ def random_workload(seed: int, nodes: int, ties: bool = False) -> Workload:
         spans=tuple(spans),
         feeds=(),
         ties=tuple(tied),
+    )
+
+
+def chain_workload(flops: Sequence[float], crossing: Sequence[int], microbatches: int = 8) -> Workload:
+    """Nodes in a row, each with one parameter of a byte; value n is read by the next node alone."""
+    count = len(flops)
+    ones = np.ones(count)
+    return Workload(
+        name="chain",
+        microbatches=microbatches,
+        microbatch_size=1,
+        flops=np.array(flops),
+        legal=np.ones(count + 1, dtype=bool),
+        parameters=ones.astype(np.int64),
+        parameter_bytes=ones,
+        trainable_bytes=ones,
+        state_bytes=ones,
+        tape_bytes=ones,
+        largest_bytes=ones,
+        spans=tuple(Span(at, at, (at + 1,), size, True) for at, size in enumerate(crossing)),
+        feeds=(),
     )
 
 

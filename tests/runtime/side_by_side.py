@@ -14,7 +14,8 @@ from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
-from farflung.planner import PlannedJob, plan_graph
+from farflung.planner import PlannedJob, place, plan_graph
+from farflung.planner.assignment import Assignment
 from farflung.runtime.check import named_state, received
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.reference import Reference
@@ -31,6 +32,15 @@ def captured(case: Case, samples: int) -> tuple[nn.Module, Graph]:
 def workers(count: int) -> list[str]:
     """Names of `count` workers."""
     return [f"worker-{number}" for number in range(count)]
+
+
+def placed(
+    graph: Graph, cuts: Sequence[int], names: Sequence[str], microbatches: int, samples: int
+) -> PlannedJob:
+    """Segment n, cut before the positions `cuts`, on the worker `names[n]`."""
+    window = min(microbatches, 2 * len(names))
+    assignment = Assignment(tuple(cuts), tuple((name,) for name in names), microbatches, window)
+    return place(graph, assignment, samples)
 
 
 class SideBySide:

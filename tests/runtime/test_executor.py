@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models import case
 from tests.opdag.random_graphs import random_batch, random_graph, random_state
-from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned, workers
+from tests.runtime.side_by_side import SideBySide, captured, microbatches, placed, planned, workers
 from torch import Tensor
 
 from farflung.errors import PlanError
-from farflung.opdag.cuts import cut_costs
+from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
 from farflung.plan import FEEDER
-from farflung.planner import PlannedJob, place
+from farflung.planner import PlannedJob
 from farflung.runtime.check import gradient_difference
 from farflung.runtime.executor import Executor, Parcel, SegmentShare
 from farflung.runtime.in_process import InProcessPipeline
@@ -82,13 +82,13 @@ class Network:
 
 
 def random_plan(graph: Graph, draw: random.Random) -> PlannedJob:
-    legal = [at for at, ok in enumerate(cut_costs(graph, SAMPLES).legal) if ok and 0 < at < len(graph.nodes)]
+    legal = [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
     cuts = sorted(draw.sample(legal, min(len(legal), draw.randint(1, 6))))
     placement = [draw.choice(workers(3)) for _ in range(len(cuts) + 1)]
     try:
-        job = place(graph, cuts, placement, MICROBATCHES, SAMPLES)
+        job = placed(graph, cuts, placement, MICROBATCHES, SAMPLES)
     except PlanError:
-        job = place(graph, cuts, ["worker-0"] * len(placement), MICROBATCHES, SAMPLES)
+        job = placed(graph, cuts, ["worker-0"] * len(placement), MICROBATCHES, SAMPLES)
     window = draw.choice([1, 2, MICROBATCHES])
     return PlannedJob(msgspec.structs.replace(job.plan, window=window), job.segments)
 
@@ -100,7 +100,7 @@ def test_random_graphs_on_random_workers(seed: int, one_use: bool) -> None:
     draw = random.Random(seed)
     graph = random_graph(seed, draw.randint(5, 25), 1 if one_use else None)
     batches = [random_batch(SAMPLES, seed + number) for number in range(MICROBATCHES)]
-    whole = place(graph, [], ["worker-0"], MICROBATCHES, SAMPLES)
+    whole = placed(graph, [], ["worker-0"], MICROBATCHES, SAMPLES)
     single = Network(graph, whole, random_state(graph, seed), training())
     expected = single.run(0, batches, draw)
     job = random_plan(graph, draw)

@@ -14,13 +14,13 @@ import random
 import pytest
 import torch
 from tests.models import CASES, GPT, Batch, Case, Chain, case, config, tokens
-from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned, workers
+from tests.runtime.side_by_side import SideBySide, captured, microbatches, placed, planned, workers
 from torch import Tensor, nn
 
 from farflung.errors import PlanError
-from farflung.opdag.cuts import cut_costs
+from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
-from farflung.planner import PlannedJob, place
+from farflung.planner import PlannedJob
 from farflung.runtime.check import gradient_difference, named_state, parameter_difference
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training
@@ -80,14 +80,14 @@ def test_cut_model_trains_as_eager(name: str, count: int, optimizer: Optimizer) 
 
 def random_placement(graph: Graph, draw: random.Random, settings: Training) -> PlannedJob:
     """Segments cut anywhere that is legal, dealt to workers in any order, several to a worker."""
-    legal = [at for at, ok in enumerate(cut_costs(graph, SAMPLES).legal) if ok and 0 < at < len(graph.nodes)]
+    legal = [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
     cuts = sorted(draw.sample(legal, min(len(legal), draw.randint(1, 6))))
     names = workers(draw.randint(1, 4))
     placement = [draw.choice(names) for _ in range(len(cuts) + 1)]
     try:
-        return place(graph, cuts, placement, MICROBATCHES, SAMPLES)
+        return placed(graph, cuts, placement, MICROBATCHES, SAMPLES)
     except PlanError:  # a parameter's uses would lie on two workers
-        return place(graph, cuts, [names[0]] * len(placement), MICROBATCHES, SAMPLES)
+        return placed(graph, cuts, [names[0]] * len(placement), MICROBATCHES, SAMPLES)
 
 
 @pytest.mark.parametrize("name", NAMES)

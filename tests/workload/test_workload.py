@@ -11,8 +11,9 @@ from tests.models import CASES, Case, case
 from tests.opdag.random_graphs import random_graph
 from tests.runtime.side_by_side import captured
 
-from farflung.opdag.cuts import cut_costs
+from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
+from farflung.plan import FEEDER
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of, plan_of
 from farflung.runtime.footprint import required_bytes
@@ -22,8 +23,7 @@ BATCH = 2
 
 
 def random_assignment(graph: Graph, seed: int) -> Assignment:
-    costs = cut_costs(graph, BATCH)
-    legal = [at for at, ok in enumerate(costs.legal) if ok and 0 < at < len(graph.nodes)]
+    legal = [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
     draw = random.Random(seed)
     cuts = tuple(sorted(draw.sample(legal, min(len(legal), draw.randint(0, 4)))))
     return Assignment(cuts, (("a",),) * (len(cuts) + 1), 3, 2)
@@ -32,7 +32,7 @@ def random_assignment(graph: Graph, seed: int) -> Assignment:
 def require_the_same_plan(graph: Graph, assignment: Assignment) -> None:
     workload = workload_of(graph, 3, BATCH)
     ours = plan_of(workload, assignment)
-    real = place(graph, assignment.cuts, [w[0] for w in assignment.workers], 3, BATCH)
+    real = place(graph, assignment, BATCH)
     for mine, theirs in zip(ours.placements, real.plan.placements, strict=True):
         assert mine.flops <= theirs.flops  # what is recomputed costs something, and is not planned for
         assert mine.parameter_bytes == theirs.parameter_bytes
@@ -49,13 +49,15 @@ def test_costs_alone_give_the_plan_that_the_graph_gives(entry: Case) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_crossing_bytes_are_those_of_the_cut_costs(seed: int) -> None:
+def test_crossing_bytes_are_those_of_the_plan_with_one_cut(seed: int) -> None:
     graph = random_graph(seed)
     workload = workload_of(graph, 3, BATCH)
-    both = workload.crossing_forward + workload.crossing_backward
-    inner = slice(1, len(graph.nodes))
-    if any(entry.trainable for entry in graph.inputs):
-        assert np.array_equal(both[inner], cut_costs(graph, BATCH).crossing[inner])
+    for at in np.flatnonzero(workload.legal)[1:-1].tolist():
+        edges = plan_of(workload, Assignment((at,), (("a",), ("b",)), 3, 2)).edges
+        crossing = [edge for edge in edges if edge.source != FEEDER]
+        assert sum(edge.bytes for edge in crossing) == workload.crossing_forward[at]
+        returning = sum(edge.bytes for edge in crossing if edge.differentiable)
+        assert returning == workload.crossing_backward[at]
 
 
 SMALL = 200
@@ -64,8 +66,7 @@ SMALL = 200
 
 def require_memory_of_every_segment(graph: Graph, assignment: Assignment) -> None:
     workload = workload_of(graph, 3, BATCH)
-    placement = [names[0] for names in assignment.workers]
-    segments = place(graph, assignment.cuts, placement, 3, BATCH).segments
+    segments = place(graph, assignment, BATCH).segments
     ours = 0.0
     for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
         needed = required_bytes(segment, BATCH, assignment.window)
@@ -91,8 +92,7 @@ def test_no_range_of_any_graph_is_said_to_need_less_than_a_worker_asks(seed: int
         return
     assignment = random_assignment(graph, seed)
     workload = workload_of(graph, 3, BATCH)
-    placement = [names[0] for names in assignment.workers]
-    segments = place(graph, assignment.cuts, placement, 3, BATCH).segments
+    segments = place(graph, assignment, BATCH).segments
     for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
         estimate = workload.memory_bytes(start, stop, assignment.window)
         assert required_bytes(segment, BATCH, assignment.window) <= estimate

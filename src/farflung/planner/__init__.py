@@ -1,5 +1,10 @@
-"""From an OP-DAG and the workers at hand to a plan. Today: equal-compute contiguous segments."""
+"""From a workload and a topology to a plan: schedulers, what they share, and how their answers are placed.
 
-from farflung.planner.equal_compute import PlannedJob, place, plan_graph, plan_job
+`balanced` plans where no topology is known. Every other scheduler is a function (Topology, Workload, Options)
+-> Schedule in a file with its name.
+"""
+
+from farflung.planner.balanced import plan_graph, plan_job
+from farflung.planner.placing import PlannedJob, place
 
 __all__ = ["PlannedJob", "place", "plan_graph", "plan_job"]

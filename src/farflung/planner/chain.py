@@ -66,14 +66,16 @@ class Cutter:
     Parameters
     ----------
     workload, window
-        What is cut, and how many microbatches of it are in flight.
+        What is cut, and how many microbatches of it are in flight; None where memory does not count.
     recompute
         Whether segments may run forward twice where they would not fit otherwise.
     parts
         How finely positions are told apart (`Positions.of`); fewer are faster.
     """
 
-    def __init__(self, workload: Workload, window: int, recompute: bool = False, parts: int = FINE) -> None:
+    def __init__(
+        self, workload: Workload, window: int | None, recompute: bool = False, parts: int = FINE
+    ) -> None:
         self.workload = workload
         self.window = window
         self._recompute = recompute
@@ -86,6 +88,7 @@ class Cutter:
         skips: int = 0,
         slacks: Sequence[float] = (0.0,),
         below: float = np.inf,
+        even: bool = False,
     ) -> ChainCut | None:
         """The best cut for `devices` in their order, or None if there is none.
 
@@ -98,9 +101,11 @@ class Cutter:
             How many devices in a row may be left out, at the ends too. 0 uses them all.
         below
             Seconds: only a bottleneck below this is sought. One pass tells if there is none.
+        even
+            Whether to prefer equal work over the least fill, where the bottleneck allows both.
         """
         found: ChainCut | None = None
-        for positions, rules in self._variants(devices, skips):
+        for positions, rules in self._variants(devices, skips, even):
             search = _Search(positions, _in_loop(devices) if rules.head else devices, rules)
             least = search.least(below)
             if least is None:
@@ -115,12 +120,12 @@ class Cutter:
     def _step_seconds(self, cut: ChainCut) -> float:
         return cut.step_seconds(self.workload.microbatches)
 
-    def _variants(self, devices: Devices, skips: int) -> Iterator[tuple[Positions, Rules]]:
+    def _variants(self, devices: Devices, skips: int, even: bool) -> Iterator[tuple[Positions, Rules]]:
         last = len(self._straight) - 1
-        yield self._straight, Rules(skips, self._recompute, 0, last)
+        yield self._straight, Rules(skips, self._recompute, 0, last, even)
         if len(devices) > 1:
             for positions, head, last_cut in self._loops:
-                yield positions, Rules(skips, self._recompute, head, last_cut)
+                yield positions, Rules(skips, self._recompute, head, last_cut, even)
 
 
 class _Search:

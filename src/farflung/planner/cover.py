@@ -13,6 +13,8 @@ from farflung.planner.positions import RECOMPUTED, Positions
 Floats = NDArray[np.float64]
 
 ROUNDING = 1 + 1e-9
+TIE = 1e-3
+FINITE = 1e300  # bytes: what owns no parameter fits nowhere, however much memory there is
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,16 @@ class Rules:
         this index before all others, and the last segment of the model too; both may not be left out.
     last_cut
         Index of the last position where a cut may stand.
+    even
+        Whether the sum of squared compute times is least in place of the fill, so that devices that need not
+        be as busy as the busiest get equal work. Links then only break ties.
     """
 
     skips: int
     recompute: bool
     head: int
     last_cut: int
+    even: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,8 @@ class Cover:
         with np.errstate(divide="ignore", invalid="ignore"):
             forward, backward = self._positions.forward / forth, self._positions.backward / back
         allowed = (np.maximum(forward, backward) <= self._limit) & (np.minimum(forth, back) > 0)
-        fill = self._left[index] + forward + backward + latency[:, None]
+        links = (forward + backward + latency[:, None]) * (TIE if self._rules.even else 1.0)
+        fill = self._left[index] + links
         return np.where(allowed, fill, np.inf)
 
     def _departures(self, device: int) -> Floats:
@@ -126,7 +133,7 @@ class Cover:
         table, devices = self._positions, self._devices
         work, memory = table.between[stops, starts], table.memory[stops, starts]
         head = self._rules.head if self._rules.head and device == len(devices) - 1 else 0
-        room = devices.memory_bytes[device] - (table.memory[head, 0] if head else 0.0)
+        room = min(devices.memory_bytes[device], FINITE) - (table.memory[head, 0] if head else 0.0)
         allowed = memory <= room
         if self._rules.recompute:
             fits = table.memory_recomputed[stops, starts] <= room
@@ -141,7 +148,8 @@ class Cover:
             if np.isfinite(rate):
                 crossing = at_stop[stops, None] + at_start[None, starts]
                 allowed &= crossing <= self._limit * rate - (at_stop[head] if head else 0.0)
-        return np.where(allowed, work / devices.speeds[device], np.inf)
+        seconds = work / devices.speeds[device]
+        return np.where(allowed, seconds**2 / self._limit if self._rules.even else seconds, np.inf)
 
     def _trace(self, device: int) -> list[Piece]:
         """The segments of the best plan that ends on `device`, found again from its end."""

@@ -33,16 +33,16 @@ class Positions:
     at : int64 [P]
         Node positions, ascending.
     window
-        Microbatches in flight, of which memory depends.
+        Microbatches in flight, on which memory depends; None where memory does not count.
     """
 
     workload: Workload
     at: NDArray[np.int64]
-    window: int
+    window: int | None
 
     @staticmethod
     def of(
-        workload: Workload, window: int, parts: int = FINE, legal: NDArray[np.bool_] | None = None
+        workload: Workload, window: int | None, parts: int = FINE, legal: NDArray[np.bool_] | None = None
     ) -> Positions:
         """Every legal position (of the workload, unless given), less those that can hardly matter.
 
@@ -91,8 +91,10 @@ class Positions:
 
     def _memory(self, recompute: bool) -> Floats:
         owned = self.workload.owned[self.at]
-        table = np.full((len(self), len(self)), np.inf)
+        table = np.zeros((len(self), len(self)))
         for stop in range(1, len(self)):
+            if self.window is None:
+                break
             needed = self.workload.memory_up_to(int(self.at[stop]), self.window, recompute)
             table[stop, :stop] = needed[self.at[:stop]]
         return np.where(owned[:, None] > owned[None, :], table, np.inf)

@@ -31,7 +31,7 @@ def kept_together(workload: Workload, head: int = 0) -> NDArray[np.bool_]:
     return legal
 
 
-def loops(workload: Workload, window: int, parts: int) -> list[tuple[Positions, int, int]]:
+def loops(workload: Workload, window: int | None, parts: int) -> list[tuple[Positions, int, int]]:
     """For each loop worth trying its positions, and the indices of its first and last possible cut.
 
     The first cuts are the `HEADS` that the fewest bytes cross. Blocks that go from the first segment of a

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models import CASES, Case, case
 from tests.opdag.random_graphs import random_graph
-from tests.runtime.side_by_side import captured, workers
+from tests.planner.workloads import chain_workload
+from tests.runtime.side_by_side import captured, placed, workers
 
 from farflung.errors import GraphError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.plan import FEEDER
-from farflung.planner import PlannedJob, place, plan_graph, plan_job
+from farflung.planner import PlannedJob, plan_graph, plan_job
+from farflung.planner.balanced import balanced_cut
 
 
 def require_sound(graph: Graph, job: PlannedJob, names: list[str]) -> None:
@@ -61,6 +65,16 @@ def test_work_is_balanced() -> None:
     assert max(flops) < 1.5 * sum(flops) / 4
 
 
+def test_blocks_are_not_cut_inside_to_balance_a_little() -> None:
+    """Eight blocks for six workers: two of them on one are 1.5 times its share, a cut inside four times."""
+    values = [1 if at % 4 == 3 else 4 for at in range(8 * 4 - 1)]
+    workload = chain_workload(flops=[10.0] * 32, crossing=values)
+    cuts = balanced_cut(workload, 6).cuts
+    assert all(at % 4 == 0 for at in cuts)
+    assert max(b - a for a, b in itertools.pairwise([0, *cuts, 32])) == 8
+    assert len(balanced_cut(workload, 20).cuts) == 19
+
+
 def test_a_tied_table_stays_on_the_first_worker() -> None:
     """Embedding and head on one worker: one segment more than workers, a loop."""
     _, graph = captured(case("gpt2-fused"), 2)
@@ -90,11 +104,11 @@ def test_too_many_workers() -> None:
 def test_a_parameter_on_two_workers_is_refused() -> None:
     _, graph = captured(case("gpt-tied"), 2)
     with pytest.raises(PlanError, match="must stay on one"):
-        place(graph, [len(graph.nodes) // 2], workers(2), 4, 2)
+        placed(graph, [len(graph.nodes) // 2], workers(2), 4, 2)
 
 
 def test_cut_bytes_count_what_crosses() -> None:
     """One linear result of 2 x 16 floats goes forth, its gradient comes back."""
     _, graph = captured(case("chain"), 2)
-    assert place(graph, [1], workers(2), 4, 2).cut_bytes == 2 * 2 * 16 * 4
+    assert placed(graph, [1], workers(2), 4, 2).cut_bytes == 2 * 2 * 16 * 4
     assert plan_graph(graph, 4, 2, workers(1)).cut_bytes == 0

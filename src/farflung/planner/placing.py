@@ -1,0 +1,115 @@
+"""From a graph and an assignment to what is sent out: the plan, and the segments it places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.errors import PlanError
+from farflung.opdag import wire
+from farflung.opdag.analysis import differentiable_values
+from farflung.opdag.cost import flops
+from farflung.opdag.graph import Graph
+from farflung.opdag.partition import Partition
+from farflung.opdag.segment import Segment
+from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.planner.assignment import Assignment
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A plan with what it places: the segments, and what each of them owns."""
+
+    plan: Plan
+    segments: list[Segment]
+
+    @property
+    def programs(self) -> list[bytes]:
+        """Each segment as it travels, in segment order."""
+        return [wire.dump(segment) for segment in self.segments]
+
+    @property
+    def cut_bytes(self) -> int:
+        """Bytes that cross between segments in one microbatch, both directions."""
+        return sum(
+            edge.bytes * (2 if edge.differentiable else 1)
+            for edge in self.plan.edges
+            if edge.source != FEEDER
+        )
+
+
+def place(graph: Graph, assignment: Assignment, microbatch_size: int) -> PlannedJob:
+    """The plan that an assignment means, and its segments.
+
+    Raises
+    ------
+    PlanError
+        Two workers of a replica would hold one parameter, or the model is beyond what a plan can state.
+    """
+    partition = Partition(graph, assignment.cuts, microbatch_size)
+    segments = partition.segments()
+    _require_one_holder(segments, assignment)
+    recompute = assignment.recompute or (False,) * len(segments)
+    placements = [
+        _placement(graph, segment, workers, again, microbatch_size)
+        for segment, workers, again in zip(segments, assignment.workers, recompute, strict=True)
+    ]
+    plan = Plan(
+        placements=placements,
+        edges=_edges(graph, partition, segments, microbatch_size),
+        microbatches=assignment.microbatches,
+        window=assignment.window,
+        shares=list(assignment.shares),
+        codecs=list(assignment.codecs),
+    )
+    return PlannedJob(_bounded(plan), segments)
+
+
+def _require_one_holder(segments: Sequence[Segment], assignment: Assignment) -> None:
+    for replica in range(len(assignment.workers[0])):
+        holders: dict[str, str] = {}
+        for segment, workers in zip(segments, assignment.workers, strict=True):
+            for entry in segment.inputs:
+                held = entry.kind == "parameter"
+                if held and holders.setdefault(entry.name, workers[replica]) != workers[replica]:
+                    raise PlanError(
+                        f"parameter {entry.name!r} is used on several workers: its uses must stay on one"
+                    )
+
+
+def _bounded(plan: Plan) -> Plan:
+    """The plan, if it can travel: shapes are only stated so far, and their costs may be absurd."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(plan), Plan)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise PlanError(f"the model is beyond what a plan can state ({error}): use smaller shapes") from None
+
+
+def _edges(graph: Graph, partition: Partition, segments: Sequence[Segment], batch: int) -> list[Edge]:
+    gradients = differentiable_values(graph)
+    sources = partition.sources()
+    edges: list[Edge] = []
+    for segment in segments:
+        fed = [(e.value, FEEDER) for e in segment.inputs if e.kind == "input"]
+        for value, source in [*fed, *((v, sources[v]) for v in segment.receives)]:
+            differentiable = source != FEEDER and value in gradients
+            size = graph.values[value].bytes(batch)
+            edges.append(Edge(value, source, segment.number, size, differentiable))
+    return edges
+
+
+def _placement(
+    graph: Graph, segment: Segment, workers: Sequence[str], recompute: bool, batch: int
+) -> Placement:
+    owned = set(segment.owned)
+    parameters = [e for e in segment.inputs if e.kind == "parameter" and e.name in owned]
+    return Placement(
+        segment=segment.number,
+        workers=list(workers),
+        flops=sum(flops(node, graph.values, batch) for node in segment.nodes),
+        parameter_bytes=sum(graph.values[e.value].bytes(batch) for e in parameters),
+        nodes=len(segment.nodes),
+        recompute=recompute,
+    )

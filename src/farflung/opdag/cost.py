@@ -17,6 +17,9 @@ OPTIMIZER_COPIES = 4
 
 Types = Sequence[ValueType] | Mapping[int, ValueType]
 
+OPTIMIZER_COPIES = 4
+"""Of every trainable parameter a worker holds itself, its gradient and AdamW's two moments."""
+
 _OPERATIONS_PER_ELEMENT = {"elementwise": 1, "reduction": 4, "normalisation": 8}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,22 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.client.workers import WELCOME, Told, Worker
 from tests.transport.certificates import TestAuthority
 from tests.transport.links import run
 
 from farflung.client.links import Lost
 from farflung.client.worker_line import WorkerLine
-from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.errors import ConnectionFailed
 from farflung.plan import FEEDER
-from farflung.protocol.messages import Claim, FromPeer, Welcome, decode, encode
+from farflung.protocol.messages import Welcome
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial, listen
-from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
-from farflung.transport.session import Session
+from farflung.transport.headers import SliceHeader, ValueHeader
 from farflung.transport.timeouts import Timeouts
 
 TIMEOUTS = Timeouts(2.0)
-WELCOME = Welcome("job-1", 1)
-WAIT_SECONDS = 20.0
 
 
 def value(microbatch: int, size: int) -> ValueHeader:
@@ -34,64 +31,6 @@ def value(microbatch: int, size: int) -> ValueHeader:
 
 def answer(microbatch: int) -> ValueHeader:
     return ValueHeader("job-1", 1, 0, microbatch, 0, FEEDER, 7, True, 0, 0)
-
-
-class Told:
-    """What came in, and a wait for it."""
-
-    def __init__(self) -> None:
-        self.changed = asyncio.Event()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not holds():
-                self.changed.clear()
-                await self.changed.wait()
-
-
-class Worker(Told):
-    """Welcomes whoever claims, unless it is `mute`, and keeps what comes whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[Link] = []
-        self.claims: list[Claim] = []
-        self.messages: list[tuple[DataHeader, bytes]] = []
-        self.session: Session | None = None
-        self.mute = False
-        self.refusal = ""
-        self.welcome = WELCOME
-
-    def entered(self, link: Link) -> Handler:
-        self.links.append(link)
-        return self
-
-    def control(self, link: Link, message: bytes) -> None:
-        claim = decode(message, FromPeer)
-        assert isinstance(claim, Claim)
-        self.claims.append(claim)
-        self.changed.set()
-        if self.refusal:
-            raise ProtocolError(self.refusal)
-        if self.mute:
-            return
-        if self.session is None:
-            self.session = Session(claim.session)
-        received = self.session.settle(claim.number, claim.previous, claim.received)
-        link.send_control(encode(Welcome(self.welcome.job, self.welcome.attempt, received)))
-        self.session.carry(link, claim.number)
-
-    def opening(self, link: Link, header: DataHeader) -> memoryview:
-        return memoryview(bytearray(header.bytes))
-
-    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        self.messages.append((header, bytes(buffer)))
-        self.changed.set()
-
-    def closed(self, link: Link, reason: str) -> None:
-        if self.session is not None and link is self.links[-1]:
-            self.session.lose()
-        self.changed.set()
 
 
 class Submitter(Told):

@@ -23,7 +23,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.race import report
-from benchmarks.race.bounds import Bound, naive_bound
+from benchmarks.race.bounds import Bound, naive_bound, schedule_bound
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LOOPBACK, Ground, LabGround, LoopbackGround, congestion_control
 from benchmarks.race.leg import Leg
@@ -103,7 +103,8 @@ def compete(options: argparse.Namespace) -> Result:
             for name in systems if number % 2 == 0 else systems[::-1]:
                 legs.append(_leg(name, place, sprint, kept / f"{number}-{name}", mode.warmup))
         bound = _bound(place, kept / f"0-{FARFLUNG}", known)
-        found = result(place.name, mode.name, sprint, legs, known, bound, congestion_control())
+        schedule = _schedule_bound(place, kept / f"0-{FARFLUNG}", known)
+        found = result(place.name, mode.name, sprint, legs, known, bound, congestion_control(), schedule)
         if options.full:
             return msgspec.structs.replace(found, proofs=_prove(found, place, mode.course, kept, known))
         return found
@@ -154,10 +155,21 @@ def _leg(system: str, place: Ground, course: Course, runs: Path, warmup: int) ->
 
 def _bound(place: Ground, runs: Path, known: Reference) -> Bound:
     """The naive bound of farflung's plan; the processes share this machine's cores."""
-    plan = msgspec.json.decode((runs / "run" / "plan.json").read_bytes(), type=Plan)
+    plan = _plan(runs)
     topology = place.topology if isinstance(place, LabGround) else None
     cores = min(len(place.nodes), os.cpu_count() or 1)
     return naive_bound(plan, topology, known.seconds_per_step / cores)
+
+
+def _schedule_bound(place: Ground, runs: Path, known: Reference) -> float | None:
+    """The simulator's time for farflung's plan; None without an emulated network."""
+    if not isinstance(place, LabGround):
+        return None
+    return schedule_bound(_plan(runs), place.topology, known.seconds_per_step)
+
+
+def _plan(runs: Path) -> Plan:
+    return msgspec.json.decode((runs / "run" / "plan.json").read_bytes(), type=Plan)
 
 
 def _prove(found: Result, place: Ground, course: Course, kept: Path, known: Reference) -> list[Proof]:

@@ -1,4 +1,4 @@
-"""The naive bound: no dense run of a plan can take less than its busiest resource is busy."""
+"""What a step cannot undercut: the naive bound, and the schedule's, with fill and drain."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections import defaultdict
 import msgspec
 
 from farflung.plan import FEEDER, Plan, Topology
+from farflung.simulator import Conditions, simulate
+from farflung.workload.workload import BACKWARD_FACTOR
+
+PAYLOAD_SHARE = 0.954
+"""Of a line's rate, what is tensors: headers of Ethernet, IP and TCP (1448 of 1514 bytes), TLS and frames."""
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -27,6 +32,20 @@ def naive_bound(plan: Plan, topology: Topology | None, compute_seconds: float) -
     if topology is not None:
         bounds += _links(step_bytes(plan, topology), topology)
     return max(bounds, key=lambda bound: bound.seconds)
+
+
+def schedule_bound(plan: Plan, topology: Topology, one_process_seconds: float) -> float:
+    """The simulator's step time for `plan` with what this machine measured, fill and drain included.
+
+    Each worker has a core to itself, as fast as the one process that takes `one_process_seconds` for a whole
+    step; so where several compute at a time on fewer cores the bound is lower than what can be reached. Lines
+    carry `PAYLOAD_SHARE` of their rate, as the lab's calibration finds.
+    """
+    forward = plan.microbatches * sum(placement.flops for placement in plan.placements)
+    tflops = forward * (1 + BACKWARD_FACTOR) / one_process_seconds / 1e12
+    workers = tuple(msgspec.structs.replace(worker, tflops=tflops) for worker in topology.workers)
+    measured = msgspec.structs.replace(topology, workers=workers)
+    return simulate(plan, measured, Conditions(payload_share=PAYLOAD_SHARE)).step_seconds
 
 
 def step_bytes(plan: Plan, topology: Topology) -> dict[tuple[int, int], int]:

@@ -36,6 +36,11 @@ def lines(result: Result) -> list[str]:
         f"model: {course.layers} layers, width {course.width}, sequence {course.sequence}, fp32",
         f"batch {course.batch} in {course.microbatches} microbatches; each sends"
         f" {course.activation_bytes / 1e6:.2f} MB across a cut, and as much back",
+        *(
+            [f"schedule bound {result.schedule_bound_seconds:.2f} s, simulated with measured rates"]
+            if result.schedule_bound_seconds
+            else []
+        ),
         f"naive bound {result.naive_bound_seconds:.2f} s ({result.naive_bound_resource}); one process without"
         f" a network {result.one_process_seconds_per_step:.2f} s; gloo's connections use"
         f" {result.congestion_control}",

@@ -48,8 +48,8 @@ class Proof(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True):
     """A race: the systems, the bounds, and farflung against the faster of GPipe and 1F1B.
 
-    `schedule_bound_seconds` is None until there is a simulator to say it. `void` names the legs in which the
-    switch was more than 5 ms late at the 99th percentile.
+    `schedule_bound_seconds` is the simulator's time for farflung's plan, None where no network is emulated.
+    `void` names the legs in which the switch was more than 5 ms late at the 99th percentile.
     """
 
     testbed: str
@@ -103,6 +103,7 @@ def result(
     reference: Reference,
     bound: Bound,
     congestion_control: str,
+    schedule_seconds: float | None = None,
 ) -> Result:
     """The whole race."""
     names = list(dict.fromkeys(leg.system for leg in legs))
@@ -117,7 +118,7 @@ def result(
         speedup_samples_per_second=_speedup(systems, "seconds_per_step"),
         naive_bound_seconds=bound.seconds,
         naive_bound_resource=bound.resource,
-        schedule_bound_seconds=None,
+        schedule_bound_seconds=schedule_seconds,
         one_process_seconds_per_step=reference.seconds_per_step,
         congestion_control=congestion_control,
         late_p99_ms=max(leg.late_p99_ms for leg in legs),

@@ -79,7 +79,7 @@ def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, lim
 
 async def _run_in_lab(ground: LabGround, course: Course, run: Path, limit: float) -> None:
     """The real thing: broker, workers and submitter, each in a namespace of its own."""
-    job = _job_file(course, run)
+    job = job_file(course, run)
     request = Request(job, ground.topology, len(ground.nodes), run, as_json=True)
     async with asyncio.timeout(limit):
         outcome = await LabRun(ground.network, request, _silently).run()
@@ -88,14 +88,14 @@ async def _run_in_lab(ground: LabGround, course: Course, run: Path, limit: float
 
 
 def _run_locally(ground: Ground, course: Course, run: Path, limit: float) -> None:
-    argv = [sys.executable, "-m", "farflung", "train", str(_job_file(course, run))]
+    argv = [sys.executable, "-m", "farflung", "train", str(job_file(course, run))]
     argv += ["--local", str(len(ground.nodes)), "--out", str(run), "--json"]
     done = subprocess.run(argv, capture_output=True, timeout=limit, check=False)
     if done.returncode:
         raise RuntimeError(f"farflung failed: {done.stderr.decode(errors='replace')[-500:]}")
 
 
-def _job_file(course: Course, run: Path) -> Path:
+def job_file(course: Course, run: Path) -> Path:
     """A job file that names the course, as `farflung train` reads it."""
     path = run.parent / "race_job.py"
     text = msgspec.json.encode(course).decode()

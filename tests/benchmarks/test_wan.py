@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from benchmarks.race.bounds import Bound, naive_bound
+from benchmarks.race.bounds import PAYLOAD_SHARE, Bound, naive_bound, schedule_bound
 from benchmarks.race.chart import loss_chart
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LoopbackGround
@@ -93,6 +93,17 @@ def test_the_naive_bound_is_the_busiest_resource(
     found = naive_bound(plan, topology, compute_seconds)
     assert found.resource == resource
     assert found.seconds == pytest.approx(seconds)
+
+
+def test_the_schedule_bound_has_fill_and_drain() -> None:
+    """One process takes 6 s, so each half takes 0.25 s forward; a message takes 1 s of a line's payload."""
+    workers = tuple(WorkerSpec(id, "", 1.0, 1.0) for id in "ab")
+    rate = 8 / PAYLOAD_SHARE
+    topology = Topology(workers, ((0.0, 0.0), (0.0, 0.0)), ((0.0, rate), (rate, 0.0)))
+    halves = [Placement(number, [id], 10**12, 0, 1) for number, id in enumerate("ab")]
+    plan = Plan(halves, [Edge(0, FEEDER, 0, 0, False), Edge(1, 0, 1, 10**6, True)], 4, 4)
+    there, back = 0.25 + 4 * 1.0, 0.75 + 1.0 + 0.5
+    assert schedule_bound(plan, topology, 6.0) == pytest.approx(there + back)
 
 
 def test_a_loss_chart_is_a_picture_with_every_line_inside() -> None:

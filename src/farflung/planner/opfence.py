@@ -1,0 +1,87 @@
+"""OP-Fence, the scheduler of FusionLLM (arXiv 2410.12707), as far as it could be read.
+
+From the paper: devices with similar bandwidths to one another are clustered on the bandwidth graph, the
+OP-DAG is partitioned so that a cluster holds a contiguous part of it, and what the slowest device or link is
+busy with each microbatch is made small, under limits on memory. Only abstract and excerpts could be read, so
+what follows is ours:
+
+* the clusters: Louvain's communities, refined (`communities.py`); the paper's method is not certain;
+* the order of clusters and of devices in them: the cheapest path for one cut's bytes (`fence.py`), in either
+  direction; the paper's rule is not known;
+* the cut: exact, and the best there is for this order (`chain.py`), which also leaves devices out where that
+  makes the bottleneck smaller. The paper's own partition cannot be better for the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from farflung.plan import Topology
+from farflung.planner.answer import answer, assignment_of
+from farflung.planner.assignment import Options, Schedule
+from farflung.planner.chain import ChainCut, Cutter
+from farflung.planner.checks import Fleet, refuse_memory, usable_fleet
+from farflung.planner.communities import communities
+from farflung.planner.devices import Devices
+from farflung.planner.even_shares import windows
+from farflung.planner.fence import fenced_order
+from farflung.workload import Workload
+
+MOST_SKIPS = 64
+"""Devices in a row that the cut may leave out; a fleet has hardly more to leave out at one place."""
+
+
+def opfence(topology: Topology, workload: Workload, options: Options) -> Schedule:
+    """Contiguous segments along the communities of a fleet, with the least bottleneck for that order.
+
+    Where a number of workers is asked for, they are that many neighbours in the order: those with the least
+    bottleneck.
+
+    Raises
+    ------
+    PlanError
+        See `usable_fleet`; or no such cut fits the workers.
+    """
+    fleet = usable_fleet(topology, workload, options)
+    chains = list(_chains(fleet, workload, options))
+    skips = 0 if fleet.count else min(len(fleet.devices), MOST_SKIPS)
+    for window in windows(workload, options, len(chains[0])):
+        found = _best(Cutter(workload, window, options.recompute), chains, skips)
+        if found is not None:
+            assignment = assignment_of(workload, found[0], found[1], window)
+            return answer("op-fence", fleet, workload, assignment, options)
+    raise refuse_memory(workload, chains[0], skips, options.recompute)
+
+
+def _chains(fleet: Fleet, workload: Workload, options: Options) -> Iterator[Devices]:
+    """Every run of as many neighbours in the order as may be used, in both directions."""
+    found = communities(fleet.topology, options.seed)
+    order = fenced_order(fleet.devices, found, _typical_cut(workload))
+    count = fleet.count or len(order)
+    for start in range(len(order) - count + 1):
+        run = order[start : start + count]
+        yield fleet.devices.take(run)
+        if count > 1:
+            yield fleet.devices.take(run[::-1])
+
+
+def _typical_cut(workload: Workload) -> tuple[float, float]:
+    """Bytes of a cut between blocks: what the cheapest fourth of the positions with any do not exceed."""
+    both = [
+        crossing[workload.legal & (crossing > 0)]
+        for crossing in (workload.crossing_forward, workload.crossing_backward)
+    ]
+    forward, backward = (float(np.quantile(c, 0.25)) if len(c) else 0.0 for c in both)
+    return forward, backward
+
+
+def _best(cutter: Cutter, chains: list[Devices], skips: int) -> tuple[Devices, ChainCut] | None:
+    best: tuple[Devices, ChainCut] | None = None
+    for chain in chains:
+        below = best[1].bottleneck_seconds if best else np.inf
+        cut = cutter.cut(chain, skips, below=below)
+        if cut is not None:
+            best = chain, cut
+    return best

@@ -167,8 +167,9 @@ def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:
         for feed in workload.feeds
         for target in segments(feed.readers)
     ]
-    for span in workload.spans:
-        source = int(np.searchsorted(cuts, span.made, side="right"))
+    first, last = np.searchsorted(cuts, workload.span_ends, side="right")
+    for at in np.flatnonzero(first != last).tolist():  # few of them, and schedulers ask often
+        span, source = workload.spans[at], int(first[at])
         for target in segments(span.readers):
             if target != source:
                 edges.append(Edge(span.value, source, target, span.bytes, span.gradient))

@@ -9,12 +9,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.workload.arrays import Floats, before
 from farflung.workload.touched import Touched
 
 BACKWARD_FACTOR = 2.0
 """Backward operations for each operation of a forward pass."""
+
+OPTIMIZER_COPIES = 4
+"""Of every trainable parameter a worker holds itself, its gradient and AdamW's two moments."""
 
 _MOST_NEEDS = 1 << 17  # ranges whose memory is remembered
 
@@ -128,6 +130,12 @@ class Workload:
     def owned(self) -> NDArray[np.int64]:
         """Parameters first read before each position: [n + 1]."""
         return np.concatenate([[0], np.cumsum(self.parameters)]).astype(np.int64)
+
+    @cached_property
+    def span_ends(self) -> NDArray[np.int64]:
+        """Where each span is made and where it is read last: [2, spans]."""
+        ends = [(span.made, span.readers[-1]) for span in self.spans]
+        return np.array(ends, dtype=np.int64).reshape(-1, 2).T
 
     def memory_bytes(self, start: int, stop: int, window: int, recompute: bool = False) -> float:
         """What the nodes from `start` up to `stop` need as one segment, with `window` microbatches in flight.

@@ -1,0 +1,138 @@
+"""From an order of workers to one that no move improves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+import numpy as np
+
+from farflung.planner.auto.judge import Budget
+from farflung.planner.auto.moves import Moves
+from farflung.planner.auto.reach import Ground, Orders, reach
+from farflung.planner.auto.solve import FOREVER, Found, solve
+
+BATCH = 512
+STEP = 2e-3  # an improvement that counts
+SOLVED = 12  # of the neighbours that improve, how many are measured
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A sequence of workers with how it is gone through, and what that gives."""
+
+    workers: tuple[int, ...]
+    found: Found
+
+    @property
+    def seconds(self) -> float:
+        return self.found.seconds
+
+
+class Descent:
+    """Improves candidates on one ground."""
+
+    def __init__(self, ground: Ground, moves: Moves, budget: Budget, low: float, draw: Random) -> None:
+        self.ground, self.moves, self.budget, self.low, self.draw = ground, moves, budget, low, draw
+
+    def measured(self, workers: Sequence[int], window: int, high: float = FOREVER) -> Candidate:
+        """A candidate as it is."""
+        return self._measured([tuple(workers)], window, high)[0]
+
+    def best_of(self, sequences: Sequence[Sequence[int]], window: int) -> Candidate | None:
+        """The best of some candidates with the widest window, up to `window`, with which any fits."""
+        while True:
+            tried = self._measured([tuple(workers) for workers in sequences], window, FOREVER)
+            best = min(tried, key=lambda one: (one.seconds, -one.found.part), default=None)
+            if best is None or best.found.fits or window == 1:
+                return best
+            window = window * 2 // 3
+
+    def settled(self, candidate: Candidate) -> Candidate:
+        """The same sequence with the window it needs."""
+        for _ in range(3):
+            window = self.window_for(candidate)
+            if window == candidate.found.window:
+                break
+            fresh = self.measured(candidate.workers, window)
+            if fresh.seconds > candidate.seconds:
+                break
+            candidate = fresh
+        return candidate
+
+    def _other_windows(self, candidate: Candidate) -> Candidate | None:
+        """The same sequence with a window that is better than the one it has."""
+        window, most = candidate.found.window, self.ground.microbatches
+        windows = {max(1, window // 2), window * 3 // 4, window - 1, window + 1, window * 4 // 3, window * 2}
+        tried = [self.measured(candidate.workers, w) for w in sorted(windows) if 1 <= w <= most]
+        best = min(tried, key=lambda one: one.seconds, default=candidate)
+        return best if best.seconds < candidate.seconds * (1 - STEP) else None
+
+    def window_for(self, candidate: Candidate) -> int:
+        """The least window with which the round trip costs nothing."""
+        M = self.ground.microbatches  # noqa: N806
+        if not candidate.found.fits:
+            return candidate.found.window
+        return max(
+            1, min(M, math.ceil(M * candidate.found.round_trip * self.ground.slack / candidate.seconds))
+        )
+
+    def run(self, candidate: Candidate) -> Candidate:
+        """Improve until no move does, or the budget is spent."""
+        while not self.budget.is_spent:
+            better = self._better(candidate) or self._other_windows(candidate)
+            if better is None:
+                return candidate
+            candidate = self.settled(better)
+        return candidate
+
+    def _better(self, candidate: Candidate) -> Candidate | None:
+        neighbours = self.moves.around(candidate.workers)
+        while batch := list(islice(neighbours, BATCH)):
+            if self.budget.is_spent:
+                return None
+            better = self._best_of(candidate, batch)
+            if better is not None:
+                return better
+        return None
+
+    def _best_of(self, candidate: Candidate, batch: list[tuple[int, ...]]) -> Candidate | None:
+        found = candidate.found
+        if self.ground.tables.loop is not None:
+            batch = [workers for workers in batch if workers[0] != workers[-1]]
+        if not batch:
+            return None
+        orders = [self._order(workers) for workers in batch]
+        goal = found.seconds * (1 - STEP) if found.fits else FOREVER
+        self.budget.spend(len(batch) / Budget.SCREENED)
+        count = len(batch)
+        screened = reach(
+            self.ground,
+            Orders.of(orders),
+            np.full(count, goal),
+            np.full(count, found.round_trip),
+            found.window,
+        )
+        if not found.fits and not screened.fits.any():
+            at = int(screened.part.argmax())
+            if screened.part[at] <= found.part + 1e-6:
+                return None
+            return self.measured(batch[at], found.window)
+        rows = np.flatnonzero(screened.fits)[:SOLVED]
+        if not len(rows):
+            return None
+        tried = self._measured([batch[row] for row in rows.tolist()], found.window, goal)
+        best = min(tried, key=lambda one: one.seconds)
+        return best if best.seconds < found.seconds or not found.fits else None
+
+    def _measured(self, sequences: list[tuple[int, ...]], window: int, high: float) -> list[Candidate]:
+        self.budget.spend(len(sequences) / Budget.BOUNDED)
+        orders = [self._order(workers) for workers in sequences]
+        found = solve(self.ground, orders, window, self.low, high)
+        return [Candidate(workers, one) for workers, one in zip(sequences, found, strict=True)]
+
+    def _order(self, workers: tuple[int, ...]) -> tuple[int, ...]:
+        return workers if self.ground.tables.loop is None else (*workers, workers[0])

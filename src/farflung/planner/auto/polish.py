@@ -1,0 +1,127 @@
+"""The last improvements of a plan, each judged by the simulator: cuts, window, and single workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from farflung.planner.assignment import Assignment
+from farflung.planner.auto.judge import Judge
+from farflung.planner.auto.tables import Tables
+from farflung.workload import Workload
+
+GAIN = 1e-3
+TRIED = 16  # simulations before a sweep is given up
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An assignment of a workload with its simulated step time; `tables` are those it was cut by."""
+
+    seconds: float
+    workload: Workload
+    assignment: Assignment
+    tables: Tables
+
+
+def polished(judged: Judged, judge: Judge) -> Judged:
+    """Follow improvements until there is none or the budget is spent."""
+    while not judge.budget.is_spent:
+        better = _improved(judged, judge)
+        if better is None:
+            return judged
+        judged = better
+    return judged
+
+
+def _improved(judged: Judged, judge: Judge) -> Judged | None:
+    workload, limit = judged.workload, judged.seconds * (1 - GAIN)
+    promising: list[tuple[float, int, Assignment]] = []
+    seen = {judged.assignment}
+    for assignment in _neighbours(judged):
+        if assignment in seen or judge.budget.is_spent:
+            continue
+        seen.add(assignment)
+        if not judge.fits(workload, assignment):
+            continue
+        closed = judge.closed(workload, assignment)
+        if closed < limit:
+            promising.append((closed, len(promising), assignment))
+    for _, _, assignment in sorted(promising)[:TRIED]:
+        if judge.budget.is_spent:
+            break
+        seconds = judge.simulated(workload, assignment)
+        if seconds < limit:
+            return replace(judged, seconds=seconds, assignment=assignment)
+    return None
+
+
+def _neighbours(judged: Judged) -> Iterator[Assignment]:
+    yield from _windows(judged.assignment)
+    yield from _shifted(judged)
+    yield from _fewer(judged)
+
+
+def _windows(assignment: Assignment) -> Iterator[Assignment]:
+    window, most = assignment.window, assignment.microbatches
+    for other in (window + 1, window + 2, window - 1, window * 3 // 2, window * 2, most):
+        if 1 <= other <= most:
+            yield replace(assignment, window=other)
+
+
+def _shifted(judged: Judged) -> Iterator[Assignment]:
+    """One cut, or several that follow one another, by one or two cheap positions."""
+    tables, cuts = judged.tables, judged.assignment.cuts
+    index = [tables.index(cut) for cut in cuts]
+    for first in range(len(cuts)):
+        for last in range(first, min(first + 4, len(cuts))):
+            for steps in (-1, 1, -2, 2):
+                moved = [_neighbour(tables, at, steps) for at in index[first : last + 1]]
+                if any(at is None for at in moved):
+                    continue
+                fresh = [
+                    *cuts[:first],
+                    *(int(tables.at[at]) for at in moved if at is not None),
+                    *cuts[last + 1 :],
+                ]
+                if _is_cut(judged.workload, fresh, tables):
+                    yield replace(judged.assignment, cuts=tuple(fresh))
+
+
+def _neighbour(tables: Tables, at: int, steps: int) -> int | None:
+    """The position so many steps away among those that no more bytes cross."""
+    way = 1 if steps > 0 else -1
+    left = abs(steps)
+    limit = tables.forward[at] * 1.001
+    at += way
+    while 0 < at < len(tables) - 1:
+        if tables.forward[at] <= limit:
+            left -= 1
+            if not left:
+                return at
+        at += way
+    return None
+
+
+def _is_cut(workload: Workload, cuts: list[int], tables: Tables) -> bool:
+    owned = workload.owned[[0, *cuts, len(workload)]]
+    if not all(a < b for a, b in pairwise(owned)):
+        return False
+    return tables.loop is None or bool(
+        cuts[0] >= tables.at[tables.loop[0]] and cuts[-1] <= tables.at[tables.loop[1]]
+    )
+
+
+def _fewer(judged: Judged) -> Iterator[Assignment]:
+    """A segment's range given to the one before or after it."""
+    assignment = judged.assignment
+    inner = range(1, len(assignment.workers) - 1) if judged.tables.loop else range(len(assignment.workers))
+    for segment in inner:
+        workers = assignment.workers[:segment] + assignment.workers[segment + 1 :]
+        if any(a == b for a, b in pairwise(workers)):
+            continue
+        for cut in (segment - 1, segment):
+            if 0 <= cut < len(assignment.cuts):
+                cuts = assignment.cuts[:cut] + assignment.cuts[cut + 1 :]
+                yield replace(assignment, cuts=cuts, workers=workers)

@@ -1,8 +1,8 @@
 """What the simulator says of a step, beside what the lab measures.
 
 For each testbed the race's model trains on emulated devices in the lab (root, Linux): they compute nothing,
-so what is measured is the runtime and its links, not this machine's cores. The simulator gets the same plan and
-the topology as slow as the lab made it. Exits 1 if a step is more than 10 % off its prediction.
+so what is measured is the runtime and its links, not this machine's cores. The simulator gets the same plan
+and the topology as slow as the lab made it. Exits 1 if a step is more than 10 % off its prediction.
 
     sudo python benchmarks/prediction.py [--testbeds four-homes,good-wan] [--steps 6] [--json]
 """

@@ -51,7 +51,9 @@ def tokens(sequence: int, symbols: int) -> Callable[[int], dict[str, Tensor]]:
     return example
 
 
-def _pictures(side: int, classes: int) -> Callable[[int], dict[str, Tensor]]:
+def pictures(side: int, classes: int) -> Callable[[int], dict[str, Tensor]]:
+    """Random pictures and their classes."""
+
     def example(samples: int) -> dict[str, Tensor]:
         return {
             "pictures": torch.randn(samples, 3, side, side),
@@ -86,12 +88,12 @@ MODELS = {
     "resnet-101": Entry(
         "ResNet-101 44.5M, 224 x 224",
         lambda: resnet.ResNet((3, 4, 23, 3), 1000),
-        _pictures(224, 1000),
+        pictures(224, 1000),
     ),
     "vit-base": Entry(
         "ViT-B/16 86M, 224 x 224",
         lambda: vit.ViT(vit.Sizes(12, 768, 12, 224, 16)),
-        _pictures(224, 1000),
+        pictures(224, 1000),
     ),
 }
 

@@ -5,18 +5,32 @@ The public face; each name is imported when it is first used, so that `import fa
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farflung import data
     from farflung.client.job import Job
+    from farflung.client.planning import plan, simulate
     from farflung.opdag.capture import Capture, capture
     from farflung.runtime.optimizer import SGD, AdamW, Constant, WarmupCosine
 
 __version__ = "0.1.0"
 
-__all__ = ["AdamW", "Capture", "Constant", "Job", "SGD", "WarmupCosine", "capture", "data"]
+__all__ = [
+    "AdamW",
+    "Capture",
+    "Constant",
+    "Job",
+    "SGD",
+    "WarmupCosine",
+    "capture",
+    "data",
+    "plan",
+    "simulate",
+]
 
 _HOMES = {
     "AdamW": "farflung.runtime.optimizer",
@@ -26,7 +40,20 @@ _HOMES = {
     "SGD": "farflung.runtime.optimizer",
     "WarmupCosine": "farflung.runtime.optimizer",
     "capture": "farflung.opdag.capture",
+    "plan": "farflung.client.planning",
+    "simulate": "farflung.client.planning",
 }
+
+
+class _Face(ModuleType):
+    """Keeps the name `plan` for the function: importing the room `farflung.plan` would bind it to that."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name == "plan" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Face
 
 
 def __getattr__(name: str) -> object:

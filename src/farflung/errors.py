@@ -33,6 +33,10 @@ class TopologyError(FarflungError):
     """A topology cannot be read, or says something impossible."""
 
 
+class ProfileError(FarflungError):
+    """A device profile cannot be read or made, or is not of this model."""
+
+
 class IdentityError(FarflungError):
     """A token, certificate or certificate authority was refused."""
 

@@ -202,5 +202,6 @@ def test_ctrl_c_ends_a_run(machine: Start, tmp_path: Path, times: int) -> None:
 def test_check_and_capture_say_what_they_found(machine: Start) -> None:
     report = document(machine("s", "check", "chain.py", "--segments", "3", "--json"))
     assert report["ok"] and report["segments"] == 3 and report["cut_bytes"] > 0
-    captured = document(machine("s", "capture", "chain.py", "--json"))
+    captured = document(machine("s", "capture", "chain.py", "--profile", "device.json", "--json"))
+    assert captured["profile"]["path"] == "device.json" and captured["profile"]["tflops"] > 0
     assert captured["parameters"] == 5 * (8 * 8 + 8) and captured["operators"]["aten.tanh.default"] == 5

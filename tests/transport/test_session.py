@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from tests.transport.links import feed, slice_header, value_header
 
 from farflung.errors import ProtocolError
+from farflung.transport import parts
 from farflung.transport.frame_reader import FrameReader
-from farflung.transport.frames import Chunk, Control, Frame, Open
+from farflung.transport.frames import Chunk, Control, Frame, Open, encode
 from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.inbox import Inbox
-from farflung.transport.outbox import Done, Outbox
+from farflung.transport.outbox import CutOff, Done, Outbox
+from farflung.transport.parts import Part, Parts
 from farflung.transport.session import MAXIMUM_CONTROLS, Session
 
 CHUNK_BYTES = 8
@@ -48,9 +50,17 @@ class End:
         self._inbox = Inbox(self, heard)  # type: ignore[arg-type]
         self._reader = FrameReader(self)
 
-    def post(self, header: DataHeader, buffer: memoryview, done: Done | None, taken: Done | None) -> None:
+    def post(
+        self,
+        header: DataHeader,
+        buffer: memoryview,
+        done: Done | None,
+        taken: Done | None,
+        cut_off: CutOff | None,
+        start: int,
+    ) -> None:
         if self.reason is None:
-            self.outbox.post(header, buffer, done, taken)
+            self.outbox.post(header, buffer, done, taken, cut_off, start)
         elif done is not None:
             done()
 
@@ -59,7 +69,14 @@ class End:
             self.outbox.post_control(memoryview(message), taken)
 
     def took(self, receipt: Receipt) -> None:
-        self.outbox.took(receipt)
+        self.outbox.concluded(receipt)
+
+    @property
+    def parts(self) -> list[Part]:
+        return self._inbox.parts
+
+    def go_on_from(self, kept: Parts) -> None:
+        self._inbox.kept = kept
 
     @property
     def receipt(self) -> Receipt:
@@ -91,7 +108,7 @@ class End:
             self._inbox.end_control(size)
         else:
             assert isinstance(frame, Open | Chunk)
-            self._inbox.end_data(frame.stream, size)
+            self._inbox.end_data(frame, size)
 
 
 class Sides:
@@ -150,7 +167,7 @@ class Sides:
     def acknowledge(self, side: int) -> None:
         """One side says what has come."""
         if self.ends is not None:
-            self.ends[1 - side].took(self.ends[side].receipt)
+            self.ends[1 - side].outbox.took(self.ends[side].receipt)
 
 
 def _ordered(found: list[tuple[DataHeader, bytes]]) -> list[tuple[DataHeader, bytes]]:
@@ -194,8 +211,69 @@ def test_only_what_is_missing_is_sent_again() -> None:
     sides.connect(True)
     assert sides.ends is not None
     assert len(sides.ends[0].outbox) == 1 and sides.sessions[0].unacknowledged_bytes == 20
-    sides.move(0, 3)
+    sides.move(0, 1)  # the last four bytes of the third
     assert sides.heard[1].data == sides.posted[0].data
+
+
+def begun(sides: Sides) -> int:
+    """Post a message of five chunks, and have three cross the link before it is lost."""
+    sides.connect(True)
+    sides.say(0, 2, 40)
+    sides.move(0, 3)
+    sides.lose(notices=True)
+    return 40
+
+
+def chunks_left(sides: Sides) -> int:
+    """How many chunks cross until all has come."""
+    for count in range(20):
+        if not sides.sessions[0]._carrier.outbox:  # type: ignore[union-attr]
+            return count
+        sides.move(0, 1)
+    raise AssertionError("it does not end")
+
+
+def test_a_message_goes_on_where_it_was_cut_off_however_often() -> None:
+    sides = Sides()
+    begun(sides)
+    sides.connect(welcome_arrives=False)
+    sides.connect(True)
+    sides.lose(notices=False)  # before anything of it came
+    sides.connect(True)
+    sides.move(0, 1)
+    sides.lose(notices=True)
+    sides.connect(True)
+    assert chunks_left(sides) == 1 and sides.heard[1].data == sides.posted[0].data
+
+
+def test_what_there_is_no_room_to_keep_comes_again_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = Sides()
+    begun(sides)
+    sides.connect(True)
+    sides.move(0, 1)
+    monkeypatch.setattr(parts, "MAXIMUM_KEPT_BYTES", 39)
+    sides.lose(notices=True)
+    sides.connect(True)
+    assert chunks_left(sides) == 5 and sides.heard[1].data == sides.posted[0].data
+
+
+@pytest.mark.parametrize(("name", "start", "kept"), [("0", 25, 24), ("another", 8, 0)])
+def test_a_message_that_goes_on_from_more_than_came_is_refused(name: str, start: int, kept: int) -> None:
+    sides = Sides()
+    total = begun(sides)
+    sides.connect(True)
+    assert sides.ends is not None
+    lie = Open(0, slice_header(total, name), start=start)
+    with pytest.raises(ProtocolError, match=f"from its beginning or byte {kept}, found {start}"):
+        sides.ends[1].hear(encode(lie, 1) + b"x")
+
+
+def test_a_receipt_for_more_of_a_message_than_was_sent_is_refused() -> None:
+    sides = Sides()
+    begun(sides)
+    lie = Receipt(opened=1, missing=(0,), parts=((0, 25),))
+    with pytest.raises(ProtocolError, match="expected a receipt for 24 bytes, found one for 25"):
+        sides.sessions[0].settle(2, 1, lie)
 
 
 def test_a_message_that_waited_for_a_link_leaves_over_the_next_one() -> None:

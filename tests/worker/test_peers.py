@@ -12,6 +12,7 @@ from farflung.errors import ProtocolError
 from farflung.protocol.messages import Claim, FromPeer, Load, Welcome, decode, encode
 from farflung.runtime.executor import Parcel
 from farflung.transport.headers import DataHeader, Receipt, ValueHeader
+from farflung.transport.parts import Part, Parts
 from farflung.transport.peer import Peer
 from farflung.worker.intake import Intake
 from farflung.worker.peers import LOBBY_SIZE, LOBBY_SIZE_A_PEER, Peers
@@ -25,6 +26,7 @@ class FakeLink:
 
     bytes_sent = 0
     receipt = Receipt()
+    parts: tuple[Part, ...] = ()
     reason: str | None = None
 
     def __init__(self, id: str, role: str = "worker") -> None:
@@ -39,8 +41,11 @@ class FakeLink:
     def send_control(self, message: bytes, taken: object = None) -> None:
         self.said.append(message)
 
-    def post(self, header: DataHeader, buffer: memoryview, done: object, taken: object) -> None:
+    def post(self, header: DataHeader, buffer: memoryview, *callbacks: object) -> None:
         self.posted.append(header)
+
+    def go_on_from(self, kept: Parts) -> None:
+        pass
 
     def took(self, receipt: Receipt) -> None:
         assert receipt == Receipt()

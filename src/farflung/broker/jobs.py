@@ -68,7 +68,7 @@ def start_queued(turn: Turn) -> None:
             continue
         idle = turn.state.idle_for(job)
         usable = [name for name in job.on if name in idle] if job.on else idle
-        needs = job.asked or len(job.on) or 1
+        needs = len(job.on) or job.asked or 1
         if len(usable) >= needs:
             _plan(turn, job, usable)
         else:

@@ -13,6 +13,7 @@ import typer
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.output import counted, note, print_error, print_json, print_text
+from farflung.cli.plan import EfficiencyOption, SchedulerOption, TopologyOption, check_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunInterrupted
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from farflung.client.prepared import Prepared
     from farflung.client.records import Summary
     from farflung.client.run_folder import RunFolder
+    from farflung.plan import Wishes
     from farflung.transport.identity import Identity
 
     Watch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
@@ -40,12 +42,15 @@ def train(
     ] = None,
     token: TokenText = None,
     workers: Annotated[
-        int, typer.Option(help="Workers to train on; 0 is every idle one that the model can be cut for.")
+        int, typer.Option(help="Workers to train on; 0 is as many of the idle ones as make a step short.")
     ] = 0,
     on: Annotated[
         str | None,
-        typer.Option(metavar="ID,ID,...", help="The workers to train on; the first gets the first part."),
+        typer.Option(metavar="ID,ID,...", help="The workers to train on, each with a part of the model."),
     ] = None,
+    topology: TopologyOption = None,
+    scheduler: SchedulerOption = "auto",
+    efficiency: EfficiencyOption = None,
     steps: Annotated[int | None, typer.Option(help="In place of the job's own steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB]")] = None,
     text: Annotated[
@@ -59,8 +64,10 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
-    _check_choice(local, broker, token, workers, on)
+    _check_choice(local, broker, token, workers, on, topology)
     chosen = _chosen(on)
+    wishes = _wishes(topology, scheduler, efficiency, chosen)
+    pool = chosen or (wishes.topology.ids if wishes.topology else [])
     identity = None if local else _identity(folder_of("submitter", folder), broker, token)
     loaded, path = _load(job, steps, text, out)
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
@@ -70,7 +77,8 @@ def train(
     run = _run_folder(path)
     observer = _observer(prepared, as_json)
     if identity is not None:
-        work = _until_interrupted(prepared, identity, run, observer, workers, on=chosen)
+        count = workers or len(chosen)
+        work = _until_interrupted(prepared, identity, run, observer, count, on=pool, wishes=wishes)
     else:
         work = _train_locally(prepared, run, observer, local or 1)
     try:
@@ -86,11 +94,17 @@ def train(
 
 
 def _check_choice(
-    local: int | None, broker: str | None, token: str | None, workers: int, on: str | None
+    local: int | None,
+    broker: str | None,
+    token: str | None,
+    workers: int,
+    on: str | None,
+    topology: str | None,
 ) -> None:
-    if local is not None and (broker is not None or token is not None or workers or on):
+    if local is not None and (broker is not None or token is not None or workers or on or topology):
         raise JobError(
-            "--local starts its own broker and workers: leave --broker, --token, --workers and --on out"
+            "--local starts its own broker and workers, all alike:"
+            " leave --broker, --token, --workers, --on and --topology out"
         )
     if workers and on:
         raise JobError("--on names the workers, --workers counts them: leave one out")
@@ -108,6 +122,21 @@ def _chosen(on: str | None) -> list[str]:
     if len(set(ids)) < len(ids):
         raise JobError(f"--on names a worker twice: {on}")
     return ids
+
+
+def _wishes(topology: str | None, scheduler: str, efficiency: float | None, chosen: Sequence[str]) -> Wishes:
+    """How the job is to be planned; what cannot be is said before a minute is spent on the model."""
+    from farflung.cli.plan import the_topology
+    from farflung.plan import Wishes
+    from farflung.planner.schedulers import scheduler as scheduler_called
+
+    scheduler_called(scheduler)
+    check_efficiency(efficiency)
+    found = None if topology is None else the_topology(topology)
+    unknown = [id for id in chosen if found is not None and id not in found.ids]
+    if unknown:
+        raise JobError(f"--on names {unknown[0]}, which the topology does not have")
+    return Wishes(scheduler, found, efficiency)
 
 
 def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
@@ -179,6 +208,7 @@ async def _until_interrupted(
     workers: int,
     watch: Watch | None = None,
     on: Sequence[str] = (),
+    wishes: Wishes | None = None,
 ) -> Summary:
     """The run's summary; the first signal asks for an orderly end, the second ends the run at once.
 
@@ -186,8 +216,9 @@ async def _until_interrupted(
     """
     from farflung.cli.interrupts import on_interrupt
     from farflung.client.submitter import Submitter
+    from farflung.plan import NO_WISHES
 
-    submitter = Submitter(prepared, identity, run, observer, workers, on=on)
+    submitter = Submitter(prepared, identity, run, observer, workers, on=on, wishes=wishes or NO_WISHES)
 
     def first() -> None:
         weights = "" if prepared.emulated else ": the weights of the last applied step come home first"

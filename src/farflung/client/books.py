@@ -46,10 +46,10 @@ class Books:
     async def planned(self, message: Planned) -> None:
         """There is a plan; loading begins."""
         workers = message.plan.workers()
-        self.tally.planned(time.monotonic(), len(workers))
+        self.tally.planned(time.monotonic(), len(workers), message.prediction)
         self.observer.planned(message)
         await asyncio.to_thread(self.folder.write_plan, message.plan)
-        await self._record("planned", attempt=message.attempt, workers=workers)
+        await self._record("planned", attempt=message.attempt, workers=workers, prediction=message.prediction)
 
     async def running(self, sent_bytes: int) -> None:
         """Loading is over; `sent_bytes` have left over data links."""

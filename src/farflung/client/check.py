@@ -37,6 +37,11 @@ def example_batch(job: Job) -> Batch:
     return _microbatches(job, 0, max(2, job.microbatch_size))[0]
 
 
+def first_microbatch(job: Job) -> Batch:
+    """The first microbatch that the job trains on, collated."""
+    return _microbatches(job, 0, job.microbatch_size)[0]
+
+
 def capture_job(job: Job) -> Capture:
     """Capture the job's model, and hold one training step of the graph against eager.
 

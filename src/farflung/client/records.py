@@ -40,7 +40,8 @@ class Summary(msgspec.Struct, frozen=True):
     `state` is done, failed or cancelled, `reason` one line (empty when done). `steps` were applied.
     `bytes_on_wire` is over all units, `loading_bytes` what the first state took before them. `weights_step`
     is the step that `model.safetensors` holds, None if there is no such file. A run on `emulated` devices has
-    neither losses nor weights.
+    neither losses nor weights. `step_seconds` is the median of the newest steps; where `scheduler` planned on
+    what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are what it expected.
     """
 
     state: str
@@ -58,3 +59,7 @@ class Summary(msgspec.Struct, frozen=True):
     job: str
     corpus: CorpusRecord | None
     emulated: bool = False
+    step_seconds: float | None = None
+    predicted_step_seconds: float | None = None
+    predicted_bottleneck: str = ""
+    scheduler: str = ""

@@ -16,10 +16,10 @@ from farflung.client.records import StepRow, Summary
 from farflung.errors import JobError, RunFailed
 from farflung.files import write_atomically
 from farflung.plan import Plan
+from farflung.plan.plan_file import NAME as PLAN
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
-PLAN = "plan.json"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 LOGS = "logs"

@@ -18,6 +18,7 @@ from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
 from farflung.client.weights import save_weights
 from farflung.errors import FarflungError, RunFailed
+from farflung.plan import NO_WISHES, Wishes
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import (
     Accepted,
@@ -35,8 +36,10 @@ from farflung.protocol.messages import (
     Running,
     Submit,
     UnitDone,
+    encode,
 )
 from farflung.protocol.renewal import Renewal
+from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -77,9 +80,14 @@ _Event = Message | Lost | _Trouble | _Stop | _Gone | _Written
 
 
 async def train(
-    job: Job, identity: Identity, run: RunFolder, observer: Observer | None = None, workers: int = 0
+    job: Job,
+    identity: Identity,
+    run: RunFolder,
+    observer: Observer | None = None,
+    workers: int = 0,
+    wishes: Wishes = NO_WISHES,
 ) -> Summary:
-    """Train a job on the workers of the broker that `identity` joined; 0 workers are all idle ones.
+    """Train a job on the workers of the broker that `identity` joined; 0 workers are as many as serve it.
 
     Raises
     ------
@@ -87,13 +95,15 @@ async def train(
         The job cannot be captured, cut or read. Whatever happens later is told by the summary.
     """
     prepared = await asyncio.to_thread(prepare, job, workers)
-    return await Submitter(prepared, identity, run, observer or Observer(), workers).run()
+    watching = observer or Observer()
+    return await Submitter(prepared, identity, run, watching, workers, wishes=wishes).run()
 
 
 class Submitter:
     """One run of one job. Everything that happens passes through one queue and is handled in order.
 
-    It trains on `workers` idle workers (0 is all of them) or, in their order, on those that `on` names.
+    It trains on `workers` idle workers (0 is as many as serve it); if `on` names some, on as many of those.
+    `wishes` say how to plan it.
     """
 
     def __init__(
@@ -105,11 +115,13 @@ class Submitter:
         workers: int = 0,
         timeouts: Timeouts | None = None,
         on: Sequence[str] = (),
+        wishes: Wishes = NO_WISHES,
     ) -> None:
         self._prepared = prepared
         self._identity = identity
-        self._workers = len(on) or workers
+        self._workers = workers
         self._on = list(on)
+        self._wishes = wishes
         self._timeouts = timeouts or Timeouts()
         self.books = Books(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[_Event] = asyncio.Queue()
@@ -155,7 +167,10 @@ class Submitter:
         self._paths = Paths(self._identity, self._timeouts, self._tell)
         self._renewal = Renewal(self._identity, self._paths.contexts)
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
-        self._tell(Submit(name, self._prepared.program, self._prepared.training, self._workers, self._on))
+        prepared = self._prepared
+        submit = Submit(name, prepared.program, prepared.training, self._workers, self._on, self._wishes)
+        _require_short(submit)
+        self._tell(submit)
         await self.books.submitted(name, self._identity.broker)
         while True:
             outcome = await self._handle(await self._events.get())
@@ -325,6 +340,17 @@ class Submitter:
             await self._paths.close(words)
         if self._broker is not None:
             await self._broker.close(words)
+
+
+def _require_short(submit: Submit) -> None:
+    """Refuse what no control message can hold, before anybody waits for it."""
+    size = len(encode(submit))
+    if size > MAXIMUM_CONTROL_BYTES:
+        topology = " and topology" if submit.wishes.topology else ""
+        raise RunFailed(
+            f"the model's graph{topology} take {size} bytes, at most {MAXIMUM_CONTROL_BYTES} can be sent:"
+            " register large constant tensors of the model as buffers, or plan on fewer workers"
+        )
 
 
 def _first(error: BaseException) -> BaseException:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
+from statistics import median
 
 from farflung.client.job import Job
 from farflung.client.records import CorpusRecord, StepRow, Summary
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError
+from farflung.plan import Prediction
 from farflung.protocol.messages import UnitDone
 from farflung.runtime.optimizer import learning_rate
 from farflung.schedule import Unit
+
+TYPICAL_OF = 1000  # steps
 
 
 class Tally:
@@ -39,11 +44,14 @@ class Tally:
         self.train_loss: float | None = None
         self.first_validation_loss: float | None = None
         self.validation_loss: float | None = None
+        self.prediction: Prediction | None = None
+        self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
 
-    def planned(self, now: float, workers: int) -> None:
+    def planned(self, now: float, workers: int, prediction: Prediction | None = None) -> None:
         """Workers are known and their state is about to be sent."""
         self._loading_since = now
         self.workers = workers
+        self.prediction = prediction
 
     def running(self, now: float, sent_bytes: int) -> None:
         """The first unit begins; `sent_bytes` have left this process over data links up to now."""
@@ -75,6 +83,7 @@ class Tally:
             return None
         self.steps = unit.step + 1
         self.train_loss = loss
+        self._recent.append(seconds)
         return StepRow(
             step=self.steps,
             loss=loss,
@@ -87,6 +96,12 @@ class Tally:
             gradient_norm=None if self._emulated else done.gradient_norm,
             emulated=self._emulated,
         )
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the newest steps; the first, which finds cold links and caches, only counts alone."""
+        timed = list(self._recent)[1 if self.steps == len(self._recent) > 1 else 0 :]
+        return median(timed) if timed else None
 
     def summary(self, state: str, reason: str, job: str, now: float) -> Summary:
         """How the run ended, for `summary.json`."""
@@ -106,6 +121,10 @@ class Tally:
             job=job,
             corpus=_corpus(self._job),
             emulated=self._emulated,
+            step_seconds=self.step_seconds,
+            predicted_step_seconds=self.prediction.step_seconds if self.prediction else None,
+            predicted_bottleneck=self.prediction.bottleneck if self.prediction else "",
+            scheduler=self.prediction.scheduler if self.prediction else "",
         )
 
 

@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from farflung.opdag.graph import Node, Ref, ValueType
 from farflung.opdag.opset import lookup
 
+OPTIMIZER_COPIES = 4
+"""Of every trainable parameter a worker holds itself, its gradient and AdamW's two moments."""
+
 Types = Sequence[ValueType] | Mapping[int, ValueType]
+
+OPTIMIZER_COPIES = 4
+"""Of every trainable parameter a worker holds itself, its gradient and AdamW's two moments."""
 
 _OPERATIONS_PER_ELEMENT = {"elementwise": 1, "reduction": 4, "normalisation": 8}
 

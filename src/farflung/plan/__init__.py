@@ -2,6 +2,7 @@
 
 from farflung.plan.joined import joined_part, only
 from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
+from farflung.plan.plan_file import read_plan, write_plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plan.topology_file import read_topology, write_topology
 from farflung.plan.wishes import NO_WISHES, Prediction, Wishes
@@ -21,6 +22,8 @@ __all__ = [
     "WorkerSpec",
     "joined_part",
     "only",
+    "read_plan",
     "read_topology",
+    "write_plan",
     "write_topology",
 ]

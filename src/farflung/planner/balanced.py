@@ -10,6 +10,7 @@ that balances the work by more than it costs in bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from farflung.workload import Workload, workload_of
 UNBALANCED = 1.5
 
 NEGLIGIBLE = 1e-3
-"""Of a segment's time, what the dearest cut may take where links are not to count but to break ties."""
+"""Of a segment's time, what the dearest cut may take where links are to break ties only."""
 
 
 def plan_job(
@@ -83,8 +84,7 @@ def balanced_cut(workload: Workload, count: int) -> ChainCut:
     """
     require_segments(workload, count)
     cutter = Cutter(workload, window=None)
-    share = max(workload.work[-1] / count, 1.0)
-    free = _equal(count, 1.0, bandwidth=workload.crossing_forward.max() / (NEGLIGIBLE * share) + 1.0)
+    free = indifferent(_equal(count, 1.0, 1.0), workload)
     work, cheap = cutter.cut(free), cutter.cut(free, slacks=(UNBALANCED - 1,))
     if work is None or cheap is None:
         raise refuse_ties(workload, count)
@@ -92,6 +92,21 @@ def balanced_cut(workload: Workload, count: int) -> ChainCut:
     cut = cutter.cut(_equal(count, work.bottleneck_seconds or 1.0, crossing or 1.0), even=True)
     assert cut is not None
     return cut
+
+
+def indifferent(devices: Devices, workload: Workload) -> Devices:
+    """The devices as if all were equally fast, with links that only break ties; memory stays."""
+    count = len(devices)
+    share = max(workload.work[-1] / count, 1.0)
+    rate = workload.crossing_forward.max() / (NEGLIGIBLE * share) + 1.0
+    return replace(
+        devices,
+        speeds=np.ones(count),
+        bandwidth=np.where(devices.bandwidth > 0, rate, 0.0),
+        latency=np.zeros((count, count)),
+        up=np.full(count, np.inf),
+        down=np.full(count, np.inf),
+    )
 
 
 def _equal(count: int, speed: float, bandwidth: float) -> Devices:

@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import PlanError
+from farflung.plan import Topology, joined_part
+from farflung.planner.assignment import Options
+from farflung.planner.chain import Cutter
+from farflung.planner.devices import Devices
 from farflung.planner.ties import kept_together
 from farflung.workload import Workload
 
 NOTHING_TO_TRAIN = (
     "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
 )
+FEWER = "use fewer workers (--workers, --local or --segments)"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The workers that a plan may use: `count` of them exactly, unless None; `notes` say who is left out."""
+
+    topology: Topology
+    devices: Devices
+    count: int | None
+    notes: tuple[str, ...]
+
+
+def usable_fleet(topology: Topology, workload: Workload, options: Options) -> Fleet:
+    """Those workers of `topology` who can all reach one another.
+
+    Raises
+    ------
+    PlanError
+        There is nothing to train, or there are fewer workers or fewer cuts than are asked for, or less memory
+        than the model needs on any number of workers.
+    """
+    joined, parted = joined_part(topology)
+    notes = (f"no way leads from the others to {', '.join(parted)}: left out",) if parted else ()
+    count = options.workers
+    if count is not None and not 1 <= count <= len(joined.workers):
+        raise PlanError(f"{count} workers were asked for, {len(joined.workers)} can all reach one another")
+    require_segments(workload, (count or 1) // options.most_replicas)
+    devices = Devices.of(joined, options.efficiency)
+    _require_memory(workload, devices, options)
+    return Fleet(joined, devices, count, notes)
 
 
 def require_segments(workload: Workload, count: int) -> None:
@@ -26,10 +63,7 @@ def require_segments(workload: Workload, count: int) -> None:
         raise PlanError(NOTHING_TO_TRAIN)
     most = most_segments(workload, workload.legal)
     if count > most:
-        raise PlanError(
-            f"the model can be cut into at most {most} segments, {count} were asked for: "
-            "use fewer workers (--workers, --local or --segments)"
-        )
+        raise PlanError(f"the model can be cut into at most {most} segments, {count} were asked for: {FEWER}")
 
 
 def refuse_ties(workload: Workload, count: int) -> PlanError:
@@ -37,7 +71,30 @@ def refuse_ties(workload: Workload, count: int) -> PlanError:
     most = most_segments(workload, kept_together(workload))
     return PlanError(
         f"parameters are used all over the model and their uses must stay on one worker: at most {most} "
-        f"workers can share it, {count} were asked for: use fewer workers (--workers, --local or --segments)"
+        f"workers can share it, {count} were asked for: {FEWER}"
+    )
+
+
+def refuse_memory(workload: Workload, devices: Devices, skips: int, recompute: bool) -> PlanError:
+    """Why there is no cut for a chain of devices: where how much memory is missing."""
+    cutter = Cutter(workload, 1, recompute)
+    enough = _least_extra(cutter, devices, skips)
+    if enough is None:
+        return refuse_ties(workload, len(devices))
+    cut = cutter.cut(_with_extra(devices, enough), skips)
+    assert cut is not None
+    edges = [0, *cut.cuts, len(workload)]
+    needed = np.zeros(len(devices))
+    for number, device in enumerate(cut.devices):
+        again = cut.recompute[number]
+        needed[device] += workload.memory_bytes(edges[number], edges[number + 1], 1, again)
+    missing = np.maximum(needed - devices.memory_bytes, 0.0)
+    worst = int(missing.argmax())
+    return PlanError(
+        "no cut of the model fits these workers, even with one microbatch in flight: "
+        f"{devices.ids[worst]} has {_gigabytes(devices.memory_bytes[worst])} and its segment needs "
+        f"{_gigabytes(needed[worst])}, {missing[worst]:.0f} bytes more "
+        f"({missing.sum():.0f} are missing in all): add workers, or use smaller microbatches"
     )
 
 
@@ -49,3 +106,36 @@ def most_segments(workload: Workload, legal: NDArray[np.bool_]) -> int:
         if owned[start] < owned[position] < owned[-1]:
             most, start = most + 1, position
     return most
+
+
+def _require_memory(workload: Workload, devices: Devices, options: Options) -> None:
+    """A cut saves no memory: what crosses it is held on both sides."""
+    needed = workload.memory_bytes(0, len(workload), 1, options.recompute)
+    held = np.sort(devices.memory_bytes)[::-1][: options.workers].sum()
+    if needed > held:
+        raise PlanError(
+            f"the model needs at least {_gigabytes(needed)} (parameters, gradients, optimizer and one "
+            f"microbatch) and the workers have {_gigabytes(held)} in all: {needed - held:.0f} bytes are "
+            "missing: add workers, or use smaller microbatches"
+        )
+
+
+def _least_extra(cutter: Cutter, devices: Devices, skips: int) -> float | None:
+    """Bytes that every device must have more, up to 1 %; None if no amount helps."""
+    high = cutter.workload.memory_bytes(0, len(cutter.workload), 1)
+    if cutter.cut(_with_extra(devices, high), skips) is None:
+        return None
+    low = 0.0
+    while high - low > 0.01 * high:
+        middle = (low + high) / 2
+        fits = cutter.cut(_with_extra(devices, middle), skips) is not None
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+def _with_extra(devices: Devices, extra_bytes: float) -> Devices:
+    return replace(devices, memory_bytes=devices.memory_bytes + extra_bytes)
+
+
+def _gigabytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB"

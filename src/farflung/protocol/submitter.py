@@ -15,9 +15,8 @@ from farflung.runtime.training import Training
 class Submit(Message, frozen=True):
     """A job: the OP-DAG on the wire (no weights), how to train it, on how many workers, and how to plan it.
 
-    `workers` = 0 lets the plan take as many idle workers as serve it. `on` names those that must be there and
-    no other: as many as `workers` counts, and each gets a part, or with `workers` = 0 the plan may leave some
-    out.
+    `workers` get a part each; 0 lets the plan take as many as serve it. `on` names those to choose from, who
+    must all be there; empty, it is whoever is idle.
     """
 
     name: Text
@@ -28,8 +27,8 @@ class Submit(Message, frozen=True):
     wishes: Wishes = NO_WISHES
 
     def __post_init__(self) -> None:
-        if self.on and (self.workers not in (0, len(self.on)) or len(set(self.on)) < len(self.on)):
-            raise ValueError(f"a job on {len(self.on)} named workers, all different, must ask for as many")
+        if self.on and (self.workers > len(self.on) or len(set(self.on)) < len(self.on)):
+            raise ValueError(f"a job on {len(self.on)} named workers, all different, cannot ask for more")
 
 
 class Accepted(Message, frozen=True):

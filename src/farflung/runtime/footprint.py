@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
-from farflung.workload.workload import OPTIMIZER_COPIES
 
 
 def required_bytes(segment: Segment, batch: int, window: int) -> int:

@@ -69,12 +69,14 @@ class Control(_Header, frozen=True):
 class Open(_Header, frozen=True):
     """The first chunk of a data message of `header.bytes` bytes; `stream` counts up from 0.
 
-    It was sent after `controls` control messages, and is to be taken after them.
+    It was sent after `controls` control messages, and is to be taken after them. The bytes before `start`
+    came over an earlier link of the same session, and are not sent again.
     """
 
     stream: Count
     header: DataHeader
     controls: Count = 0
+    start: Count = 0
 
 
 class Chunk(_Header, frozen=True):

@@ -70,11 +70,14 @@ where there are several, the one that lags leaves some behind.
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What has come whole over one link so far: the first `controls` control messages, and of the data
     streams below `opened` all but `missing`.
+
+    Once the link is lost, `parts` tells of some of these how many bytes, from the first, are here and kept.
     """
 
     controls: Count = 0
     opened: Count = 0
     missing: Annotated[tuple[Count, ...], Meta(max_length=MAXIMUM_STREAMS)] = ()
+    parts: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAXIMUM_STREAMS)] = ()
 
     def holds(self, stream: int) -> bool:
         """Whether the message that went as this stream has come whole."""

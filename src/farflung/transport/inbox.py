@@ -12,6 +12,7 @@ from farflung.transport.handler import Handler
 from farflung.transport.headers import MAXIMUM_STREAMS, DataHeader, Receipt
 from farflung.transport.outbox import WINDOW_BYTES
 from farflung.transport.pace import MINIMUM_CHUNK_BYTES
+from farflung.transport.parts import Part, Parts
 
 if TYPE_CHECKING:
     from farflung.transport.link import Link
@@ -25,13 +26,13 @@ class _Arriving:
     header: DataHeader
     memory: memoryview | None
     begun: Coverage = field(default_factory=Coverage)
-    received: int = 0
+    ended: Coverage = field(default_factory=Coverage)
     cancelled_after: int | None = None
 
     @property
     def is_over(self) -> bool:
         total = self.header.bytes if self.cancelled_after is None else self.cancelled_after
-        return self.received >= total
+        return self.ended.count >= total
 
 
 class Inbox:
@@ -42,6 +43,7 @@ class Inbox:
     ----------
     is_striped : Whether chunks come over several connections, in whatever order.
     messages : How many control and data messages have come whole.
+    kept : Beginnings of messages, from earlier links of the same session.
     """
 
     def __init__(self, link: Link, handler: Handler) -> None:
@@ -56,6 +58,7 @@ class Inbox:
         self._controls = 0
         self.is_striped = False
         self.messages = 0
+        self.kept = Parts()
 
     def is_due(self, frame: Frame) -> bool:
         """Whether what goes before this frame is here; what is not is on its way over another connection."""
@@ -81,6 +84,15 @@ class Inbox:
     def unfinished(self) -> list[DataHeader]:
         """The data messages that the handler gave memory for and that are not whole."""
         return [a.header for a in self._streams.values() if a.memory is not None]
+
+    @property
+    def parts(self) -> list[Part]:
+        """What is here of them, without gaps, for those of which something is."""
+        return [
+            Part(stream, arriving.header, arriving.memory, arriving.ended.contiguous)
+            for stream, arriving in self._streams.items()
+            if arriving.memory is not None and arriving.ended.contiguous
+        ]
 
     def begin_control(self, frame: Control, size: int) -> memoryview:
         """Memory for a piece of a control message; ProtocolError if it is not the next one."""
@@ -123,15 +135,19 @@ class Inbox:
         self._awaited.update(range(self._next_stream, frame.stream))
         self._awaited.discard(frame.stream)
         self._next_stream = max(self._next_stream, frame.stream + 1)
-        _check_fit(0, size, frame.header.bytes)
+        _check_fit(frame.start, size, frame.header.bytes)
         memory = self._handler.opening(self._link, frame.header)
         if memory is not None and memory.nbytes != frame.header.bytes:
             raise ValueError(f"memory of {memory.nbytes} bytes was given for {frame.header.bytes}")
         memory = None if memory is None else memory.cast("B")
         arriving = self._streams[frame.stream] = _Arriving(frame.header, memory)
+        self.kept.resume(frame.header, frame.start, memory)
+        if frame.start:
+            arriving.begun.add(0, frame.start)
+            arriving.ended.add(0, frame.start)
         if size:
-            arriving.begun.add(0, size)
-        return None if memory is None else memory[:size]
+            arriving.begun.add(frame.start, size)
+        return None if memory is None else memory[frame.start : frame.start + size]
 
     def begin_chunk(self, frame: Chunk, size: int) -> memoryview | None:
         """Memory for a further chunk; ProtocolError if it is of no open stream, or some of it came before."""
@@ -150,10 +166,11 @@ class Inbox:
         _check_fit(frame.offset, size, arriving.header.bytes)
         return None if arriving.memory is None else arriving.memory[frame.offset : frame.offset + size]
 
-    def end_data(self, stream: int, size: int) -> None:
+    def end_data(self, frame: Open | Chunk, size: int) -> None:
         """The chunk is here."""
-        arriving = self._streams[stream]
-        arriving.received += size
+        stream, arriving = frame.stream, self._streams[frame.stream]
+        if size:
+            arriving.ended.add(frame.start if isinstance(frame, Open) else frame.offset, size)
         if not arriving.is_over:
             return
         del self._streams[stream]

@@ -40,7 +40,8 @@ from farflung.transport.lane import Lane
 from farflung.transport.lanes import Lanes, More
 from farflung.transport.link_status import LinkStatus, status_of
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
-from farflung.transport.outbox import Done
+from farflung.transport.outbox import CutOff, Done
+from farflung.transport.parts import Part, Parts
 from farflung.transport.peer import Peer
 from farflung.transport.reception import Reception
 from farflung.transport.sockets import congestion_control, path_state, tune
@@ -131,19 +132,26 @@ class Link(Figures):
             raise ConnectionFailed(f"the link to {self.peer} is over: {self.reason}")
 
     def post(
-        self, header: DataHeader, buffer: memoryview, done: Done | None = None, taken: Done | None = None
+        self,
+        header: DataHeader,
+        buffer: memoryview,
+        done: Done | None = None,
+        taken: Done | None = None,
+        cut_off: CutOff | None = None,
+        start: int = 0,
     ) -> None:
         """Queue a data message of `header.bytes` bytes; `buffer` stays unchanged until `done` is called.
 
         `done` is called exactly once: when the last byte has left, or when it never will (the message was
         withdrawn, or the link is over: `reason` says why). `taken` is called at most once, when the peer has
-        said that the message came whole. Gradients overtake activations, and those state.
+        said that the message came whole. Gradients overtake activations, and those state. With `cut_off` and
+        `start` a session goes on in the middle of a message; see `Outbox.post`.
         """
         payload = memoryview(buffer).cast("B")
         if len(payload) != header.bytes:
             raise ValueError(f"a buffer of {len(payload)} bytes was given for a message of {header.bytes}")
         if self.reason is None:
-            self._sender.post(header, payload, done, taken)
+            self._sender.post(header, payload, done, taken, cut_off, start)
         elif done is not None:
             done()
 
@@ -188,9 +196,19 @@ class Link(Figures):
         """The data messages that the handler gave memory for and that have not come whole."""
         return [] if self._inbox is None else self._inbox.unfinished
 
+    @property
+    def parts(self) -> list[Part]:
+        """What has come of those; final once the link is over."""
+        return [] if self._inbox is None else self._inbox.parts
+
+    def go_on_from(self, kept: Parts) -> None:
+        """Take the rest of messages that earlier links of the same session have begun."""
+        if self._inbox is not None:
+            self._inbox.kept = kept
+
     def took(self, receipt: Receipt) -> None:
-        """The peer's receipt for this link came over the one that took its place; see `Outbox.took`."""
-        self._sender.took(receipt)
+        """The peer's receipt for this link came over the one that took its place: it is the last."""
+        self._sender.concluded(receipt)
 
     async def greeted(self) -> Link:
         """Give back this link once the dialled peer has greeted it; ConnectionFailed if it refuses.

@@ -18,6 +18,7 @@ _CONTROL, _GRADIENT, _ACTIVATION, _STATE = range(4)
 
 Buffers = list[bytes | memoryview]
 Done = Callable[[], None]
+CutOff = Callable[[int], None]
 
 
 def _nothing() -> None:
@@ -32,6 +33,7 @@ class _Message:
     payload: memoryview = field(compare=False)
     done: Done = field(compare=False)
     taken: Done | None = field(default=None, compare=False)
+    cut_off: CutOff | None = field(default=None, compare=False)
     stream: int | None = field(default=None, compare=False)
     sent: int = field(default=0, compare=False)
     leaving: int = field(default=0, compare=False)
@@ -84,7 +86,7 @@ class Outbox:
         self._credit = WINDOW_BYTES
         self._controls: deque[Done] = deque()
         self._controls_taken = 0
-        self._begun: dict[int, Done] = {}
+        self._begun: dict[int, _Message] = {}
         self._unfinished: set[int] = set()
 
     def __len__(self) -> int:
@@ -97,17 +99,29 @@ class Outbox:
         self._control.append(_Message(_CONTROL, 0, None, payload, _nothing))
 
     def post(
-        self, header: DataHeader, payload: memoryview, done: Done | None, taken: Done | None = None
+        self,
+        header: DataHeader,
+        payload: memoryview,
+        done: Done | None,
+        taken: Done | None = None,
+        cut_off: CutOff | None = None,
+        start: int = 0,
     ) -> None:
         """Queue a data message; `payload` stays unchanged until `done` has been called, exactly once.
 
-        `taken` is called at most once: when the receiver says that the message has come whole.
+        `taken` is called at most once: when the receiver says that the message has come whole. `cut_off` is
+        called if it says, once the link is lost, how many of the first bytes it keeps. It has those before
+        `start`.
         """
         if isinstance(header, ValueHeader):
             priority = _GRADIENT if header.gradient else _ACTIVATION
         else:
             priority = _STATE
-        self._push(priority, header, payload, done or _nothing, taken)
+        message = _Message(
+            priority, self._sequence, header, payload, done or _nothing, taken, cut_off, sent=start
+        )
+        heapq.heappush(self._queue, message)
+        self._sequence += 1
 
     def credit(self, count: int) -> None:
         """The receiver took `count` bytes; ProtocolError if they were never sent."""
@@ -118,7 +132,7 @@ class Outbox:
         self._credit += count
 
     def took(self, receipt: Receipt) -> None:
-        """The receiver says what has come whole, on this link or later over another one.
+        """The receiver says what has come whole.
 
         Raises
         ------
@@ -130,10 +144,27 @@ class Outbox:
             raise ProtocolError("expected a receipt for what was sent, found one for more")
         taken = [self._controls.popleft() for _ in range(fresh)]
         self._controls_taken += len(taken)
-        taken += [self._begun.pop(stream) for stream in list(self._begun) if receipt.holds(stream)]
+        whole = [self._begun.pop(stream) for stream in list(self._begun) if receipt.holds(stream)]
+        taken += [message.taken or _nothing for message in whole]
         self._unfinished = {stream for stream in self._unfinished if not receipt.holds(stream)}
         for say in taken:
             say()
+
+    def concluded(self, receipt: Receipt) -> None:
+        """The link is lost: the receiver says over another one what has come, and what it keeps of the rest.
+
+        Raises
+        ------
+        ProtocolError
+            Some of it was never sent.
+        """
+        self.took(receipt)
+        parts = dict(receipt.parts)
+        for stream, message in self._begun.items():
+            if (size := parts.get(stream, 0)) > message.sent:
+                raise ProtocolError(f"expected a receipt for {message.sent} bytes, found one for {size}")
+            if message.cut_off is not None and stream < receipt.opened:
+                message.cut_off(size)
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> list[Cancel]:
         """Drop the data messages that match; gives back what the receiver is to be told."""
@@ -202,16 +233,6 @@ class Outbox:
         self._next_stream += 1
         self._unfinished.add(message.stream)
         if message.taken is not None:
-            self._begun[message.stream] = message.taken
-        return Open(message.stream, message.header, self._controls_taken + len(self._controls))
-
-    def _push(
-        self,
-        priority: int,
-        header: DataHeader | None,
-        payload: memoryview,
-        done: Done,
-        taken: Done | None,
-    ) -> None:
-        heapq.heappush(self._queue, _Message(priority, self._sequence, header, payload, done, taken))
-        self._sequence += 1
+            self._begun[message.stream] = message
+        controls = self._controls_taken + len(self._controls)
+        return Open(message.stream, message.header, controls, message.sent)

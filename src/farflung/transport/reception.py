@@ -82,8 +82,8 @@ class Reception:
     def end(self, frame: Frame, payload_bytes: int) -> None:
         """The frame is here whole; ProtocolError if it may not come."""
         match frame:
-            case Chunk(stream) | Open(stream):
-                self.inbox.end_data(stream, payload_bytes)
+            case Chunk() | Open():
+                self.inbox.end_data(frame, payload_bytes)
                 self._sender.receipt(self.inbox.receipt)
             case Control():
                 self.inbox.end_control(payload_bytes)

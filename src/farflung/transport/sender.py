@@ -10,7 +10,7 @@ from farflung.errors import ProtocolError
 from farflung.transport.frames import Cancel, Credit, Frame, Ping, Pong, Taken, encode
 from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.lane import Lane
-from farflung.transport.outbox import WINDOW_BYTES, Done, Outbox
+from farflung.transport.outbox import WINDOW_BYTES, CutOff, Done, Outbox
 from farflung.transport.pace import Pace
 from farflung.transport.timeouts import CREDIT_SECONDS
 from farflung.transport.width import Width
@@ -66,9 +66,17 @@ class Sender:
         self._outbox.post_control(memoryview(message), taken)
         self._schedule()
 
-    def post(self, header: DataHeader, payload: memoryview, done: Done | None, taken: Done | None) -> None:
-        """Queue a data message; `done` is called once, when it has left or never will."""
-        self._outbox.post(header, payload, done, taken)
+    def post(
+        self,
+        header: DataHeader,
+        payload: memoryview,
+        done: Done | None,
+        taken: Done | None,
+        cut_off: CutOff | None,
+        start: int,
+    ) -> None:
+        """Queue a data message; `done` is called once, when it has left or never will. See `Outbox.post`."""
+        self._outbox.post(header, payload, done, taken, cut_off, start)
         self._schedule()
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
@@ -110,6 +118,10 @@ class Sender:
     def took(self, receipt: Receipt) -> None:
         """The peer says what has come whole; ProtocolError if some of it was never sent."""
         self._outbox.took(receipt)
+
+    def concluded(self, receipt: Receipt) -> None:
+        """The peer's last receipt; see `Outbox.concluded`."""
+        self._outbox.concluded(receipt)
 
     def drained(self, lane: Lane) -> None:
         """The connection takes more."""

@@ -2,7 +2,8 @@
 
 Whoever posts keeps a message until the other side has said that it came whole. When a link is lost another
 one takes its place: its dialler claims the session and says what it has of the last link that was welcomed,
-the other side answers in kind, and only what is missing is sent again. No clock and no socket here.
+the other side answers in kind, and only what is missing is sent: the rest of a message whose beginning was
+kept, others whole. No clock and no socket here.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.connection import settle
 from farflung.transport.headers import DataHeader, Receipt
+from farflung.transport.outbox import CutOff
+from farflung.transport.parts import Part, Parts
 
 MAXIMUM_CONTROLS = 4096
 """Control messages that the other side may leave unacknowledged before it is given up."""
@@ -27,7 +32,15 @@ class Carrier(Protocol):
 
     reason: str | None
 
-    def post(self, header: DataHeader, buffer: memoryview, done: Done | None, taken: Done | None) -> None:
+    def post(
+        self,
+        header: DataHeader,
+        buffer: memoryview,
+        done: Done | None,
+        taken: Done | None,
+        cut_off: CutOff | None,
+        start: int,
+    ) -> None:
         """Queue a data message; see `Link.post`."""
 
     def send_control(self, message: bytes, taken: Done | None) -> None:
@@ -40,14 +53,24 @@ class Carrier(Protocol):
     def receipt(self) -> Receipt:
         """What has come whole over it."""
 
+    @property
+    def parts(self) -> list[Part]:
+        """What has come of messages that are not whole."""
+
+    def go_on_from(self, kept: Parts) -> None:
+        """Take the rest of messages that earlier links have begun."""
+
 
 @dataclass(slots=True)
 class _Waiting:
-    """A message that the other side has not said to have; a control message has no header."""
+    """A message of which the other side has not said to have more than the first `start` bytes; a control
+    message has no header.
+    """
 
     header: DataHeader | None
     payload: memoryview | bytes
     done: Done | None
+    start: int = 0
 
 
 class Session:
@@ -65,6 +88,7 @@ class Session:
         self._claimed = 0
         self._receipts: dict[int, Receipt] = {0: Receipt()}
         self._waiting: dict[int, _Waiting] = {}
+        self._kept = Parts()
         self._tickets = 0
         self._controls = 0
         self._is_over = False
@@ -123,10 +147,14 @@ class Session:
     @property
     def receipt(self) -> Receipt:
         """What has come over the newest link that was welcomed."""
-        return Receipt() if self._last is None else self._last.receipt
+        if self._last is None:
+            return Receipt()
+        parts = tuple((part.stream, part.size) for part in self._last.parts if self._kept.holds(part))
+        return msgspec.structs.replace(self._last.receipt, parts=parts)
 
     def lose(self) -> None:
         """The link is gone; what is posted waits for the next one."""
+        self._keep_parts()
         self._carrier = None
 
     def settle(self, number: int, previous: int, received: Receipt) -> Receipt:
@@ -139,6 +167,7 @@ class Session:
         """
         if number <= self.number:
             raise ProtocolError(f"expected a link later than number {self.number}, found number {number}")
+        self._keep_parts()
         receipts = {**self._receipts, self.number: self.receipt}
         if previous not in receipts:
             raise ProtocolError(f"expected the receipt for link {self.number}, found one for {previous}")
@@ -153,6 +182,7 @@ class Session:
         """Go on over link `number`, after `settle`: everything that is not acknowledged is sent over it."""
         self._carrier = self._last = carrier
         self.number = number
+        carrier.go_on_from(self._kept)
         for ticket in list(self._waiting):
             self._hand(ticket, carrier)
 
@@ -180,8 +210,21 @@ class Session:
             return
         payload = memoryview(waiting.payload)
         carrier.post(
-            waiting.header, payload, lambda: self._left(ticket, carrier), lambda: self._taken(ticket)
+            waiting.header,
+            payload,
+            lambda: self._left(ticket, carrier),
+            lambda: self._taken(ticket),
+            lambda size: self._cut_off(ticket, size),
+            waiting.start,
         )
+
+    def _keep_parts(self) -> None:
+        for part in () if self._last is None else self._last.parts:
+            self._kept.keep(part)
+
+    def _cut_off(self, ticket: int, size: int) -> None:
+        if waiting := self._waiting.get(ticket):
+            waiting.start = size
 
     def _left(self, ticket: int, carrier: Carrier) -> None:
         # A link that is over lets go of everything, and says nothing about what has left.

@@ -9,14 +9,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.workload.arrays import Floats, before
 from farflung.workload.touched import Touched
 
 BACKWARD_FACTOR = 2.0
 """Backward operations for each operation of a forward pass."""
-
-OPTIMIZER_COPIES = 4
-"""Of every trainable parameter a worker holds itself, its gradient and AdamW's two moments."""
 
 _MOST_NEEDS = 1 << 17  # ranges whose memory is remembered
 

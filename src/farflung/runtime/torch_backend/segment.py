@@ -16,7 +16,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.optimizer import build, set_learning_rate
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.torch_backend.codegen import Program
-from farflung.runtime.torch_backend.tensors import DTYPES, memory, outgoing
+from farflung.runtime.torch_backend.tensors import constant_tensor, memory, outgoing
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -62,11 +62,7 @@ class TorchSegment:
 
     def _leaf(self, name: str, kind: str, trainable: bool, state: Mapping[str, Tensor]) -> Tensor:
         if kind == "constant":
-            constant = self.segment.constants[name]
-            if not constant.data:
-                return torch.empty(constant.shape, dtype=DTYPES[constant.dtype])
-            raw = torch.frombuffer(bytearray(constant.data), dtype=DTYPES[constant.dtype])
-            return raw.reshape(constant.shape)
+            return constant_tensor(self.segment.constants[name])
         return state[name].detach().requires_grad_(trainable)
 
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from farflung.opdag.graph import DTypeName, ValueType
+from farflung.opdag.graph import Constant, DTypeName, ValueType
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -19,6 +19,14 @@ DTYPES: dict[DTypeName, torch.dtype] = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
+
+
+def constant_tensor(constant: Constant) -> Tensor:
+    """A copy of a graph's constant."""
+    dtype = DTYPES[constant.dtype]
+    if not constant.data:
+        return torch.empty(constant.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.shape)
 
 
 def over(buffer: memoryview, value_type: ValueType, batch: int) -> Tensor:

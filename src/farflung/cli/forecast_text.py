@@ -1,0 +1,141 @@
+"""A forecast as text: what goes where, how long a step takes, what holds it up, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from farflung.cli.columns import bar, columns
+from farflung.cli.output import counted, size
+
+if TYPE_CHECKING:
+    from farflung.planner.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
+
+MOST_ROWS = 24
+MOST_LINKS = 8
+
+
+def forecast_lines(found: Forecast) -> Iterator[str]:
+    """What `farflung plan` prints."""
+    pool = len(found.workers) + len(found.left_out)
+    used = counted(pool, "worker") if not found.left_out else f"{len(found.workers)} of {pool} workers"
+    yield (
+        f"{found.model}: {found.microbatches} microbatches of {found.microbatch_size} on {used},"
+        f" planned by {found.scheduler}"
+    )
+    yield ""
+    yield from _placement(found.segments, found.workers)
+    yield ""
+    yield from _links(found.links)
+    yield ""
+    yield f"  step         {seconds(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, simulated"
+    yield f"  bottleneck   {found.bottleneck}"
+    yield f"  lower bound  {_bound(found)}"
+    if found.left_out:
+        yield f"  left out     {_named(found.left_out)}: without a part the step is shorter"
+    for note in found.notes:
+        yield f"  note         {note}"
+    if found.what_if is not None:
+        yield ""
+        yield from _what_if(found)
+
+
+def expected_lines(found: Expected) -> Iterator[str]:
+    """What `farflung simulate` prints."""
+    yield from _placement(found.segments, found.workers)
+    yield ""
+    yield from _links(found.links)
+    yield ""
+    yield (
+        f"  step         {seconds(found.step_seconds)}, simulated:"
+        f" {found.microbatches} microbatches, window {found.window}"
+    )
+    yield f"  bottleneck   {found.bottleneck}"
+
+
+def seconds(value: float) -> str:
+    """A time that is short or long."""
+    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def rate(mbps: float) -> str:
+    """A rate that is low or high."""
+    return f"{mbps:.3g} Mbit/s" if mbps < 1000 else f"{mbps / 1000:.3g} Gbit/s"
+
+
+def _placement(segments: Sequence[SegmentRow], workers: Sequence[WorkerRow]) -> Iterator[str]:
+    known = {row.worker: row for row in workers}
+    with_names = any(row.holds for row in segments)
+    with_memory = any(row.memory_bytes is not None for row in workers)
+    with_sites = any(row.site not in ("", row.worker) for row in workers)
+    headings = ["segment", "worker", *["site"] * with_sites, *["holds"] * with_names, "work", "computes"]
+    headings += ["memory"] * with_memory
+    right = "><" + "<" * with_sites + "<" * with_names + "><" + ">" * with_memory
+    rows, told = [], set()
+    for segment in segments:
+        for worker in segment.workers:
+            found, again = known[worker], worker in told
+            told.add(worker)
+            row = [str(segment.segment), worker, *[found.site] * with_sites]
+            row += [_holds(segment.holds)] * with_names
+            row += [f"{segment.work:.0%}", '"' if again else bar(found.busy)]
+            row += ['"' if again else _memory(found)] * with_memory
+            rows.append(row)
+    yield from columns(headings, rows[:MOST_ROWS], right)
+    if len(rows) > MOST_ROWS:
+        yield f"  ... and {len(rows) - MOST_ROWS} more (--json has all)"
+
+
+def _links(links: Sequence[LinkRow]) -> Iterator[str]:
+    if not links:
+        yield "  nothing crosses the network"
+        return
+    rows = [
+        [link.name.removeprefix("the link "), size(link.bytes), rate(link.mbps), bar(link.busy)]
+        for link in links[:MOST_LINKS]
+    ]
+    yield from columns(["link", "a step", "carries", "is busy"], rows, "<>><")
+    if len(links) > MOST_LINKS:
+        yield f"  ... and {len(links) - MOST_LINKS} that are less busy (--json has all)"
+
+
+def _what_if(found: Forecast) -> Iterator[str]:
+    if not found.what_if:
+        yield "No single change that was tried would help."
+        return
+    yield "What would help most:"
+    rows = [[f"{row.change:+.0%}", seconds(row.step_seconds), row.what] for row in found.what_if]
+    yield from columns(["step", "", "if there were"], rows, ">><")
+
+
+def _bound(found: Forecast) -> str:
+    if found.lower_bound_seconds is None or found.gap is None:
+        return f"none: {found.scheduler} proves nothing"
+    if found.gap < 1.005:
+        return f"{seconds(found.lower_bound_seconds)}: no plan is faster"
+    return f"{seconds(found.lower_bound_seconds)}: no plan is more than {1 - 1 / found.gap:.0%} faster"
+
+
+def _holds(names: Sequence[str]) -> str:
+    first, last = (_module(name) for name in (names[0], names[-1])) if names else ("", "")
+    return first if first == last else f"{first} … {last}"
+
+
+def _module(name: str) -> str:
+    """The part of a parameter's name that says which block it is in: up to its first number, else all but
+    the last word.
+    """
+    words = name.split(".")
+    numbered = next((at for at, word in enumerate(words) if word.isdigit()), None)
+    return ".".join(words[: numbered + 1] if numbered is not None else words[:-1] or words)
+
+
+def _memory(row: WorkerRow) -> str:
+    if row.memory_bytes is None:
+        return ""
+    return f"{size(row.memory_bytes)} of {size(row.memory_limit_bytes)}"
+
+
+def _named(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - 6} more" if len(ids) > 6 else ""
+    return ", ".join(ids[:6]) + more

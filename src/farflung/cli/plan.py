@@ -1,0 +1,121 @@
+"""`farflung plan`: where a model would go on a fleet, what to expect of it, and what would help most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from farflung.cli.output import note, print_json, print_text
+from farflung.cli.quiet import quietly
+from farflung.cli.searching import searching
+from farflung.errors import JobError, PlanError
+
+if TYPE_CHECKING:
+    from farflung.plan import Topology
+    from farflung.planner.forecast import Forecast
+
+TopologyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
+    ),
+]
+EfficiencyOption = Annotated[
+    float | None,
+    typer.Option("--efficiency", help="Of the devices' TFLOP/s, what training reaches. [default: 0.4]"),
+]
+SchedulerOption = Annotated[
+    str, typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, exact or auto.")
+]
+
+
+def plan(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    topology: TopologyOption = None,
+    scheduler: SchedulerOption = "auto",
+    workers: Annotated[
+        int, typer.Option(help="Use exactly so many workers; 0 leaves out whoever makes a step longer.")
+    ] = 0,
+    microbatches: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="In place of the job's own; auto takes the best of several."),
+    ] = None,
+    efficiency: EfficiencyOption = None,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    budget: Annotated[int | None, typer.Option(help="Plans to look at. [default: 2000]")] = None,
+    no_what_if: Annotated[
+        bool, typer.Option("--no-what-if", help="Do not look for what would help most.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(metavar="PLAN.json", help="Write the plan there, for farflung simulate.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
+    from farflung.cli.forecast_text import forecast_lines
+    from farflung.client.load import load_job
+    from farflung.client.planning import EFFICIENCY
+    from farflung.client.planning import plan as planned
+    from farflung.planner.assignment import Options
+    from farflung.planner.schedulers import scheduler as scheduler_called
+
+    if workers < 0:
+        raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
+    check_efficiency(efficiency)
+    fleet, number = the_topology(topology), _number(microbatches)
+    scheduler_called(scheduler)
+    loaded = load_job(job)
+    with searching() as tell, quietly():
+        found = planned(
+            loaded,
+            fleet,
+            scheduler=scheduler,
+            workers=workers or None,
+            microbatches=number,
+            efficiency=EFFICIENCY if efficiency is None else efficiency,
+            budget=Options.budget if budget is None else budget,
+            seed=seed,
+            what_if=not no_what_if,
+            tell=tell,
+        )
+    if save is not None:
+        _save(found, save)
+    if as_json:
+        print_json(found)
+        return
+    for line in forecast_lines(found):
+        print_text(line)
+
+
+def check_efficiency(efficiency: float | None) -> None:
+    """Refuse what no device can reach."""
+    if efficiency is not None and not 0 < efficiency <= 1:
+        raise PlanError(f"--efficiency must be above 0 and at most 1, found {efficiency:g}")
+
+
+def _save(found: Forecast, path: Path) -> None:
+    from farflung.plan import write_plan
+
+    write_plan(found.plan, path)
+    note(f"the plan is in {path}")
+
+
+def the_topology(name_or_path: str | None) -> Topology:
+    """The topology that the user means."""
+    from farflung.lab.testbeds.catalogue import find_topology
+
+    if name_or_path is None:
+        raise PlanError("nothing to plan for: add --topology FILE (or a testbed: farflung lab list)")
+    return find_topology(name_or_path)
+
+
+def _number(microbatches: str | None) -> int | Literal["auto"] | None:
+    if microbatches is None:
+        return None
+    if microbatches == "auto":
+        return "auto"
+    if not microbatches.isdecimal():
+        raise JobError(f"--microbatches takes a number or auto, found {microbatches!r}")
+    return int(microbatches)

@@ -1,0 +1,48 @@
+"""`farflung simulate`: what a step of a given plan takes on a topology."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.output import print_json, print_text
+from farflung.cli.plan import EfficiencyOption, the_topology
+
+
+def simulate(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan.json, or the run folder that has one.")
+    ],
+    topology: Annotated[
+        str,
+        typer.Option(
+            "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
+        ),
+    ],
+    efficiency: EfficiencyOption = None,
+    bandwidth_scale: Annotated[
+        float, typer.Option(metavar="F", help="As if every rate were so many times as high.")
+    ] = 1.0,
+    window: Annotated[
+        int | None, typer.Option(metavar="W", help="Microbatches in flight, in place of the plan's.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Simulate a step of a plan on a topology, with the runtime's own schedule."""
+    from farflung.cli.forecast_text import expected_lines
+    from farflung.client.planning import EFFICIENCY, simulate
+
+    found = simulate(
+        plan,
+        the_topology(topology),
+        efficiency=EFFICIENCY if efficiency is None else efficiency,
+        bandwidth_scale=bandwidth_scale,
+        window=window,
+    )
+    if as_json:
+        print_json(found)
+        return
+    for line in expected_lines(found):
+        print_text(line)

@@ -1,0 +1,171 @@
+"""`farflung.plan` and `farflung.simulate`: a job on a fleet that need not exist, and a plan on another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from farflung.client.job import Job
+from farflung.client.modelled import Microbatches, model_of
+from farflung.errors import PlanError, TopologyError
+from farflung.plan import Plan, Topology, joined_part, read_plan, read_topology
+from farflung.planner.assignment import Options, Schedule
+from farflung.planner.forecast import Expected, Forecast, expected, forecast
+from farflung.planner.schedulers import AUTO
+from farflung.planner.schedulers import scheduler as scheduler_called
+from farflung.planner.what_if import what_if as effects_of
+from farflung.simulator import Conditions
+from farflung.simulator import simulate as simulated
+
+EFFICIENCY = 0.4
+"""Of the TFLOP/s on a device's data sheet, what training reaches."""
+
+WHAT_IF_SECONDS = 60.0
+"""CPU time after which no further change is tried."""
+
+Tell = Callable[[str], None]
+
+
+def _silently(words: str) -> None:
+    """Progress that nobody wants to hear of."""
+
+
+def plan(
+    job: Job,
+    topology: Topology | Path | str,
+    *,
+    scheduler: str = AUTO,
+    workers: int | None = None,
+    microbatches: Microbatches = None,
+    efficiency: float = EFFICIENCY,
+    budget: int = Options.budget,
+    seconds: float | None = None,
+    seed: int = 0,
+    what_if: bool = True,
+    tell: Tell = _silently,
+) -> Forecast:
+    """Plan a job's model on a fleet, and say what to expect of it. Nothing is trained, no weight is needed.
+
+    Parameters
+    ----------
+    job
+        Its model may be on the meta device.
+    topology
+        The fleet, or the path of a topology file. Workers who cannot reach the others are left out.
+    scheduler
+        One of `farflung.planner.schedulers.SCHEDULERS`.
+    workers
+        Use exactly as many; None leaves out whoever makes the step slower.
+    microbatches
+        In place of the job's own: a number that divides its batch, or "auto" for the best of several.
+    efficiency
+        The part of its TFLOP/s that a device reaches.
+    budget, seconds, seed
+        Of the search: plans to look at, CPU seconds after which it stops short of that, and its draws.
+    what_if
+        Whether to plan again with one thing changed at a time, to see what would help most.
+    tell
+        Hears what is being done, in a few words.
+
+    Raises
+    ------
+    CaptureError, JobError
+        The model cannot be captured.
+    TopologyError
+        The file is no topology.
+    PlanError
+        There is no plan; the message says what is missing.
+    """
+    search, fleet = scheduler_called(scheduler), _topology(topology)
+    conditions = _conditions(efficiency, None)
+    tell("capturing the model")
+    model = model_of(job, microbatches)
+    joined, parted = joined_part(fleet)
+    options = Options(
+        workers=workers,
+        efficiency=efficiency,
+        budget=budget,
+        seconds=seconds,
+        seed=seed,
+        alternatives=model.alternatives,
+    )
+    tell(f"looking for a plan on {len(joined.workers)} workers ({scheduler})")
+    schedule = search(joined, model.workload, options)
+    simulation = simulated(schedule.plan, joined, conditions)
+    effects = None
+    if what_if:
+        effects = effects_of(
+            joined,
+            schedule,
+            simulation.loads,
+            search,
+            options,
+            seconds=WHAT_IF_SECONDS,
+            tell=lambda words: tell(f"what if there were {words}"),
+        )
+    return forecast(_noted(schedule, parted), joined, simulation, model.holds, effects)
+
+
+def simulate(
+    plan: Plan | Path | str,
+    topology: Topology | Path | str,
+    *,
+    efficiency: float = EFFICIENCY,
+    bandwidth_scale: float = 1.0,
+    window: int | None = None,
+) -> Expected:
+    """What a step of a plan takes on a topology, and what is busy meanwhile.
+
+    Parameters
+    ----------
+    plan
+        A plan, or the path of a `plan.json` or of the run folder that has it.
+    topology
+        A topology, or the path of a topology file, that has all workers of the plan.
+    efficiency
+        The part of its TFLOP/s that a device reaches.
+    bandwidth_scale
+        Every rate of the topology is so many times as high.
+    window
+        W of the admission rule in place of the plan's.
+
+    Raises
+    ------
+    PlanError
+        The file is no plan, or the topology lacks a worker of it.
+    TopologyError
+        The file is no topology, or a rate leaves its bounds.
+    """
+    given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    where = scaled(_topology(topology), bandwidth_scale)
+    return expected(given, where, simulated(given, where, _conditions(efficiency, window)))
+
+
+def scaled(topology: Topology, bandwidth_scale: float) -> Topology:
+    """The topology with every rate so many times as high; TopologyError where one leaves its bounds."""
+    if bandwidth_scale == 1:
+        return topology
+    try:
+        return topology.slower(1 / bandwidth_scale, "all bandwidths")
+    except (ValueError, ZeroDivisionError):
+        bounds = "rates must stay between 0.001 and 1e6 Mbit/s"
+        raise TopologyError(f"bandwidths cannot be scaled by {bandwidth_scale:g}: {bounds}") from None
+
+
+def _topology(topology: Topology | Path | str) -> Topology:
+    return topology if isinstance(topology, Topology) else read_topology(Path(topology))
+
+
+def _conditions(efficiency: float, window: int | None) -> Conditions:
+    try:
+        return Conditions(efficiency=efficiency, window=window)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+
+
+def _noted(schedule: Schedule, parted: Sequence[str]) -> Schedule:
+    if not parted:
+        return schedule
+    words = f"left out, because not everybody else can reach them: {', '.join(parted)}"
+    return replace(schedule, notes=(*schedule.notes, words))

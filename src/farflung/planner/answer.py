@@ -1,0 +1,37 @@
+"""From a cut for a chain of devices to what a scheduler answers with."""
+
+from __future__ import annotations
+
+from farflung.planner.assignment import Assignment, Options, Schedule, plan_of
+from farflung.planner.chain import ChainCut
+from farflung.planner.checks import Fleet
+from farflung.planner.devices import Devices
+from farflung.simulator import Conditions, simulate
+from farflung.workload import Workload
+
+
+def assignment_of(workload: Workload, devices: Devices, cut: ChainCut, window: int) -> Assignment:
+    """One worker for each segment of a cut for `devices`."""
+    return Assignment(
+        cuts=cut.cuts,
+        workers=tuple((devices.ids[number],) for number in cut.devices),
+        microbatches=workload.microbatches,
+        window=window,
+        recompute=cut.recompute if any(cut.recompute) else (),
+    )
+
+
+def answer(
+    scheduler: str, fleet: Fleet, workload: Workload, assignment: Assignment, options: Options
+) -> Schedule:
+    """The schedule of an assignment, with its simulated step time."""
+    plan = plan_of(workload, assignment)
+    conditions = Conditions(efficiency=options.efficiency)
+    return Schedule(
+        scheduler=scheduler,
+        workload=workload,
+        assignment=assignment,
+        plan=plan,
+        step_seconds=simulate(plan, fleet.topology, conditions).step_seconds,
+        notes=fleet.notes,
+    )

@@ -1,0 +1,152 @@
+"""What a user may change about a fleet, as another topology. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from farflung.plan import Topology, WorkerSpec
+from farflung.plan.topology import MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
+
+LINES_MBPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 100_000)
+"""Rates that one can order."""
+
+NEIGHBOUR_MBPS, NEIGHBOUR_MS = 1000.0, 0.5
+"""Between a worker and its new twin, where nobody else of the site shows what a link there is like."""
+
+_AT_LIMIT = 0.9  # a link this near to what its end's line carries is as fast as that line
+
+
+def next_line_mbps(mbps: float) -> float | None:
+    """The slowest rate one can order that is at least twice `mbps`; None beyond all of them."""
+    return next((float(rate) for rate in LINES_MBPS if rate >= 2 * mbps), None)
+
+
+def uplink_mbps(topology: Topology, number: int) -> float | None:
+    """What the line of a worker carries out to other sites: declared, or of its only worker the most seen."""
+    return _line_mbps(topology, number, topology.workers[number].up_mbps, _row(topology, number))
+
+
+def downlink_mbps(topology: Topology, number: int) -> float | None:
+    """What the line of a worker carries in from other sites; see `uplink_mbps`."""
+    return _line_mbps(topology, number, topology.workers[number].down_mbps, _column(topology, number))
+
+
+def with_line(topology: Topology, number: int, up_mbps: float | None, down_mbps: float | None) -> Topology:
+    """The topology with a faster line at a worker.
+
+    Links to other sites that were as fast as the old line become as fast as the new one (what the other end
+    declares of its own line still holds); those that something else holds back stay as they are.
+    """
+    worker = topology.workers[number]
+    rates = [list(row) for row in topology.bandwidth_mbps]
+    if up_mbps is not None:
+        limit = uplink_mbps(topology, number) or 0.0
+        for other in _elsewhere(topology, number):
+            if rates[number][other] >= _AT_LIMIT * limit:
+                rates[number][other] = max(rates[number][other], up_mbps)
+    if down_mbps is not None:
+        limit = downlink_mbps(topology, number) or 0.0
+        for other in _elsewhere(topology, number):
+            if rates[other][number] >= _AT_LIMIT * limit:
+                rates[other][number] = max(rates[other][number], down_mbps)
+    changed = msgspec.structs.replace(
+        worker,
+        up_mbps=up_mbps if up_mbps and worker.up_mbps is not None else worker.up_mbps,
+        down_mbps=down_mbps if down_mbps and worker.down_mbps is not None else worker.down_mbps,
+    )
+    return msgspec.structs.replace(
+        topology, workers=_with_worker(topology, number, changed), bandwidth_mbps=_matrix(rates)
+    )
+
+
+def with_path(topology: Topology, site: str, other: str, factor: float) -> Topology:
+    """The topology with `factor` times the bandwidth between two sites, or inside one, both ways."""
+    sites = [worker.site for worker in topology.workers]
+    rates = [
+        [
+            min(rate * factor, MOST_MBPS) if {sites[a], sites[b]} == {site, other} else rate
+            for b, rate in enumerate(row)
+        ]
+        for a, row in enumerate(topology.bandwidth_mbps)
+    ]
+    return msgspec.structs.replace(topology, bandwidth_mbps=_matrix(rates))
+
+
+def with_twin(topology: Topology, number: int) -> Topology:
+    """The topology with one more worker like this one, on a line of its own, at its site.
+
+    The link between the two is like the best at the site, else a gigabit of half a millisecond.
+    """
+    twin = msgspec.structs.replace(topology.workers[number], id=_free_id(topology, number))
+    near = [a for a in range(len(topology.workers)) if a != number and a not in _elsewhere(topology, number)]
+    rate = max((topology.bandwidth_mbps[number][a] for a in near), default=0.0) or NEIGHBOUR_MBPS
+    latency = min((topology.latency_ms[number][a] for a in near), default=NEIGHBOUR_MS)
+    values: dict[str, Matrix] = {
+        "bandwidth_mbps": _grown(topology.bandwidth_mbps, number, rate),
+        "latency_ms": _grown(topology.latency_ms, number, latency),
+    }
+    for name, given in (("jitter_ms", topology.jitter_ms), ("loss", topology.loss)):
+        if isinstance(given, tuple):
+            values[name] = _grown(given, number, 0.0)
+    return msgspec.structs.replace(topology, workers=(*topology.workers, twin), **values)
+
+
+def with_device(topology: Topology, number: int, factor: float) -> Topology:
+    """The topology with a device `factor` times as fast at a worker."""
+    worker = topology.workers[number]
+    faster = msgspec.structs.replace(worker, tflops=min(worker.tflops * factor, MOST_TFLOPS))
+    return msgspec.structs.replace(topology, workers=_with_worker(topology, number, faster))
+
+
+def with_memory(topology: Topology, number: int, factor: float) -> Topology:
+    """The topology with `factor` times the memory at a worker."""
+    worker = topology.workers[number]
+    larger = msgspec.structs.replace(worker, memory_gb=min(worker.memory_gb * factor, MOST_GIGABYTES))
+    return msgspec.structs.replace(topology, workers=_with_worker(topology, number, larger))
+
+
+def _line_mbps(
+    topology: Topology, number: int, declared: float | None, rates: Sequence[float]
+) -> float | None:
+    if declared is not None:
+        return declared
+    if len(_elsewhere(topology, number)) < len(topology.workers) - 1:
+        return None  # others of the site use the line too
+    return max((rates[other] for other in _elsewhere(topology, number)), default=None)
+
+
+def _elsewhere(topology: Topology, number: int) -> list[int]:
+    """Numbers of the workers at other sites."""
+    site = topology.workers[number].site
+    return [a for a, worker in enumerate(topology.workers) if worker.site != site]
+
+
+def _row(topology: Topology, number: int) -> list[float]:
+    return list(topology.bandwidth_mbps[number])
+
+
+def _column(topology: Topology, number: int) -> list[float]:
+    return [row[number] for row in topology.bandwidth_mbps]
+
+
+def _with_worker(topology: Topology, number: int, worker: WorkerSpec) -> tuple[WorkerSpec, ...]:
+    return (*topology.workers[:number], worker, *topology.workers[number + 1 :])
+
+
+def _matrix(rows: Sequence[Sequence[float]]) -> Matrix:
+    return tuple(tuple(row) for row in rows)
+
+
+def _grown(values: Matrix, number: int, between: float) -> Matrix:
+    """`values` with a last row and column like those of `number`, and `between` for the two of them."""
+    rows = [[*row, row[number]] for row in values]
+    rows.append([*values[number], 0.0])
+    rows[number][-1] = rows[-1][number] = between
+    return _matrix(rows)
+
+
+def _free_id(topology: Topology, number: int) -> str:
+    taken, stem = set(topology.ids), topology.workers[number].id[:34].rstrip("-")
+    return next(id for id in (f"{stem}-new{n or ''}" for n in range(len(taken) + 1)) if id not in taken)

@@ -1,0 +1,56 @@
+"""What both baselines do: each worker, in their order, gets an equal share by some weight of the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from farflung.plan import Topology
+from farflung.planner.answer import answer, assignment_of
+from farflung.planner.assignment import Options, Schedule
+from farflung.planner.balanced import indifferent
+from farflung.planner.chain import Cutter
+from farflung.planner.checks import Fleet, most_segments, refuse_memory, usable_fleet
+from farflung.planner.devices import Devices
+from farflung.workload import Workload
+
+
+def even_shares(
+    scheduler: str, topology: Topology, workload: Workload, weighed: Workload, options: Options
+) -> Schedule:
+    """Segments of equal weight (the operations of `weighed`) as far as memory allows.
+
+    Neither speeds nor links count; of several such cuts the one that the fewest bytes cross is taken. Where
+    nothing else is asked for all workers are used, or as many of the first as there can be segments; if some
+    are too small for any segment, they are left out.
+
+    Raises
+    ------
+    PlanError
+        See `usable_fleet`; or no such cut fits the workers.
+    """
+    fleet = usable_fleet(topology, workload, options)
+    count = fleet.count or min(len(fleet.devices), most_segments(workload, workload.legal))
+    devices = fleet.devices.take(range(count))
+    for window in windows(workload, options, count):
+        cutter = Cutter(weighed, window, options.recompute)
+        for chain, skips in _chains(fleet, devices):
+            cut = cutter.cut(indifferent(chain, weighed), skips)
+            if cut is not None:
+                assignment = assignment_of(workload, chain, cut, window)
+                return answer(scheduler, fleet, workload, assignment, options)
+    raise refuse_memory(workload, devices, 0 if fleet.count else len(devices), options.recompute)
+
+
+def windows(workload: Workload, options: Options, segments: int) -> Iterator[int]:
+    """Windows to try: twice the depth of the pipeline, then fewer microbatches as memory asks for it."""
+    window = options.window or min(workload.microbatches, 2 * segments)
+    yield window
+    while window > 1 and options.window is None:
+        window //= 2
+        yield window
+
+
+def _chains(fleet: Fleet, devices: Devices) -> Iterator[tuple[Devices, int]]:
+    yield devices, 0
+    if fleet.count is None:
+        yield fleet.devices, len(fleet.devices)

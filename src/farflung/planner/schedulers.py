@@ -1,0 +1,45 @@
+"""The schedulers by name, each imported when it is first used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+
+from farflung.errors import PlanError
+from farflung.plan import Topology
+from farflung.planner.assignment import Options, Schedule, Scheduler
+from farflung.workload import Workload
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class _Lazily:
+    """A scheduler that is where its name says."""
+
+    module: str
+    name: str
+
+    def __call__(self, topology: Topology, workload: Workload, options: Options) -> Schedule:
+        found: Scheduler = getattr(import_module(f"farflung.planner.{self.module}"), self.name)
+        return found(topology, workload, options)
+
+
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "equal-count": _Lazily("equal_count", "equal_count"),
+    "equal-compute": _Lazily("equal_compute", "equal_compute"),
+    "op-fence": _Lazily("opfence", "opfence"),
+    "exact": _Lazily("exact", "exact"),
+    AUTO: _Lazily("auto", "auto"),
+}
+
+
+def scheduler(name: str) -> Scheduler:
+    """The scheduler of this name; PlanError says which there are."""
+    if name not in SCHEDULERS:
+        close = get_close_matches(name, SCHEDULERS, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise PlanError(f"no scheduler is called {name[:60]!r}: {hint}there are {', '.join(SCHEDULERS)}")
+    return SCHEDULERS[name]

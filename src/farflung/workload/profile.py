@@ -1,0 +1,154 @@
+"""How long a device takes for each kind of node that a model has: measured there, read here."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from farflung.errors import ProfileError
+from farflung.files import write_atomically
+from farflung.opdag.analysis import differentiable_values, static_values
+from farflung.opdag.graph import Argument, BatchSize, DType, Graph, Node, Ref
+from farflung.workload.arrays import Floats
+from farflung.workload.workload import BACKWARD_FACTOR, Workload
+
+MOST_BYTES = 16 * 2**20
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Text = Annotated[str, Meta(max_length=200)]
+
+
+class OpTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of one node on one microbatch; `signature` is what `signatures` says of it."""
+
+    signature: Annotated[str, Meta(max_length=200)]
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+
+
+class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured on one device, for microbatches of `microbatch_size` samples of one model."""
+
+    device: Text
+    framework: Text
+    threads: Annotated[int, Meta(ge=1, le=100_000)]
+    microbatch_size: Annotated[int, Meta(ge=1, le=2**20)]
+    times: Annotated[list[OpTime], Meta(max_length=100_000)]
+
+    def __post_init__(self) -> None:
+        if len({time.signature for time in self.times}) != len(self.times):
+            raise ValueError("two times are of the same signature")
+
+
+def signatures(graph: Graph, batch: int) -> list[str | None]:
+    """For each node what its time depends on: op, shapes, types, other arguments, whose gradient is needed.
+
+    A microbatch has `batch` samples. None for a node that costs nothing because it depends on no parameter
+    and no random number. Where tensors lie in memory is not part of it.
+    """
+    static = static_values(graph)
+    gradients = differentiable_values(graph)
+    trained = {entry.value for entry in graph.inputs if entry.trainable}
+    return [
+        None
+        if all(value in static for value in node.writes())
+        else _signature(node, graph, batch, gradients, trained)
+        for node in graph.nodes
+    ]
+
+
+def node_seconds(workload: Workload, graph: Graph, profile: DeviceProfile) -> Floats:
+    """Of each node forward and backward on one microbatch, [n]; raises ProfileError as `weighed` does."""
+    if profile.microbatch_size != workload.microbatch_size:
+        raise ProfileError(
+            f"the profile is for microbatches of {profile.microbatch_size} samples, the job has "
+            f"{workload.microbatch_size}: make a new one with `farflung capture JOB --profile FILE`"
+        )
+    times = {time.signature: time.forward_seconds + time.backward_seconds for time in profile.times}
+    seconds = np.zeros(len(graph.nodes))
+    for at, signature in enumerate(signatures(graph, workload.microbatch_size)):
+        if signature is None:
+            continue
+        if signature not in times:
+            raise ProfileError(
+                f"the profile has no time for {graph.nodes[at].op} as the model has it: it is of another "
+                "model, make a new one with `farflung capture JOB --profile FILE`"
+            )
+        seconds[at] = times[signature]
+    if not seconds.sum():
+        raise ProfileError("the profile says that the model takes no time: make a new one")
+    return seconds
+
+
+def weighed(workload: Workload, graph: Graph, profile: DeviceProfile) -> Workload:
+    """The workload with flops by measured time: nodes that take equally long count equally much.
+
+    All together they count as much as before, so a device's `tflops` mean what they meant: what it sustains
+    on this model. `sustained_tflops` says how much that is on the profile's device.
+
+    Raises
+    ------
+    ProfileError
+        The profile lacks a node of this model, or is for other microbatches.
+    """
+    seconds = node_seconds(workload, graph, profile)
+    return replace(workload, flops=seconds * (workload.flops.sum() / seconds.sum()))
+
+
+def sustained_tflops(workload: Workload, graph: Graph, profile: DeviceProfile) -> float:
+    """What the profile's device reaches on the whole model, by formula flops over measured seconds.
+
+    Raises ProfileError as `weighed` does.
+    """
+    operations = (1 + BACKWARD_FACTOR) * float(workload.flops.sum())
+    return operations / float(node_seconds(workload, graph, profile).sum()) / 1e12
+
+
+def read_profile(path: Path) -> DeviceProfile:
+    """The profile in the file at `path`; ProfileError where there is none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile {path}: {error.strerror or error}") from None
+    try:
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        return msgspec.json.decode(data, type=DeviceProfile)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ProfileError(
+            f"{path} is no profile ({error}): make one with `farflung capture JOB --profile FILE`"
+        ) from None
+
+
+def write_profile(path: Path, profile: DeviceProfile) -> None:
+    """Write the profile as JSON; ProfileError if that is not possible."""
+    try:
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+    except OSError as error:
+        raise ProfileError(f"cannot write the profile {path}: {error.strerror or error}") from None
+
+
+def _signature(node: Node, graph: Graph, batch: int, gradients: set[int], trained: set[int]) -> str:
+    def of(argument: Argument) -> str:
+        if isinstance(argument, list):
+            return "[" + ",".join(of(element) for element in argument) + "]"
+        if isinstance(argument, Ref):
+            kind = graph.values[argument.id]
+            mark = "p" if argument.id in trained else "g" if argument.id in gradients else ""
+            return f"{kind.dtype}{list(kind.shape_at(batch))}{mark}"
+        if isinstance(argument, BatchSize):
+            return str(argument.at(batch))
+        return argument.name if isinstance(argument, DType) else repr(argument)
+
+    arguments = ", ".join(f"{name}={of(argument)}" for name, argument in sorted(node.arguments.items()))
+    used = "".join("1" if value >= 0 else "0" for value in node.outputs)
+    text = f"{node.op}({arguments}) -> {used}"
+    if len(text) <= 200:
+        return text
+    return f"{text[:150]}... {hashlib.sha256(text.encode()).hexdigest()[:32]}"

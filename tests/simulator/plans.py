@@ -80,3 +80,35 @@ def random_chain(draw: random.Random, shares_lines: bool = False) -> tuple[Plan,
         draw.choice([0, 1000, 200_000]),
     )
     return plan, drawn
+
+
+def random_replicas(draw: random.Random) -> tuple[Plan, Topology]:
+    """One to three segments with two to four replicas each, unequal in everything."""
+    segments, replicas = draw.randint(1, 3), draw.randint(2, 4)
+    count = segments * replicas
+
+    def skewed(low: float, high: float) -> float:
+        return float(low * (high / low) ** draw.random())
+
+    places = topology(
+        [skewed(0.3, 3) for _ in range(count)],
+        [[skewed(5, 500) for _ in range(count)] for _ in range(count)],
+        [[skewed(0.1, 150) for _ in range(count)] for _ in range(count)],
+        [skewed(5, 100) if draw.random() < 0.5 else None for _ in range(count)],
+        [skewed(5, 100) if draw.random() < 0.5 else None for _ in range(count)],
+        draw.randrange(count),
+    )
+    shares = [draw.randint(0 if replica else 1, 6) for replica in range(replicas)]
+    placements = [
+        Placement(
+            segment,
+            [f"w{segment * replicas + replica}" for replica in range(replicas)],
+            round(skewed(0.005, 0.3) * 10**12),
+            round(skewed(1e4, 3e6)),
+            1,
+        )
+        for segment in range(segments)
+    ]
+    edges = [Edge(0, FEEDER, 0, 1000, False)]
+    edges += [Edge(n + 1, n, n + 1, round(skewed(1e4, 3e6)), True) for n in range(segments - 1)]
+    return Plan(placements, edges, sum(shares), draw.randint(1, 6), shares), places

@@ -10,19 +10,28 @@ from torch import nn
 
 from farflung.broker import planner_process
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
+from farflung.broker.measured import Measured
 from farflung.broker.planning import plan
 from farflung.broker.questions import Broken, Question
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
+from farflung.plan import NO_WISHES, Topology, Wishes, WorkerSpec
 from farflung.runtime.training import Training
 from farflung.transport.timeouts import Timeouts
 
 
-def answered(graph: bytes, training: Training, *workers: str, count: int | None = None) -> object:
-    """What comes of planning a graph on workers of whom nothing is known."""
+def answered(
+    graph: bytes,
+    training: Training,
+    *workers: str,
+    count: int | None = None,
+    wishes: Wishes = NO_WISHES,
+    measured: Measured | None = None,
+) -> object:
+    """What comes of planning a graph; on workers of whom nothing is known, unless `measured` says more."""
     count = len(workers) if count is None else count
-    command = RunPlanner("job-1", 3, graph, training, workers, count)
-    return asyncio.run(plan(command, Timeouts(), lambda: 7.0))
+    command = RunPlanner("job-1", 3, graph, training, workers, count, wishes)
+    return asyncio.run(plan(command, measured, Timeouts(), lambda: 7.0))
 
 
 def test_a_hostile_graph_is_a_reason_and_no_traceback() -> None:
@@ -57,6 +66,16 @@ def test_a_planner_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Timeouts, "planning_seconds", 0.05)
     answer = answered(b"", training(), "a")
     assert isinstance(answer, PlanFailed) and "no plan within" in answer.reason
+
+
+def fleet(*ids: str, mbps: float = 100.0, tflops: float = 1e-6) -> Topology:
+    """Workers with equal devices and links; so slow by default that more of them make a step shorter."""
+    count = len(ids)
+    return Topology(
+        tuple(WorkerSpec(id, id, tflops, 1.0) for id in ids),
+        tuple(tuple(5.0 * (a != b) for b in range(count)) for a in range(count)),
+        tuple(tuple(mbps * (a != b) for b in range(count)) for a in range(count)),
+    )
 
 
 class Tower(nn.Module):
@@ -96,3 +115,42 @@ def test_of_workers_of_whom_nothing_is_known_the_first_are_taken() -> None:
         answer = answered(graph, job, "a", "b", "c", count=count)
         assert isinstance(answer, PlanMade) and answer.plan.workers() == chosen
         assert answer.prediction is None
+
+
+def tower() -> bytes:
+    return wire.dump(capture(Tower(), {"x": torch.randn(4, 8)}).graph)
+
+
+def test_what_the_fleet_measured_is_planned_on_and_what_it_assumed_is_told() -> None:
+    known = Measured(fleet("a", "b"), ("links of b: assumed",))
+    answer = answered(tower(), training(microbatch_size=4), "a", "b", measured=known)
+    assert isinstance(answer, PlanMade) and answer.prediction is not None
+    assert set(answer.plan.workers()) == {"a", "b"}
+    assert answer.prediction.measured and "links of b: assumed" in answer.prediction.notes
+    assert answer.prediction.step_seconds > 0 and "busy" in answer.prediction.bottleneck
+
+
+def test_a_topology_of_the_jobs_own_counts_more_than_what_was_measured() -> None:
+    slow, wishes = fleet("a", "b", mbps=0.01), Wishes("equal-compute", fleet("c", "b", "a"))
+    job = training(microbatch_size=4)
+    own = answered(tower(), job, "a", "b", wishes=wishes, measured=Measured(slow, ()))
+    assert isinstance(own, PlanMade) and own.prediction is not None
+    assert own.plan.workers() == ["a", "b"]  # in the order in which the job has them
+    assert not own.prediction.measured and own.prediction.scheduler == "equal-compute"
+    measured = answered(tower(), job, "a", "b", measured=Measured(slow, ()))
+    assert isinstance(measured, PlanMade) and measured.prediction is not None
+    assert measured.prediction.step_seconds > own.prediction.step_seconds
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (Wishes("fastest"), "no scheduler is called 'fastest'"),
+        (Wishes(topology=fleet("a", "c")), "does not have worker b"),
+        (Wishes(topology=fleet("a", "b", mbps=0.0)), "can all reach one another"),
+    ],
+)
+def test_why_there_is_no_plan_is_told(wishes: Wishes, words: str) -> None:
+    job = training(microbatch_size=4)
+    answer = answered(tower(), job, "a", "b", wishes=wishes, measured=Measured(fleet("a", "b"), ()))
+    assert isinstance(answer, PlanFailed) and words in answer.reason

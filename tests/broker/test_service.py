@@ -51,7 +51,7 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans a chain without a graph; a graph that says so cannot be planned."""
 
     async def plan(
-        command: RunPlanner, timeouts: Timeouts, clock: Callable[[], float]
+        command: RunPlanner, measured: object, timeouts: Timeouts, clock: Callable[[], float]
     ) -> PlanMade | PlanFailed:
         if command.graph == b"bad":
             return PlanFailed(clock(), command.job, command.attempt, "the graph is bad")

@@ -10,7 +10,7 @@ from farflung.cli.live import LiveObserver
 from farflung.cli.plain import PlainObserver
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
-from farflung.plan import Placement, Plan
+from farflung.plan import Placement, Plan, Prediction
 from farflung.protocol.messages import Planned
 from farflung.schedule import Unit
 
@@ -19,7 +19,8 @@ def watch(observer: Observer) -> None:
     """A whole run in short."""
     plan = Plan([Placement(0, ["lab-1"], 1_000_000, 2000, 3)], [], 4, 2)
     observer.waiting("waiting for 1 more worker (have 0, plan needs 1)")
-    observer.planned(Planned("job-1", 1, plan, [[]], {}))
+    prediction = Prediction("auto", 0.4321, "the link lab-1 -> lab-2, busy 93%", 0.4, ["lab-3"], ["a guess"])
+    observer.planned(Planned("job-1", 1, plan, [[]], {}, prediction))
     for sent in (0, 2000):
         observer.loading(sent, 2000)
     observer.running()
@@ -44,6 +45,9 @@ def test_a_run_is_shown(
     for words in (
         "waiting for 1 more worker (have 0, plan needs 1)",
         "lab-1",
+        "planned by auto: 432 ms a step, held up by the link lab-1 -> lab-2, busy 93%",
+        "without a part: lab-3",
+        "note: a guess",
         "2.0 kB of 2.0 kB",
         "validation loss after 0 steps: 5.5000",
         "step 2/2  loss 4.2500  16",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from farflung.broker.state import Outcome, State, decide
 from farflung.broker.store import Store
 from farflung.broker.switchboard import Switchboard
 from farflung.errors import ProtocolError
+from farflung.plan.topology import MOST_WORKERS
 from farflung.protocol import messages
 from farflung.transport.timeouts import Timeouts
 
@@ -63,6 +64,12 @@ class Dispatcher:
     def topology_of(self, workers: Iterable[str]) -> Measured:
         """What is known of these workers and the ways between them, and what has to be assumed."""
         return topology_of([self.state.workers[name] for name in workers], self.measurements)
+
+    def _known(self, workers: Sequence[str]) -> Measured | None:
+        """The topology of these workers, if anything of it was measured."""
+        if len(workers) > MOST_WORKERS or not self.measurements.among(workers):
+            return None
+        return self.topology_of(workers)
 
     def put(self, arrival: Arrival) -> None:
         """Add to what has happened."""
@@ -173,5 +180,5 @@ class Dispatcher:
 
     async def _plan(self, command: RunPlanner) -> None:
         async with self._planning:
-            answer = await plan(command, self._timeouts, self._clock)
+            answer = await plan(command, self._known(command.workers), self._timeouts, self._clock)
         self.put(Arrival(None, answer))

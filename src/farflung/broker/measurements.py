@@ -83,6 +83,11 @@ class Measurements:
             {key: found for key, found in self.lines.items() if key[0] != worker},
         )
 
+    def among(self, workers: Iterable[str]) -> bool:
+        """Whether any way between two of these workers was measured."""
+        names = set(workers)
+        return any(names.issuperset(pair) for pair in self.pairs)
+
     def line_mbps(self, worker: str, direction: Direction) -> float | None:
         """What all links of a worker share in one direction; None where none was seen to give way."""
         line = self.lines.get((worker, direction))

@@ -14,14 +14,24 @@ import msgspec
 
 from farflung.broker.questions import Answer, Broken, Impossible, Made, Question
 from farflung.errors import FarflungError, PlanError
+from farflung.opdag import wire
 from farflung.opdag.segment import Segment
-from farflung.planner import PlannedJob, plan_job
+from farflung.plan import Prediction, Topology, only
+from farflung.plan.wishes import LINE_LENGTH
+from farflung.planner import PlannedJob, place, plan_job
+from farflung.planner.assignment import Options
+from farflung.planner.schedulers import scheduler
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
+from farflung.simulator import Conditions, simulate
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
+from farflung.workload import workload_of
 
 NICENESS = 5
 """Whoever trains or keeps members alive on this machine goes first."""
+
+BUDGET = 1000
+"""Plans that a search looks at before a job begins."""
 
 
 def main() -> None:
@@ -42,13 +52,14 @@ def answer(question: Question) -> Answer:
 
 
 def _answer(question: Question) -> Made:
-    training, made = question.training, _balanced(question)
+    training = question.training
+    made, prediction = (_balanced(question), None) if question.topology is None else _scheduled(question)
     programs = [
         SegmentProgram(segment.number, program, _owned_bytes(segment, training))
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
     _check_size(sum(len(program.program) for program in programs))
-    return Made(made.plan, programs, [list(program.owned) for program in programs], None)
+    return Made(made.plan, programs, [list(program.owned) for program in programs], prediction)
 
 
 def _balanced(question: Question) -> PlannedJob:
@@ -58,6 +69,49 @@ def _balanced(question: Question) -> PlannedJob:
     return plan_job(
         question.graph, training.microbatches, training.microbatch_size, workers, question.count > 0
     )
+
+
+def _scheduled(question: Question) -> tuple[PlannedJob, Prediction]:
+    """The answer of the scheduler that the job asks for, on a topology."""
+    training = question.training
+    graph = wire.load_graph(question.graph, training.microbatch_size)
+    workload = workload_of(graph, training.microbatches, training.microbatch_size)
+    topology = _of_these(question)
+    options = Options(
+        workers=question.count or None,
+        efficiency=question.efficiency,
+        budget=BUDGET,
+        seconds=question.search_seconds,
+    )
+    schedule = scheduler(question.scheduler)(topology, workload, options)
+    made = place(graph, schedule.assignment, training.microbatch_size)
+    simulation = simulate(made.plan, topology, Conditions(efficiency=question.efficiency))
+    used = set(made.plan.workers())
+    notes = [*schedule.notes, *question.assumed]
+    return made, Prediction(
+        scheduler=schedule.scheduler,
+        step_seconds=simulation.step_seconds,
+        bottleneck=simulation.line(),
+        lower_bound_seconds=schedule.lower_bound_seconds,
+        left_out=[id for id in topology.ids if id not in used],
+        notes=[note[:LINE_LENGTH] for note in notes],
+        measured=question.measured,
+    )
+
+
+def _of_these(question: Question) -> Topology:
+    """The topology without others than the workers at hand.
+
+    Raises PlanError where it does not know one of them.
+    """
+    assert question.topology is not None
+    numbers = {id: number for number, id in enumerate(question.topology.ids)}
+    for worker in question.workers:
+        if worker not in numbers:
+            raise PlanError(
+                f"the topology does not have worker {worker}: name the workers to train on (--on), or add it"
+            )
+    return only(question.topology, [numbers[worker] for worker in question.workers])
 
 
 def _check_size(program_bytes: int) -> None:

@@ -11,8 +11,10 @@ from contextlib import suppress
 import msgspec
 
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
+from farflung.broker.measured import Measured
 from farflung.broker.questions import Answer, Impossible, Made, Question
 from farflung.errors import PlanError
+from farflung.plan.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
 
 PROGRAM = "farflung.broker.planner_process"  # loads what a broker that only keeps members does not need
@@ -21,14 +23,14 @@ Clock = Callable[[], float]
 _log = logging.getLogger("farflung.broker")
 
 
-async def plan(command: RunPlanner, timeouts: Timeouts, clock: Clock) -> PlanMade | PlanFailed:
-    """Plan a job; what goes wrong becomes the reason that its submitter reads."""
-    question = Question(
-        graph=command.graph,
-        training=command.training,
-        workers=list(command.workers),
-        count=command.count,
-    )
+async def plan(
+    command: RunPlanner, measured: Measured | None, timeouts: Timeouts, clock: Clock
+) -> PlanMade | PlanFailed:
+    """Plan a job; what goes wrong becomes the reason that its submitter reads.
+
+    `measured` is what the fleet knows of the command's workers; a topology of the job's own counts more.
+    """
+    question = _question(command, measured, timeouts.search_seconds)
     try:
         answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds)
     except PlanError as error:
@@ -41,6 +43,23 @@ async def plan(command: RunPlanner, timeouts: Timeouts, clock: Clock) -> PlanMad
     _log.error("the planner failed on %s\n%s", command.job, answer.traceback)
     reason = f"the planner broke on this job ({answer.error}): see the broker's log"
     return PlanFailed(clock(), command.job, command.attempt, reason)
+
+
+def _question(command: RunPlanner, measured: Measured | None, search_seconds: float) -> Question:
+    wishes = command.wishes
+    is_own = wishes.topology is not None or measured is None
+    return Question(
+        graph=command.graph,
+        training=command.training,
+        workers=list(command.workers),
+        count=command.count,
+        scheduler=wishes.scheduler,
+        topology=wishes.topology if measured is None or is_own else measured.topology,
+        efficiency=wishes.efficiency or (DATA_SHEET_EFFICIENCY if is_own else MEASURED_EFFICIENCY),
+        measured=not is_own,
+        assumed=[] if measured is None or is_own else list(measured.assumed),
+        search_seconds=search_seconds,
+    )
 
 
 async def _ask(question: bytes, limit_seconds: float) -> Answer:

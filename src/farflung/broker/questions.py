@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import msgspec
 
-from farflung.plan import Plan, Prediction
+from farflung.plan import Plan, Prediction, Topology
+from farflung.plan.wishes import AUTO
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What to plan, on `count` of `workers` (0: as many as serve it)."""
+    """What to plan, on `count` of `workers` (0: as many as serve it), by whose wishes, on what is known.
+
+    `topology` is None where nothing is known of the workers; `measured` says that the fleet measured it, and
+    `assumed` what of it was not. A search ends after `search_seconds` of CPU time.
+    """
 
     graph: bytes
     training: Training
     workers: list[str]
     count: int
+    scheduler: str = AUTO
+    topology: Topology | None = None
+    efficiency: float = 1.0
+    measured: bool = False
+    assumed: list[str] = []
+    search_seconds: float = 0.0
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.columns import bar, columns
-from farflung.cli.output import counted, size
+from farflung.cli.output import counted, listed, seconds, size
 
 if TYPE_CHECKING:
     from farflung.planner.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
@@ -32,7 +32,7 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
     yield f"  bottleneck   {found.bottleneck}"
     yield f"  lower bound  {_bound(found)}"
     if found.left_out:
-        yield f"  left out     {_named(found.left_out)}: without a part the step is shorter"
+        yield f"  left out     {listed(found.left_out)}: without a part the step is shorter"
     for note in found.notes:
         yield f"  note         {note}"
     if found.what_if is not None:
@@ -53,11 +53,6 @@ def expected_lines(found: Expected) -> Iterator[str]:
     yield f"  bottleneck   {found.bottleneck}"
 
 
-def seconds(value: float) -> str:
-    """A time that is short or long."""
-    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
-
-
 def rate(mbps: float) -> str:
     """A rate that is low or high."""
     return f"{mbps:.3g} Mbit/s" if mbps < 1000 else f"{mbps / 1000:.3g} Gbit/s"
@@ -68,7 +63,7 @@ def _placement(segments: Sequence[SegmentRow], workers: Sequence[WorkerRow]) -> 
     with_names = any(row.holds for row in segments)
     with_memory = any(row.memory_bytes is not None for row in workers)
     with_sites = any(row.site not in ("", row.worker) for row in workers)
-    headings = ["segment", "worker", *["site"] * with_sites, *["holds"] * with_names, "work", "computes"]
+    headings = ["segment", "worker", *["site"] * with_sites, *["holds"] * with_names, "work", "busy"]
     headings += ["memory"] * with_memory
     right = "><" + "<" * with_sites + "<" * with_names + "><" + ">" * with_memory
     rows, told = [], set()
@@ -78,7 +73,7 @@ def _placement(segments: Sequence[SegmentRow], workers: Sequence[WorkerRow]) -> 
             told.add(worker)
             row = [str(segment.segment), worker, *[found.site] * with_sites]
             row += [_holds(segment.holds)] * with_names
-            row += [f"{segment.work:.0%}", '"' if again else bar(found.busy)]
+            row += [f"{segment.work:.0%}", '"' if again else bar(found.busy, 4)]
             row += ['"' if again else _memory(found)] * with_memory
             rows.append(row)
     yield from columns(headings, rows[:MOST_ROWS], right)
@@ -133,9 +128,10 @@ def _module(name: str) -> str:
 def _memory(row: WorkerRow) -> str:
     if row.memory_bytes is None:
         return ""
-    return f"{size(row.memory_bytes)} of {size(row.memory_limit_bytes)}"
+    return f"{_brief(row.memory_bytes)} of {_brief(row.memory_limit_bytes)}"
 
 
-def _named(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - 6} more" if len(ids) > 6 else ""
-    return ", ".join(ids[:6]) + more
+def _brief(count: int) -> str:
+    """Bytes in two or three digits."""
+    number, unit = size(count).split()
+    return f"{float(number):.2g} {unit}" if float(number) < 10 else f"{float(number):.0f} {unit}"

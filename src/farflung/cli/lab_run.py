@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.output import note, print_json
+from farflung.cli.plan import SchedulerOption, check_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
+from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
 
 if TYPE_CHECKING:
     from farflung.lab.network import Network
@@ -28,8 +30,6 @@ ScaleOption = Annotated[
     float | None,
     typer.Option("--scale", metavar="F", help="Divide all rates by F, where this machine is too slow."),
 ]
-EFFICIENCY = 0.4
-"""Of a device's TFLOP/s, what training reaches unless --efficiency says otherwise."""
 
 
 def run(
@@ -58,7 +58,8 @@ def run(
     ] = None,
     efficiency: Annotated[
         float, typer.Option(help="Of an emulated device's TFLOP/s, what training reaches.")
-    ] = EFFICIENCY,
+    ] = DATA_SHEET_EFFICIENCY,
+    scheduler: SchedulerOption = AUTO,
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on an emulated network: broker, workers and submitter each in a namespace of its own."""
@@ -67,9 +68,10 @@ def run(
     from farflung.lab.machine import check_machine
     from farflung.lab.network import Network
     from farflung.lab.run import Request
+    from farflung.planner.schedulers import scheduler as scheduler_called
 
-    if not 0 < efficiency <= 1:
-        raise JobError(f"--efficiency must be above 0 and at most 1, found {efficiency:g}")
+    check_efficiency(efficiency)
+    scheduler_called(scheduler)
     chosen = scaled(topology, None if emulate_devices else scale)
     request = Request(
         job=job,
@@ -79,6 +81,7 @@ def run(
         steps=steps,
         text=text,
         as_json=as_json,
+        scheduler=scheduler,
     )
     check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
     _check_job(job)
@@ -113,7 +116,7 @@ def _emulated(request: Request, efficiency: float, scale: float | None) -> Reque
     job = load_job(request.job, steps=request.steps, text=request.text)
     note(f"capturing the model of {request.job}")
     with quietly():
-        emulated = emulate_job(job, request.topology, request.workers, efficiency, scale)
+        emulated = emulate_job(job, request.topology, request.workers, efficiency, scale, request.scheduler)
     return replace(request, topology=emulated.topology, emulated=emulated)
 
 
@@ -139,7 +142,6 @@ def _announce(request: Request) -> None:
         note(f"scaled: rates are {topology.scale.factor:g} times {topology.scale.of}")
     if request.emulated is not None:
         note(request.emulated.emulation.line())
-        note("note: the plan balances the model over equal devices: it heeds neither tflops nor links yet")
     note(f"starting a broker, {request.workers} workers and the submitter, each in a namespace of its own")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 import farflung
-from farflung.cli import broker, capture, check, doctor, join, lab, simulate, status, token, train
+from farflung.cli import broker, capture, check, doctor, join, lab, plan, simulate, status, token, train
 from farflung.cli.output import print_error
 from farflung.errors import FarflungError
 
@@ -32,6 +32,7 @@ for _command in (
     train.train,
     check.check,
     capture.capture,
+    plan.plan,
     simulate.simulate,
     broker.broker,
     join.join,

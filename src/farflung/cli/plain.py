@@ -6,7 +6,7 @@ import sys
 import time
 
 from farflung.cli.output import duration, loss_words, note, size
-from farflung.cli.plan_table import plan_rows
+from farflung.cli.plan_table import plan_rows, prediction_lines
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
@@ -39,6 +39,9 @@ class PlainObserver(Observer):
                 f"segment {segment} on {worker}: {nodes} nodes, {parameters} of parameters,"
                 f" {flops} MFLOP, {bytes_out} out a microbatch"
             )
+
+        for line in prediction_lines(planned.prediction):
+            note(line)
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
         if self._due() or sent_bytes == total_bytes:

@@ -56,8 +56,8 @@ def plan(
     """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
     from farflung.cli.forecast_text import forecast_lines
     from farflung.client.load import load_job
-    from farflung.client.planning import EFFICIENCY
     from farflung.client.planning import plan as planned
+    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
     from farflung.planner.assignment import Options
     from farflung.planner.schedulers import scheduler as scheduler_called
 
@@ -74,7 +74,7 @@ def plan(
             scheduler=scheduler,
             workers=workers or None,
             microbatches=number,
-            efficiency=EFFICIENCY if efficiency is None else efficiency,
+            efficiency=DATA_SHEET_EFFICIENCY if efficiency is None else efficiency,
             budget=Options.budget if budget is None else budget,
             seed=seed,
             what_if=not no_what_if,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from farflung.cli.output import size
+from farflung.cli.output import listed, seconds, size
 from farflung.transport.wording import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from farflung.plan import Plan
+    from farflung.plan import Plan, Prediction
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -30,6 +30,20 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def prediction_lines(prediction: Prediction | None) -> list[str]:
+    """What a plan promises, in a few lines for a person."""
+    if prediction is None:
+        return []
+    step = f"planned by {prediction.scheduler}: {seconds(prediction.step_seconds)} a step"
+    lines = [f"{step}, held up by {prediction.bottleneck}"]
+    if prediction.left_out:
+        lines.append(
+            f"without a part: {listed(prediction.left_out)}: a step is shorter without"
+            " (--workers N uses exactly N)"
+        )
+    return lines + [f"note: {words}" for words in prediction.notes]
 
 
 HEADINGS = ("segment", "worker", "nodes", "parameters", "MFLOP a microbatch", "bytes out")

@@ -32,12 +32,13 @@ def simulate(
 ) -> None:
     """Simulate a step of a plan on a topology, with the runtime's own schedule."""
     from farflung.cli.forecast_text import expected_lines
-    from farflung.client.planning import EFFICIENCY, simulate
+    from farflung.client.planning import simulate
+    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
 
     found = simulate(
         plan,
         the_topology(topology),
-        efficiency=EFFICIENCY if efficiency is None else efficiency,
+        efficiency=DATA_SHEET_EFFICIENCY if efficiency is None else efficiency,
         bandwidth_scale=bandwidth_scale,
         window=window,
     )

@@ -12,7 +12,7 @@ import typer
 
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.output import counted, note, print_error, print_json, print_text
+from farflung.cli.output import counted, note, print_error, print_json, print_text, seconds
 from farflung.cli.plan import EfficiencyOption, SchedulerOption, TopologyOption, check_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunInterrupted
@@ -247,6 +247,9 @@ def _report(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool)
             else "metrics, plan, events, summary and weights"
         )
         note(f"done: {counted(summary.steps, 'step')}; {files} are in {run.path}")
+        if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
+            predicted = seconds(summary.predicted_step_seconds)
+            note(f"a step took {seconds(summary.step_seconds)} (the median); {predicted} was predicted")
         if not summary.emulated:
             _print_sample(prepared, run, as_json)
         return

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 from farflung.client.job import Job
 from farflung.client.modelled import Microbatches, model_of
 from farflung.errors import PlanError, TopologyError
 from farflung.plan import Plan, Topology, joined_part, read_plan, read_topology
-from farflung.planner.assignment import Options, Schedule
+from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
+from farflung.planner.assignment import Options
 from farflung.planner.forecast import Expected, Forecast, expected, forecast
-from farflung.planner.schedulers import AUTO
 from farflung.planner.schedulers import scheduler as scheduler_called
 from farflung.planner.what_if import what_if as effects_of
 from farflung.simulator import Conditions
 from farflung.simulator import simulate as simulated
-
-EFFICIENCY = 0.4
-"""Of the TFLOP/s on a device's data sheet, what training reaches."""
 
 WHAT_IF_SECONDS = 60.0
 """CPU time after which no further change is tried."""
@@ -38,7 +34,7 @@ def plan(
     scheduler: str = AUTO,
     workers: int | None = None,
     microbatches: Microbatches = None,
-    efficiency: float = EFFICIENCY,
+    efficiency: float = DATA_SHEET_EFFICIENCY,
     budget: int = Options.budget,
     seconds: float | None = None,
     seed: int = 0,
@@ -81,7 +77,6 @@ def plan(
     conditions = _conditions(efficiency, None)
     tell("capturing the model")
     model = model_of(job, microbatches)
-    joined, parted = joined_part(fleet)
     options = Options(
         workers=workers,
         efficiency=efficiency,
@@ -90,8 +85,9 @@ def plan(
         seed=seed,
         alternatives=model.alternatives,
     )
-    tell(f"looking for a plan on {len(joined.workers)} workers ({scheduler})")
-    schedule = search(joined, model.workload, options)
+    tell(f"looking for a plan on {len(fleet.workers)} workers ({scheduler})")
+    schedule = search(fleet, model.workload, options)
+    joined, _ = joined_part(fleet)
     simulation = simulated(schedule.plan, joined, conditions)
     effects = None
     if what_if:
@@ -104,14 +100,14 @@ def plan(
             seconds=WHAT_IF_SECONDS,
             tell=lambda words: tell(f"what if there were {words}"),
         )
-    return forecast(_noted(schedule, parted), joined, simulation, model.holds, effects)
+    return forecast(schedule, fleet, simulation, model.holds, effects)
 
 
 def simulate(
     plan: Plan | Path | str,
     topology: Topology | Path | str,
     *,
-    efficiency: float = EFFICIENCY,
+    efficiency: float = DATA_SHEET_EFFICIENCY,
     bandwidth_scale: float = 1.0,
     window: int | None = None,
 ) -> Expected:
@@ -162,10 +158,3 @@ def _conditions(efficiency: float, window: int | None) -> Conditions:
         return Conditions(efficiency=efficiency, window=window)
     except ValueError as error:
         raise PlanError(str(error)) from None
-
-
-def _noted(schedule: Schedule, parted: Sequence[str]) -> Schedule:
-    if not parted:
-        return schedule
-    words = f"left out, because not everybody else can reach them: {', '.join(parted)}"
-    return replace(schedule, notes=(*schedule.notes, words))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.errors import TopologyError
-from farflung.plan import FEEDER, Plan, Topology
+from farflung.plan import FEEDER, Plan, Topology, only
+from farflung.plan.wishes import AUTO
 
 if TYPE_CHECKING:
     from farflung.client.job import Job
@@ -36,6 +37,13 @@ class Emulation(msgspec.Struct, frozen=True):
     divisor: float
     asked_mbps: float
 
+    def sustained_by(self, topology: Topology) -> Topology:
+        """The topology with devices that reach all of their TFLOP/s: those that are emulated."""
+        workers = tuple(
+            msgspec.structs.replace(worker, tflops=self.tflops[worker.id]) for worker in topology.workers
+        )
+        return msgspec.structs.replace(topology, workers=workers)
+
     def line(self) -> str:
         """What to know of the emulation, for the user."""
         devices = f"devices are emulated, at {self.efficiency:.0%} of their TFLOP/s: no losses, no weights"
@@ -57,7 +65,12 @@ class EmulatedJob:
 
 
 def emulate_job(
-    job: Job, topology: Topology, workers: int, efficiency: float, divisor: float | None
+    job: Job,
+    topology: Topology,
+    workers: int,
+    efficiency: float,
+    divisor: float | None,
+    scheduler: str = AUTO,
 ) -> EmulatedJob:
     """Capture a job's model, computing nothing, and see what its plan asks of the first `workers` workers.
 
@@ -70,11 +83,15 @@ def emulate_job(
     """
     from farflung.client.check import capture_shapes
     from farflung.opdag import wire
-    from farflung.planner import plan_graph
+    from farflung.planner.assignment import Options
+    from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.workload import workload_of
 
     graph = capture_shapes(job).graph
-    planned = plan_graph(graph, job.microbatches, job.microbatch_size, topology.ids[:workers])
-    return EmulatedJob(wire.dump(graph), *emulate(planned.plan, topology, efficiency, divisor))
+    workload = workload_of(graph, job.microbatches, job.microbatch_size)
+    options = Options(workers=workers, efficiency=efficiency)
+    schedule = scheduler_called(scheduler)(only(topology, list(range(workers))), workload, options)
+    return EmulatedJob(wire.dump(graph), *emulate(schedule.plan, topology, efficiency, divisor))
 
 
 def emulate(

@@ -55,10 +55,10 @@ class LabFleet(Family):
         """Where the submitter keeps its identity; removed with the fleet."""
         return self._folder / "submitter"
 
-    def program_file(self, program: bytes) -> Path:
-        """Write a captured model for the submitter to a file; removed with the fleet."""
-        path = self._folder / "program"
-        path.write_bytes(program)
+    def keep(self, name: str, content: bytes) -> Path:
+        """Write a file for the submitter, as nobody else has it; removed with the fleet."""
+        path = self._folder / name
+        path.write_bytes(content)
         return path
 
     async def _start(self) -> None:

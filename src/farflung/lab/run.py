@@ -14,7 +14,8 @@ from farflung.lab.layout import SUBMITTER
 from farflung.lab.network import Network
 from farflung.lab.report import LabReport, keep, run_in
 from farflung.lab.submitter import LabSubmitter
-from farflung.plan import Topology
+from farflung.plan import Topology, encode_topology, only
+from farflung.plan.wishes import AUTO
 from farflung.transport.timeouts import Timeouts
 
 
@@ -24,7 +25,8 @@ class Request:
 
     `workers` of the topology take part, the first ones. `out` is the run folder. `steps` and `text` are as
     for `farflung train`. With `as_json` the submitter ends with a JSON document, which `Outcome` then holds.
-    With `emulated` devices are emulated, and `topology` is as slow as that asks for.
+    With `emulated` devices are emulated, and `topology` is as slow as that asks for. `scheduler` plans on the
+    topology, whose devices then reach all of their TFLOP/s.
     """
 
     job: Path
@@ -35,6 +37,12 @@ class Request:
     text: Path | None = None
     as_json: bool = False
     emulated: EmulatedJob | None = None
+    scheduler: str = AUTO
+
+    def known(self) -> Topology:
+        """The topology of those who take part, as the planner is told of it."""
+        part = only(self.topology, list(range(self.workers)))
+        return part if self.emulated is None else self.emulated.emulation.sustained_by(part)
 
 
 @dataclass(frozen=True)
@@ -136,13 +144,15 @@ class LabRun:
 
     def _arguments(self, fleet: LabFleet) -> list[str]:
         request = self._request
-        ids = request.topology.ids[: request.workers]
+        known = request.known()
         arguments = [str(request.job), "--broker", fleet.address, "--folder", str(fleet.submitter_folder)]
-        arguments += ["--on", ",".join(ids), "--out", str(request.out)]
+        arguments += ["--on", ",".join(known.ids), "--out", str(request.out)]
+        file = fleet.keep("topology.json", encode_topology(known))
+        arguments += ["--topology", str(file), "--scheduler", request.scheduler, "--efficiency", "1"]
         arguments += [] if request.steps is None else ["--steps", str(request.steps)]
         arguments += [] if request.text is None else ["--text", str(request.text)]
         if request.emulated is not None:
-            arguments += ["--emulated", str(fleet.program_file(request.emulated.program))]
+            arguments += ["--emulated", str(fleet.keep("program", request.emulated.program))]
         return arguments + ["--json"] * request.as_json
 
     async def _watch(self, fleet: LabFleet, submitter: LabSubmitter) -> None:

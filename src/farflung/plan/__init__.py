@@ -4,7 +4,7 @@ from farflung.plan.joined import joined_part, only
 from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.plan.plan_file import read_plan, write_plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
-from farflung.plan.topology_file import read_topology, write_topology
+from farflung.plan.topology_file import encode_topology, read_topology, write_topology
 from farflung.plan.wishes import NO_WISHES, Prediction, Wishes
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Topology",
     "Wishes",
     "WorkerSpec",
+    "encode_topology",
     "joined_part",
     "only",
     "read_plan",

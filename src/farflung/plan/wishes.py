@@ -10,8 +10,18 @@ from msgspec import Meta
 from farflung.plan.topology import Topology
 
 Word = Annotated[str, Meta(max_length=128)]
-Line = Annotated[str, Meta(max_length=2000)]
+LINE_LENGTH = 2000
+Line = Annotated[str, Meta(max_length=LINE_LENGTH)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+AUTO = "auto"
+
+DATA_SHEET_EFFICIENCY = 0.4
+"""Of the TFLOP/s on a device's data sheet, what training reaches."""
+
+MEASURED_EFFICIENCY = 0.7
+"""Of the TFLOP/s that a worker measured of its device with matrix products, what training reaches."""
 
 
 class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,7 +32,7 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     what the topology's kind suggests.
     """
 
-    scheduler: Word = "auto"
+    scheduler: Word = AUTO
     topology: Topology | None = None
     efficiency: Annotated[float, Meta(gt=0, le=1)] | None = None
 

@@ -9,10 +9,9 @@ from importlib import import_module
 
 from farflung.errors import PlanError
 from farflung.plan import Topology
+from farflung.plan.wishes import AUTO
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.workload import Workload
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "equal-compute": _Lazily("equal_compute", "equal_compute"),
     "op-fence": _Lazily("opfence", "opfence"),
     "exact": _Lazily("exact", "exact"),
-    AUTO: _Lazily("auto", "auto"),
+    AUTO: _Lazily("equal_compute", "equal_compute"),
 }
 
 

@@ -101,6 +101,11 @@ class Timeouts:
         return 6 * self.lease_seconds
 
     @property
+    def search_seconds(self) -> float:
+        """CPU time for which a planner may look for something better than it has."""
+        return 2 * self.lease_seconds
+
+    @property
     def planning_seconds(self) -> float:
         """For the planner's process, which first reads a model of any size."""
         return 12 * self.lease_seconds

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
+from tests.fuzz.course import Course, Sample
 from tests.fuzz.sessions import Recorded
 
 from farflung.transport.addresses import parse_address
@@ -25,7 +26,9 @@ AT_ONCE = 24
 
 VICTIM_NAME = "b.worker.farflung.internal"
 _DAMAGED_SHARE, _DAMAGED_HELLOS = 0.7, 0.1
-_FURTHER_SHARE = 0.05
+_FURTHER_SHARE, _FURTHER_SHARE_AT_THE_END = 0.05, 0.2
+_WANDERING_SHARE = 0.6
+_MOST_ROUNDS, _MOST_IN_A_ROUND = 14, 6
 
 
 @dataclass
@@ -69,7 +72,7 @@ class Attacker:
         self.write(encode(Ping(float(self._pings))))
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while self._end is None and self._answered < self._pings:
+                while self._end is None and self._answered != self._pings:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -139,6 +142,41 @@ async def attack(
     attacker.hang_up()
 
 
+async def wander(
+    address: str,
+    context: ssl.SSLContext,
+    session: list[Recorded],
+    sample: Sample,
+    random: Random,
+    tally: Tally,
+) -> None:
+    """Say many odd things that the victim must take, then something damaged in the midst of them."""
+    attacker = await Attacker.connect(address, context)
+    tally.connections += 1
+    attacker.write(session[0].whole)
+    outcome = await attacker.outcome()
+    course = Course(sample, random)
+    for _ in range(random.randrange(_MOST_ROUNDS)):
+        if outcome != "taken":
+            break
+        kinds = []
+        for _ in range(random.randint(1, _MOST_IN_A_ROUND)):
+            kind, frame = course.step()
+            attacker.write(frame)
+            kinds.append(kind)
+        outcome = await attacker.outcome()
+        tally.frames += len(kinds) if outcome == "taken" else 1
+        tally.outcomes.update(f"odd {kind} {outcome}" for kind in kinds)
+    if attacker.token is not None and random.random() < _FURTHER_SHARE_AT_THE_END:
+        await _attack_further(address, context, attacker, session, random, tally)
+    elif outcome == "taken":
+        recorded = random.choice(session)
+        attacker.write(recorded.damaged(random))
+        tally.frames += 1
+        tally.outcomes[f"{type(recorded.frame).__name__.lower()} {await attacker.outcome()}"] += 1
+    attacker.hang_up()
+
+
 async def _attack_further(
     address: str,
     context: ssl.SSLContext,
@@ -167,8 +205,13 @@ async def attack_until(
     async def work() -> None:
         while tally.frames < frames:
             random = Random(f"{seed} {next(numbers)}")
+            session = random.choice(sessions)
+            sample = Sample.of([(recorded.frame, recorded.payload) for recorded in session])
             try:
-                await attack(address, context, random.choice(sessions), random, tally)
+                if sample is not None and random.random() < _WANDERING_SHARE:
+                    await wander(address, context, session, sample, random, tally)
+                else:
+                    await attack(address, context, session, random, tally)
             except OSError:
                 # So busy a machine that the victim's patience with a handshake ended; if it died, others see.
                 tally.outcomes["connection did not come about"] += 1

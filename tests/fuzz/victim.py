@@ -28,6 +28,8 @@ HEALTHY = "healthy"
 LEASE_SECONDS = 5.0
 MOST_BYTES = 2**18
 """What the plan of this endpoint allows a message to have."""
+SPOKEN_BYTES = 100
+"""What it sends to everybody: so many bytes of data in one message, and one control message."""
 
 
 class Holding(msgspec.Struct):
@@ -109,7 +111,8 @@ async def main(context: ssl.SSLContext) -> None:
 
 
 def _speak(link: Link) -> None:
-    link.post(SliceHeader("job", 1, 0, "weight", 0, 100, 100, bytes(32)), memoryview(bytes(100)))
+    header = SliceHeader("job", 1, 0, "weight", 0, SPOKEN_BYTES, SPOKEN_BYTES, bytes(32))
+    link.post(header, memoryview(bytes(SPOKEN_BYTES)))
     link.send_control(b"ask")
 
 

@@ -46,7 +46,7 @@ def test_the_published_cases(case: int, best: float) -> None:
         (instances(), 3.4398, 3.4398),
         (spot(), 31.6341, 31.6341),
         (universities(), 16.0868, 16.0868),
-        (regional(), 34.8021, 34.2162),
+        (regional(), 34.8021, 34.802),
     ],
 )
 def test_cases_by_their_rules(fleet: Topology, best: float, bound: float) -> None:
@@ -72,7 +72,7 @@ def test_tiny_fleets_are_placed_as_well_as_can_be(stages: int, replicas: int, se
     costs = GridCosts.of(fleet, GridObjective(stages, replicas))
     optimum = min(costs.total(grid) for grid in all_grids(stages, replicas))
     assert lower_bound(costs) <= optimum
-    assert placed(fleet, stages, replicas, budget=3000).total == pytest.approx(optimum, rel=1e-9)
+    assert placed(fleet, stages, replicas, budget=4000).total == pytest.approx(optimum, rel=1e-9)
 
 
 def test_an_isolated_worker_costs_one_hop() -> None:

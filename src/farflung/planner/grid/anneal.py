@@ -9,7 +9,9 @@ import random
 from farflung.planner.grid.budget import Budget
 from farflung.planner.grid.objective import Grid, GridCosts
 
-_HOT, _COLD = 0.02, 0.0002  # of the total
+_HOT, _COLD = 0.005, 0.0001  # of the total
+_HOTTEST = 40.0  # times as hot a start, where there are moves enough to cool down from it
+_MOVES_A_PAIR = 5
 _COOLINGS = 64
 
 
@@ -20,7 +22,8 @@ def annealed(costs: GridCosts, grid: Grid, seed: int, moves: int, purse: Budget)
     over pipelines in place of the slowest): else most exchanges would change nothing and show no way.
     """
     walk = _Walk(costs, grid, seed)
-    warm, cold = _HOT * walk.total(), _COLD * walk.total()
+    ample = moves / (_MOVES_A_PAIR * walk.cells**2)
+    warm, cold = _HOT * min(_HOTTEST, max(1.0, ample)) * walk.total(), _COLD * walk.total()
     each = moves // _COOLINGS
     for cooling in range(_COOLINGS if moves else 0):
         if not purse.left:
@@ -47,8 +50,9 @@ class _Walk:
             for here, there in itertools.pairwise(grid)
         ]
         self._slowest = [max(links) for links in self._links]
+        self.cells = self._stages * self._replicas
         self._blend = 0.1
-        self._sync_blend = self._blend / (self._stages * self._replicas)
+        self._sync_blend = self._blend / self.cells
         self.best, self._best_total = grid, self.total()
 
     def total(self) -> float:

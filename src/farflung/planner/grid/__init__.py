@@ -1,9 +1,9 @@
-"""A grid of stages x replicas for one model: DT-FM's objective, and a search with a bound to hold it against.
+"""A grid of stages x replicas for one model: DT-FM's objective, a search, and a bound to hold it against.
 
-`objective` says what a grid costs and `search` looks for the cheapest: `kinds` sorts workers by the links they
-have, `bands` lays whole kinds out (priced by `compositions`), `anneal` moves single workers, `wiring` (over
-`matching` and `order`) finds the best pipelines through given stages. `bound` says what no grid can beat
-(over `components` and `packing`), and `budget` what a search may spend.
+`objective` says what a grid costs and `search` looks for the cheapest: `kinds` sorts workers by the links
+they have, `bands` lays whole kinds out (priced by `compositions`), `anneal` moves single workers, `wiring`
+(over `matching` and `order`) finds the best pipelines through given stages. `bound` says what no grid can
+beat (over `components` and `packing`), and `budget` what a search may spend.
 """
 
 from farflung.planner.grid.objective import Grid, GridCosts, GridObjective, grid_total

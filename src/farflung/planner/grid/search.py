@@ -66,11 +66,12 @@ def place_in_grid(
 def _banded(costs: GridCosts, seed: int, purse: Budget, evaluations: int, enough: float) -> list[Grid]:
     """The best banded grids over the ways to sort workers into kinds, wired, best first."""
     shape = costs.objective
-    levels = kinds_of(costs)
     found: list[Grid] = []
-    for number, kinds in enumerate(levels):
+    sorted_into = kinds_of(costs)
+    choices = sum(len(kinds.members) ** 2 for kinds in sorted_into)
+    for kinds in sorted_into:
         search = BandSearch(kinds, shape.stages, shape.replicas, seed, purse)
-        share = (evaluations - purse.spent) // (len(levels) - number)
+        share = evaluations * len(kinds.members) ** 2 // choices
         found += [
             rewired(costs, tuple(map(tuple, layout.filled(kinds.members, shape.replicas))))
             for layout in search.run(share, _KEPT)

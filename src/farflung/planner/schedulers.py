@@ -31,7 +31,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "equal-compute": _Lazily("equal_compute", "equal_compute"),
     "op-fence": _Lazily("opfence", "opfence"),
     "exact": _Lazily("exact", "exact"),
-    AUTO: _Lazily("equal_compute", "equal_compute"),
+    AUTO: _Lazily("auto", "auto"),
 }
 
 

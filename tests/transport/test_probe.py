@@ -15,7 +15,8 @@ from farflung.errors import ConnectionFailed
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.frames import Control, Open
 from farflung.transport.headers import ProbeHeader
-from farflung.transport.probe import PairEstimate, Prober, Question, Report
+from farflung.transport.probe import PairEstimate, Prober
+from farflung.transport.probe_words import Question, Report
 from farflung.transport.timeouts import PROBE_SECONDS, Timeouts
 
 

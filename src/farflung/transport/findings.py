@@ -8,6 +8,7 @@ from farflung.errors import ProtocolError
 from farflung.transport.arrivals import Arrival, fastest, stalls
 
 _SHORT_WINDOW_SECONDS, _WINDOW_SECONDS, _LONG_WINDOW_SECONDS = 0.1, 0.2, 0.8
+_SHORTER_SECONDS = (0.05, 0.02)  # of a probe that had sent all it may so soon
 _CALM_SECONDS, _CALM_ROUND_TRIPS = 0.3, 2
 _SHORTEST_STALL_SECONDS = 0.02
 _BEGINNING_SECONDS, _BEGINNING_ROUND_TRIPS = 0.3, 5
@@ -47,7 +48,7 @@ class Findings:
         if self._has_stalled:
             windows = [_LONG_WINDOW_SECONDS, _WINDOW_SECONDS, 0.0]
         else:
-            windows = [_WINDOW_SECONDS if self.is_settled else _SHORT_WINDOW_SECONDS, 0.0]
+            windows = [_WINDOW_SECONDS if self.is_settled else _SHORT_WINDOW_SECONDS, *_SHORTER_SECONDS, 0.0]
         return next(filter(None, (self._fastest(self.arrivals, window) for window in windows)), None)
 
     @property

@@ -13,21 +13,18 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.arrivals import Arrival, line_mbps
 from farflung.transport.findings import Findings
-from farflung.transport.headers import Count, DataHeader, ProbeHeader
+from farflung.transport.headers import DataHeader, ProbeHeader
 from farflung.transport.link import Link
+from farflung.transport.probe_words import Answer, Done, Question, Report, decode, encode
 from farflung.transport.timeouts import PROBE_SECONDS
-from farflung.transport.wording import printable
 
 MINIMUM_MESSAGE_BYTES = 4 * 2**10
 MAXIMUM_MESSAGE_BYTES = 2**20
+MAXIMUM_BYTES = 2**30
 _FIRST_BYTES = 32 * 2**10
 _GROWTH = 4
 _MESSAGE_SECONDS = 0.005
@@ -66,37 +63,11 @@ class PairEstimate:
     is_settled: bool
 
 
-class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
-    """Base of what is said on a probed link."""
-
-
-class Question(_Saying, frozen=True):
-    """Answer at once."""
-
-    number: Count
-
-
-class Answer(_Saying, frozen=True):
-    """At once."""
-
-    number: Count
-
-
-class Report(_Saying, frozen=True):
-    """After `seconds` on the receiver's clock, `total_bytes` of all probes on this link had come."""
-
-    seconds: Annotated[float, Meta(ge=0, le=2**53)]
-    total_bytes: Count
-
-
-_decoder: msgspec.msgpack.Decoder[Question | Answer | Report] = msgspec.msgpack.Decoder(
-    Question | Answer | Report
-)
-_encode = msgspec.msgpack.Encoder().encode
-
-
 class Prober:
-    """The handler at either end of a link that is there to be probed."""
+    """The handler at either end of a link that is there to be probed.
+
+    `peer_done` is set when the other side sends no more: it has said so, or the link is over.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -104,39 +75,63 @@ class Prober:
         self._last: Arrival | None = None
         self._report: asyncio.TimerHandle | None = None
         self._probe: _Probe | None = None
+        self.peer_done = asyncio.Event()
 
-    async def probe(self, link: Link) -> PairEstimate:
+    @property
+    def received_bytes(self) -> int:
+        """How much has come to here."""
+        return self._total_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much of what was sent from here has come, as far as the other side has told."""
+        return 0 if self._probe is None else self._probe.taken_bytes
+
+    async def probe(self, link: Link, byte_limit: int = MAXIMUM_BYTES) -> PairEstimate:
         """Measure the path from here to the other end, within two seconds.
 
-        Sends no more than 32 KiB and five times what has arrived, and stops as soon as the rate no longer
-        grows.
+        Sends no more than 32 KiB and five times what has arrived, never more than `byte_limit`, and stops as
+        soon as the rate no longer grows.
 
         Raises
         ------
         ConnectionFailed
             The link was lost, or the other side did not answer in time.
         """
-        if self._probe is not None:
-            raise ValueError("a link is probed once from either side: open another")
-        self._probe = _Probe(link)
+        probe = self._begin(link, byte_limit)
         try:
-            estimate = await self._probe.run()
+            estimate = await probe.run()
         finally:
-            self._probe.stop()
+            probe.stop()
         if link.reason is not None:
             raise ConnectionFailed(f"the path to {link.peer} could not be probed: {link.reason}")
         return estimate
+
+    def fill(self, link: Link, byte_limit: int) -> None:
+        """Send as fast as the other side takes it, with the bounds of `probe`, until `stop`."""
+        self._begin(link, byte_limit).send()
+
+    def stop(self, link: Link) -> None:
+        """Send nothing more, and say so."""
+        if self._probe is not None:
+            self._probe.stop()
+        link.send_control(encode(Done()))
+
+    def _begin(self, link: Link, byte_limit: int) -> _Probe:
+        if self._probe is not None:
+            raise ValueError("a link is probed once from either side: open another")
+        self._probe = _Probe(link, byte_limit)
+        return self._probe
 
     # transport.handler.Handler
 
     def control(self, link: Link, message: bytes) -> None:
         """A question is answered; an answer and a report are findings."""
-        try:
-            said = _decoder.decode(message)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise ProtocolError(f"a probe's message was refused: {printable(str(error))}") from None
+        said = decode(message)
         if isinstance(said, Question):
-            link.send_control(_encode(Answer(said.number)))
+            link.send_control(encode(Answer(said.number)))
+        elif isinstance(said, Done):
+            self.peer_done.set()
         elif self._probe is not None:
             self._probe.hear(said)
 
@@ -155,20 +150,22 @@ class Prober:
 
     def closed(self, link: Link, reason: str) -> None:
         """Report no more; whoever probes here looks at the link."""
+        self.peer_done.set()
         if self._report is not None:
             self._report.cancel()
 
     def _tell(self, link: Link) -> None:
         self._report = None
         assert self._last is not None
-        link.send_control(_encode(Report(self._last.seconds, self._last.total_bytes)))
+        link.send_control(encode(Report(self._last.seconds, self._last.total_bytes)))
 
 
 class _Probe:
-    """One run of `Prober.probe`."""
+    """One side's sending over one link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, byte_limit: int) -> None:
         self._link = link
+        self._byte_limit = byte_limit
         self._findings = Findings()
         self._payload = memoryview(os.urandom(MAXIMUM_MESSAGE_BYTES))
         self._asked: list[float] = []
@@ -184,8 +181,7 @@ class _Probe:
             raise ConnectionFailed(
                 f"{self._link.peer} answered no question of a probe within {PROBE_SECONDS:g} s"
             )
-        self._is_sending = True
-        self._send()
+        self.send()
         await self._settle(deadline)
         rate, is_settled = self._findings.bytes_per_second, self._findings.is_settled
         if rate is None and self._link.reason is None:
@@ -195,6 +191,16 @@ class _Probe:
         latency_ms = min(self._findings.round_trip_seconds, least) / 2 * 1e3
         seconds = time.monotonic() - started
         return PairEstimate(latency_ms, line_mbps(rate or 0.0), self._bytes_sent, seconds, is_settled)
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much the other side says has come."""
+        return self._findings.total_bytes
+
+    def send(self) -> None:
+        """Begin to send."""
+        self._is_sending = True
+        self._send()
 
     def stop(self) -> None:
         """Send nothing more."""
@@ -221,14 +227,14 @@ class _Probe:
             if enough:
                 return
             if now < started + _QUESTIONING_SECONDS:
-                self._link.send_control(_encode(Question(len(self._asked))))
+                self._link.send_control(encode(Question(len(self._asked))))
                 self._asked.append(time.monotonic())
             await asyncio.sleep(_QUESTION_SECONDS)
 
     async def _settle(self, deadline: float) -> None:
         while time.monotonic() < deadline and self._link.reason is None:
             await asyncio.sleep(_LOOK_SECONDS)
-            if self._findings.is_settled:
+            if self._findings.is_settled or self._has_spent_all:
                 return
 
     def _send(self) -> None:
@@ -251,4 +257,13 @@ class _Probe:
 
     @property
     def _allowed_bytes(self) -> int:
-        return _FIRST_BYTES + (1 + _GROWTH) * self._findings.total_bytes
+        return min(_FIRST_BYTES + (1 + _GROWTH) * self._findings.total_bytes, self._byte_limit)
+
+    @property
+    def _has_spent_all(self) -> bool:
+        """Whether all that may be sent has come: nothing more can be learnt."""
+        return (
+            self._bytes_sent + self._message_bytes > self._byte_limit
+            and self._unsent == 0
+            and (self._findings.total_bytes == self._bytes_sent)
+        )

@@ -12,6 +12,7 @@ BURST_PAUSE_SECONDS = 0.5  # without data for so long, what is sent next begins 
 HOLD_BACK_SECONDS = 1.0  # for so long its rate is held to what is known
 LONG_BURST_SECONDS = 4.0  # what is worth a fresh start of the congestion control at the next one
 PROBE_SECONDS = 2.0  # the longest that a path is probed
+FAN_SECONDS = 1.2  # the longest that all links of a holder are kept busy to see what its line carries
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,31 @@ class Timeouts:
     def circuit_seconds(self) -> float:
         """How long a relay lets a circuit's token wait for its holder, and one holder for the other."""
         return 3 * self.lease_seconds
+
+    @property
+    def probe_dial_seconds(self) -> float:
+        """The lease of whoever dials only to probe: a firewall that says nothing costs 0.4 of it."""
+        return self.lease_seconds / 3
+
+    @property
+    def probe_link_seconds(self) -> float:
+        """For a link that is only probed to come about, whichever way."""
+        return 0.8 * self.lease_seconds
+
+    @property
+    def probe_answer_seconds(self) -> float:
+        """For two workers who were asked to probe each other to say what came of it."""
+        return self.probe_link_seconds + 2 * PROBE_SECONDS
+
+    @property
+    def survey_calm_seconds(self) -> float:
+        """So long a fleet must have been idle, and nobody have come, before it is surveyed unasked."""
+        return 3 * self.heartbeat_seconds
+
+    @property
+    def survey_retry_seconds(self) -> float:
+        """Before what could not be measured is tried again unasked."""
+        return 60 * self.lease_seconds
 
     @property
     def join_seconds(self) -> float:

@@ -1,0 +1,37 @@
+"""What a holder's line carries when all of its links are busy at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.transport.arrivals import Arrival, line_mbps
+from farflung.transport.findings import Findings
+from farflung.transport.timeouts import FAN_SECONDS
+
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class LineEstimate:
+    """What all links together carried, in Mbit/s of the line, packet headers included."""
+
+    bandwidth_mbps: float
+    is_settled: bool
+
+
+async def watch(total_bytes: Callable[[], int], round_trip_seconds: float) -> LineEstimate:
+    """The rate at which `total_bytes` of all links grows, once it grows no faster, or as far as time allows.
+
+    `round_trip_seconds` is that of the longest link.
+    """
+    findings = Findings()
+    findings.answered(round_trip_seconds)
+    deadline = time.monotonic() + FAN_SECONDS
+    while (now := time.monotonic()) < deadline and not findings.is_settled:
+        if (total := total_bytes()) > findings.total_bytes:
+            findings.arrived(Arrival(now, total))
+        await asyncio.sleep(_LOOK_SECONDS)
+    return LineEstimate(line_mbps(findings.bytes_per_second or 0.0), findings.is_settled)

@@ -116,6 +116,10 @@ class Connector:
         else:
             asked.answer.set_result(answer)
 
+    def seeks(self, peer: Peer) -> bool:
+        """Whether this peer was asked to dial back."""
+        return any(asked.errand.peer == peer and not asked.answer.done() for asked in self._asked.values())
+
     def admit(self, link: Link) -> Handler:
         """The handler for a link of kind `reverse`; ProtocolError if its peer was not asked to dial."""
         for asked in self._asked.values():

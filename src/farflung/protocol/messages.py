@@ -13,6 +13,7 @@ import msgspec
 
 from farflung.errors import ProtocolError
 from farflung.protocol.fields import Message
+from farflung.protocol.probing import AskTopology, EndProbe, FleetTopology, Probe, Probed
 from farflung.protocol.reaching import (
     AskCircuit,
     AskReverse,
@@ -64,15 +65,19 @@ FromWorker = (
     | AskCircuit
     | NotReached
     | Links
+    | Probed
     | Ask
+    | AskTopology
     | Renew
 )
-FromSubmitter = Attach | Submit | Collected | Cancel | AskReverse | AskCircuit | Links | Ask | Renew
+FromSubmitter = (
+    Attach | Submit | Collected | Cancel | AskReverse | AskCircuit | Links | Ask | AskTopology | Renew
+)
 FromPeer = Claim | Welcome
-FromViewer = Ask | Renew
+FromViewer = Ask | AskTopology | Renew
 ToWorker = (
     Attached | Registered | Load | Begin | Decide | SendState | Stop | PeerMoved | DialBack | Circuit
-    | NotReached | HoldCircuit | Denied | Status | Renewed
+    | NotReached | HoldCircuit | Probe | EndProbe | Denied | Status | FleetTopology | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached
@@ -87,9 +92,10 @@ ToSubmitter = (
     | NotReached
     | Denied
     | Status
+    | FleetTopology
     | Renewed
 )
-ToViewer = Denied | Status | Renewed
+ToViewer = Denied | Status | FleetTopology | Renewed
 
 AnyMessage = TypeVar("AnyMessage")
 

@@ -13,6 +13,7 @@ from farflung.paths.connector import Connector
 from farflung.paths.errand import Errand
 from farflung.protocol.fields import TEXT_LENGTH, Message
 from farflung.protocol.messages import Load
+from farflung.protocol.probing import SURVEY, EndProbe, Probe
 from farflung.protocol.reaching import (
     MAXIMUM_REPORTS,
     Circuit,
@@ -28,8 +29,9 @@ from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.peers import Peers
+from farflung.worker.probing import Probing
 
-PathMessage = DialBack | Circuit | NotReached | HoldCircuit
+PathMessage = DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe
 
 
 class Paths:
@@ -70,6 +72,9 @@ class Paths:
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
         self._connector = Connector(own, context, identity.broker, self._port, tell, self._limits)
         self._answerer = Answerer(own, context, identity.broker, self, self._limits)
+        self._probing = Probing(
+            identity, context, self._port, self._listening, tell, self._has_job, self._limits
+        )
         self._attempt: machine.Attempt | None = None
         self._tried: dict[str, str] = {}
         self._reporting: asyncio.TimerHandle | None = None
@@ -89,8 +94,7 @@ class Paths:
 
     def addresses(self) -> list[str]:
         """Where this worker listens, as peers are told."""
-        assert self._listener is not None
-        return list(self._advertise) or advertised(self._listener.address, self._route, own_hosts())
+        return list(self._advertise) or advertised(self._listening().address, self._route, own_hosts())
 
     async def connect(self, peer: str, load: Load, addresses: Sequence[str]) -> Link:
         """Reach a neighbour, whichever way leads there; see `Connector.connect`."""
@@ -109,9 +113,10 @@ class Paths:
         if isinstance(message, HoldCircuit):
             if self._relay is not None:
                 self._relay.grant(message.label, message.tokens, message.byte_quota)
+        elif isinstance(message, Probe | EndProbe) or message.job == SURVEY:
+            self._probing.hear(message)
         elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
-            assert self._listener is not None
-            self._answerer.hear(message, self._listener)
+            self._answerer.hear(message, self._listening())
         else:
             self._connector.hear(message)
 
@@ -133,10 +138,15 @@ class Paths:
         ]
         self.tell(Links(attempt[0], reports[:MAXIMUM_REPORTS]))
 
+    def stop_probing(self, reason: str) -> None:
+        """What was being measured gives way to a job."""
+        self._probing.stop(reason)
+
     async def close(self) -> None:
         """Stop what is under way; the listener closes the relay."""
         if self._reporting is not None:
             self._reporting.cancel()
+        await self._probing.close()
         await self._answerer.close()
 
     # paths.answerer.Sought
@@ -153,12 +163,22 @@ class Paths:
 
     def entered(self, link: Link) -> Handler:
         """Somebody dialled; ProtocolError refuses it."""
-        dialled_back = link.kind == "reverse" and link.path == "direct"
-        return self._connector.admit(link) if dialled_back else self._peers.entered(link)
+        if link.kind == "probe":
+            return self._probing.entered(link)
+        if link.kind != "reverse" or link.path != "direct":
+            return self._peers.entered(link)
+        sought_to_probe = self._probing.seeks(link.peer)
+        return self._probing.dialled_back(link) if sought_to_probe else self._connector.admit(link)
 
     async def _port(self) -> int:
+        return self._listening().port
+
+    def _listening(self) -> Listener:
         assert self._listener is not None
-        return self._listener.port
+        return self._listener
+
+    def _has_job(self) -> bool:
+        return self._state().load is not None
 
     def _limits(self) -> Timeouts:
         return self._timeouts

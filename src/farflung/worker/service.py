@@ -315,6 +315,7 @@ class WorkerService:
     def _prepare(self, command: machine.Prepare) -> None:
         load = command.load
         worker = self._identity.id
+        self._paths.stop_probing("a job begins here")
         try:
             self._intake = Intake(
                 load,

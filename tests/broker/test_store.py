@@ -131,7 +131,7 @@ def test_threads_may_share_a_store(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     Store(tmp_path).close()
     with sqlite3.connect(tmp_path / STORE_FILE) as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="written by a newer farflung"):
         Store(tmp_path)
 
@@ -226,3 +226,25 @@ for number in range(20):
 """
     finished = run_python(program, str(tmp_path))
     assert finished.returncode == 0, finished.stderr
+
+
+def test_measurements_are_kept_the_newest_of_each_until_their_worker_is_forgotten(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.write_measurements([("a", "b", b"1"), ("b", "c", b"2"), ("a", "/up", b"3")])
+        store.write_measurements([("a", "b", b"4")])
+    with Store(tmp_path) as store:
+        assert sorted(store.measurements()) == [b"2", b"3", b"4"]
+        store.forget_measurements("a")
+        assert store.measurements() == [b"2"]
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.append([b"kept"])
+    with sqlite3.connect(tmp_path / STORE_FILE) as connection:
+        connection.execute("DROP TABLE measurements")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with Store(tmp_path) as store:
+        store.write_measurements([("a", "b", b"1")])
+        assert list(store.events()) == [b"kept"] and store.measurements() == [b"1"]

@@ -26,6 +26,7 @@ def loaded(program: str) -> set[str]:
         "from farflung.cli.main import run; run(['train', '--help'])",
         "from farflung.cli.main import run; run(['status', '--folder', '/nonexistent'])",
         "from farflung.cli.main import run; run(['lab', 'list'])",
+        "from farflung.cli.main import run; run(['topology', 'show', 'lan'])",
         "import farflung.client.inquiry",
         "import farflung.broker.service",
         # A worker needs the framework of its backend only.

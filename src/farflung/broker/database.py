@@ -13,8 +13,7 @@ from farflung.errors import StoreError
 
 LOCK_FILE = "broker.lock"
 
-_SCHEMA_VERSION = 1
-_SCHEMA = """
+_FIRST = """
 CREATE TABLE tokens (
     digest BLOB PRIMARY KEY, role TEXT NOT NULL, uses INTEGER NOT NULL, used INTEGER NOT NULL DEFAULT 0,
     expires_at REAL NOT NULL) WITHOUT ROWID;
@@ -23,6 +22,15 @@ CREATE TABLE certificates (
     certificate BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (sequence INTEGER PRIMARY KEY, at REAL NOT NULL, body BLOB NOT NULL);
 """
+_SECOND = """
+CREATE TABLE measurements (
+    subject TEXT NOT NULL, object TEXT NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (subject, object)) WITHOUT ROWID;
+"""
+_SCHEMAS = (_FIRST, _SECOND)
+"""What each version added to the one before."""
+
+_SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_SECONDS = 10.0
 
 
@@ -92,11 +100,13 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _make_schema(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA user_version").fetchone()[0]:
+    present = connection.execute("PRAGMA user_version").fetchone()[0]
+    if present == _SCHEMA_VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
-    for statement in _SCHEMA.split(";"):
-        connection.execute(statement)
+    for schema in _SCHEMAS[present:]:
+        for statement in schema.split(";"):
+            connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
     connection.execute("COMMIT")
 

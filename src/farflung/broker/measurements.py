@@ -13,7 +13,7 @@ Direction = Literal["up", "down"]
 Source = Literal["probe", "traffic"]
 
 
-class PairMeasurement(msgspec.Struct, frozen=True):
+class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
     """The way from `sender` to `receiver`, as found `at` seconds since 1970.
 
     A bandwidth of 0 says that none was found; `problem` is why. `dialled` is whom the other could dial, if
@@ -38,7 +38,7 @@ class PairMeasurement(msgspec.Struct, frozen=True):
         return self.sender, self.receiver
 
 
-class LineMeasurement(msgspec.Struct, frozen=True):
+class LineMeasurement(msgspec.Struct, frozen=True, tag="line"):
     """What `worker`'s links carried out (`up`) or in (`down`) when all of them were busy.
 
     `alone_mbps` is the sum of what the same links carry one at a time.
@@ -57,6 +57,21 @@ class LineMeasurement(msgspec.Struct, frozen=True):
 
 
 Measurement = PairMeasurement | LineMeasurement
+
+
+def row(one: Measurement) -> tuple[str, str, bytes]:
+    """A measurement as the store keeps it: what of, and its bytes."""
+    if isinstance(one, PairMeasurement):
+        return one.sender, one.receiver, msgspec.msgpack.encode(one)
+    return one.worker, f"/{one.direction}", msgspec.msgpack.encode(one)  # no worker is called that
+
+
+def read_row(body: bytes) -> Measurement | None:
+    """Read one back; None if another version wrote it: it can be measured again."""
+    try:
+        return msgspec.msgpack.decode(body, type=Measurement)
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)

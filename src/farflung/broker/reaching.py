@@ -98,7 +98,7 @@ def _microbatches(training: Training) -> int:
 
 
 def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit) -> Command:
-    relay = _relay(state, job.job, (asker, message.peer), message.without)
+    relay = relay_for(state, job.job, (asker, message.peer), message.without)
     if relay in message.without:
         none = NotReached(message.number, job.job, job.attempt, message.peer, "no further relay is on offer")
         return to_member(job.job, job.submitter, asker, none)
@@ -117,7 +117,7 @@ def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit
     )
 
 
-def _relay(state: State, job: str, pair: tuple[str, str], without: Sequence[str]) -> str:
+def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[str]) -> str:
     """A worker that relays, drawn by its rate (for one pair always the same); the broker if none is left.
 
     Weighted rendezvous hashing: pairs spread over the relays without anybody counting.

@@ -17,16 +17,20 @@ from farflung.broker.circuits import Circuits
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.events import Restarted, Tick
 from farflung.broker.line import Line
+from farflung.broker.logbook import Logbook
 from farflung.broker.reports import Reports
 from farflung.broker.state import replay
 from farflung.broker.status import Sighting, status_of
 from farflung.broker.store import Store
+from farflung.broker.survey_paths import PathQuestion
+from farflung.broker.surveyor import Surveyor
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Ask, Attach, Links, Renew, Renewed, Status
+from farflung.protocol.messages import Ask, Attach, Denied, Links, Renew, Renewed, Status
+from farflung.protocol.probing import SURVEY, AskTopology, Probed
 from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import Listener, listen
-from farflung.transport.frames import Hello
+from farflung.transport.frames import MAXIMUM_CONTROL_BYTES, Hello
 from farflung.transport.headers import DataHeader
 from farflung.transport.link import Link
 from farflung.transport.names import BROKER_ID
@@ -43,10 +47,13 @@ _UNIONS: dict[str, Any] = {
 }
 
 
-async def serve(folder: Path, address: str, lease_seconds: float, relay_mbps: float = 0.0) -> None:
+async def serve(
+    folder: Path, address: str, lease_seconds: float, relay_mbps: float = 0.0, surveys: bool = True
+) -> None:
     """Run a broker on `folder` until cancelled; the first start makes the folder and its authority.
 
-    `relay_mbps` is what it carries for peers who cannot reach each other.
+    `relay_mbps` is what it carries for peers who cannot reach each other. Without `surveys` workers measure
+    the ways between them only when somebody asks for it.
 
     Raises
     ------
@@ -54,7 +61,7 @@ async def serve(folder: Path, address: str, lease_seconds: float, relay_mbps: fl
         The folder is another broker's or damaged, the port is in use, or a decision cannot be stored.
     """
     with Store(folder) as store:
-        service = BrokerService(folder, store, Timeouts(lease_seconds), relay_mbps)
+        service = BrokerService(folder, store, Timeouts(lease_seconds), relay_mbps, surveys=surveys)
         await service.start(address)
         try:
             await service.run()
@@ -72,6 +79,7 @@ class BrokerService:
         timeouts: Timeouts,
         relay_mbps: float = 0.0,
         certificate_seconds: float = LIFETIME_SECONDS,
+        surveys: bool = False,
     ) -> None:
         self._authority = Authority.open(folder, store, lifetime_seconds=certificate_seconds)
         self._timeouts = timeouts
@@ -80,7 +88,10 @@ class BrokerService:
         state = replay(map(facts.decode, store.events()))
         self._relay_mbps = relay_mbps
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
-        self._dispatcher = Dispatcher(state, store, timeouts, self._clock, Circuits(self._relay))
+        self._circuits = Circuits(self._relay)
+        self._dispatcher = Dispatcher(state, store, timeouts, self._clock, self._circuits)
+        logbook = Logbook(store, self._dispatcher.spawn)
+        self._surveyor = Surveyor(self._dispatcher, logbook, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
         self._seen: dict[str, tuple[str, float]] = {}
         self._reports = Reports()
@@ -142,6 +153,10 @@ class BrokerService:
             line.send_control(messages.encode(self._status()))
         elif isinstance(decoded, Links):
             self._reports.take(self._dispatcher.state.jobs, link.peer.id, decoded)
+        elif isinstance(decoded, AskTopology):
+            self._dispatcher.spawn(self._tell_topology(line, decoded))
+        elif isinstance(decoded, Probed) or (isinstance(decoded, PathQuestion) and decoded.job == SURVEY):
+            self._survey(line, decoded)
         elif isinstance(decoded, Renew):
             self._dispatcher.spawn(self._renew(line, decoded))
         else:
@@ -202,6 +217,29 @@ class BrokerService:
             self._relay_mbps,
         )
 
+    def _survey(self, line: Line, said: Probed | PathQuestion) -> None:
+        if not self._dispatcher.switchboard.is_worker(line):
+            return  # of a worker that registered anew
+        if isinstance(said, Probed):
+            self._surveyor.heard(line.peer.id, said)
+        else:
+            self._surveyor.reach(line.peer.id, said, self._circuits)
+
+    async def _tell_topology(self, line: Line, asked: AskTopology) -> None:
+        try:
+            if asked.survey:
+                if line.peer.role != "submitter":
+                    raise ProtocolError("only a submitter may ask for a survey, which costs workers' bytes")
+                self._surveyor.request()
+            answer = messages.encode(await asyncio.to_thread(self._surveyor.topology))
+        except ProtocolError as error:
+            answer = messages.encode(Denied(str(error)))
+        if len(answer) > MAXIMUM_CONTROL_BYTES:
+            answer = messages.encode(
+                Denied("the fleet is too large for its topology to be told in a message")
+            )
+        line.send_control(answer)
+
     async def _renew(self, line: Line, asked: Renew) -> None:
         peer = line.peer
         try:
@@ -218,6 +256,7 @@ class BrokerService:
             await asyncio.sleep(self._timeouts.heartbeat_seconds)
             tick = Tick(self._clock(), self._timeouts.patience_seconds)
             self._dispatcher.put(Arrival(None, tick))
+            self._surveyor.look()
 
     async def _renew_own(self) -> None:
         while True:

@@ -116,6 +116,24 @@ class Store:
             for _, body in rows:
                 yield body
 
+    def write_measurements(self, rows: Sequence[tuple[str, str, bytes]]) -> None:
+        """Keep what was measured about (subject, object), in place of what was before."""
+        with self.transaction():
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO measurements (subject, object, body) VALUES (?, ?, ?)", rows
+            )
+
+    def forget_measurements(self, worker: str) -> None:
+        """Drop what was measured about a worker."""
+        with self.transaction():
+            self._connection.execute(
+                "DELETE FROM measurements WHERE subject = ? OR object = ?", (worker, worker)
+            )
+
+    def measurements(self) -> list[bytes]:
+        """All that is kept."""
+        return [body for (body,) in self._rows("SELECT body FROM measurements")]
+
     def add_token(self, token: TokenRecord) -> None:
         """Remember a token."""
         with self.transaction():

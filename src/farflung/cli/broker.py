@@ -25,6 +25,12 @@ def broker(
             min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
         ),
     ] = 100.0,
+    survey: Annotated[
+        bool,
+        typer.Option(
+            "--survey/--no-survey", help="Have idle workers measure the ways between them, each way once."
+        ),
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
@@ -32,4 +38,4 @@ def broker(
     heed_parent(exit_with_parent)
     from farflung.broker.service import serve
 
-    run_service(serve(folder_of("broker", folder), listen, lease, relay), as_json)
+    run_service(serve(folder_of("broker", folder), listen, lease, relay, survey), as_json)

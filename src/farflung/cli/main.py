@@ -9,7 +9,20 @@ from collections.abc import Sequence
 import typer
 
 import farflung
-from farflung.cli import broker, capture, check, doctor, join, lab, plan, simulate, status, token, train
+from farflung.cli import (
+    broker,
+    capture,
+    check,
+    doctor,
+    join,
+    lab,
+    plan,
+    simulate,
+    status,
+    token,
+    topology,
+    train,
+)
 from farflung.cli.output import print_error
 from farflung.errors import FarflungError
 
@@ -28,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(token.app, name="token")
 app.add_typer(lab.app, name="lab")
+app.add_typer(topology.app, name="topology")
 for _command in (
     train.train,
     check.check,

@@ -11,7 +11,7 @@ import typer
 
 from farflung.cli.folders import folder_of, home
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.output import counted, duration, print_json, print_text
+from farflung.cli.output import counted, duration, print_json, print_text, table
 from farflung.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -66,16 +66,16 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
 def _lines(status: Status) -> Iterable[str]:
     yield f"broker {status.version}, up {duration(status.uptime_seconds)}"
     yield f"{counted(len(status.workers), 'worker')}, {len(status.backup_pool)} in the backup pool"
-    yield from _table(
+    yield from table(
         ("worker", "state", "device", "site", "address", "seen", "job"), map(_worker, status.workers)
     )
     yield counted(len(status.jobs), "job")
-    yield from _table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
+    yield from table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
     links = [view for view in status.links if view.job not in over]
     ends = counted(len(links), "end")
     yield f"links: {ends}; the broker relays up to {status.relay_mbps:g} Mbit/s for others"
-    yield from _table(("link", "path", "paced by", "round trip", "sends at"), map(_link, links))
+    yield from table(("link", "path", "paced by", "round trip", "sends at"), map(_link, links))
 
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
@@ -97,13 +97,3 @@ def _job(job: JobStatus) -> tuple[str, ...]:
     loss = "emulated" if job.emulated else "" if job.loss is None else f"{job.loss:.4f}"
     speed = "" if job.samples_per_second is None else f"{job.samples_per_second:.1f}"
     return job.job, job.name, job.state, f"{job.step}/{job.steps}", loss, speed, job.reason
-
-
-def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[str]:
-    """Aligned columns; nothing at all without rows."""
-    cells = [headings, *rows]
-    if len(cells) == 1:
-        return
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    for row in cells:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

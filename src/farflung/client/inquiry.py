@@ -16,6 +16,7 @@ from farflung.protocol.messages import (
     decode,
     encode,
 )
+from farflung.protocol.probing import AskTopology, FleetTopology
 from farflung.transport.endpoint import Hello, Link, Peer, dial
 from farflung.transport.headers import DataHeader
 from farflung.transport.identity import Identity
@@ -34,6 +35,22 @@ async def ask_status(identity: Identity) -> Status:
     answer = await _ask(identity, Ask())
     if not isinstance(answer, Status):
         raise ProtocolError(f"the broker answered with a {type(answer).__name__}, expected its status")
+    return answer
+
+
+async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopology:
+    """How the fleet of the broker that `identity` joined is connected; any role may ask.
+
+    With `survey`, which only a submitter may ask for, its idle workers begin to measure that anew.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    answer = await _ask(identity, AskTopology(survey))
+    if not isinstance(answer, FleetTopology):
+        raise ProtocolError(f"the broker answered with a {type(answer).__name__}, expected a topology")
     return answer
 
 

@@ -64,7 +64,7 @@ class LabFleet(Family):
     async def _start(self) -> None:
         self.token, self._worker_token = await asyncio.to_thread(self._tokens, len(self._specs))
         self.address = f"{self._network.address(BROKER)}:{DEFAULT_PORT}"
-        await self._listening(await self._start_broker(f"[::]:{DEFAULT_PORT}", self._prefix(BROKER)))
+        await self._listening(await self._start_broker(f"[::]:{DEFAULT_PORT}", prefix=self._prefix(BROKER)))
 
     async def start_workers(self) -> None:
         """Start everybody else."""

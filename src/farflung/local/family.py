@@ -79,8 +79,10 @@ class Family(ABC):
         folder = self._folder / "broker"
         return create_token(folder, "submitter"), create_token(folder, "worker", workers)
 
-    async def _start_broker(self, listen: str, prefix: Sequence[str] = ()) -> Child:
-        arguments = ["--listen", listen, "--folder", str(self._folder / "broker")]
+    async def _start_broker(
+        self, listen: str, options: Sequence[str] = (), prefix: Sequence[str] = ()
+    ) -> Child:
+        arguments = ["--listen", listen, "--folder", str(self._folder / "broker"), *options]
         self.broker = await self._child("broker", ["broker", *arguments], {}, prefix)
         return self.broker
 

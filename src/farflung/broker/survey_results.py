@@ -1,0 +1,87 @@
+"""From what the members of one probe said to measurements, and to who could be dialled. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.broker.measurements import (
+    Direction,
+    LineMeasurement,
+    Measurement,
+    Measurements,
+    Pair,
+    PairMeasurement,
+)
+from farflung.protocol.probing import Probed, ProbedLink
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one probe found, who could be dialled for it, and who could not."""
+
+    found: tuple[Measurement, ...] = ()
+    opened: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+
+
+def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str], now: float) -> Results:
+    """Both ways between two workers; where none was found, that is the result.
+
+    `gone` says of members who have left the survey why they did.
+    """
+    first, second = pair
+    there, back = _told(heard, first, second), _told(heard, second, first)
+    path = there.path or back.path
+    dialler, dialled = (first, second) if there.path else (second, first)
+    opened = {"direct": {dialled}, "reverse": {dialler}}.get(path, set())
+    closed = set() if path in ("", "direct") else {first, second} - opened
+    silent = [f"worker {name}: {gone[name]}" for name in pair if name in gone]
+    problem = next(filter(None, [*silent, there.problem, back.problem]), "nothing of a probe came through")
+    found = tuple(
+        PairMeasurement(
+            sender,
+            receiver,
+            bandwidth_mbps=own.bandwidth_mbps or 0.0,
+            latency_ms=own.latency_ms or 0.0,
+            at=now,
+            path=path,
+            is_settled=own.is_settled,
+            problem="" if own.bandwidth_mbps else problem,
+            dialled=next(iter(opened), ""),
+            closed=tuple(sorted(closed)),
+        )
+        for sender, receiver, own in ((first, second, there), (second, first, back))
+    )
+    return Results(found, frozenset(opened), frozenset(closed))
+
+
+def alone_results(pair: Pair, heard: Mapping[str, Probed], known: Measurements, now: float) -> Results:
+    """The way from the first to the second once more, if it carried more with nothing else under way."""
+    probed, before = heard.get(pair[0]), known.pairs.get(pair)
+    if probed is None or before is None or (probed.line_mbps or 0.0) <= before.bandwidth_mbps:
+        return Results()
+    return Results((msgspec.structs.replace(before, bandwidth_mbps=probed.line_mbps, at=now),))
+
+
+def line_results(
+    centre: str, direction: Direction, heard: Mapping[str, Probed], known: Measurements, now: float
+) -> Results:
+    """What a worker's line carried with several links busy; nothing if fewer than two were."""
+    probed = heard.get(centre)
+    if probed is None or not probed.line_mbps:
+        return Results()
+    peers = {link.peer for link in probed.links if not link.problem}
+    ways = [(centre, peer) if direction == "up" else (peer, centre) for peer in peers]
+    alone = [known.pairs[way].bandwidth_mbps for way in ways if way in known.pairs]
+    if len(alone) < 2:
+        return Results()
+    return Results((LineMeasurement(centre, direction, probed.line_mbps, sum(alone), now),))
+
+
+def _told(heard: Mapping[str, Probed], worker: str, peer: str) -> ProbedLink:
+    probed = heard.get(worker)
+    links = [] if probed is None else [link for link in probed.links if link.peer == peer]
+    return links[0] if links else ProbedLink(peer)

@@ -1,0 +1,212 @@
+"""A survey as a pure state machine: what happens to it, what is asked of whom, and what was found.
+
+First pairs of workers probe each other, both ways at once, nobody in two pairs. Where one way turns out much
+faster than the other, it is measured once more alone: what acknowledges its bytes has queued behind those of
+the slow way. Then each worker keeps several links busy at once, out and in, to see what its line carries.
+
+Whoever falls silent costs one deadline, not one for each pair. No clock, socket or thread: time is an
+argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from farflung.broker.measurements import Direction, Measurement, PairMeasurement
+from farflung.broker.survey import Line, Measuring, Running, Survey
+from farflung.broker.survey_results import Results, alone_results, line_results, pair_results
+from farflung.protocol.fields import Message
+from farflung.protocol.probing import EndProbe, Probe, Probed, ProbedPeer, Task
+
+FAN_PEERS = 7
+"""With how many peers a worker's line is kept busy: two such groups fit in a fleet of 16."""
+
+FAN_SHARE = 4
+"""A link of a fan may carry this part of what a pair may: they are several."""
+
+_MUCH_FASTER = 1.3
+_GOOD_ENOUGH = 0.8
+_WORTH_A_FAN = 1.15
+
+
+class Turn:
+    """One event being taken: the survey as it is by then, what to say to whom, and what was found."""
+
+    def __init__(self, survey: Survey, now: float) -> None:
+        self.survey = survey
+        self.now = now
+        self.messages: list[tuple[str, Message]] = []
+        self.found: list[Measurement] = []
+
+    def finish(self, number: int) -> None:
+        """A probe is over, with the results that it has."""
+        measuring = self.survey.running[number].measuring
+        result = _results(self.survey, self.survey.running[number], self.now)
+        self.drop(number)
+        self.found.extend(result.found)
+        self.survey = replace(
+            self.survey,
+            known=self.survey.known.updated(result.found),
+            opened=self.survey.opened | result.opened,
+            closed=self.survey.closed | result.closed,
+            pairs=(*_again(measuring, result), *self.survey.pairs),
+        )
+
+    def drop(self, number: int) -> None:
+        """A probe is over, without any."""
+        running = {key: one for key, one in self.survey.running.items() if key != number}
+        self.survey = replace(self.survey, running=running, ended=self.survey.ended + 1)
+
+    def start(self, measuring: Measuring) -> None:
+        """Ask its members for a probe."""
+        number = self.survey.next_number
+        running = Running(measuring, self.now + self.survey.patience_seconds)
+        self.survey = replace(
+            self.survey, running={**self.survey.running, number: running}, next_number=number + 1
+        )
+        centre, *peers = measuring.members
+        part: Task = {"pair": "pair", "out": "take", "in": "give"}[measuring.task]  # type: ignore[assignment]
+        # Whoever is dialled hears of it first, so that as few links as can be come too early.
+        for peer in peers:
+            self.messages.append((peer, _probe(self.survey, number, part, peer, [centre])))
+        self.messages.append((centre, _probe(self.survey, number, measuring.task, centre, peers)))
+
+    def leave(self, worker: str, reason: str, is_fault: bool) -> None:
+        """A member takes no further part; see `leave`."""
+        self.survey = replace(
+            self.survey,
+            gone={**self.survey.gone, worker: reason},
+            pairs=tuple(pair for pair in self.survey.pairs if worker not in pair.members),
+            lines=tuple(line for line in self.survey.lines if line[0] != worker),
+        )
+        for number, running in list(self.survey.running.items()):
+            if worker in running.measuring.members:
+                left = [name for name in running.measuring.members if name not in self.survey.gone]
+                self.messages += [(name, EndProbe(number)) for name in left]
+                if is_fault:
+                    self.finish(number)
+                else:
+                    self.drop(number)
+
+    def go_on(self) -> Turn:
+        """Start whatever can be measured now: pairs first, and lines when all pairs are known."""
+        taken = self.survey.taken
+        for pair in self.survey.pairs:
+            if not self.survey.needs(pair) & taken:
+                taken |= self.survey.needs(pair)
+                self.survey = replace(
+                    self.survey, pairs=tuple(one for one in self.survey.pairs if one is not pair)
+                )
+                self.start(pair)
+        if not self.survey.pairs and not any(one.measuring.is_pair for one in self.survey.running.values()):
+            self._go_on_with_lines(taken)
+        return self
+
+    def _go_on_with_lines(self, taken: set[str]) -> None:
+        for line in self.survey.lines:
+            if line[0] in taken:
+                continue
+            is_worth_it, fan = _fan(self.survey, line, taken)
+            if fan is not None:
+                taken.update(fan.members)
+                self.start(fan)
+            if fan is not None or not is_worth_it:
+                left = tuple(one for one in self.survey.lines if one != line)
+                self.survey = replace(self.survey, lines=left)
+
+
+def begin(survey: Survey) -> Turn:
+    """Ask for the first probes of a new survey."""
+    return Turn(survey, survey.began_at).go_on()
+
+
+def heard(survey: Survey, now: float, worker: str, probed: Probed) -> Turn:
+    """A worker says what came of a probe; what nobody waits for is dropped."""
+    turn = Turn(survey, now)
+    running = survey.running.get(probed.number)
+    if running is None or worker not in running.measuring.members or worker in running.heard:
+        return turn
+    if probed.problem:
+        turn.leave(worker, probed.problem, is_fault=False)
+        return turn.go_on()
+    running = replace(running, heard={**running.heard, worker: probed})
+    turn.survey = replace(
+        survey,
+        running={**survey.running, probed.number: running},
+        bytes_sent=survey.bytes_sent + probed.bytes_sent,
+    )
+    if len(running.heard) < len(running.measuring.members):
+        return turn
+    turn.finish(probed.number)
+    return turn.go_on()
+
+
+def passed(survey: Survey, now: float) -> Turn:
+    """Time has passed: whoever has not answered in time is left out from now on."""
+    turn = Turn(survey, now)
+    for running in survey.running.values():
+        late = set(running.measuring.members) - running.heard.keys() if now >= running.deadline else set()
+        for worker in sorted(late - turn.survey.gone.keys()):
+            turn.leave(worker, f"it did not answer within {survey.patience_seconds:g} s", is_fault=True)
+    return turn.go_on()
+
+
+def leave(survey: Survey, now: float, worker: str, reason: str, is_fault: bool = False) -> Turn:
+    """A member takes no further part. If that `is_fault` of its own, what it was measuring has failed."""
+    turn = Turn(survey, now)
+    if worker in survey.members and worker not in survey.gone:
+        turn.leave(worker, reason, is_fault)
+    return turn.go_on()
+
+
+def _results(survey: Survey, running: Running, now: float) -> Results:
+    centre, *peers = running.measuring.members
+    if running.measuring.task == "pair":
+        return pair_results((centre, peers[0]), running.heard, survey.gone, now)
+    if running.measuring.is_pair:
+        return alone_results((centre, peers[0]), running.heard, survey.known, now)
+    direction: Direction = "up" if running.measuring.task == "out" else "down"
+    return line_results(centre, direction, running.heard, survey.known, now)
+
+
+def _again(measuring: Measuring, result: Results) -> list[Measuring]:
+    """The faster way of a pair, if the slower one may have hampered it."""
+    if measuring.task != "pair":
+        return []
+    rates = {one.pair: one.bandwidth_mbps for one in result.found if isinstance(one, PairMeasurement)}
+    slow, fast = sorted(rates, key=lambda pair: rates[pair])
+    is_worth_it = rates[slow] > 0 and rates[fast] > _MUCH_FASTER * rates[slow]
+    return [Measuring("out", fast)] if is_worth_it else []
+
+
+def _probe(survey: Survey, number: int, task: Task, worker: str, peers: Iterable[str]) -> Probe:
+    """What to ask a member for. The first one dials, unless it is the only one who can be dialled."""
+    is_first = worker == survey.running[number].measuring.members[0]
+    probed = [
+        ProbedPeer(peer, list(survey.members[peer].addresses), _dials(survey, worker, peer, is_first))
+        for peer in peers
+    ]
+    is_pair = survey.running[number].measuring.is_pair
+    limit = survey.byte_limit if is_pair else survey.byte_limit // FAN_SHARE
+    return Probe(number, task, probed, limit)
+
+
+def _dials(survey: Survey, worker: str, peer: str, is_first: bool) -> bool:
+    if (worker in survey.behind_nat) != (peer in survey.behind_nat):
+        return worker in survey.behind_nat
+    return is_first
+
+
+def _fan(survey: Survey, line: Line, taken: set[str]) -> tuple[bool, Measuring | None]:
+    """Whether there is anything to see on this line and, if so, who keeps it busiest and is free for it."""
+    rates = survey.rates(line)
+    by_rate = sorted(rates, key=lambda peer: (-rates[peer], peer))
+    best = by_rate[:FAN_PEERS]
+    busiest = sum(rates[peer] for peer in best)
+    if len(best) < 2 or busiest < _WORTH_A_FAN * rates[best[0]]:
+        return False, None
+    free = [peer for peer in by_rate if peer not in taken][:FAN_PEERS]
+    if len(free) < 2 or sum(rates[peer] for peer in free) < _GOOD_ENOUGH * busiest:
+        return True, None
+    return True, Measuring("out" if line[1] == "up" else "in", (line[0], *free))

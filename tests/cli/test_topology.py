@@ -1,0 +1,60 @@
+"""`farflung topology show` of files; of fleets in tests/end_to_end/test_survey.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farflung.cli.main import run
+from farflung.plan import read_topology
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["topology", "show", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_small_topology_is_a_table_of_workers_and_one_of_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, "eight-homes").splitlines()
+    assert lines[0].endswith("8 workers at 8 sites")
+    assert any(
+        line.split() == ["home-0", "home-0", "0.05", "2.0", "GB", "20", "Mbit/s", "50", "Mbit/s"]
+        for line in lines
+    )
+    assert any("home-1" in line and "10 / 35" in line for line in lines)
+
+
+def test_a_large_one_is_told_by_sites(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, "fusionllm-48").splitlines()
+    assert len(lines) < 60 and max(map(len, lines)) < 250
+    assert any("the median between any two of two sites" in line for line in lines)
+
+
+def test_it_is_saved_and_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept, picture = tmp_path / "kept.json", tmp_path / "picture.svg"
+    document = json.loads(
+        shown(capsys, "two-sites", "--json", "--save", str(kept), "--picture", str(picture))
+    )
+    assert document["topology"]["workers"][0]["id"] == read_topology(kept).workers[0].id
+    assert document["assumed"] == document["measured"] == []
+    assert picture.read_text().startswith("<svg")
+    assert shown(capsys, str(kept)) == shown(capsys, "two-sites")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "a topology's FILE or --fleet, one of the two"),
+        (["lan", "--fleet"], "a topology's FILE or --fleet, one of the two"),
+        (["lan", "--refresh"], "--refresh measures a fleet anew: it goes with --fleet"),
+        (["nowhere.json"], "cannot read the topology nowhere.json"),
+        (["nowhere"], "neither a file nor a testbed"),
+        (["--fleet", "--folder", "/nonexistent"], "there is no identity under /nonexistent"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["topology", "show", *arguments]) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and words in line

@@ -1,0 +1,152 @@
+"""Workers measure the ways between them: where the settings are known, and where somebody does not answer."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.end_to_end.homes import homes
+from tests.end_to_end.processes import Command, Machines, machines
+
+from farflung.errors import LabError
+from farflung.lab.machine import check_machine
+from farflung.lab.spec import LinkSettings, Node
+
+pytestmark = pytest.mark.processes
+
+EMULATED = ("--backend", "emulated", "--tflops", "2.5", "--memory", "4")
+LINES = {"a": (8.0, 50.0), "b": (50.0, 8.0), "c": (20.0, 20.0)}
+LATENCY_MS = 20.0
+
+
+@pytest.fixture
+def lab_machine() -> None:
+    try:
+        check_machine(needs_nft=True)
+    except LabError as error:
+        pytest.skip(str(error))
+
+
+def topology(on: Machines, *arguments: str) -> dict[str, Any]:
+    """What `farflung topology show --fleet` prints for the submitter."""
+    return on.document("desk", "topology", "show", "--fleet", *arguments)
+
+
+class Loopback(Machines):
+    lease_seconds = 4.0
+
+    def fleet(self, *names: str) -> list[Command]:
+        """A broker that surveys nothing unasked, and emulated workers, all on this machine."""
+        arguments = ["--listen", self.address, "--lease", f"{self.lease_seconds:g}", "--no-survey"]
+        broker = self.start("hub", "broker", *arguments)
+        broker.says("listens on")
+        return [broker, *(self.join(name) for name in names)]
+
+    def join(self, name: str, *arguments: str) -> Command:
+        token = self.token("worker")
+        where = [self.address, "--name", name, "--listen", "127.0.0.1:0", "--token", token]
+        worker = self.start(name, "join", *where, *EMULATED, *arguments)
+        worker.says("idle in the backup pool")
+        return worker
+
+
+def off(found: dict[str, Any]) -> list[str]:
+    """What differs by more than a tenth from what the lab is set to."""
+    wrong: list[str] = []
+    names = [worker["id"] for worker in found["topology"]["workers"]]
+    for worker in found["topology"]["workers"]:
+        up, down = LINES[worker["id"]]
+        # A line shows as shared only where two others together are faster than it.
+        for what, is_known, expected in (
+            ("up_mbps", worker["id"] != "b", up),
+            ("down_mbps", worker["id"] != "a", down),
+        ):
+            value = worker.get(what)
+            if (is_known or value is not None) and value != pytest.approx(expected, rel=0.1):
+                wrong.append(f"{worker['id']} {what}: {value}, set to {expected}")
+    for a, sender in enumerate(names):
+        for b, receiver in enumerate(names):
+            expected = min(LINES[sender][0], LINES[receiver][1])
+            value, latency = found["topology"]["bandwidth_mbps"][a][b], found["topology"]["latency_ms"][a][b]
+            if a != b and value != pytest.approx(expected, rel=0.1):
+                wrong.append(f"{sender} to {receiver}: {value} Mbit/s, set to {expected}")
+            if a != b and latency != pytest.approx(LATENCY_MS, rel=0.1):
+                wrong.append(f"{sender} to {receiver}: {latency} ms, set to {LATENCY_MS}")
+    return wrong
+
+
+def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
+    tmp_path: Path, lab_machine: None
+) -> None:
+    nodes = [Node(name, up, down) for name, (up, down) in LINES.items()]
+    with homes(tmp_path, *nodes, line=LinkSettings(None, LATENCY_MS)) as on:
+        broker = on.broker()
+        workers = [on.worker(name, "--site", f"home {name}", *EMULATED) for name in LINES]
+        broker.says("survey: over")
+        found = topology(on.on, "--token", on.on.token("submitter"), "--broker", on.on.address)
+        if off(found):
+            found = topology(on.on, "--refresh")  # once more: the machine may have been too busy
+        network_is_void = on.network.stats().void
+        broker.stop()
+        broker = on.broker()
+        for name in LINES:
+            broker.says(f"worker {name} joined the backup pool")
+        assert len(topology(on.on)["measured"]) == 6  # nobody had to measure it again
+        for command in (*workers, broker):
+            command.stop()
+    if network_is_void:
+        pytest.skip("the machine was too busy for the lab to keep its times")
+    assert not off(found), off(found)
+    assert [worker["site"] for worker in found["topology"]["workers"]] == ["home a", "home b", "home c"]
+    assert [worker["tflops"] for worker in found["topology"]["workers"]] == [2.5] * 3
+    assert not found["assumed"]
+
+
+def test_who_stands_behind_nat_is_measured_all_the_same(tmp_path: Path, lab_machine: None) -> None:
+    nodes = Node("a"), Node("b", behind_nat=True), Node("c", behind_nat=True)
+    with homes(tmp_path, *nodes, line=LinkSettings(40, 10)) as on:
+        broker = on.broker()
+        workers = [on.worker(name, *EMULATED) for name in "abc"]
+        broker.says("survey: over")
+        found = topology(on.on, "--token", on.on.token("submitter"), "--broker", on.on.address)
+        for command in (*workers, broker):
+            command.stop()
+    assert [worker.get("behind_nat", False) for worker in found["topology"]["workers"]] == [False, True, True]
+    assert {
+        link["path"] for link in found["measured"] if {link["sender"], link["receiver"]} == {"b", "c"}
+    } == {"relay through broker"}
+    rates = found["topology"]["bandwidth_mbps"]
+    assert all(rates[a][b] > 5 for a in range(3) for b in range(3) if a != b)
+
+
+def test_a_frozen_worker_is_a_clear_result_and_no_more(tmp_path: Path) -> None:
+    with machines(tmp_path, Loopback) as on:
+        broker, a, b, c = on.fleet("a", "b", "c")
+        topology(on, "--token", on.token("submitter"), "--broker", on.address)
+        b.signal(signal.SIGSTOP)
+        told = topology(on, "--refresh")
+        b.signal(signal.SIGCONT)
+        between = {(link["sender"], link["receiver"]): link for link in told["measured"]}
+        assert not between["a", "c"]["problem"] and not between["c", "a"]["problem"]
+        broker.says("survey: no way from", "worker b: ")
+        with_b = [link for pair, link in between.items() if "b" in pair]
+        assert with_b and all("worker b: " in link["problem"] for link in with_b)
+        for command in (a, b, c, broker):
+            command.stop()
+
+
+def test_nobody_is_probed_who_does_not_want_it_nor_at_anybodys_word(tmp_path: Path) -> None:
+    with machines(tmp_path, Loopback) as on:
+        commands = on.fleet("a", "b")
+        commands.append(on.join("c", "--no-probe", "--up-mbps", "12"))
+        viewer = ["topology", "show", "--fleet", "--broker", on.address]
+        words = on.fails("glass", *viewer, "--refresh", "--token", on.token("viewer"))
+        assert "only a submitter may ask for a survey" in words
+        told = topology(on, "--refresh", "--token", on.token("submitter"), "--broker", on.address)
+        assert {(link["sender"], link["receiver"]) for link in told["measured"]} == {("a", "b"), ("b", "a")}
+        assert told["topology"]["workers"][2]["up_mbps"] == 12
+        assert any(words.startswith("4 of 6 links not measured") for words in told["assumed"])
+        for command in reversed(commands):
+            command.stop()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.output import note, print_json
-from farflung.cli.plan import SchedulerOption, check_efficiency
+from farflung.cli.planning_options import SchedulerOption, the_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
 from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
@@ -70,7 +70,7 @@ def run(
     from farflung.lab.run import Request
     from farflung.planner.schedulers import scheduler as scheduler_called
 
-    check_efficiency(efficiency)
+    the_efficiency(efficiency)
     scheduler_called(scheduler)
     chosen = scaled(topology, None if emulate_devices else scale)
     request = Request(

@@ -8,27 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farflung.cli.output import note, print_json, print_text
+from farflung.cli.planning_options import (
+    EfficiencyOption,
+    PictureOption,
+    SchedulerOption,
+    TopologyOption,
+    the_efficiency,
+    the_topology,
+)
 from farflung.cli.quiet import quietly
 from farflung.cli.searching import searching
 from farflung.errors import JobError, PlanError
 
 if TYPE_CHECKING:
-    from farflung.plan import Topology
     from farflung.planner.forecast import Forecast
-
-TopologyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
-    ),
-]
-EfficiencyOption = Annotated[
-    float | None,
-    typer.Option("--efficiency", help="Of the devices' TFLOP/s, what training reaches. [default: 0.4]"),
-]
-SchedulerOption = Annotated[
-    str, typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, exact or auto.")
-]
 
 
 def plan(
@@ -51,19 +44,23 @@ def plan(
     save: Annotated[
         Path | None, typer.Option(metavar="PLAN.json", help="Write the plan there, for farflung simulate.")
     ] = None,
+    picture: PictureOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
     from farflung.cli.forecast_text import forecast_lines
+    from farflung.cli.picture import draw
     from farflung.client.load import load_job
     from farflung.client.planning import plan as planned
-    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
     from farflung.planner.assignment import Options
     from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.simulator import Conditions
 
     if workers < 0:
         raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
-    check_efficiency(efficiency)
+    if topology is None:
+        raise PlanError("nothing to plan for: add --topology FILE (or a testbed: farflung lab list)")
+    reached = the_efficiency(efficiency)
     fleet, number = the_topology(topology), _number(microbatches)
     scheduler_called(scheduler)
     loaded = load_job(job)
@@ -74,25 +71,23 @@ def plan(
             scheduler=scheduler,
             workers=workers or None,
             microbatches=number,
-            efficiency=DATA_SHEET_EFFICIENCY if efficiency is None else efficiency,
+            efficiency=reached,
             budget=Options.budget if budget is None else budget,
             seed=seed,
             what_if=not no_what_if,
             tell=tell,
         )
+    lines = list(forecast_lines(found))
     if save is not None:
         _save(found, save)
+    if picture is not None:
+        title = f"One step of {found.model}"
+        draw(picture, found.plan, fleet, Conditions(efficiency=reached), title, lines)
     if as_json:
         print_json(found)
         return
-    for line in forecast_lines(found):
+    for line in lines:
         print_text(line)
-
-
-def check_efficiency(efficiency: float | None) -> None:
-    """Refuse what no device can reach."""
-    if efficiency is not None and not 0 < efficiency <= 1:
-        raise PlanError(f"--efficiency must be above 0 and at most 1, found {efficiency:g}")
 
 
 def _save(found: Forecast, path: Path) -> None:
@@ -100,15 +95,6 @@ def _save(found: Forecast, path: Path) -> None:
 
     write_plan(found.plan, path)
     note(f"the plan is in {path}")
-
-
-def the_topology(name_or_path: str | None) -> Topology:
-    """The topology that the user means."""
-    from farflung.lab.testbeds.catalogue import find_topology
-
-    if name_or_path is None:
-        raise PlanError("nothing to plan for: add --topology FILE (or a testbed: farflung lab list)")
-    return find_topology(name_or_path)
 
 
 def _number(microbatches: str | None) -> int | Literal["auto"] | None:

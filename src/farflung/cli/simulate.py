@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farflung.cli.output import print_json, print_text
-from farflung.cli.plan import EfficiencyOption, the_topology
+from farflung.cli.planning_options import EfficiencyOption, PictureOption, the_efficiency, the_topology
 
 
 def simulate(
@@ -28,22 +28,26 @@ def simulate(
     window: Annotated[
         int | None, typer.Option(metavar="W", help="Microbatches in flight, in place of the plan's.")
     ] = None,
+    picture: PictureOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Simulate a step of a plan on a topology, with the runtime's own schedule."""
     from farflung.cli.forecast_text import expected_lines
-    from farflung.client.planning import simulate
-    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
+    from farflung.cli.picture import draw
+    from farflung.client.planning import scaled, simulate
+    from farflung.plan import read_plan
+    from farflung.simulator import Conditions
 
-    found = simulate(
-        plan,
-        the_topology(topology),
-        efficiency=DATA_SHEET_EFFICIENCY if efficiency is None else efficiency,
-        bandwidth_scale=bandwidth_scale,
-        window=window,
-    )
+    reached = the_efficiency(efficiency)
+    given, where = read_plan(plan), scaled(the_topology(topology), bandwidth_scale)
+    found = simulate(given, where, efficiency=reached, window=window)
+    lines = list(expected_lines(found))
+    if picture is not None:
+        draw(
+            picture, given, where, Conditions(efficiency=reached, window=window), f"One step of {plan}", lines
+        )
     if as_json:
         print_json(found)
         return
-    for line in expected_lines(found):
+    for line in lines:
         print_text(line)

@@ -13,7 +13,13 @@ import typer
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.output import counted, note, print_error, print_json, print_text, seconds
-from farflung.cli.plan import EfficiencyOption, SchedulerOption, TopologyOption, check_efficiency
+from farflung.cli.planning_options import (
+    EfficiencyOption,
+    SchedulerOption,
+    TopologyOption,
+    the_efficiency,
+    the_topology,
+)
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunInterrupted
 
@@ -126,12 +132,11 @@ def _chosen(on: str | None) -> list[str]:
 
 def _wishes(topology: str | None, scheduler: str, efficiency: float | None, chosen: Sequence[str]) -> Wishes:
     """How the job is to be planned; what cannot be is said before a minute is spent on the model."""
-    from farflung.cli.plan import the_topology
     from farflung.plan import Wishes
     from farflung.planner.schedulers import scheduler as scheduler_called
 
     scheduler_called(scheduler)
-    check_efficiency(efficiency)
+    the_efficiency(efficiency)
     found = None if topology is None else the_topology(topology)
     unknown = [id for id in chosen if found is not None and id not in found.ids]
     if unknown:

@@ -1,0 +1,47 @@
+"""What the commands that plan are told alike: a topology, a scheduler, how far devices reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.errors import PlanError
+
+if TYPE_CHECKING:
+    from farflung.plan import Topology
+
+TopologyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
+    ),
+]
+EfficiencyOption = Annotated[
+    float | None,
+    typer.Option("--efficiency", help="Of the devices' TFLOP/s, what training reaches. [default: 0.4]"),
+]
+SchedulerOption = Annotated[
+    str, typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, exact or auto.")
+]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE.svg", help="Draw a simulated step, and the plan beside it."),
+]
+
+
+def the_topology(name_or_path: str) -> Topology:
+    """The topology that the user means."""
+    from farflung.lab.testbeds.catalogue import find_topology
+
+    return find_topology(name_or_path)
+
+
+def the_efficiency(given: float | None) -> float:
+    """What devices reach; PlanError if none can."""
+    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
+
+    if given is not None and not 0 < given <= 1:
+        raise PlanError(f"--efficiency must be above 0 and at most 1, found {given:g}")
+    return DATA_SHEET_EFFICIENCY if given is None else given

@@ -1,0 +1,203 @@
+"""`farflung plan` and `farflung simulate` as a user types them, on a small model and small fleets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farflung.cli.main import run
+
+JOB = """
+import torch
+from torch import nn
+
+import farflung
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+class Vectors:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"x": torch.ones(64)}
+
+
+def job():
+    with torch.device("meta"):
+        model = Tower()
+    return farflung.Job(
+        model=model, data=Vectors(), optimizer=farflung.SGD(lr=0.1), batch=8, microbatches=4, steps=2
+    )
+"""
+
+
+def worker(id: str, **changes: object) -> dict[str, object]:
+    return {"id": id, "site": id, "tflops": 1e-6, "memory_gb": 1.0, **changes}
+
+
+def fleet(*ids: str, mbps: float = 50.0, **changes: object) -> dict[str, Any]:
+    """Workers so slow that it pays to have them all."""
+    count = len(ids)
+    return {
+        "workers": [worker(id) for id in ids],
+        "latency_ms": [[5.0] * count] * count,
+        "bandwidth_mbps": [[mbps] * count] * count,
+        **changes,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command runs, with `tower.py` and `fleet.json`."""
+    (tmp_path / "tower.py").write_text(JOB)
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet("home-1", "home-2", "lab")))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan(*more: str, topology: str = "fleet.json") -> int:
+    return run(["plan", "tower.py", "--topology", topology, *more])
+
+
+def test_a_plan_is_told_saved_drawn_and_simulated(folder: Path) -> None:
+    """As a user does it, in processes of its own."""
+
+    def farflung(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "farflung", *arguments], capture_output=True, text=True, check=True
+        )
+
+    options = ("--topology", "fleet.json", "--efficiency", "1")
+    told = farflung("plan", "tower.py", *options, "--save", "plan.json", "--picture", "plan.svg")
+    for words in ("home-1", "layers.0", " of 1 GB", "50 Mbit/s", "  step  ", "bottleneck", "What would help"):
+        assert words in told.stdout
+    assert max(len(line) for line in told.stdout.splitlines()) <= 80
+    assert "looking for a plan on 3 workers (auto)" in told.stderr.splitlines()
+    picture = (folder / "plan.svg").read_text()
+    assert picture.startswith("<svg") and "What would help most" in picture
+    found = json.loads(farflung("simulate", "plan.json", *options, "--json").stdout)
+    assert found["segments"][0]["workers"] and found["step_seconds"] > 0
+    faster = farflung("simulate", "plan.json", *options, "--json", "--bandwidth-scale", "10").stdout
+    assert json.loads(faster)["step_seconds"] < found["step_seconds"]
+
+
+def test_a_plan_as_a_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--scheduler", "equal-compute", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scheduler"] == "equal-compute" and found["left_out"] == []
+    assert sum(row["work"] for row in found["segments"]) == pytest.approx(1.0)
+    assert [row["worker"] for row in found["workers"]] == ["home-1", "home-2", "lab"]
+    assert all(0 < row["memory_bytes"] < row["memory_limit_bytes"] == 10**9 for row in found["workers"])
+    assert {"home-1", "home-2"} in [set(row["workers"]) for row in found["links"]]
+    changes = [row["change"] for row in found["what_if"]]
+    assert changes and changes == sorted(changes) and changes[0] < 0
+    assert found["plan"]["placements"][0]["workers"] == ["home-1"]
+
+
+def test_fewer_workers_and_other_microbatches_can_be_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(*options: str) -> dict[str, Any]:
+        assert plan("--no-what-if", "--json", *options) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert len(found("--workers", "2")["workers"]) == 2
+    eight = found("--microbatches", "8")
+    assert (eight["microbatches"], eight["microbatch_size"], eight["what_if"]) == (8, 1, None)
+
+
+SQUARE = [[0.0, 5.0], [5.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"latency_ms": SQUARE}, "latency_ms must be 3 rows of 3"),
+        ({"bandwidth_mbps": [[0, 1, 1], [1, 0], [1, 1, 0]]}, "row 1 of 2"),
+        ({"bandwidth_mbps": [[0, -1, 1], [1, 0, 1], [1, 1, 0]]}, "bandwidth_mbps from home-1 to home-2"),
+        ({"latency_ms": [[0, 5, 5], [5, 0, -5], [5, 5, 0]]}, "latency_ms from home-2 to lab"),
+        ({"workers": [worker("a"), worker("b"), worker("a")]}, "two workers are called 'a'"),
+        ({"workers": [worker("a"), worker("b"), worker("c", tflops=-1)]}, "tflops of worker c"),
+        ({"workers": [worker("a"), worker("b"), {"id": "c", "site": "x", "memory_gb": 1}]}, "tflops"),
+        ({"workers": [worker("a"), worker("b"), worker("c", memory_gb="8")]}, "memory_gb"),
+        ({"workers": [worker(id, memory_gb=1e-5) for id in "abc"]}, "missing"),
+    ],
+)
+def test_a_topology_that_cannot_be_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], words: str
+) -> None:
+    (folder / "fleet.json").write_text(json.dumps({**fleet("home-1", "home-2", "lab"), **changes}))
+    assert plan() == 2
+    assert_one_line(capsys.readouterr(), words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "tower.py"], "add --topology FILE"),
+        (["plan", "tower.py", "--topology", "atlantis"], "neither a file nor a testbed"),
+        (["plan", "nothing.py", "--topology", "fleet.json"], "expected a job file"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--scheduler", "atuo"], "did you mean auto?"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--workers", "4"], "4 workers were asked for"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--workers", "-1"], "--workers must be 0"),
+        (
+            ["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "3"],
+            "choose a divisor",
+        ),
+        (["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "few"], "a number or auto"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--efficiency", "2"], "--efficiency must be"),
+        (["simulate", "nothing.json", "--topology", "fleet.json"], "cannot read the plan"),
+        (["simulate", "fleet.json", "--topology", "fleet.json"], "fleet.json is no plan"),
+        (["simulate", "ok.json", "--topology", "four-homes"], "which the topology does not have"),
+        (["simulate", "ok.json", "--topology", "fleet.json", "--bandwidth-scale", "0"], "cannot be scaled"),
+        (["simulate", "ok.json", "--topology", "fleet.json", "--window", "0"], "window must be at least 1"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    placement = {"segment": 0, "workers": ["lab"], "flops": 1, "parameter_bytes": 1, "nodes": 1}
+    document = {"placements": [placement], "edges": [], "microbatches": 1, "window": 1}
+    (folder / "ok.json").write_text(json.dumps(document))
+    assert run(arguments) == 2
+    assert_one_line(capsys.readouterr(), words)
+
+
+def assert_one_line(captured: Any, words: str) -> None:
+    errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert captured.out == "" and len(errors) == 1 and captured.err.splitlines()[-1] == errors[0]
+    assert words in errors[0]
+    assert "Traceback" not in captured.err
+
+
+def test_workers_whom_nobody_reaches_are_left_out_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [[0, 50, 0], [50, 0, 0], [0, 0, 0]]
+    topology = fleet("home-1", "home-2", "lab", bandwidth_mbps=rates)
+    (folder / "fleet.json").write_text(json.dumps(topology))
+    assert plan("--no-what-if") == 0
+    told = capsys.readouterr().out
+    assert "no way leads from the others to lab" in told and "of 3 workers" in told
+
+
+def test_one_worker_is_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "fleet.json").write_text(json.dumps(fleet("lonely")))
+    assert plan() == 0
+    told = capsys.readouterr().out
+    assert "on 1 worker," in told and "nothing crosses the network" in told
+    assert "one more like lonely" in told

@@ -1,8 +1,10 @@
-"""What a link knows of itself: how much went over it, how fast, and how far away its peer is."""
+"""What a link knows of itself: what came and went over it, how fast, and how far away its peer is."""
 
 from __future__ import annotations
 
+from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.inbox import Inbox
+from farflung.transport.parts import Part
 from farflung.transport.spread import Spread
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.vitals import Vitals
@@ -23,6 +25,21 @@ class Figures:
         self._sender = spread.sender
         self._timeouts = timeouts
         self._inbox: Inbox | None = None
+
+    @property
+    def receipt(self) -> Receipt:
+        """What has come whole; final once the link is over."""
+        return Receipt() if self._inbox is None else self._inbox.receipt
+
+    @property
+    def unfinished(self) -> list[DataHeader]:
+        """The data messages that the handler gave memory for and that have not come whole."""
+        return [] if self._inbox is None else self._inbox.unfinished
+
+    @property
+    def parts(self) -> list[Part]:
+        """What has come of those; final once the link is over."""
+        return [] if self._inbox is None else self._inbox.parts
 
     @property
     def connections(self) -> int:

@@ -41,7 +41,7 @@ from farflung.transport.lanes import Lanes, More
 from farflung.transport.link_status import LinkStatus, status_of
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.outbox import CutOff, Done
-from farflung.transport.parts import Part, Parts
+from farflung.transport.parts import Parts
 from farflung.transport.peer import Peer
 from farflung.transport.reception import Reception
 from farflung.transport.sockets import congestion_control, path_state, tune
@@ -186,21 +186,6 @@ class Link(Figures):
         self._handler = None
         self._end(reason, tell=reason)
 
-    @property
-    def receipt(self) -> Receipt:
-        """What has come whole; final once the link is over."""
-        return Receipt() if self._inbox is None else self._inbox.receipt
-
-    @property
-    def unfinished(self) -> list[DataHeader]:
-        """The data messages that the handler gave memory for and that have not come whole."""
-        return [] if self._inbox is None else self._inbox.unfinished
-
-    @property
-    def parts(self) -> list[Part]:
-        """What has come of those; final once the link is over."""
-        return [] if self._inbox is None else self._inbox.parts
-
     def go_on_from(self, kept: Parts) -> None:
         """Take the rest of messages that earlier links of the same session have begun."""
         if self._inbox is not None:
@@ -325,11 +310,7 @@ class Link(Figures):
 
     def _greet(self, frame: Frame) -> None:
         assert isinstance(frame, Hello)
-        said = Peer(frame.id, frame.role)
-        if said != self.peer:
-            raise ProtocolError(f"the certificate is of {self.peer}, the hello says {said}")
-        if self._dialled and frame.kind != self.kind:
-            raise ProtocolError(f"expected a hello for a {self.kind} connection, found {frame.kind}")
+        _check(frame, self.peer, self.kind if self._dialled else frame.kind)
         self.boot, self.kind = frame.boot, frame.kind
         if self._dialled and self.peer.role == "broker" and frame.lease_seconds is not None:
             self._timeouts = Timeouts(frame.lease_seconds)
@@ -388,3 +369,11 @@ class Link(Figures):
                 _log.exception("the end of the link to %s could not be handled", self.peer)
         elif not (self._dialled or was_let_in):
             _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)
+
+
+def _check(hello: Hello, peer: Peer, kind: Kind) -> None:
+    said = Peer(hello.id, hello.role)
+    if said != peer:
+        raise ProtocolError(f"the certificate is of {peer}, the hello says {said}")
+    if hello.kind != kind:
+        raise ProtocolError(f"expected a hello for a {kind} connection, found {hello.kind}")

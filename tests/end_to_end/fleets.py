@@ -16,6 +16,7 @@ from farflung.client.run_folder import RunFolder
 from farflung.client.submitter import train
 from farflung.client.weights import load_weights
 from farflung.local.fleet import LocalFleet
+from farflung.plan import NO_WISHES, Wishes
 from farflung.transport.identity import Identity
 
 
@@ -29,13 +30,15 @@ class Fleet:
         self._runs = 0
         self.local = fleet
 
-    def run(self, job: farflung.Job, workers: int) -> tuple[Summary, list[dict[str, float]], Path]:
+    def run(
+        self, job: farflung.Job, workers: int, wishes: Wishes = NO_WISHES
+    ) -> tuple[Summary, list[dict[str, float]], Path]:
         """Train `job` on so many workers: its summary, its rows and its run folder."""
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
         run = RunFolder.create(folder)
         try:
-            summary = self._runner.run(train(job, self._identity, run, workers=workers))
+            summary = self._runner.run(train(job, self._identity, run, workers=workers, wishes=wishes))
         finally:
             run.close()
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 from tests.end_to_end.fleets import Fleet, running, trained_state
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 import farflung
 from farflung.client.check import capture_shapes
 from farflung.data import SampleOrder
+from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.opdag.capture.capture import LossModule
+from farflung.plan import Wishes, only
 from farflung.runtime.check import gradient_difference, parameter_difference
 from farflung.runtime.reference import Reference
 
@@ -91,6 +94,24 @@ def test_losses_and_state_equal_one_process_bit_for_bit(fleet: Fleet, name: str,
     workers = min(4, case(name).most_workers)
     summary, rows, folder = fleet.run(job, workers)
     assert (summary.state, summary.workers, summary.steps) == ("done", workers, steps)
+    assert [row["loss"] for row in rows] == losses
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("scheduler", ["auto", "op-fence"])
+def test_numbers_do_not_depend_on_the_plan(fleet: Fleet, scheduler: str) -> None:
+    """Cut and placed for four workers of three sites far apart, nothing of what is learned changes."""
+    part = only(load_testbed("three-sites"), [0, 1, 2, 4])
+    workers = [
+        msgspec.structs.replace(worker, id=f"worker-{number}") for number, worker in enumerate(part.workers)
+    ]
+    wishes = Wishes(scheduler, msgspec.structs.replace(part, workers=tuple(workers)))
+    job = job_of("gpt", 10, farflung.AdamW(lr=3e-3))
+    losses, _, module = eager(job)
+    summary, rows, folder = fleet.run(job, 4, wishes)
+    assert summary.workers == 4 and summary.scheduler == scheduler
+    assert summary.predicted_step_seconds is not None and summary.predicted_bottleneck
     assert [row["loss"] for row in rows] == losses
     ours = trained_state(folder, copy.deepcopy(job.model))
     assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())

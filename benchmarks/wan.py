@@ -162,10 +162,12 @@ def _bound(place: Ground, runs: Path, known: Reference) -> Bound:
 
 
 def _schedule_bound(place: Ground, runs: Path, known: Reference) -> float | None:
-    """The simulator's time for farflung's plan; None without an emulated network."""
+    """The simulator's time for farflung's plan, or all cores' if that is more; None without a network."""
     if not isinstance(place, LabGround):
         return None
-    return schedule_bound(_plan(runs), place.topology, known.seconds_per_step)
+    cores = min(len(place.nodes), os.cpu_count() or 1)
+    simulated = schedule_bound(_plan(runs), place.topology, known.seconds_per_step)
+    return max(simulated, known.seconds_per_step / cores)
 
 
 def _plan(runs: Path) -> Plan:

@@ -1,4 +1,4 @@
-"""What an emulated fleet costs, and whether its steps take as long as arithmetic says.
+"""What an emulated fleet costs, and whether its steps take as long as the simulator says.
 
 Two emulated workers in the lab (root, Linux) train a chain of equal layers, once where devices are the
 bottleneck and once where the line between them is. Then 48 emulated workers on loopback: memory and CPU time,
@@ -21,8 +21,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.race.bounds import PAYLOAD_SHARE
 from torch import Tensor, nn
 
 import farflung
@@ -35,10 +39,10 @@ from farflung.client.run_folder import RunFolder
 from farflung.client.submitter import Submitter
 from farflung.local.fleet import LocalFleet
 from farflung.opdag import wire
-from farflung.plan import Topology, WorkerSpec, write_topology
+from farflung.plan import Plan, Topology, WorkerSpec, write_topology
+from farflung.simulator import Conditions, simulate
 
 MICROBATCHES, SEQUENCE, WIDTH, LAYERS = 8, 128, 1024, 8
-TCP_SHARE = 1500 / 1448  # bytes on the line for each byte in a TCP segment of a full packet
 MOST_OFF = 0.10
 FLEET = 48
 
@@ -97,7 +101,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Timing:
-    """A case's step in seconds: by arithmetic, and the median and spread of what was measured."""
+    """A case's step in seconds: simulated, and the median and spread of what was measured."""
 
     name: str
     predicted_seconds: float
@@ -112,39 +116,24 @@ class Timing:
         return self.median_seconds / self.predicted_seconds - 1
 
 
-def predict(case: Case, plan: dict[str, Any]) -> float:
-    """Seconds of a step on two stages, each link busy in one direction at a time or devices hiding it.
-
-    With f0, f1 the forward times of the stages, t what one activation takes on the line, l the latency and M
-    microbatches: a bottleneck device gives f0 + t + l + M 3 f1 + t + l + 2 f0, a bottleneck line
-    f0 + M t + l + 3 f1 + t + l + 2 f0. The step commit takes a round trip in the first worker's home.
-    """
-    first, second = (part["flops"] / (case.tflops * 1e12) for part in plan["placements"])
-    (edge,) = (edge for edge in plan["edges"] if edge["source"] == 0)
-    line = edge["bytes"] * 8e-6 * TCP_SHARE / case.bandwidth_mbps
-    latency = case.latency_ms / 1e3
-    ends = 3 * first + line + 2 * latency
-    return ends + max(MICROBATCHES * 3 * second + line, MICROBATCHES * line + 3 * second)
-
-
 def measure(case: Case, folder: Path) -> Timing:
     """Run a case in the lab."""
     workers = tuple(WorkerSpec(id, id, case.tflops, 8.0) for id in ("first", "second"))
     latency = ((0.0, case.latency_ms), (case.latency_ms, 0.0))
     bandwidth = ((0.0, case.bandwidth_mbps), (case.bandwidth_mbps, 0.0))
-    write_topology(Topology(workers, latency, bandwidth), folder / "two.json")
+    topology = Topology(workers, latency, bandwidth)
+    write_topology(topology, folder / "two.json")
     arguments = ["lab", "run", __file__, "--topology", str(folder / "two.json"), "--out", str(folder / "run")]
     arguments += ["--emulate-devices", "--efficiency", "1", "--scale", "1", "--json"]
     done = subprocess.run([sys.executable, "-m", "farflung", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
-    plan = json.loads((folder / "run" / "plan.json").read_text())
+    plan = msgspec.json.decode((folder / "run" / "plan.json").read_bytes(), type=Plan)
+    predicted = simulate(plan, topology, Conditions(payload_share=PAYLOAD_SHARE)).step_seconds
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] for row in rows[1:]]  # the first step also waits for its inputs
     void = json.loads(done.stdout)["lab"]["void"]
-    return Timing(
-        case.name, predict(case, plan), statistics.median(seconds), min(seconds), max(seconds), void
-    )
+    return Timing(case.name, predicted, statistics.median(seconds), min(seconds), max(seconds), void)
 
 
 @dataclass(frozen=True)

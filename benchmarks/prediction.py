@@ -28,6 +28,7 @@ from benchmarks.race.systems import job_file
 from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.plan import Plan, Topology
 from farflung.simulator import Conditions, simulate
+from farflung.simulator.gantt import gantt
 
 TESTBEDS = ("four-homes", "two-sites", "good-wan", "three-sites", "eight-homes")
 MOST_OFF = 0.10
@@ -55,7 +56,7 @@ class Row:
         return self.median_seconds / self.predicted_seconds - 1
 
 
-def measure(testbed: str, course: Course, folder: Path) -> Row:
+def measure(testbed: str, course: Course, folder: Path, pictures: Path | None) -> Row:
     """Train in the lab, then simulate the plan that the run had."""
     run = folder / testbed / "run"
     run.parent.mkdir()
@@ -67,7 +68,9 @@ def measure(testbed: str, course: Course, folder: Path) -> Row:
     lab = json.loads(done.stdout)["lab"]
     divisor = lab["emulation"]["divisor"]
     plan = msgspec.json.decode((run / "plan.json").read_bytes(), type=Plan)
-    found = simulate(plan, slower(load_testbed(testbed), divisor), CONDITIONS)
+    found = simulate(plan, slower(load_testbed(testbed), divisor), CONDITIONS, timeline=True)
+    if pictures is not None:
+        (pictures / f"gantt-{testbed}.svg").write_text(gantt(found, f"A step on {testbed}, simulated"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] for row in rows[WARM_UP:]]
     return Row(
@@ -98,13 +101,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--testbeds", default=",".join(TESTBEDS), help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=6, help="the first is warm-up; default: %(default)s")
+    parser.add_argument("--pictures", type=Path, help="draw each simulated step into this folder, as SVG")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     course = msgspec.structs.replace(Course(), steps=options.steps)
     rows = []
     with tempfile.TemporaryDirectory(prefix="farflung-prediction-") as name:
         for testbed in options.testbeds.split(","):
-            row = measure(testbed, course, Path(name))
+            row = measure(testbed, course, Path(name), options.pictures)
             rows.append(row)
             print(
                 f"{row.testbed}: {row.median_seconds:.3f} s a step ({row.least_seconds:.3f}-"

@@ -16,15 +16,21 @@ class Clock:
         self.now = 0.0
         self._due: list[tuple[float, int, Action, Any]] = []
         self._asked = 0
+        self._is_stopped = False
 
     def at(self, seconds: float, action: Action, argument: Any = None) -> None:
         """Run `action(argument)` at a time that is not past."""
         self._asked += 1
         heapq.heappush(self._due, (seconds, self._asked, action, argument))
 
-    def run(self, is_over: Callable[[], bool]) -> None:
-        """Run what is due until `is_over` or nothing is left."""
-        due = self._due
-        while due and not is_over():
-            self.now, _, action, argument = heapq.heappop(due)
+    def stop(self) -> None:
+        """End `run` after what runs now."""
+        self._is_stopped = True
+
+    def run(self) -> None:
+        """Run what is due until somebody says `stop`, or nothing is left."""
+        due, pop = self._due, heapq.heappop
+        self._is_stopped = False
+        while due and not self._is_stopped:
+            self.now, _, action, argument = pop(due)
             action(argument)

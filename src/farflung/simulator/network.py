@@ -187,9 +187,11 @@ class Link:
 
     def _join(self) -> None:
         """Begin to send: whoever shares a line with this link gets less of it."""
+        shares = False
         for line in self.lines:
             line.add(self)
-        if any(line.is_narrow for line in self.lines):
+            shares = shares or line.is_narrow
+        if shares:
             self._rate = 0.0
             _share([self])
         else:
@@ -198,13 +200,13 @@ class Link:
 
     def _part(self) -> None:
         """Nothing to send: the others get more."""
-        freed: dict[Link, None] = {}
+        freed: dict[Link, None] | None = None
         for line in self.lines:
-            was_narrow = line.is_narrow
+            if line.is_narrow:
+                freed = {**(freed or {}), **line.links}
             line.remove(self)
-            if was_narrow:
-                freed.update(line.links)
         if freed:
+            freed.pop(self, None)
             _share(freed)
 
 

@@ -121,7 +121,7 @@ class _Run:
         self._unready = len(self._unfinished)
         for pipeline in self._pipelines:
             pipeline.begin(self._ready_at)
-        self._clock.run(lambda: not self._unready)
+        self._clock.run()
         return self._clock.now - began
 
     def _ready_at(self, worker: int) -> float:
@@ -146,3 +146,5 @@ class _Run:
 
     def _ready(self, _: object) -> None:
         self._unready -= 1
+        if not self._unready:
+            self._clock.stop()

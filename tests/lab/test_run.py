@@ -107,6 +107,15 @@ def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
     eventually("all of it has ended", lambda: not on.orphans())
 
 
+def test_a_lab_that_is_taken_down_ends_its_run_with_one_error(on: Machines) -> None:
+    run = lab_run(on, "run", "--name", "ended")
+    run.reaches(1)
+    down = on.start("desk", "lab", "down", "--name", "ended")
+    assert down.code() == 0, down.err
+    assert run.command.code() != 0
+    assert len(run.command.errors) == 1, run.command.err
+
+
 def test_a_run_folder_that_cannot_be_taken_is_told_before_a_lab_is_laid_out(on: Machines) -> None:
     (on.folder / "run").mkdir()
     (on.folder / "run" / "thesis.txt").write_text("mine")

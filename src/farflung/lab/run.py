@@ -51,7 +51,7 @@ class Outcome:
 
     exit_code: int
     output: bytes
-    report: LabReport
+    report: LabReport | None
 
 
 class LabRun:
@@ -115,7 +115,11 @@ class LabRun:
             self._fleet = fleet
             try:
                 code, output = await self._submit(fleet)
-                report = LabReport.of(request.topology, self._network.stats(), emulation)
+                try:
+                    report = LabReport.of(request.topology, self._network.stats(), emulation)
+                except LabError:
+                    if code == 0:
+                        raise  # otherwise it was taken down, and the submitter has said what came of that
             finally:
                 await fleet.stop()
                 if run_in(request.out) not in (None, before):

@@ -153,6 +153,7 @@ class BrokerService:
             line.send_control(messages.encode(self._status()))
         elif isinstance(decoded, Links):
             self._reports.take(self._dispatcher.state.jobs, link.peer.id, decoded)
+            self._surveyor.watch(link.peer.id, decoded)
         elif isinstance(decoded, AskTopology):
             self._dispatcher.spawn(self._tell_topology(line, decoded))
         elif isinstance(decoded, Probed) or (isinstance(decoded, PathQuestion) and decoded.job == SURVEY):

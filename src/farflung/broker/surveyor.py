@@ -22,10 +22,12 @@ from farflung.broker.survey import Line, Measuring, Member, Survey
 from farflung.broker.survey_paths import PathQuestion, help_reach
 from farflung.broker.surveying import Turn, begin, heard, leave, passed
 from farflung.broker.tournament import Meeting
+from farflung.broker.traffic import Traffic
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import FleetTopology, Probed
+from farflung.protocol.reaching import Links
 from farflung.transport.addresses import parse_address
 from farflung.transport.timeouts import Timeouts
 
@@ -51,6 +53,7 @@ class Surveyor:
         self._timeouts = timeouts
         self._clock = clock
         self._is_automatic = is_automatic
+        self._traffic = Traffic(3 * timeouts.suspect_seconds)
         self._tried: dict[frozenset[str] | Line, float] = {}
         self._workers: Mapping[str, Worker] = {}
         self._changed_at = clock()
@@ -110,9 +113,18 @@ class Surveyor:
             dispatcher.state, dispatcher.measurements, self.survey, self.ended, self._clock()
         )
 
+    def watch(self, holder: str, links: Links) -> None:
+        """A member of a job says how its links stand: their traffic shows what they carry."""
+        dispatcher = self._dispatcher
+        if links.job in dispatcher.state.jobs:
+            workers, known = dispatcher.state.workers.keys(), dispatcher.measurements
+            self.learn(self._traffic.take(holder, links, workers, known, self._clock()))
+
     def learn(self, found: Iterable[Measurement]) -> None:
         """Something was measured."""
         found = list(found)
+        if not found:
+            return
         self._dispatcher.measurements = self._dispatcher.measurements.updated(found)
         self._logbook.note(found)
 

@@ -68,7 +68,8 @@ class Exchange:
         try:
             await asyncio.gather(*map(self._reach, self._probe.peers))
             line = await self._measure() if self._links else None
-            return Probed(self.number, list(self._found.values()), line, self._bytes_sent)
+            found = [self._found[peer.worker] for peer in self._probe.peers]
+            return Probed(self.number, found, line, self._bytes_sent)
         finally:
             for link in self._links.values():
                 link.abandon("probed")

@@ -73,7 +73,14 @@ class Paths:
         self._connector = Connector(own, context, identity.broker, self._port, tell, self._limits)
         self._answerer = Answerer(own, context, identity.broker, self, self._limits)
         self._probing = Probing(
-            identity, context, self._port, self._listening, tell, self._has_job, self._limits
+            Hello(identity.id, identity.role, "probe"),
+            context,
+            identity.broker,
+            self._port,
+            self._listening,
+            tell,
+            self._has_job,
+            self._limits,
         )
         self._attempt: machine.Attempt | None = None
         self._tried: dict[str, str] = {}

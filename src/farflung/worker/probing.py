@@ -19,7 +19,6 @@ from farflung.protocol.probing import SURVEY, EndProbe, Probe, Probed
 from farflung.protocol.reaching import Circuit, DialBack, NotReached
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer
 from farflung.transport.headers import DataHeader
-from farflung.transport.identity import Identity
 from farflung.transport.probe import Prober
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.exchange import Exchange
@@ -33,24 +32,27 @@ ProbingMessage = Probe | EndProbe | DialBack | Circuit | NotReached
 
 
 class Probing:
-    """Made by `Paths`, beside what reaches neighbours; `is_busy` says whether the worker has a job."""
+    """Made by `Paths`, beside what reaches neighbours.
+
+    `own` says who this is and that links are for probes; `is_busy` says whether the worker has a job.
+    """
 
     def __init__(
         self,
-        identity: Identity,
+        own: Hello,
         context: ssl.SSLContext,
+        broker: str,
         port: Callable[[], Awaitable[int]],
         listener: Callable[[], Listener],
         tell: Callable[[Message], None],
         is_busy: Callable[[], bool],
         timeouts: Callable[[], Timeouts],
     ) -> None:
-        own = Hello(identity.id, identity.role, "probe")
         self._listener = listener
         self._is_busy = is_busy
         self._timeouts = timeouts
-        self._connector = Connector(own, context, identity.broker, port, tell, self._limits)
-        self._answerer = Answerer(own, context, identity.broker, self, self._limits)
+        self._connector = Connector(own, context, broker, port, tell, self._limits)
+        self._answerer = Answerer(own, context, broker, self, self._limits)
         self._probers: dict[Link, Prober] = {}
         self._early: dict[Link, asyncio.TimerHandle] = {}
         self._exchange: Exchange | None = None
@@ -60,14 +62,14 @@ class Probing:
     def hear(self, message: ProbingMessage) -> None:
         """The broker says something about a probe."""
         if isinstance(message, Probe):
-            self.stop("another probe was asked for")
+            self._end()
             if self._is_busy():
                 self.tell(Probed(message.number, problem="it has a job"))
             else:
                 self._begin(message)
         elif isinstance(message, EndProbe):
             if self._exchange is not None and self._exchange.number == message.number:
-                self.stop("the broker called it off")
+                self._end()
         elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
             self._answerer.hear(message, self._listener())
         else:
@@ -75,9 +77,7 @@ class Probing:
 
     def stop(self, reason: str) -> None:
         """End what is under way, without a word about what came of it."""
-        if self._task is not None:
-            self._task.cancel()
-        self._exchange = self._task = None
+        self._end()
         for link in list(self._early):
             self.forget(link)
             link.abandon(reason)
@@ -146,6 +146,11 @@ class Probing:
         if link not in self._probers:
             self._probers[link] = Prober()
         return self._probers[link]
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._exchange = self._task = None
 
     def _begin(self, probe: Probe) -> None:
         exchange = Exchange(probe, self._connector, self, self._timeouts())

@@ -1,6 +1,7 @@
 """DT-FM's placement problem: a grid of stages x replicas for a topology, under DT-FM's objective.
 
     python benchmarks/dtfm.py --topology FILE [--stages 8] [--replicas 8] [--scheduler evolutionary] [--json]
+    python benchmarks/dtfm.py --case 5          (one of DT-FM's own five, built by its public rules)
 
 Prints the grid (one row a stage, one column a pipeline), its total as it is wired, a lower bound that holds
 for every grid, the gap between the two, and the CPU seconds that the search took. `--json` prints one object:
@@ -20,6 +21,9 @@ from typing import NoReturn
 import msgspec
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.dtfm_cases import case
 
 from farflung.errors import FarflungError, PlanError
 from farflung.plan import Topology, read_topology
@@ -51,7 +55,7 @@ class Report(msgspec.Struct, frozen=True):
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        topology = read_topology(options.topology)
+        topology = case(options.case) if options.case else read_topology(options.topology)
         report = measured(topology, options)
     except FarflungError as error:
         print(f"dtfm: {error}", file=sys.stderr)
@@ -109,7 +113,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="dtfm", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--topology", type=Path, required=True, metavar="FILE", help="a topology as JSON")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--topology", type=Path, metavar="FILE", help="a topology as JSON")
+    what.add_argument("--case", type=int, choices=range(1, 6), help="one of DT-FM's five network cases")
     parser.add_argument("--stages", type=int, help=f"rows of the grid (default {STAGES})")
     parser.add_argument("--replicas", type=int, help="columns of the grid (default workers / stages)")
     parser.add_argument("--gradient-gb", type=float, default=GRADIENT_GB, help="gradients of a stage")

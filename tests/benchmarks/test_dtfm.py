@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.dtfm import main
-from tests.planner.grid.cases import random_topology, universities
+from benchmarks.dtfm_cases import universities
+from tests.planner.grid.cases import random_topology
 
 from farflung.plan import Topology, write_topology
 from farflung.planner.grid import grid_total
@@ -58,7 +59,8 @@ def test_bad_input_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--topology", "a", "--stages", "x"], ["--topology", "a", "--budget", "0"]]
+    "arguments",
+    [[], ["--topology", "a", "--stages", "x"], ["--topology", "a", "--budget", "0"], ["--case", "6"]],
 )
 def test_bad_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

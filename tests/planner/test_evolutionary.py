@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.planner.grid.cases import all_grids, random_topology, universities
+from benchmarks.dtfm_cases import universities
+from tests.planner.grid.cases import all_grids, random_topology
 
 from farflung.errors import PlanError
 from farflung.planner.evolutionary import evolve_grid

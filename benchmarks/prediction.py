@@ -1,8 +1,8 @@
 """What the simulator says of a step, beside what the lab measures.
 
-For each testbed the race's model trains on emulated devices in the lab (root, Linux): they compute nothing,
-so what is measured is the runtime and its links, not this machine's cores. The simulator gets the same plan
-and the topology as slow as the lab made it. Exits 1 if a step is more than 10 % off its prediction.
+For each testbed and scheduler the race's model trains on emulated devices in the lab (root, Linux): they
+compute nothing, so what is measured is the runtime and its links, not this machine's cores. The simulator
+gets the same plan and the topology as slow as the lab made it. Exits 1 if a step is more than 10 % off.
 
     sudo python benchmarks/prediction.py [--testbeds four-homes,good-wan] [--steps 6] [--json]
 """
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -38,9 +39,10 @@ CONDITIONS = Conditions(payload_share=PAYLOAD_SHARE)
 
 @dataclass(frozen=True)
 class Row:
-    """One testbed: a step in seconds as simulated, and the median and spread of what was measured."""
+    """A testbed and a plan: a step in seconds as simulated, the median and spread of what was measured."""
 
     testbed: str
+    scheduler: str
     predicted_seconds: float
     median_seconds: float
     least_seconds: float
@@ -56,12 +58,12 @@ class Row:
         return self.median_seconds / self.predicted_seconds - 1
 
 
-def measure(testbed: str, course: Course, folder: Path, pictures: Path | None) -> Row:
+def measure(testbed: str, scheduler: str, course: Course, folder: Path, pictures: Path | None) -> Row:
     """Train in the lab, then simulate the plan that the run had."""
-    run = folder / testbed / "run"
-    run.parent.mkdir()
+    run = folder / scheduler / testbed / "run"
+    run.parent.mkdir(parents=True)
     arguments = ["lab", "run", str(job_file(course, run)), "--topology", testbed, "--out", str(run)]
-    arguments += ["--emulate-devices", "--efficiency", "1", "--json"]
+    arguments += ["--scheduler", scheduler, "--emulate-devices", "--efficiency", "1", "--json"]
     done = subprocess.run([sys.executable, "-m", "farflung", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -70,11 +72,13 @@ def measure(testbed: str, course: Course, folder: Path, pictures: Path | None) -
     plan = msgspec.json.decode((run / "plan.json").read_bytes(), type=Plan)
     found = simulate(plan, slower(load_testbed(testbed), divisor), CONDITIONS, timeline=True)
     if pictures is not None:
-        (pictures / f"gantt-{testbed}.svg").write_text(gantt(found, f"A step on {testbed}, simulated"))
+        title = f"A step on {testbed}, planned by {scheduler}, simulated"
+        (pictures / f"gantt-{testbed}-{scheduler}.svg").write_text(gantt(found, title))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] for row in rows[WARM_UP:]]
     return Row(
         testbed=testbed,
+        scheduler=scheduler,
         predicted_seconds=found.step_seconds,
         median_seconds=statistics.median(seconds),
         least_seconds=min(seconds),
@@ -100,6 +104,7 @@ def slower(topology: Topology, divisor: float) -> Topology:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--testbeds", default=",".join(TESTBEDS), help="default: %(default)s")
+    parser.add_argument("--schedulers", default="auto,equal-compute", help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=6, help="the first is warm-up; default: %(default)s")
     parser.add_argument("--pictures", type=Path, help="draw each simulated step into this folder, as SVG")
     parser.add_argument("--json", action="store_true")
@@ -107,11 +112,11 @@ def main() -> int:
     course = msgspec.structs.replace(Course(), steps=options.steps)
     rows = []
     with tempfile.TemporaryDirectory(prefix="farflung-prediction-") as name:
-        for testbed in options.testbeds.split(","):
-            row = measure(testbed, course, Path(name), options.pictures)
+        for testbed, scheduler in product(options.testbeds.split(","), options.schedulers.split(",")):
+            row = measure(testbed, scheduler, course, Path(name), options.pictures)
             rows.append(row)
             print(
-                f"{row.testbed}: {row.median_seconds:.3f} s a step ({row.least_seconds:.3f}-"
+                f"{row.testbed}, {row.scheduler}: {row.median_seconds:.3f} s a step ({row.least_seconds:.3f}-"
                 f"{row.most_seconds:.3f} in {row.steps}), predicted {row.predicted_seconds:.3f}"
                 f" ({row.off:+.1%}); {row.bottleneck}" + "; VOID: the switch was late" * row.void,
                 file=sys.stderr,

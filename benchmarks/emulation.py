@@ -24,9 +24,6 @@ from typing import Any
 import msgspec
 import psutil
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.race.bounds import PAYLOAD_SHARE
 from torch import Tensor, nn
 
 import farflung
@@ -40,7 +37,7 @@ from farflung.client.submitter import Submitter
 from farflung.local.fleet import LocalFleet
 from farflung.opdag import wire
 from farflung.plan import Plan, Topology, WorkerSpec, write_topology
-from farflung.simulator import Conditions, simulate
+from farflung.simulator import PAYLOAD_SHARE, Conditions, simulate
 
 MICROBATCHES, SEQUENCE, WIDTH, LAYERS = 8, 128, 1024, 8
 MOST_OFF = 0.10

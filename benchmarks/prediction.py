@@ -22,13 +22,12 @@ from pathlib import Path
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.race.bounds import PAYLOAD_SHARE
 from benchmarks.race.course import Course
 from benchmarks.race.systems import job_file
 
 from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.plan import Plan, Topology
-from farflung.simulator import Conditions, simulate
+from farflung.simulator import PAYLOAD_SHARE, Conditions, simulate
 from farflung.simulator.gantt import gantt
 
 TESTBEDS = ("four-homes", "two-sites", "good-wan", "three-sites", "eight-homes")

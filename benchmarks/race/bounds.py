@@ -7,11 +7,8 @@ from collections import defaultdict
 import msgspec
 
 from farflung.plan import FEEDER, Plan, Topology
-from farflung.simulator import Conditions, simulate
+from farflung.simulator import PAYLOAD_SHARE, Conditions, simulate
 from farflung.workload.workload import BACKWARD_FACTOR
-
-PAYLOAD_SHARE = 0.954
-"""Of a line's rate, what is tensors: headers of Ethernet, IP and TCP (1448 of 1514 bytes), TLS and frames."""
 
 
 class Bound(msgspec.Struct, frozen=True):

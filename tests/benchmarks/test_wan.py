@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from benchmarks.race.bounds import PAYLOAD_SHARE, Bound, naive_bound, schedule_bound
+from benchmarks.race.bounds import Bound, naive_bound, schedule_bound
 from benchmarks.race.chart import loss_chart
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LoopbackGround
@@ -19,6 +19,7 @@ from benchmarks.race.result import result
 from benchmarks.race.systems import BASELINES, FARFLUNG, race
 
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
+from farflung.simulator import PAYLOAD_SHARE
 
 ROOT = Path(__file__).parents[2]
 TINY = Course(layers=4, width=32, heads=2, sequence=16, batch=8, microbatches=4, steps=2)

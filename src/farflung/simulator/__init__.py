@@ -1,7 +1,7 @@
 """What a plan does on a topology, event by event, driven by the policy that the runtime runs by."""
 
-from farflung.simulator.conditions import Conditions
+from farflung.simulator.conditions import PAYLOAD_SHARE, Conditions
 from farflung.simulator.simulate import simulate
 from farflung.simulator.simulation import Load, Simulation, Span
 
-__all__ = ["Conditions", "Load", "Simulation", "Span", "simulate"]
+__all__ = ["PAYLOAD_SHARE", "Conditions", "Load", "Simulation", "Span", "simulate"]

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from farflung.workload.codecs import CODECS, DeclaredCodec
 
+PAYLOAD_SHARE = 0.954
+"""Of a line's rate, what is no header of Ethernet, IP and TCP (66 of 1514 bytes), TLS or frame."""
+
 
 def declared() -> dict[str, DeclaredCodec]:
     """The codecs that the planner knows, by name."""
@@ -27,7 +30,8 @@ class Conditions:
     window
         W of the admission rule in place of the plan's.
     payload_share
-        The part of a link's rate that is payload; headers take the rest.
+        The part of a link's rate that is payload; headers take the rest. `PAYLOAD_SHARE` where rates are
+        those of lines, as in the lab.
     commit
         Whether a step ends with a round trip to the broker, which stands in `topology.home`.
     update_bytes_per_second

@@ -5,10 +5,12 @@ from __future__ import annotations
 from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
+from farflung.opdag.storage import storage_of
 
 
 def required_bytes(segment: Segment, batch: int, window: int) -> int:
-    """An estimate of the memory a segment needs, in bytes: state, optimizer, `window` tapes of every value.
+    """An estimate of the memory a segment needs, in bytes: state, optimizer, `window` tapes of every value
+    that takes memory of its own.
 
     Of a parameter that another segment of the same worker owns it has its own gradient only. The feeder may
     be two windows ahead with the inputs, and autograd holds gradients of the values it works on: room for
@@ -18,7 +20,8 @@ def required_bytes(segment: Segment, batch: int, window: int) -> int:
     owned = set(segment.owned)
     held = sum(_held(entry, sizes[entry.value], entry.name in owned) for entry in segment.inputs)
     state = {entry.value for entry in segment.inputs if entry.kind != "input"}
-    tape = sum(size for number, size in sizes.items() if number not in state)
+    shared = storage_of(segment.nodes).shared
+    tape = sum(size for number, size in sizes.items() if number not in state and number not in shared)
     fed = sum(sizes[entry.value] for entry in segment.inputs if entry.kind == "input")
     working = 2 * max((size for number, size in sizes.items() if number not in state), default=0)
     return held + window * (tape + fed) + working

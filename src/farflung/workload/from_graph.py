@@ -10,6 +10,7 @@ from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.cost import flops
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph, Input
+from farflung.opdag.storage import storage_of
 from farflung.workload.arrays import Floats
 from farflung.workload.workload import Feed, Repeat, Span, Workload
 
@@ -30,6 +31,7 @@ class _Costs:
         self._is_static = [all(v in self._static for v in node.writes()) for node in graph.nodes]
         self._results = {graph.loss, *graph.mutations.values()}
         self._readers = self._find_readers()
+        self._storage = storage_of(graph.nodes)
         self._state = {entry.value for entry in graph.inputs if entry.kind != "input"}
 
     def workload(self, name: str, microbatches: int) -> Workload:
@@ -99,7 +101,8 @@ class _Costs:
         return found
 
     def _made(self, node: int) -> int:
-        return sum(self._sizes[value] for value in self._graph.nodes[node].writes())
+        made = self._graph.nodes[node].writes()
+        return sum(self._sizes[value] for value in made if value not in self._storage.shared)
 
     def _tape(self) -> Floats:
         found = np.zeros(len(self._graph.nodes))
@@ -132,6 +135,12 @@ class _Costs:
         for at, still in enumerate(self._is_static):
             if still and len(needed := tuple(self._needed_at(at))) > 1:
                 yield Repeat(needed, tape=self._made(at))
+
+        producers = self._graph.producers()
+        for value, permuted_at in self._storage.copied.items():
+            made = producers[value]
+            if not self._is_static[permuted_at] and not self._is_static[made]:
+                yield Repeat((permuted_at, made), tape=-self._sizes[value])
 
     def _spans(self) -> tuple[Span, ...]:
         gradients = differentiable_values(self._graph)

@@ -47,7 +47,8 @@ class Repeat:
     """What several nodes need (`readers`, ascending): its bytes in any range but that of the first reader.
 
     `state` of a parameter is its gradient, because one worker holds them all; of a buffer it is a copy.
-    `tape` is what is recomputed. What the first reader needs stands in the workload's arrays.
+    `tape` is what is recomputed; below zero it is a copy that the second node makes only beside the first.
+    What the first reader needs stands in the workload's arrays.
     """
 
     readers: tuple[int, ...]

@@ -8,7 +8,7 @@ which leaves 20 to 80 of hundreds of nodes. Each runs as the code that workers g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,15 +25,6 @@ from farflung.workload.profile import DeviceProfile, OpTime, signatures
 LEAST_RUNS, MOST_RUNS = 5, 50
 SECONDS = 0.05
 """A kind is run until this has passed, within the limits above."""
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """One node as a program, the values whose gradient it is asked for, and which of them are parameters."""
-
-    program: Program
-    needs_gradient: frozenset[int]
-    trained: frozenset[int]
 
 
 def profile_graph(
@@ -57,26 +48,47 @@ def profile_graph(
     """
     samples = next(iter(batch.values())).shape[0]
     gradients = differentiable_values(graph)
-    values = _given(graph, state, batch)
-    last_use = {value: at for at, node in enumerate(graph.nodes) for value in node.reads()}
+    trained = {entry.value for entry in graph.inputs if entry.trainable}
+    kinds = signatures(graph, samples)
     times: dict[str, OpTime] = {}
     overhead = _overhead()
-    for at, (node, signature) in enumerate(zip(graph.nodes, signatures(graph, samples), strict=True)):
+    for at, step in enumerate(node_by_node(graph, state, batch)):
         if progress:
             progress(at, len(graph.nodes))
-        kind = _kind(node, graph, samples, gradients)
-        read = [values[value].detach() for value in kind.program.values]
+        signature = kinds[at]
         if signature is not None and signature not in times:
-            forward, backward = _timed(kind, read)
+            forward, backward = _timed(step, gradients, trained)
             times[signature] = OpTime(signature, forward, max(0.0, backward - overhead))
+    offer = TorchBackend().offer()
+    return DeviceProfile(offer.name, offer.framework, torch.get_num_threads(), samples, list(times.values()))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node as a program, with what it reads."""
+
+    program: Program
+    read: list[Tensor]
+
+    def run(self) -> tuple[Tensor, ...]:
+        """What the node makes, in the order of `program.results`."""
+        return self.program.run([], self.read, 0)
+
+
+def node_by_node(graph: Graph, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Iterator[Step]:
+    """Run `graph` forward once, each node handed out before it runs; a value is kept until its last use."""
+    samples = next(iter(batch.values())).shape[0]
+    values = _given(graph, state, batch)
+    last_use = {value: at for at, node in enumerate(graph.nodes) for value in node.reads()}
+    for at, node in enumerate(graph.nodes):
+        program = _program(node, graph, samples)
+        step = Step(program, [values[value].detach() for value in program.values])
+        yield step
         with torch.no_grad():
-            made = kind.program.run([], read, 0)
-        values |= dict(zip(kind.program.results, made, strict=True))
+            values |= dict(zip(program.results, step.run(), strict=True))
         for value in {*node.reads(), *node.writes()}:
             if last_use.get(value, at) == at:
                 del values[value]
-    offer = TorchBackend().offer()
-    return DeviceProfile(offer.name, offer.framework, torch.get_num_threads(), samples, list(times.values()))
 
 
 def _given(graph: Graph, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> dict[int, Tensor]:
@@ -89,7 +101,7 @@ def _given(graph: Graph, state: Mapping[str, Tensor], batch: Mapping[str, Tensor
     return given
 
 
-def _kind(node: Node, graph: Graph, samples: int, gradients: set[int]) -> _Kind:
+def _program(node: Node, graph: Graph, samples: int) -> Program:
     """The node as a segment of its own, to which all that it reads is sent."""
     reads, writes = sorted(set(node.reads())), node.writes()
     segment = Segment(
@@ -107,36 +119,32 @@ def _kind(node: Node, graph: Graph, samples: int, gradients: set[int]) -> _Kind:
         mutations={},
         constants={},
     )
-    trained = {entry.value for entry in graph.inputs if entry.trainable}
-    program = Program(segment, samples, train=True)
-    return _Kind(program, frozenset(gradients & set(reads)), frozenset(trained & set(reads)))
+    return Program(segment, samples, train=True)
 
 
-def _timed(kind: _Kind, read: Sequence[Tensor]) -> tuple[float, float]:
+def _timed(step: Step, gradients: set[int], trained: set[int]) -> tuple[float, float]:
     """Median seconds of a forward and of a backward run."""
     leaves = [
-        tensor.requires_grad_(value in kind.needs_gradient)
-        for value, tensor in zip(kind.program.values, read, strict=True)
+        (value, tensor.requires_grad_())
+        for value, tensor in zip(step.program.values, step.read, strict=True)
+        if value in gradients
     ]
-    by_value = dict(zip(kind.program.values, leaves, strict=True))
-    wanted = [by_value[value] for value in sorted(kind.needs_gradient)]
-    sums = [torch.zeros_like(by_value[v]) if v in kind.trained else None for v in sorted(kind.needs_gradient)]
+    wanted = [leaf for _, leaf in leaves]
+    sums = [torch.zeros_like(leaf) if value in trained else None for value, leaf in leaves]
     runs: list[tuple[float, float]] = []
     until = _clock() + SECONDS
     while len(runs) < LEAST_RUNS or (len(runs) < MOST_RUNS and _clock() < until):
-        runs.append(_run(kind.program, leaves, wanted, sums))
-    halves = [sorted(seconds)[len(runs) // 2] for seconds in zip(*runs, strict=True)]
-    for leaf in leaves:
+        runs.append(_run(step, wanted, sums))
+    forward, backward = (sorted(seconds)[len(runs) // 2] for seconds in zip(*runs, strict=True))
+    for leaf in wanted:
         leaf.requires_grad_(False)
-    return halves[0], halves[1]
+    return forward, backward
 
 
-def _run(
-    program: Program, leaves: Sequence[Tensor], wanted: Sequence[Tensor], sums: Sequence[Tensor | None]
-) -> tuple[float, float]:
+def _run(step: Step, wanted: Sequence[Tensor], sums: Sequence[Tensor | None]) -> tuple[float, float]:
     """Seconds forward and backward; a parameter's gradient is added to its sum, as over microbatches."""
     begin = _clock()
-    results = program.run([], leaves, 0)
+    results = step.run()
     forward = _clock() - begin
     made = [result for result in results if result.requires_grad]
     if not made or not wanted:

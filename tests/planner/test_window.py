@@ -3,11 +3,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.planner.workloads import chain_workload, random_topology
 from tests.simulator.plans import MB, chain, random_chain, topology
 
-from farflung.planner.window import SLACK, choose_window
+from farflung.planner.assignment import Assignment, Options
+from farflung.planner.window import SLACK, choose_window, with_window
 from farflung.simulator import Conditions, simulate
 
 
@@ -37,3 +40,16 @@ def test_a_narrow_window_costs_hardly_anything(seed: int) -> None:
     chosen = replace(Conditions(), window=window)
     most = simulate(plan, places, widest).step_seconds * (1 + SLACK)
     assert simulate(plan, places, chosen).step_seconds <= most
+
+
+def test_an_assignment_gets_no_more_than_its_workers_can_hold() -> None:
+    workload = chain_workload([100.0, 100.0], [10], microbatches=16)
+    ample = random_topology(1, 2, memory=1e6)
+    ample = msgspec.structs.replace(ample, latency_ms=((0.0, 60_000.0), (60_000.0, 0.0)))
+    assignment = Assignment((1,), (("w0",), ("w1",)), 16, 1)
+    free = with_window(workload, assignment, ample, Options()).window
+    assert free > 3
+    small = msgspec.structs.replace(ample.workers[1], memory_gb=(workload.memory_bytes(1, 2, 3) + 0.5) / 1e9)
+    tight = msgspec.structs.replace(ample, workers=(ample.workers[0], small))
+    assert with_window(workload, assignment, tight, Options()).window == 3
+    assert with_window(workload, assignment, ample, Options(window=1)) == assignment

@@ -11,6 +11,7 @@ from farflung.planner.balanced import indifferent
 from farflung.planner.chain import Cutter
 from farflung.planner.checks import Fleet, most_segments, refuse_memory, usable_fleet
 from farflung.planner.devices import Devices
+from farflung.planner.window import with_window
 from farflung.workload import Workload
 
 
@@ -36,13 +37,14 @@ def even_shares(
         for chain, skips in _chains(fleet, devices):
             cut = cutter.cut(indifferent(chain, weighed), skips)
             if cut is not None:
-                assignment = assignment_of(workload, chain, cut, window)
+                cut_so = assignment_of(workload, chain, cut, window)
+                assignment = with_window(workload, cut_so, fleet.topology, options)
                 return answer(scheduler, fleet, workload, assignment, options)
     raise refuse_memory(workload, devices, 0 if fleet.count else len(devices), options.recompute)
 
 
 def windows(workload: Workload, options: Options, segments: int) -> Iterator[int]:
-    """Windows to try: twice the depth of the pipeline, then fewer microbatches as memory asks for it."""
+    """Windows to cut for: twice the depth of the pipeline, then fewer microbatches as memory asks for it."""
     window = options.window or min(workload.microbatches, 2 * segments)
     yield window
     while window > 1 and options.window is None:

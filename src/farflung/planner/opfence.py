@@ -27,6 +27,7 @@ from farflung.planner.communities import communities
 from farflung.planner.devices import Devices
 from farflung.planner.even_shares import windows
 from farflung.planner.fence import fenced_order
+from farflung.planner.window import with_window
 from farflung.workload import Workload
 
 MOST_SKIPS = 64
@@ -50,7 +51,8 @@ def opfence(topology: Topology, workload: Workload, options: Options) -> Schedul
     for window in windows(workload, options, len(chains[0])):
         found = _best(Cutter(workload, window, options.recompute), chains, skips)
         if found is not None:
-            assignment = assignment_of(workload, found[0], found[1], window)
+            cut_so = assignment_of(workload, found[0], found[1], window)
+            assignment = with_window(workload, cut_so, fleet.topology, options)
             return answer("op-fence", fleet, workload, assignment, options)
     raise refuse_memory(workload, chains[0], skips, options.recompute)
 

@@ -7,13 +7,14 @@ of gradient averages exceed D. What D says of the number of runs:
 
 * (packing) A worker whose stage holds n of its component pays at least its n - 1 cheapest links within it and
   its replicas - n cheapest ones out of it, so D tells how many of its component it needs in its stage. The
-  run that holds the neediest worker of a component has as many pipelines in that component: components
-  share a run only if their needs fit in the replicas, and a run is no longer than the size of any of them
-  divided by its need. All runs together are as long as there are stages.
-* (spreading) One of r runs has at least stages / r stages, so a component gives each of its stages at most
-its
-  size divided by that. Every worker of such a stage pays for its replicas - 1 cheapest partners under these
-  limits, and even the stage of those who pay least must hold somebody who pays no more than D.
+  run that holds the neediest worker of a component has as many pipelines in that component: components share
+  a run only if their needs fit in the replicas, and a run is no longer than the size of any of them divided
+  by its need (by its least need, in a run without anybody's neediest). All runs together are as long as there
+  are stages.
+* (spreading) To a run of L stages a component gives at most its size / L workers a stage. Whoever is in a run
+  at least that long pays for its replicas - 1 cheapest partners under these limits, and the lengths of the
+  runs say how many workers are in runs at least that long: take those who pay least. So for every way to part
+  the stages into runs there is a least D. (Of too many stages, only the longest of r runs is looked at.)
 
 Both give a least number of runs; one hop less than that costs more than t, and as many cost more than any
 smaller limit. The components change at the edges of the minimum spanning tree only. So the sum of the hops is
@@ -26,9 +27,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.planner.grid.components import Level, levels_of
-from farflung.planner.grid.objective import Costs, GridCosts
+from farflung.planner.grid.components import levels_of
+from farflung.planner.grid.objective import GridCosts
 from farflung.planner.grid.packing import fewest_runs, least_sync, needs
+from farflung.planner.grid.spreading import least_by_runs
 
 MOST_SYNCS = 160
 _ROUNDING = 1 - 1e-10  # of the sums, which are taken in another order elsewhere
@@ -45,7 +47,7 @@ def lower_bound(costs: GridCosts) -> float:
         return floor * _ROUNDING
     cheapest, levels = levels_of(np.minimum(costs.hop, costs.hop.T))
     packing = [least_sync(costs.sync, level, replicas) for level in levels]
-    spreading = [_spread(costs.sync, level, stages, replicas) for level in levels]
+    spreading = [least_by_runs(costs.sync, level, stages, replicas) for level in levels]
     syncs = _breakpoints(floor, packing + spreading)
     limits = np.append(syncs[1:], np.inf) - _TOLERANCE
     hops, runs = np.full(len(syncs), cheapest * (stages - 1)), np.ones(len(syncs))
@@ -54,36 +56,6 @@ def lower_bound(costs: GridCosts) -> float:
         runs = np.maximum(runs, 1 + (spread[:, np.newaxis] >= limits).sum(axis=0))
         hops += level.step * (runs - 1)
     return float((syncs + 2 * hops).min()) * _ROUNDING
-
-
-def _spread(sync: Costs, level: Level, stages: int, replicas: int) -> Seconds:
-    """For r = 1, 2, ... stages: the least that the dearest worker pays if there are no more than r runs."""
-    groups = level.groups
-    by_length = {
-        length: _spread_over(sync, groups, length, replicas)
-        for length in {-(-stages // runs) for runs in range(1, stages + 1)}
-    }
-    return np.array([by_length[-(-stages // runs)] for runs in range(1, stages + 1)])
-
-
-def _spread_over(sync: Costs, groups: list[NDArray[np.int64]], length: int, replicas: int) -> float:
-    """The least that the dearest worker pays in a run of `length` stages."""
-    held = [(group, len(group) // length) for group in groups if len(group) >= length]
-    if sum(most for _, most in held) < replicas:
-        return float("inf")
-    partners = np.hstack([_partners(sync, group, most) for group, most in held])
-    sums = np.sort(partners, axis=1)[:, : replicas - 1].sum(axis=1)
-    paying = np.concatenate([np.sort(sums[group])[:most] for group, most in held])
-    return float(np.sort(paying)[replicas - 1])
-
-
-def _partners(sync: Costs, group: NDArray[np.int64], most: int) -> Costs:
-    """Workers x most: what each one's cheapest partners in the group cost; its own place there is taken."""
-    costs = sync[:, group]
-    costs[group, np.arange(len(group))] = np.inf
-    cheapest = np.sort(costs, axis=1)[:, :most]
-    cheapest[group, -1] = np.inf
-    return cheapest
 
 
 def _breakpoints(floor: float, found: list[Seconds]) -> Seconds:

@@ -31,7 +31,8 @@ def fewest_runs(needed: Counts, level: Level, stages: int, replicas: int) -> NDA
     """For each row of `needs`: in fewer runs the components cannot be packed, nor fill the stages.
 
     Sorted by how long a run each component allows, at least as many runs are at most that long as the
-    components up to there need, and the runs' lengths must add up to the stages.
+    components up to there need, and the runs' lengths must add up to the stages. Further runs, without the
+    neediest worker of any component, may be longer.
     """
     groups = level.groups
     need = np.stack([needed[:, group].max(axis=1) for group in groups], axis=1)
@@ -43,7 +44,8 @@ def fewest_runs(needed: Counts, level: Level, stages: int, replicas: int) -> NDA
     alone = np.cumsum(2 * need > replicas, axis=1)
     runs = np.maximum(shared, alone)
     filled = (np.diff(runs, axis=1, prepend=0) * longest).sum(axis=1)
-    more = -(-np.maximum(stages - filled, 0) // longest[:, -1])
+    modest = np.stack([needed[:, group].min(axis=1) for group in groups], axis=1)
+    more = -(-np.maximum(stages - filled, 0) // np.minimum(size // modest, stages).max(axis=1))
     total = runs[:, -1] + more
     if (size % stages).any():
         total = np.maximum(total, 2)

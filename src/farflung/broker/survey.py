@@ -23,18 +23,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Measuring:
-    """One thing to measure: the first of a pair dials, the centre of a fan comes first.
-
-    With a single peer `out` is one way of a pair, measured alone.
-    """
+    """One thing to measure: the first of a pair dials, the centre of a fan comes first."""
 
     task: Task
     members: tuple[str, ...]
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether it is about two workers, not about a line."""
-        return len(self.members) == 2
 
 
 @dataclass(frozen=True)
@@ -60,6 +52,7 @@ class Survey:
     running : What is being measured, by its number.
     opened, closed : Who could be dialled and who could not.
     gone : Members who take no further part, and why.
+    repeated : What was measured, and if it failed is not tried a second time.
     ended : How many probes are over.
     """
 
@@ -75,6 +68,7 @@ class Survey:
     opened: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
     gone: Mapping[str, str] = field(default_factory=dict)
+    repeated: frozenset[Measuring] = frozenset()
     ended: int = 0
     bytes_sent: int = 0
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from farflung.broker.measurements import (
     Direction,
@@ -58,18 +56,22 @@ def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str
     return Results(found, frozenset(opened), frozenset(closed))
 
 
-def alone_results(pair: Pair, heard: Mapping[str, Probed], known: Measurements, now: float) -> Results:
-    """The way from the first to the second once more, if it carried more with nothing else under way."""
-    probed, before = heard.get(pair[0]), known.pairs.get(pair)
-    if probed is None or before is None or (probed.line_mbps or 0.0) <= before.bandwidth_mbps:
-        return Results()
-    return Results((msgspec.structs.replace(before, bandwidth_mbps=probed.line_mbps, at=now),))
+def better(results: Results, known: Measurements) -> Results:
+    """The results of a second chance, where they are better than the first ones."""
+    found: list[Measurement] = []
+    for one in results.found:
+        before = known.pairs.get(one.pair) if isinstance(one, PairMeasurement) else None
+        found.append(before if before is not None and _quality(before) > _quality(one) else one)
+    return replace(results, found=tuple(found))
 
 
 def line_results(
     centre: str, direction: Direction, heard: Mapping[str, Probed], known: Measurements, now: float
 ) -> Results:
-    """What a worker's line carried with several links busy; nothing if fewer than two were."""
+    """What a worker's line carried with several links busy; nothing if fewer than two were.
+
+    Nothing either if that was little and still grew when time was up: it does not show what is shared.
+    """
     probed = heard.get(centre)
     if probed is None or not probed.line_mbps:
         return Results()
@@ -78,10 +80,18 @@ def line_results(
     alone = [known.pairs[way].bandwidth_mbps for way in ways if way in known.pairs]
     if len(alone) < 2:
         return Results()
-    return Results((LineMeasurement(centre, direction, probed.line_mbps, sum(alone), now),))
+    # A line carries at least what one link had to itself: the machine was too busy if it seems not to.
+    line = LineMeasurement(centre, direction, max(probed.line_mbps, *alone), sum(alone), now)
+    return Results(() if line.is_shared and not probed.line_is_settled else (line,))
 
 
 def _told(heard: Mapping[str, Probed], worker: str, peer: str) -> ProbedLink:
     probed = heard.get(worker)
     links = [] if probed is None else [link for link in probed.links if link.peer == peer]
     return links[0] if links else ProbedLink(peer)
+
+
+def _quality(found: Measurement) -> tuple[bool, float]:
+    """A rate that had stopped growing is better than one that had not, and then a higher one."""
+    assert isinstance(found, PairMeasurement)
+    return found.is_settled and found.bandwidth_mbps > 0, found.bandwidth_mbps

@@ -1,8 +1,8 @@
 """A survey as a pure state machine: what happens to it, what is asked of whom, and what was found.
 
-First pairs of workers probe each other, both ways at once, nobody in two pairs. Where one way turns out much
-faster than the other, it is measured once more alone: what acknowledges its bytes has queued behind those of
-the slow way. Then each worker keeps several links busy at once, out and in, to see what its line carries.
+First pairs of workers probe each other, both ways in one turn, nobody in two pairs at once. A pair whose
+probe came to nothing, or was still getting faster when its time was up, gets a second chance. Then each
+worker keeps several links busy at once, out and in, to see what its line carries.
 
 Whoever falls silent costs one deadline, not one for each pair. No clock, socket or thread: time is an
 argument.
@@ -15,17 +15,21 @@ from dataclasses import replace
 
 from farflung.broker.measurements import Direction, Measurement, PairMeasurement
 from farflung.broker.survey import Line, Measuring, Running, Survey
-from farflung.broker.survey_results import Results, alone_results, line_results, pair_results
+from farflung.broker.survey_results import Results, better, line_results, pair_results
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import EndProbe, Probe, Probed, ProbedPeer, Task
 
-FAN_PEERS = 7
-"""With how many peers a worker's line is kept busy: two such groups fit in a fleet of 16."""
+FAN_PEERS, FAN_PEERS_OF_MANY = 7, 4
+"""With how many peers a worker's line is kept busy: with all of a fleet of 8, and of more with so few that
+several groups fit beside one another.
+"""
 
 FAN_SHARE = 4
 """A link of a fan may carry this part of what a pair may: they are several."""
 
-_MUCH_FASTER = 1.3
+SECOND_CHANCE_SECONDS = 15.0
+"""Later in a survey only what has failed altogether is repeated."""
+
 _GOOD_ENOUGH = 0.8
 _WORTH_A_FAN = 1.15
 
@@ -43,6 +47,7 @@ class Turn:
         """A probe is over, with the results that it has."""
         measuring = self.survey.running[number].measuring
         result = _results(self.survey, self.survey.running[number], self.now)
+        again = _again(self.survey, measuring, result, self.now)
         self.drop(number)
         self.found.extend(result.found)
         self.survey = replace(
@@ -50,7 +55,8 @@ class Turn:
             known=self.survey.known.updated(result.found),
             opened=self.survey.opened | result.opened,
             closed=self.survey.closed | result.closed,
-            pairs=(*_again(measuring, result), *self.survey.pairs),
+            pairs=(*self.survey.pairs, *again),
+            repeated=self.survey.repeated | {measuring},
         )
 
     def drop(self, number: int) -> None:
@@ -99,7 +105,9 @@ class Turn:
                     self.survey, pairs=tuple(one for one in self.survey.pairs if one is not pair)
                 )
                 self.start(pair)
-        if not self.survey.pairs and not any(one.measuring.is_pair for one in self.survey.running.values()):
+        if not self.survey.pairs and not any(
+            one.measuring.task == "pair" for one in self.survey.running.values()
+        ):
             self._go_on_with_lines(taken)
         return self
 
@@ -163,21 +171,20 @@ def leave(survey: Survey, now: float, worker: str, reason: str, is_fault: bool =
 def _results(survey: Survey, running: Running, now: float) -> Results:
     centre, *peers = running.measuring.members
     if running.measuring.task == "pair":
-        return pair_results((centre, peers[0]), running.heard, survey.gone, now)
-    if running.measuring.is_pair:
-        return alone_results((centre, peers[0]), running.heard, survey.known, now)
+        found = pair_results((centre, peers[0]), running.heard, survey.gone, now)
+        return better(found, survey.known) if running.measuring in survey.repeated else found
     direction: Direction = "up" if running.measuring.task == "out" else "down"
     return line_results(centre, direction, running.heard, survey.known, now)
 
 
-def _again(measuring: Measuring, result: Results) -> list[Measuring]:
-    """The faster way of a pair, if the slower one may have hampered it."""
-    if measuring.task != "pair":
-        return []
-    rates = {one.pair: one.bandwidth_mbps for one in result.found if isinstance(one, PairMeasurement)}
-    slow, fast = sorted(rates, key=lambda pair: rates[pair])
-    is_worth_it = rates[slow] > 0 and rates[fast] > _MUCH_FASTER * rates[slow]
-    return [Measuring("out", fast)] if is_worth_it else []
+def _again(survey: Survey, measuring: Measuring, result: Results, now: float) -> list[Measuring]:
+    """A pair that deserves a second chance: its members reached each other, and the machines may be busy."""
+    found = [one for one in result.found if isinstance(one, PairMeasurement) and one.path]
+    has_failed = any(one.problem for one in found)
+    has_time = now - survey.began_at < SECOND_CHANCE_SECONDS
+    is_doubtful = has_time and not all(one.is_settled for one in found)
+    is_first = measuring not in survey.repeated and not survey.gone.keys() & set(measuring.members)
+    return [measuring] if is_first and (has_failed or is_doubtful) else []
 
 
 def _probe(survey: Survey, number: int, task: Task, worker: str, peers: Iterable[str]) -> Probe:
@@ -187,8 +194,7 @@ def _probe(survey: Survey, number: int, task: Task, worker: str, peers: Iterable
         ProbedPeer(peer, list(survey.members[peer].addresses), _dials(survey, worker, peer, is_first))
         for peer in peers
     ]
-    is_pair = survey.running[number].measuring.is_pair
-    limit = survey.byte_limit if is_pair else survey.byte_limit // FAN_SHARE
+    limit = survey.byte_limit if task == "pair" else survey.byte_limit // FAN_SHARE
     return Probe(number, task, probed, limit)
 
 
@@ -202,11 +208,12 @@ def _fan(survey: Survey, line: Line, taken: set[str]) -> tuple[bool, Measuring |
     """Whether there is anything to see on this line and, if so, who keeps it busiest and is free for it."""
     rates = survey.rates(line)
     by_rate = sorted(rates, key=lambda peer: (-rates[peer], peer))
-    best = by_rate[:FAN_PEERS]
+    most = FAN_PEERS if len(survey.members) <= FAN_PEERS + 1 else FAN_PEERS_OF_MANY
+    best = by_rate[:most]
     busiest = sum(rates[peer] for peer in best)
     if len(best) < 2 or busiest < _WORTH_A_FAN * rates[best[0]]:
         return False, None
-    free = [peer for peer in by_rate if peer not in taken][:FAN_PEERS]
+    free = [peer for peer in by_rate if peer not in taken][:most]
     if len(free) < 2 or sum(rates[peer] for peer in free) < _GOOD_ENOUGH * busiest:
         return True, None
     return True, Measuring("out" if line[1] == "up" else "in", (line[0], *free))

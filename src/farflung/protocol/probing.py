@@ -70,7 +70,8 @@ class ProbedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Probed(Message, frozen=True):
-    """What came of a probe. `line_mbps` is what all links carried at once, where that was asked for.
+    """What came of a probe. `line_mbps` is what all links carried at once, where that was asked for, and
+    `line_is_settled` whether that had stopped growing.
 
     With a `problem` of its own the worker did not try.
     """
@@ -78,6 +79,7 @@ class Probed(Message, frozen=True):
     number: Count
     links: Annotated[list[ProbedLink], Meta(max_length=MOST_PEERS)] = msgspec.field(default_factory=list)
     line_mbps: Rate | None = None
+    line_is_settled: bool = False
     bytes_sent: Count = 0
     problem: ShortText = ""
 

@@ -12,6 +12,7 @@ from farflung.transport.findings import Findings
 from farflung.transport.timeouts import FAN_SECONDS
 
 _LOOK_SECONDS = 0.02
+_BEGINNING_ROUND_TRIPS = 5
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ async def watch(total_bytes: Callable[[], int], round_trip_seconds: float) -> Li
     """
     findings = Findings()
     findings.answered(round_trip_seconds)
-    deadline = time.monotonic() + FAN_SECONDS
+    deadline = time.monotonic() + FAN_SECONDS + _BEGINNING_ROUND_TRIPS * round_trip_seconds
     while (now := time.monotonic()) < deadline and not findings.is_settled:
         if (total := total_bytes()) > findings.total_bytes:
             findings.arrived(Arrival(now, total))

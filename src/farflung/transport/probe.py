@@ -87,8 +87,10 @@ class Prober:
         """How much of what was sent from here has come, as far as the other side has told."""
         return 0 if self._probe is None else self._probe.taken_bytes
 
-    async def probe(self, link: Link, byte_limit: int = MAXIMUM_BYTES) -> PairEstimate:
-        """Measure the path from here to the other end, within two seconds.
+    async def probe(
+        self, link: Link, byte_limit: int = MAXIMUM_BYTES, seconds: float = PROBE_SECONDS
+    ) -> PairEstimate:
+        """Measure the path from here to the other end, within `seconds`.
 
         Sends no more than 32 KiB and five times what has arrived, never more than `byte_limit`, and stops as
         soon as the rate no longer grows.
@@ -100,7 +102,7 @@ class Prober:
         """
         probe = self._begin(link, byte_limit)
         try:
-            estimate = await probe.run()
+            estimate = await probe.run(seconds)
         finally:
             probe.stop()
         if link.reason is not None:
@@ -173,19 +175,19 @@ class _Probe:
         self._unsent = 0
         self._is_sending = False
 
-    async def run(self) -> PairEstimate:
+    async def run(self, limit_seconds: float) -> PairEstimate:
         started = time.monotonic()
-        deadline = started + PROBE_SECONDS * _LATEST_SHARE
+        deadline = started + limit_seconds * _LATEST_SHARE
         await self._ask(started, deadline)
         if not self._findings.answers and self._link.reason is None:
             raise ConnectionFailed(
-                f"{self._link.peer} answered no question of a probe within {PROBE_SECONDS:g} s"
+                f"{self._link.peer} answered no question of a probe within {limit_seconds:g} s"
             )
         self.send()
         await self._settle(deadline)
         rate, is_settled = self._findings.bytes_per_second, self._findings.is_settled
         if rate is None and self._link.reason is None:
-            raise ConnectionFailed(f"too little of a probe reached {self._link.peer} in {PROBE_SECONDS:g} s")
+            raise ConnectionFailed(f"too little of a probe reached {self._link.peer} in {limit_seconds:g} s")
         # A busy process answers questions late; where the kernel has seen the same path, it knows better.
         least = self._link.least_round_trip_seconds or math.inf
         latency_ms = min(self._findings.round_trip_seconds, least) / 2 * 1e3

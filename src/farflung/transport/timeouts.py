@@ -12,7 +12,8 @@ BURST_PAUSE_SECONDS = 0.5  # without data for so long, what is sent next begins 
 HOLD_BACK_SECONDS = 1.0  # for so long its rate is held to what is known
 LONG_BURST_SECONDS = 4.0  # what is worth a fresh start of the congestion control at the next one
 PROBE_SECONDS = 2.0  # the longest that a path is probed
-FAN_SECONDS = 1.2  # the longest that all links of a holder are kept busy to see what its line carries
+SURVEY_PROBE_SECONDS = 0.8  # the same where there are many to be probed, and 5 round trips
+FAN_SECONDS = 1.0  # for all links of a holder to show what its line carries, and 5 round trips
 
 
 @dataclass(frozen=True)

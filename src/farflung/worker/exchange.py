@@ -8,17 +8,18 @@ from typing import Protocol
 
 import msgspec
 
-from farflung.errors import ConnectionFailed
+from farflung.errors import ConnectionFailed, FarflungError
 from farflung.paths.connector import Connector
 from farflung.paths.errand import Errand
 from farflung.plan.topology import MOST_MBPS
 from farflung.protocol.probing import SHORT_TEXT_LENGTH, SURVEY, Probe, Probed, ProbedLink, ProbedPeer
 from farflung.transport.endpoint import Handler, Link, Peer
-from farflung.transport.fan import watch
+from farflung.transport.fan import LineEstimate, watch
 from farflung.transport.probe import PairEstimate, Prober
-from farflung.transport.timeouts import FAN_SECONDS, PROBE_SECONDS, Timeouts
+from farflung.transport.timeouts import FAN_SECONDS, PROBE_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
 
 USUAL_ROUND_TRIP_SECONDS = 0.1
+BEGINNING_ROUND_TRIPS = 5
 
 
 class Ends(Handler, Protocol):
@@ -69,7 +70,10 @@ class Exchange:
             await asyncio.gather(*map(self._reach, self._probe.peers))
             line = await self._measure() if self._links else None
             found = [self._found[peer.worker] for peer in self._probe.peers]
-            return Probed(self.number, found, line, self._bytes_sent)
+            if line is None:
+                return Probed(self.number, found, bytes_sent=self._bytes_sent)
+            mbps = min(line.bandwidth_mbps, MOST_MBPS)
+            return Probed(self.number, found, mbps, line.is_settled, self._bytes_sent)
         finally:
             for link in self._links.values():
                 link.abandon("probed")
@@ -87,7 +91,7 @@ class Exchange:
             limit = self._timeouts.probe_link_seconds
             problem = f"no link to worker {peer.worker} came about within {limit:g} s"
             self._found[peer.worker] = ProbedLink(peer.worker, problem=problem)
-        except ConnectionFailed as error:
+        except FarflungError as error:
             problem = str(error)[:SHORT_TEXT_LENGTH]
             self._found[peer.worker] = ProbedLink(peer.worker, problem=problem)
 
@@ -100,7 +104,7 @@ class Exchange:
         self._links[peer.worker] = reached.link
         return ProbedLink(peer.worker, reached.link.path[:SHORT_TEXT_LENGTH])
 
-    async def _measure(self) -> float | None:
+    async def _measure(self) -> LineEstimate | None:
         links = list(self._links.values())
         match self._probe.task:
             case "pair":
@@ -115,30 +119,41 @@ class Exchange:
                 return None
 
     async def _pair(self, link: Link) -> None:
-        """Probe a peer that probes back; neither hangs up on the other."""
-        prober, name = self._ends.prober(link), link.peer.id
+        """Measure the way to a peer, and let it measure the way back: whoever dialled goes first.
+
+        Not both at once: what acknowledges the bytes of a fast way would queue behind those of a slow one,
+        and the fast one would seem as slow.
+        """
+        prober, is_first = self._ends.prober(link), self._probe.peers[0].dials
+        if not is_first:
+            await _within(2 * PROBE_SECONDS, prober.peer_done)
+        await self._probe_way(prober, link)
+        prober.stop(link)
+        if is_first:
+            await _within(2 * PROBE_SECONDS, prober.peer_done)
+
+    async def _probe_way(self, prober: Prober, link: Link) -> None:
+        name = link.peer.id
+        limit = SURVEY_PROBE_SECONDS + BEGINNING_ROUND_TRIPS * _round_trip(link)
         try:
-            estimate = await prober.probe(link, self._probe.byte_limit)
+            estimate = await prober.probe(link, self._probe.byte_limit, min(limit, PROBE_SECONDS))
         except ConnectionFailed as error:
             self._found[name] = msgspec.structs.replace(
                 self._found[name], problem=str(error)[:SHORT_TEXT_LENGTH]
             )
         else:
             self._found[name] = _with(self._found[name], estimate)
-        prober.stop(link)
-        await _within(PROBE_SECONDS, prober.peer_done)
 
-    async def _out(self, links: Sequence[Link]) -> float:
+    async def _out(self, links: Sequence[Link]) -> LineEstimate:
         for link in links:
             self._ends.prober(link).fill(link, self._probe.byte_limit)
         return await self._watched(links, lambda link: self._ends.prober(link).taken_bytes)
 
-    async def _watched(self, links: Sequence[Link], count: Callable[[Link], int]) -> float:
-        longest = max(link.least_round_trip_seconds or USUAL_ROUND_TRIP_SECONDS for link in links)
-        estimate = await watch(lambda: sum(map(count, links)), longest)
+    async def _watched(self, links: Sequence[Link], count: Callable[[Link], int]) -> LineEstimate:
+        estimate = await watch(lambda: sum(map(count, links)), max(map(_round_trip, links)))
         for link in links:
             self._ends.prober(link).stop(link)
-        return min(estimate.bandwidth_mbps, MOST_MBPS)
+        return estimate
 
     async def _serve(self, link: Link) -> None:
         prober = self._ends.prober(link)
@@ -146,6 +161,10 @@ class Exchange:
             prober.fill(link, self._probe.byte_limit)
         await _within(self._timeouts.probe_link_seconds + FAN_SECONDS, prober.peer_done)
         prober.stop(link)
+
+
+def _round_trip(link: Link) -> float:
+    return link.least_round_trip_seconds or USUAL_ROUND_TRIP_SECONDS
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

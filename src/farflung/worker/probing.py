@@ -9,7 +9,6 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 from farflung.errors import ProtocolError
 from farflung.paths.answerer import Answerer
@@ -161,11 +160,17 @@ class Probing:
         self._task = asyncio.create_task(self._run(exchange))
 
     async def _run(self, exchange: Exchange) -> None:
-        with suppress(asyncio.CancelledError):
+        try:
             probed = await exchange.run()
-            if self._exchange is exchange:
-                self._exchange = None
-                self.tell(probed)
+        except asyncio.CancelledError:
+            return
+        except Exception as error:
+            # A defect of ours must not keep the whole survey waiting.
+            log.exception("probe %d failed", exchange.number)
+            probed = Probed(exchange.number, problem=f"its part in the probe broke ({type(error).__name__})")
+        if self._exchange is exchange:
+            self._exchange = None
+            self.tell(probed)
 
     def _keep_early(self, link: Link) -> None:
         """Its dialler may have heard from the broker sooner; the newest few are kept, for a moment."""

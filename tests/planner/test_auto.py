@@ -52,7 +52,7 @@ def case(seed: int) -> tuple[Topology, Workload]:
     return random_topology(seed, 1 + seed % 7), random_workload(seed, 4 + seed % 11, ties=seed % 3 == 0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_plans_are_valid_and_what_the_simulator_says(seed: int) -> None:
     topology, workload = case(seed)
@@ -62,7 +62,7 @@ def test_plans_are_valid_and_what_the_simulator_says(seed: int) -> None:
         assert simulate(schedule.plan, topology).step_seconds == pytest.approx(schedule.step_seconds)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_equal_inputs_seed_and_budget_give_an_equal_plan(seed: int) -> None:
     topology, workload = case(seed)

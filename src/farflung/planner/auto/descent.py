@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from random import Random
 
 import numpy as np
 
@@ -32,24 +31,31 @@ class Candidate:
         return self.found.seconds
 
 
+@dataclass(frozen=True)
 class Descent:
-    """Improves candidates on one ground."""
+    """Improves candidates on one ground; no step time is below `low`."""
 
-    def __init__(self, ground: Ground, moves: Moves, budget: Budget, low: float, draw: Random) -> None:
-        self.ground, self.moves, self.budget, self.low, self.draw = ground, moves, budget, low, draw
+    ground: Ground
+    moves: Moves
+    budget: Budget
+    low: float
 
     def measured(self, workers: Sequence[int], window: int, high: float = FOREVER) -> Candidate:
         """A candidate as it is."""
         return self._measured([tuple(workers)], window, high)[0]
 
-    def best_of(self, sequences: Sequence[Sequence[int]], window: int) -> Candidate | None:
-        """The best of some candidates with the widest window, up to `window`, with which any fits."""
-        while True:
-            tried = self._measured([tuple(workers) for workers in sequences], window, FOREVER)
-            best = min(tried, key=lambda one: (one.seconds, -one.found.part), default=None)
-            if best is None or best.found.fits or window == 1:
-                return best
-            window = window * 2 // 3
+    def best_of(self, sequences: Sequence[Sequence[int]]) -> Candidate | None:
+        """The best of some candidates with any window."""
+        orders = [tuple(workers) for workers in sequences]
+        best: Candidate | None = None
+        window = self.ground.window or self.ground.microbatches
+        while window:
+            high = FOREVER if best is None or not best.found.fits else best.seconds
+            for one in self._measured(orders, window, high):
+                if best is None or _key(one) < _key(best):
+                    best = one
+            window = window * 2 // 3 if self.ground.window is None else 0
+        return best
 
     def settled(self, candidate: Candidate) -> Candidate:
         """The same sequence with the window it needs."""
@@ -66,15 +72,18 @@ class Descent:
     def _other_windows(self, candidate: Candidate) -> Candidate | None:
         """The same sequence with a window that is better than the one it has."""
         window, most = candidate.found.window, self.ground.microbatches
+        if self.ground.window is not None:
+            return None
         windows = {max(1, window // 2), window * 3 // 4, window - 1, window + 1, window * 4 // 3, window * 2}
-        tried = [self.measured(candidate.workers, w) for w in sorted(windows) if 1 <= w <= most]
+        limit = candidate.seconds * (1 - STEP) if candidate.found.fits else FOREVER
+        tried = [self.measured(candidate.workers, w, limit) for w in sorted(windows) if 1 <= w <= most]
         best = min(tried, key=lambda one: one.seconds, default=candidate)
         return best if best.seconds < candidate.seconds * (1 - STEP) else None
 
     def window_for(self, candidate: Candidate) -> int:
         """The least window with which the round trip costs nothing."""
         M = self.ground.microbatches  # noqa: N806
-        if not candidate.found.fits:
+        if not candidate.found.fits or self.ground.window is not None:
             return candidate.found.window
         return max(
             1, min(M, math.ceil(M * candidate.found.round_trip * self.ground.slack / candidate.seconds))
@@ -83,23 +92,34 @@ class Descent:
     def run(self, candidate: Candidate) -> Candidate:
         """Improve until no move does, or the budget is spent."""
         while not self.budget.is_spent:
-            better = self._better(candidate) or self._other_windows(candidate)
-            if better is None:
+            better = (
+                self._better(candidate, candidate.found.window)
+                or (
+                    self.is_held_up(candidate)
+                    and self._better(candidate, candidate.found.window * 4 // 3 + 1)
+                )
+                or self._other_windows(candidate)
+            )
+            if not better:
                 return candidate
             candidate = self.settled(better)
         return candidate
 
-    def _better(self, candidate: Candidate) -> Candidate | None:
+    def is_held_up(self, candidate: Candidate) -> bool:
+        """Whether a wider window would help, if only memory had room for it."""
+        return self.ground.window is None and self.window_for(candidate) >= candidate.found.window
+
+    def _better(self, candidate: Candidate, window: int) -> Candidate | None:
         neighbours = self.moves.around(candidate.workers)
         while batch := list(islice(neighbours, BATCH)):
             if self.budget.is_spent:
                 return None
-            better = self._best_of(candidate, batch)
+            better = self._best_of(candidate, batch, min(window, self.ground.microbatches))
             if better is not None:
                 return better
         return None
 
-    def _best_of(self, candidate: Candidate, batch: list[tuple[int, ...]]) -> Candidate | None:
+    def _best_of(self, candidate: Candidate, batch: list[tuple[int, ...]], window: int) -> Candidate | None:
         found = candidate.found
         if self.ground.tables.loop is not None:
             batch = [workers for workers in batch if workers[0] != workers[-1]]
@@ -114,17 +134,17 @@ class Descent:
             Orders.of(orders),
             np.full(count, goal),
             np.full(count, found.round_trip),
-            found.window,
+            window,
         )
         if not found.fits and not screened.fits.any():
             at = int(screened.part.argmax())
             if screened.part[at] <= found.part + 1e-6:
                 return None
-            return self.measured(batch[at], found.window)
+            return self.measured(batch[at], window)
         rows = np.flatnonzero(screened.fits)[:SOLVED]
         if not len(rows):
             return None
-        tried = self._measured([batch[row] for row in rows.tolist()], found.window, goal)
+        tried = self._measured([batch[row] for row in rows.tolist()], window, goal)
         best = min(tried, key=lambda one: one.seconds)
         return best if best.seconds < found.seconds or not found.fits else None
 
@@ -136,3 +156,7 @@ class Descent:
 
     def _order(self, workers: tuple[int, ...]) -> tuple[int, ...]:
         return workers if self.ground.tables.loop is None else (*workers, workers[0])
+
+
+def _key(candidate: Candidate) -> tuple[float, float]:
+    return candidate.seconds, -candidate.found.part

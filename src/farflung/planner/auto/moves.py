@@ -12,9 +12,19 @@ LONGEST_RUN = 3  # of single workers that move together, beside whole sites
 
 
 class Moves:
-    """Neighbours of orders over a set of workers. A worker may come several times, but not twice in a row."""
+    """Neighbours of orders over a set of workers, of which `count` are used, unless None.
 
-    def __init__(self, pool: Sequence[int], site: NDArray[np.int64], speed: NDArray[np.float64]) -> None:
+    A worker may come several times, but not twice in a row.
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[int],
+        site: NDArray[np.int64],
+        speed: NDArray[np.float64],
+        count: int | None = None,
+    ) -> None:
+        self._count = count
         self._pool = sorted(pool, key=lambda worker: (-speed[worker], worker))
         self._site = site
         self._speed = speed
@@ -29,6 +39,8 @@ class Moves:
             found = tuple(neighbour)
             if found and found not in seen:
                 seen.add(found)
+                if self._count not in (None, len(set(found))):
+                    continue
                 if all(a != b for a, b in pairwise(found)):
                     yield found
 

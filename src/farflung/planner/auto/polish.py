@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from farflung.planner.assignment import Assignment
+from farflung.planner.assignment import Assignment, Options
 from farflung.planner.auto.judge import Judge
 from farflung.planner.auto.tables import Tables
 from farflung.workload import Workload
@@ -22,24 +22,24 @@ class Judged:
     seconds: float
     workload: Workload
     assignment: Assignment
-    tables: Tables
+    tables: Tables | None = None
 
 
-def polished(judged: Judged, judge: Judge) -> Judged:
+def polished(judged: Judged, judge: Judge, options: Options) -> Judged:
     """Follow improvements until there is none or the budget is spent."""
     while not judge.budget.is_spent:
-        better = _improved(judged, judge)
+        better = _improved(judged, judge, options)
         if better is None:
             return judged
         judged = better
     return judged
 
 
-def _improved(judged: Judged, judge: Judge) -> Judged | None:
+def _improved(judged: Judged, judge: Judge, options: Options) -> Judged | None:
     workload, limit = judged.workload, judged.seconds * (1 - GAIN)
     promising: list[tuple[float, int, Assignment]] = []
     seen = {judged.assignment}
-    for assignment in _neighbours(judged):
+    for assignment in _neighbours(judged, judged.tables, options):
         if assignment in seen or judge.budget.is_spent:
             continue
         seen.add(assignment)
@@ -57,10 +57,14 @@ def _improved(judged: Judged, judge: Judge) -> Judged | None:
     return None
 
 
-def _neighbours(judged: Judged) -> Iterator[Assignment]:
-    yield from _windows(judged.assignment)
-    yield from _shifted(judged)
-    yield from _fewer(judged)
+def _neighbours(judged: Judged, tables: Tables | None, options: Options) -> Iterator[Assignment]:
+    if options.window is None:
+        yield from _windows(judged.assignment)
+    if tables is None or judged.assignment.recompute:  # whose flags belong to its cuts
+        return
+    yield from _shifted(judged, tables)
+    if options.workers is None:
+        yield from _fewer(judged.assignment, tables)
 
 
 def _windows(assignment: Assignment) -> Iterator[Assignment]:
@@ -70,9 +74,9 @@ def _windows(assignment: Assignment) -> Iterator[Assignment]:
             yield replace(assignment, window=other)
 
 
-def _shifted(judged: Judged) -> Iterator[Assignment]:
+def _shifted(judged: Judged, tables: Tables) -> Iterator[Assignment]:
     """One cut, or several that follow one another, by one or two cheap positions."""
-    tables, cuts = judged.tables, judged.assignment.cuts
+    cuts = judged.assignment.cuts
     index = [tables.index(cut) for cut in cuts]
     for first in range(len(cuts)):
         for last in range(first, min(first + 4, len(cuts))):
@@ -113,10 +117,9 @@ def _is_cut(workload: Workload, cuts: list[int], tables: Tables) -> bool:
     )
 
 
-def _fewer(judged: Judged) -> Iterator[Assignment]:
+def _fewer(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
     """A segment's range given to the one before or after it."""
-    assignment = judged.assignment
-    inner = range(1, len(assignment.workers) - 1) if judged.tables.loop else range(len(assignment.workers))
+    inner = range(1, len(assignment.workers) - 1) if tables.loop else range(len(assignment.workers))
     for segment in inner:
         workers = assignment.workers[:segment] + assignment.workers[segment + 1 :]
         if any(a == b for a, b in pairwise(workers)):

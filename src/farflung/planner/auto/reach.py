@@ -117,6 +117,8 @@ class Ground:
         How many times over a window must cover the round trip: with just 1 any wait is lost for good.
     recompute
         Whether ranges may run forward twice where they would not fit otherwise.
+    window
+        The only one allowed, unless None.
     """
 
     devices: Devices
@@ -125,6 +127,7 @@ class Ground:
     home: int = 0
     slack: float = 1.0
     recompute: bool = False
+    window: int | None = None
 
 
 def reach(ground: Ground, orders: Orders, seconds: Floats, trips: Floats, window: int) -> Reached:

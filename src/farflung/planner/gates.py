@@ -1,0 +1,94 @@
+"""Gates: operators that all work of a model comes before or after, whatever it is cut into.
+
+An operator with work is a *gate* if every other operator with work is among its ancestors or descendants.
+In a chain of layers, residual connections or not, every product of matrices is one. A microbatch passes the
+gates one after the other, forward and then backward, in every plan: that is what lower bounds rest on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farflung.workload import BACKWARD_FACTOR, Workload
+
+Floats = NDArray[np.float64]
+
+LEAST = 1e-4  # of a model's work: what is less counts as no work (statistics of a norm lead nowhere)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The work after one gate, up to the next one and with it.
+
+    Parameters
+    ----------
+    start, stop
+        Nodes: the gate before (-1 for none) and the gate that ends the block.
+    work
+        Operations, forward and backward, of one microbatch.
+    most
+        Of the largest operator with work.
+    workers
+        How many operators with work there are: no more workers can share it.
+    forward_bytes, backward_bytes
+        What at least crosses, there and back, when a worker does work here and another one ran the gate
+        before: the smallest value on any way from that gate into the block. 0 for the first block.
+    """
+
+    start: int
+    stop: int
+    work: float
+    most: float
+    workers: int
+    forward_bytes: float
+    backward_bytes: float
+
+
+def blocks_of(workload: Workload) -> tuple[Block, ...]:
+    """The blocks of a workload in order; what comes after the last gate belongs to the last block."""
+    working = np.flatnonzero(workload.flops > LEAST * workload.flops.sum()).tolist()
+    gates = _gates(workload, working)
+    if not working:
+        return ()
+    if not gates or gates[-1] != working[-1]:
+        gates = [*gates, working[-1]]  # ends the last block without being a gate: nothing comes after it
+    found, start = [], -1
+    for stop in gates:
+        inside = [at for at in working if start < at <= stop]
+        work = workload.flops[inside] * (1 + BACKWARD_FACTOR)
+        forward, backward = _smallest(workload, start, stop)
+        found.append(Block(start, stop, float(work.sum()), float(work.max()), len(inside), forward, backward))
+        start = stop
+    return tuple(found)
+
+
+def _gates(workload: Workload, working: list[int]) -> list[int]:
+    number = {at: n for n, at in enumerate(working)}
+    after = [0] * len(workload)  # bit sets of descendants with work
+    readers: dict[int, list[int]] = {}
+    for span in workload.spans:
+        readers.setdefault(span.made, []).extend(span.readers)
+    for at in range(len(workload) - 1, -1, -1):
+        for reader in readers.get(at, ()):
+            after[at] |= after[reader] | (1 << number[reader] if reader in number else 0)
+    before = [0] * len(working)
+    for at in working:
+        descendants = after[at]
+        while descendants:
+            low = descendants & -descendants
+            before[low.bit_length() - 1] += 1
+            descendants ^= low
+    return [at for n, at in enumerate(working) if after[at].bit_count() + before[n] == len(working) - 1]
+
+
+def _smallest(workload: Workload, start: int, stop: int) -> tuple[float, float]:
+    """The fewest bytes of a value made at `start` or after it and read up to `stop`, and of its gradient."""
+    if start < 0:
+        return 0.0, 0.0
+    spans = [s for s in workload.spans if start <= s.made < stop and s.readers[0] <= stop]
+    forward = min((s.bytes for s in spans), default=0)
+    backward = min((s.bytes if s.gradient else 0 for s in spans), default=0)
+    return float(forward), float(backward)

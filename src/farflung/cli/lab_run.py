@@ -168,5 +168,5 @@ def _report(outcome: Outcome, as_json: bool) -> None:
         raise RunFailed(f"the submitter was killed by signal {-outcome.exit_code}")
     if outcome.exit_code > 0:  # it has said why
         raise typer.Exit(outcome.exit_code)
-    for line in outcome.report.lines() if outcome.report else ():
+    for line in outcome.report.lines():
         note(line)

@@ -19,6 +19,8 @@ from farflung.lab.running import RunningLab
 from farflung.lab.spec import LabSpec
 from farflung.transport.timeouts import Timeouts
 
+LOOK_SECONDS = 0.1
+
 
 class Network(RunningLab):
     """A lab for as long as one block lasts, and no longer than this process, however it ends.
@@ -68,18 +70,13 @@ class Network(RunningLab):
             raise LabError(f"the switch of lab {self.name} was killed; what it left is removed")
 
     async def ended(self) -> str:
-        """Wait until the lab is gone, though nobody left the block; how that came, in one line."""
+        """Wait until the lab ends, though nobody left the block; how that comes, in words."""
         assert self._process is not None
-        loop, descriptor = asyncio.get_running_loop(), os.pidfd_open(self._process.pid)
-        gone = asyncio.Event()
-        loop.add_reader(descriptor, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        how = "was taken down" if self._process.wait() == 0 else "is gone: its switch was killed"
-        return f"lab {self.name} {how} while something ran in it"
+        while registry.socket_path(self.name).exists():
+            if self._process.poll() is not None:
+                return "is gone: its switch was killed"
+            await asyncio.sleep(LOOK_SECONDS)
+        return "was taken down"
 
     def _end(self) -> None:
         assert self._process is not None

@@ -77,6 +77,7 @@ def _serve(start: Start, parent: int, asked_to_end: int) -> None:
             _tell(Started())
             Switch(devices, fabric, attendant, meter).run(epoll, server, (parent, asked_to_end))
     finally:
+        registry.socket_path(start.name).unlink(missing_ok=True)  # it can be asked nothing any more
         namespaces.remove(rooms)
         registry.release(start.name)
 

@@ -51,7 +51,7 @@ class Outcome:
 
     exit_code: int
     output: bytes
-    report: LabReport | None
+    report: LabReport
 
 
 class LabRun:
@@ -79,15 +79,15 @@ class LabRun:
             The lab ended before the run.
         """
         self._task = asyncio.create_task(self._train())
-        gone = asyncio.create_task(self._network.ended())
+        ended = asyncio.create_task(self._network.ended())
         try:
-            await asyncio.wait((self._task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
+            await asyncio.wait((self._task, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
                 await self._drop()
-                raise LabError(gone.result())
+                raise LabError(f"lab {self._network.name} {ended.result()} while the run lasted")
             return await self._task
         finally:
-            gone.cancel()
+            ended.cancel()
 
     def interrupt(self) -> None:
         """The user wants an end: the submitter sees to it, or nothing has begun yet."""
@@ -115,11 +115,7 @@ class LabRun:
             self._fleet = fleet
             try:
                 code, output = await self._submit(fleet)
-                try:
-                    report = LabReport.of(request.topology, self._network.stats(), emulation)
-                except LabError:
-                    if code == 0:
-                        raise  # otherwise it was taken down, and the submitter has said what came of that
+                report = LabReport.of(request.topology, self._network.stats(), emulation)
             finally:
                 await fleet.stop()
                 if run_in(request.out) not in (None, before):

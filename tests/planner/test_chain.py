@@ -100,7 +100,7 @@ def test_devices_are_left_out_where_that_is_better(seed: int, nodes: int, skips:
         chain
         for size in range(1, 5)
         for chain in itertools.combinations(range(4), size)
-        if all(b - a <= skips + 1 for a, b in itertools.pairwise([-1, *chain, 4]))
+        if (size == 4 if skips == 0 else all(b - a <= skips + 1 for a, b in itertools.pairwise(chain)))
     ]
     best = least(workload, topology, chains, 2)
     cut = Cutter(workload, 2).cut(Devices.of(topology), skips=skips)

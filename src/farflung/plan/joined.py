@@ -14,9 +14,7 @@ def joined_part(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
     it has itself goes first, so of a fleet in two halves the stronger one stays. Planners are given no other
     topology than such a part.
     """
-    parted = {
-        a: {b for b in range(len(topology.workers)) if _parted(topology, a, b)} for a in _numbers(topology)
-    }
+    parted = _parted(topology)
     out: list[int] = []
     while any(parted.values()):
         worst = max(parted, key=lambda a: (_weight(topology, parted[a]) / topology.workers[a].tflops, a))
@@ -50,8 +48,15 @@ def _numbers(topology: Topology) -> range:
     return range(len(topology.workers))
 
 
-def _parted(topology: Topology, a: int, b: int) -> bool:
-    return a != b and not (topology.bandwidth_mbps[a][b] and topology.bandwidth_mbps[b][a])
+def _parted(topology: Topology) -> dict[int, set[int]]:
+    """For each worker those whom it cannot reach, or who cannot reach it."""
+    found = {
+        a: {b for b, mbps in enumerate(topology.bandwidth_mbps[a]) if not mbps} for a in _numbers(topology)
+    }
+    for a, others in list(found.items()):
+        for b in others:
+            found[b].add(a)
+    return {a: others - {a} for a, others in found.items()}
 
 
 def _weight(topology: Topology, numbers: set[int]) -> float:

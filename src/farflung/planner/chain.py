@@ -98,7 +98,8 @@ class Cutter:
         Parameters
         ----------
         skips
-            How many devices in a row may be left out, at the ends too. 0 uses them all.
+            How many devices in a row may be left out; if any, as many as one likes at the ends (of a loop at
+            its end only). 0 uses them all.
         below
             Seconds: only a bottleneck below this is sought. One pass tells if there is none.
         even

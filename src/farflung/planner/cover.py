@@ -24,7 +24,7 @@ class Rules:
     Parameters
     ----------
     skips
-        How many devices in a row may be left out, at the ends too.
+        How many devices in a row may be left out; if any, as many as one likes at the ends.
     recompute
         Whether a segment that does not fit may run forward once more in place of keeping its tape.
     head
@@ -76,7 +76,7 @@ class Cover:
         for device in range(last + 1):
             self._arrived.append(self._arrivals(device))
             self._left[device] = self._departures(device)
-        ends = [last] if self._rules.head else list(range(max(0, last - self._rules.skips), last + 1))
+        ends = [last] if self._rules.head or not self._rules.skips else list(range(last + 1))
         fills = self._left[ends, -1]
         end = int(np.argmin(fills))
         return self._trace(ends[end]) if np.isfinite(fills[end]) else None
@@ -84,28 +84,33 @@ class Cover:
     def _arrivals(self, device: int) -> Floats:
         """Least fill with which each position is handed to `device`: [P]."""
         before = self._before(device)
-        arrived = self._handed_over(before, device).min(axis=0, initial=np.inf)
-        if not self._rules.head and device <= self._rules.skips:
+        arrived = np.full(len(self._positions), np.inf)
+        reached = np.flatnonzero(np.isfinite(self._left[before.start : before.stop]).any(axis=0))
+        if len(reached):
+            columns = slice(int(reached[0]), int(reached[-1]) + 1)
+            arrived[columns] = self._handed_over(before, device, columns).min(axis=0)
+        if not self._rules.head and (device == 0 or self._rules.skips):
             arrived[0] = 0.0
-        return np.asarray(arrived)
+        return arrived
 
     def _before(self, device: int) -> range:
         """Devices that may hold the segment before one on `device`; a loop's last follows another device."""
-        first = max(0, device - 1 - self._rules.skips)
-        is_last_of_loop = self._rules.head and device == len(self._devices) - 1
-        return range(max(1, first) if is_last_of_loop else first, device)
+        if self._rules.head and device == len(self._devices) - 1:
+            return range(1 if self._rules.skips else max(1, device - 1), device)
+        return range(max(0, device - 1 - self._rules.skips), device)
 
-    def _handed_over(self, before: range, device: int) -> Floats:
-        """Least fill with which each position comes from each device of `before`: [devices, P]."""
+    def _handed_over(self, before: range, device: int, columns: slice) -> Floats:
+        """Least fill with which some positions come from each device of `before`: [devices, columns]."""
         index = np.arange(before.start, before.stop)
         forth = self._devices.bandwidth[index, device][:, None]
         back = self._devices.bandwidth[device, index][:, None]
         latency = self._devices.latency[index, device] + self._devices.latency[device, index]
         with np.errstate(divide="ignore", invalid="ignore"):
-            forward, backward = self._positions.forward / forth, self._positions.backward / back
+            forward = self._positions.forward[columns] / forth
+            backward = self._positions.backward[columns] / back
         allowed = (np.maximum(forward, backward) <= self._limit) & (np.minimum(forth, back) > 0)
         links = (forward + backward + latency[:, None]) * (TIE if self._rules.even else 1.0)
-        fill = self._left[index] + links
+        fill = self._left[index, columns] + links
         return np.where(allowed, fill, np.inf)
 
     def _departures(self, device: int) -> Floats:
@@ -117,14 +122,16 @@ class Cover:
             left[rules.head] = fill
             return left
         starts = np.flatnonzero(np.isfinite(arrived))
-        if not len(starts):
-            return left
-        first, end = int(starts[0]), int(starts[-1]) + 1
         work, most = self._positions.work, self._limit * self._devices.speeds[device]
-        furthest = int(np.searchsorted(work, work[end - 1] + most, side="right"))
-        seconds = self._seconds(device, slice(first, end), slice(first + 1, furthest))
-        if seconds.size:
-            left[first + 1 : furthest] = (seconds + arrived[first:end]).min(axis=1)
+        for group in (starts[:1], starts[1:]):  # the first may be the beginning, far before all others
+            if not len(group):
+                continue
+            first, end = int(group[0]), int(group[-1]) + 1
+            furthest = int(np.searchsorted(work, work[end - 1] + most, side="right"))
+            stops = slice(first + 1, furthest)
+            seconds = self._seconds(device, slice(first, end), stops)
+            if seconds.size:
+                left[stops] = np.minimum(left[stops], (seconds + arrived[first:end]).min(axis=1))
         left[rules.last_cut + 1 : -1] = np.inf
         return left
 
@@ -164,6 +171,7 @@ class Cover:
             if start == 0:
                 break
             before = self._before(device)
-            device = before[int(np.argmin(self._handed_over(before, device)[:, start]))]
+            handed = self._handed_over(before, device, slice(start, start + 1))[:, 0]
+            device = before[int(np.argmin(handed))]
             stop = start
         return list(reversed(pieces))

@@ -14,6 +14,8 @@ from farflung.planner.devices import Devices
 from farflung.planner.window import with_window
 from farflung.workload import Workload
 
+MOST_SKIPS = 16
+
 
 def even_shares(
     scheduler: str, topology: Topology, workload: Workload, weighed: Workload, options: Options
@@ -40,7 +42,7 @@ def even_shares(
                 cut_so = assignment_of(workload, chain, cut, window)
                 assignment = with_window(workload, cut_so, fleet.topology, options)
                 return answer(scheduler, fleet, workload, assignment, options)
-    raise refuse_memory(workload, devices, 0 if fleet.count else len(devices), options.recompute)
+    raise refuse_memory(workload, devices, 0 if fleet.count else MOST_SKIPS, options.recompute)
 
 
 def windows(workload: Workload, options: Options, segments: int) -> Iterator[int]:
@@ -55,4 +57,4 @@ def windows(workload: Workload, options: Options, segments: int) -> Iterator[int
 def _chains(fleet: Fleet, devices: Devices) -> Iterator[tuple[Devices, int]]:
     yield devices, 0
     if fleet.count is None:
-        yield fleet.devices, len(fleet.devices)
+        yield fleet.devices, MOST_SKIPS

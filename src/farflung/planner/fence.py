@@ -12,7 +12,7 @@ from farflung.planner.grid.order import cheapest_path
 
 Costs = NDArray[np.float64]
 
-MOST_IMPROVED = 48
+MOST_IMPROVED = 24
 """Members of a community whose order is searched; larger ones follow the nearest neighbour."""
 
 
@@ -51,7 +51,7 @@ def _through(
 ) -> list[int]:
     """The members in order, from the end of the path so far to the gateway to what follows."""
     if len(members) > MOST_IMPROVED:
-        return _nearest(costs, before, members)
+        return _nearest(costs, before, members, following)
     never = costs.max() * len(costs) * 4 + 1.0
     count = len(members)
     ends = np.full((count + 2, count + 2), never)
@@ -62,11 +62,14 @@ def _through(
     return [members[at] for at in path]
 
 
-def _nearest(costs: Costs, before: Sequence[int], members: Sequence[int]) -> list[int]:
+def _nearest(
+    costs: Costs, before: Sequence[int], members: Sequence[int], following: Sequence[int]
+) -> list[int]:
     left, order = set(members), list(before)
+    gateway = min(left, key=lambda at: (costs[at, following].min(), at)) if following else None
     while left:
-        here = order[-1] if order else min(left)
-        closest = min(left, key=lambda at: (costs[here, at], at))
+        here = order[-1] if order else min(left - {gateway})
+        closest = min(left - {gateway} or left, key=lambda at: (costs[here, at], at))
         order.append(closest)
         left.remove(closest)
     return order[len(before) :]

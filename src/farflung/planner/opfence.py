@@ -14,7 +14,8 @@ what follows is ours:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -30,15 +31,17 @@ from farflung.planner.fence import fenced_order
 from farflung.planner.window import with_window
 from farflung.workload import Workload
 
-MOST_SKIPS = 64
-"""Devices in a row that the cut may leave out; a fleet has hardly more to leave out at one place."""
+MOST_SKIPS = 16
+"""Devices in a row that the cut may leave out between two others; whole communities at the ends."""
+
+MOST_BEGINNINGS = 8
 
 
 def opfence(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """Contiguous segments along the communities of a fleet, with the least bottleneck for that order.
 
     Where a number of workers is asked for, they are that many neighbours in the order: those with the least
-    bottleneck.
+    bottleneck. The window is as wide as memory allows without cuts that make the step longer.
 
     Raises
     ------
@@ -48,25 +51,48 @@ def opfence(topology: Topology, workload: Workload, options: Options) -> Schedul
     fleet = usable_fleet(topology, workload, options)
     chains = list(_chains(fleet, workload, options))
     skips = 0 if fleet.count else min(len(fleet.devices), MOST_SKIPS)
+    best: tuple[Devices, ChainCut, int] | None = None
     for window in windows(workload, options, len(chains[0])):
         found = _best(Cutter(workload, window, options.recompute), chains, skips)
-        if found is not None:
-            cut_so = assignment_of(workload, found[0], found[1], window)
-            assignment = with_window(workload, cut_so, fleet.topology, options)
-            return answer("op-fence", fleet, workload, assignment, options)
-    raise refuse_memory(workload, chains[0], skips, options.recompute)
+        if found is None:
+            continue
+        if best is not None and _seconds(workload, *best) <= _seconds(workload, *found, window):
+            break
+        best = *found, window
+    if best is None:
+        raise refuse_memory(workload, chains[0], skips, options.recompute)
+    assignment = with_window(workload, assignment_of(workload, *best), fleet.topology, options)
+    return answer("op-fence", fleet, workload, assignment, options)
+
+
+def _seconds(workload: Workload, _: Devices, cut: ChainCut, window: int) -> float:
+    """A step's time by the closed form of one bottleneck, and by the rounds of the window."""
+    rounds = -(-workload.microbatches // window)
+    return max(cut.step_seconds(workload.microbatches), rounds * cut.fill_seconds)
 
 
 def _chains(fleet: Fleet, workload: Workload, options: Options) -> Iterator[Devices]:
-    """Every run of as many neighbours in the order as may be used, in both directions."""
+    """Every run of as many neighbours in the order as may be used, in both directions.
+
+    A loop begins with the first of a run, so for tied parameters runs without the first communities count
+    too.
+    """
     found = communities(fleet.topology, options.seed)
     order = fenced_order(fleet.devices, found, _typical_cut(workload))
-    count = fleet.count or len(order)
-    for start in range(len(order) - count + 1):
-        run = order[start : start + count]
-        yield fleet.devices.take(run)
-        if count > 1:
-            yield fleet.devices.take(run[::-1])
+    for way in (order, order[::-1]) if len(order) > 1 else (order,):
+        if fleet.count:
+            runs = [way[at : at + fleet.count] for at in range(len(way) - fleet.count + 1)]
+        else:
+            runs = [way[at:] for at in _beginnings(way, found) if at == 0 or workload.ties]
+        for run in runs:
+            yield fleet.devices.take(run)
+
+
+def _beginnings(order: list[int], found: Sequence[Sequence[int]]) -> list[int]:
+    """Where communities begin in an order, but for those after the `MOST_BEGINNINGS` first."""
+    community = {number: index for index, members in enumerate(found) for number in members}
+    changes = (at for at in range(1, len(order)) if community[order[at - 1]] != community[order[at]])
+    return [0, *islice(changes, MOST_BEGINNINGS - 1)]
 
 
 def _typical_cut(workload: Workload) -> tuple[float, float]:

@@ -148,7 +148,8 @@ def test_a_topology_that_cannot_be_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan", "tower.py"], "add --topology FILE"),
+        (["plan", "tower.py"], "--topology FILE (or a testbed's name) or --fleet"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--fleet"], "one of the two"),
         (["plan", "tower.py", "--topology", "atlantis"], "neither a file nor a testbed"),
         (["plan", "nothing.py", "--topology", "fleet.json"], "expected a job file"),
         (["plan", "tower.py", "--topology", "fleet.json", "--scheduler", "atuo"], "did you mean auto?"),

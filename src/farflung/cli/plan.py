@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import typer
 
+from farflung.cli.identity import TokenText
 from farflung.cli.output import note, print_json, print_text
 from farflung.cli.planning_options import (
     EfficiencyOption,
@@ -18,6 +20,7 @@ from farflung.cli.planning_options import (
 )
 from farflung.cli.quiet import quietly
 from farflung.cli.searching import searching
+from farflung.cli.topology_show import fleet_topology
 from farflung.errors import JobError, PlanError
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 def plan(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
     topology: TopologyOption = None,
+    fleet: Annotated[
+        bool, typer.Option("--fleet", help="On the broker's workers, as they are measured.")
+    ] = False,
     scheduler: SchedulerOption = "auto",
     workers: Annotated[
         int, typer.Option(help="Use exactly so many workers; 0 leaves out whoever makes a step longer.")
@@ -45,6 +51,11 @@ def plan(
         Path | None, typer.Option(metavar="PLAN.json", help="Write the plan there, for farflung simulate.")
     ] = None,
     picture: PictureOption = None,
+    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    token: TokenText = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
@@ -58,16 +69,20 @@ def plan(
 
     if workers < 0:
         raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
-    if topology is None:
-        raise PlanError("nothing to plan for: add --topology FILE (or a testbed: farflung lab list)")
-    reached = the_efficiency(efficiency)
-    fleet, number = the_topology(topology), _number(microbatches)
+    if fleet == (topology is not None):
+        raise PlanError("--topology FILE (or a testbed's name) or --fleet, one of the two, must say for whom")
+    if fleet:
+        where, told = fleet_topology(broker, token, folder)
+        reached, assumed = the_efficiency(efficiency, measured=True), told.assumed
+    else:
+        where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
+    number = _number(microbatches)
     scheduler_called(scheduler)
     loaded = load_job(job)
     with searching() as tell, quietly():
         found = planned(
             loaded,
-            fleet,
+            where,
             scheduler=scheduler,
             workers=workers or None,
             microbatches=number,
@@ -77,12 +92,13 @@ def plan(
             what_if=not no_what_if,
             tell=tell,
         )
+    found = msgspec.structs.replace(found, notes=[*found.notes, *assumed])
     lines = list(forecast_lines(found))
     if save is not None:
         _save(found, save)
     if picture is not None:
         title = f"One step of {found.model}"
-        draw(picture, found.plan, fleet, Conditions(efficiency=reached), title, lines)
+        draw(picture, found.plan, where, Conditions(efficiency=reached), title, lines)
     if as_json:
         print_json(found)
         return

@@ -20,7 +20,9 @@ TopologyOption = Annotated[
 ]
 EfficiencyOption = Annotated[
     float | None,
-    typer.Option("--efficiency", help="Of the devices' TFLOP/s, what training reaches. [default: 0.4]"),
+    typer.Option(
+        "--efficiency", help="Of devices' TFLOP/s, what is reached. [default: 0.4; 0.7 if measured]"
+    ),
 ]
 SchedulerOption = Annotated[
     str, typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, exact or auto.")
@@ -38,10 +40,11 @@ def the_topology(name_or_path: str) -> Topology:
     return find_topology(name_or_path)
 
 
-def the_efficiency(given: float | None) -> float:
-    """What devices reach; PlanError if none can."""
-    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
+def the_efficiency(given: float | None, measured: bool = False) -> float:
+    """What devices reach of their TFLOP/s, of a data sheet or `measured`; PlanError if none can."""
+    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 
     if given is not None and not 0 < given <= 1:
         raise PlanError(f"--efficiency must be above 0 and at most 1, found {given:g}")
-    return DATA_SHEET_EFFICIENCY if given is None else given
+    usual = MEASURED_EFFICIENCY if measured else DATA_SHEET_EFFICIENCY
+    return usual if given is None else given

@@ -48,10 +48,21 @@ def show(
 
         _give(find_topology(file), None, picture, save, as_json)
         return
+    topology, told = fleet_topology(broker, token, folder, refresh)
+    _give(topology, told, picture, save, as_json)
+
+
+def fleet_topology(
+    broker: str | None, token: str | None, folder: Path | None, refresh: bool = False
+) -> tuple[Topology, FleetTopology]:
+    """The topology of a broker's workers, and all that the broker says of it.
+
+    Raises TopologyError where no worker is connected.
+    """
     told = asyncio.run(_ask(broker, token, folder, refresh))
     if told.topology is None:
         raise TopologyError("no worker is connected to the broker: farflung join brings one")
-    _give(told.topology, told, picture, save, as_json)
+    return told.topology, told
 
 
 def _give(

@@ -130,7 +130,7 @@ class Timeouts:
     @property
     def search_seconds(self) -> float:
         """CPU time for which a planner may look for something better than it has."""
-        return 2 * self.lease_seconds
+        return 0.5 * self.lease_seconds
 
     @property
     def planning_seconds(self) -> float:

@@ -11,6 +11,7 @@ from farflung.planner.grid.anneal import annealed
 from farflung.planner.grid.bands import BandSearch
 from farflung.planner.grid.bound import lower_bound
 from farflung.planner.grid.budget import Budget
+from farflung.planner.grid.exhaustive import cheapest_of_all, partitions
 from farflung.planner.grid.kinds import kinds_of
 from farflung.planner.grid.objective import Grid, GridCosts, GridObjective, grid_total
 from farflung.planner.grid.wiring import rewired
@@ -51,10 +52,16 @@ def place_in_grid(
 ) -> GridResult:
     """Place every worker of `topology` in the grid that is cheapest under DT-FM's objective, if found.
 
-    Ends early where the lower bound is reached. `budget` is in evaluations. Equal inputs give equal grids,
-    unless `most_seconds` cap the search. Raises PlanError where the workers do not fill the grid.
+    Few workers are placed in every way there is; else the search ends early where the lower bound is
+    reached. `budget` is in evaluations. Equal inputs give equal grids, unless `most_seconds` cap the
+    search. Raises PlanError where the workers do not fill the grid.
     """
     costs = GridCosts.of(topology, objective)
+    ways = partitions(objective)
+    if ways is not None and ways <= budget:
+        grid = cheapest_of_all(costs)
+        total = grid_total(topology, grid, objective.gradient_gb, objective.activation_gb)
+        return GridResult(grid, total, total, ways)
     purse, bound = Budget(budget, most_seconds), lower_bound(costs)
     enough = bound * _PROVEN
     found = _banded(costs, seed, purse, int(budget * _BAND_SHARE), enough)

@@ -35,7 +35,7 @@ def topology(on: Machines, *arguments: str) -> dict[str, Any]:
 
 
 class Loopback(Machines):
-    lease_seconds = 4.0
+    lease_seconds = 16.0  # so that who is frozen is not lost before a survey is over
 
     def fleet(self, *names: str) -> list[Command]:
         """A broker that surveys nothing unasked, and emulated workers, all on this machine."""

@@ -180,5 +180,6 @@ class Dispatcher:
 
     async def _plan(self, command: RunPlanner) -> None:
         async with self._planning:
-            answer = await plan(command, self._known(command.workers), self._timeouts, self._clock)
+            known = await asyncio.to_thread(self._known, command.workers)  # seconds for a thousand workers
+            answer = await plan(command, known, self._timeouts, self._clock)
         self.put(Arrival(None, answer))

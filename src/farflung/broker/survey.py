@@ -53,6 +53,7 @@ class Survey:
     opened, closed : Who could be dialled and who could not.
     gone : Members who take no further part, and why.
     repeated : What was measured, and if it failed is not tried a second time.
+    doubts_left : How many pairs may still be repeated because their rate still grew.
     ended : How many probes are over.
     """
 
@@ -69,6 +70,7 @@ class Survey:
     closed: frozenset[str] = frozenset()
     gone: Mapping[str, str] = field(default_factory=dict)
     repeated: frozenset[Measuring] = frozenset()
+    doubts_left: int = 0
     ended: int = 0
     bytes_sent: int = 0
 

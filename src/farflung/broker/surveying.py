@@ -27,8 +27,8 @@ several groups fit beside one another.
 FAN_SHARE = 4
 """A link of a fan may carry this part of what a pair may: they are several."""
 
-SECOND_CHANCE_SECONDS = 15.0
-"""Later in a survey only what has failed altogether is repeated."""
+DOUBTFUL_SHARE = 8
+"""One in so many pairs may be repeated because its rate still grew; one that has failed always is."""
 
 _GOOD_ENOUGH = 0.8
 _WORTH_A_FAN = 1.15
@@ -47,7 +47,7 @@ class Turn:
         """A probe is over, with the results that it has."""
         measuring = self.survey.running[number].measuring
         result = _results(self.survey, self.survey.running[number], self.now)
-        again = _again(self.survey, measuring, result, self.now)
+        again = _again(self.survey, measuring, result)
         self.drop(number)
         self.found.extend(result.found)
         self.survey = replace(
@@ -57,6 +57,7 @@ class Turn:
             closed=self.survey.closed | result.closed,
             pairs=(*self.survey.pairs, *again),
             repeated=self.survey.repeated | {measuring},
+            doubts_left=self.survey.doubts_left - len(again),
         )
 
     def drop(self, number: int) -> None:
@@ -126,7 +127,8 @@ class Turn:
 
 def begin(survey: Survey) -> Turn:
     """Ask for the first probes of a new survey."""
-    return Turn(survey, survey.began_at).go_on()
+    doubts = 1 + len(survey.pairs) // DOUBTFUL_SHARE
+    return Turn(replace(survey, doubts_left=doubts), survey.began_at).go_on()
 
 
 def heard(survey: Survey, now: float, worker: str, probed: Probed) -> Turn:
@@ -177,12 +179,11 @@ def _results(survey: Survey, running: Running, now: float) -> Results:
     return line_results(centre, direction, running.heard, survey.known, now)
 
 
-def _again(survey: Survey, measuring: Measuring, result: Results, now: float) -> list[Measuring]:
+def _again(survey: Survey, measuring: Measuring, result: Results) -> list[Measuring]:
     """A pair that deserves a second chance: its members reached each other, and the machines may be busy."""
     found = [one for one in result.found if isinstance(one, PairMeasurement) and one.path]
     has_failed = any(one.problem for one in found)
-    has_time = now - survey.began_at < SECOND_CHANCE_SECONDS
-    is_doubtful = has_time and not all(one.is_settled for one in found)
+    is_doubtful = survey.doubts_left > 0 and not all(one.is_settled for one in found)
     is_first = measuring not in survey.repeated and not survey.gone.keys() & set(measuring.members)
     return [measuring] if is_first and (has_failed or is_doubtful) else []
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 from farflung.plan import Topology
 
+CROWD = 24
+"""More groups than this stand close together."""
+
 WORKER_RADIUS = 15.0
 _BETWEEN_WORKERS = 62.0
 _BETWEEN_SITES = 70.0
+_BETWEEN_MANY = 30.0
 _ALONE_RADIUS = 30.0
 
 
@@ -38,7 +42,8 @@ def groups(topology: Topology) -> list[Group]:
     members: dict[str, list[int]] = {}
     for number, worker in enumerate(topology.workers):
         members.setdefault(f"site {worker.site}" if worker.site else f"worker {worker.id}", []).append(number)
-    radii = [_radius(len(inside)) for inside in members.values()]
+    is_crowded = len(members) > CROWD
+    radii = [_radius(len(inside), is_crowded) for inside in members.values()]
     found: list[Group] = []
     for inside, centre in zip(members.values(), _ring(radii), strict=True):
         first = topology.workers[inside[0]]
@@ -47,9 +52,11 @@ def groups(topology: Topology) -> list[Group]:
     return found
 
 
-def _radius(count: int) -> float:
+def _radius(count: int, is_crowded: bool) -> float:
     """Of a site with so many workers."""
-    return _ALONE_RADIUS if count == 1 else _worker_ring(count) + WORKER_RADIUS + 26
+    if count == 1:
+        return WORKER_RADIUS if is_crowded else _ALONE_RADIUS
+    return _worker_ring(count) + WORKER_RADIUS + 26
 
 
 def _worker_ring(count: int) -> float:
@@ -69,7 +76,7 @@ def _ring(radii: Sequence[float]) -> list[Spot]:
     """Circles of these radii side by side on a ring, each with room for its name."""
     if len(radii) == 1:
         return [Spot(0.0, 0.0, radii[0])]
-    gap = _BETWEEN_SITES + (120.0 if len(radii) < 9 else 0.0)
+    gap = 190.0 if len(radii) < 9 else _BETWEEN_SITES if len(radii) <= CROWD else _BETWEEN_MANY
     arcs = [2 * radius + gap for radius in radii]
     ring = max(sum(arcs) / (2 * math.pi), max(radii) + gap, 170.0)
     found, turn = [], -math.pi / 2

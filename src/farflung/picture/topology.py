@@ -62,7 +62,7 @@ def _head(topology: Topology, found: Sequence[Group], drawn: int, ways: int, wid
     name = topology.title or topology.name or count
     size = min(18.0, 1.5 * width / len(name))
     yield text(name, width / 2, 34, size, fill=INK, font_weight="600")
-    shown = "" if drawn == ways else f"; of {ways} ways between sites the {drawn} fastest are drawn"
+    shown = "" if drawn == ways else f"; of {ways} ways the {drawn} fastest that join everybody are drawn"
     yield text(
         f"{count}; lines show Mbit/s, each half what its end sends, and ms one way{shown}",
         width / 2, 56, 12, fill=PALE,

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farflung.picture.places import Group
+from farflung.picture.places import CROWD, Group
 from farflung.plan import Topology
 
 MOST_GROUPS_WHOLE = 9
@@ -65,7 +65,7 @@ def chosen(ways: Sequence[Between], count: int) -> list[Between]:
     kept = set(_spanning(ways, count))
     for group in range(count):
         own = [way for way in ways if group in (way.one, way.other)]
-        kept.update(own[-FASTEST_OF_EACH:])
+        kept.update(own[-FASTEST_OF_EACH if count <= CROWD else -1 :])
     return [way for way in ways if way in kept]
 
 

@@ -75,9 +75,10 @@ def refuse_ties(workload: Workload, count: int) -> PlanError:
     )
 
 
-def refuse_memory(workload: Workload, devices: Devices, skips: int, recompute: bool) -> PlanError:
+def refuse_memory(workload: Workload, devices: Devices, skips: int, options: Options) -> PlanError:
     """Why there is no cut for a chain of devices: where how much memory is missing."""
-    cutter = Cutter(workload, 1, recompute)
+    window = options.window or 1
+    cutter = Cutter(workload, window, options.recompute)
     enough = _least_extra(cutter, devices, skips)
     if enough is None:
         return refuse_ties(workload, len(devices))
@@ -87,11 +88,11 @@ def refuse_memory(workload: Workload, devices: Devices, skips: int, recompute: b
     needed = np.zeros(len(devices))
     for number, device in enumerate(cut.devices):
         again = cut.recompute[number]
-        needed[device] += workload.memory_bytes(edges[number], edges[number + 1], 1, again)
+        needed[device] += workload.memory_bytes(edges[number], edges[number + 1], window, again)
     missing = np.maximum(needed - devices.memory_bytes, 0.0)
     worst = int(missing.argmax())
     return PlanError(
-        "no cut of the model fits these workers, even with one microbatch in flight: "
+        f"no cut of the model fits these workers with {window} microbatch{'es' * (window > 1)} in flight: "
         f"{devices.ids[worst]} has {_gigabytes(devices.memory_bytes[worst])} and its segment needs "
         f"{_gigabytes(needed[worst])}, {missing[worst]:.0f} bytes more "
         f"({missing.sum():.0f} are missing in all): add workers, or use smaller microbatches"
@@ -126,7 +127,7 @@ def _least_extra(cutter: Cutter, devices: Devices, skips: int) -> float | None:
     if cutter.cut(_with_extra(devices, high), skips) is None:
         return None
     low = 0.0
-    while high - low > 0.01 * high:
+    while high - low > max(0.01 * high, 1.0):
         middle = (low + high) / 2
         fits = cutter.cut(_with_extra(devices, middle), skips) is not None
         low, high = (low, middle) if fits else (middle, high)

@@ -42,7 +42,7 @@ def even_shares(
                 cut_so = assignment_of(workload, chain, cut, window)
                 assignment = with_window(workload, cut_so, fleet.topology, options)
                 return answer(scheduler, fleet, workload, assignment, options)
-    raise refuse_memory(workload, devices, 0 if fleet.count else MOST_SKIPS, options.recompute)
+    raise refuse_memory(workload, devices, 0 if fleet.count else MOST_SKIPS, options)
 
 
 def windows(workload: Workload, options: Options, segments: int) -> Iterator[int]:

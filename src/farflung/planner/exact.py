@@ -65,7 +65,7 @@ def exact(topology: Topology, workload: Workload, options: Options) -> Schedule:
         assignments = dict.fromkeys(_assignment(case, path) for path in found)
         plans += [answer("exact", fleet, workload, each, options) for each in assignments]
     if not plans:
-        raise refuse_memory(workload, fleet.devices, 1, options.recompute)
+        raise refuse_memory(workload, fleet.devices, 1, options)
     best = min(plans, key=lambda plan: plan.step_seconds)
     best, tried = _polished(best, fleet, legal, options)
     proven = 0.0 if loops(workload, None, 1) else min(bound, best.step_seconds)

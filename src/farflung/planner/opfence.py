@@ -60,7 +60,7 @@ def opfence(topology: Topology, workload: Workload, options: Options) -> Schedul
             break
         best = *found, window
     if best is None:
-        raise refuse_memory(workload, chains[0], skips, options.recompute)
+        raise refuse_memory(workload, chains[0], skips, options)
     assignment = with_window(workload, assignment_of(workload, *best), fleet.topology, options)
     return answer("op-fence", fleet, workload, assignment, options)
 

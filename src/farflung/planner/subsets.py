@@ -157,8 +157,10 @@ class _Pass:
     def best(self) -> tuple[float, Path] | None:
         """The least round trip of a whole plan, and the plan; None if every plan exceeds a limit."""
         case, fills = self._case, self._fills()
-        end = min(fills, key=lambda end: fills[end], default=(0, 0))
-        best, most_around = fills.get(end, np.inf), float(case.around.max())
+        if not fills:
+            return None
+        end = min(fills, key=lambda end: fills[end])
+        best, most_around = fills[end], float(case.around.max())
         if best * case.rounds - (case.rounds - 1) * most_around > self._limit:
             return None
         return best, self._trace(*end)

@@ -27,7 +27,7 @@ several groups fit beside one another.
 FAN_SHARE = 4
 """A link of a fan may carry this part of what a pair may: they are several."""
 
-DOUBTFUL_SHARE = 8
+DOUBTFUL_SHARE = 4
 """One in so many pairs may be repeated because its rate still grew; one that has failed always is."""
 
 _GOOD_ENOUGH = 0.8

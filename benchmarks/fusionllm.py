@@ -1,0 +1,196 @@
+"""FusionLLM's comparison on a fleet like its own: schedulers x compressors, two models, simulated.
+
+48 devices in 19 places with links of 8 Mbit/s to 10 Gbit/s (the testbed fusionllm-48, at full speed).
+The paper's own links, batches and cards are not known; its 1.45-9.39x are over baselines of its own.
+
+    python benchmarks/fusionllm.py [--json] [--picture FILE] [--models gpt2-xl resnet-101] [--budget 300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import log10
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.models import library
+
+from farflung.lab.testbeds.fusionllm import FACTOR, fusionllm_48
+from farflung.plan import Topology
+from farflung.planner.assignment import Assignment, Options
+from farflung.planner.compressed import compressed
+from farflung.planner.compression import Policy, adatopk, dense, uniform_topk
+from farflung.planner.schedulers import SCHEDULERS
+from farflung.simulator import Conditions
+from farflung.workload import Workload
+from farflung.workload.codecs import CODECS, faster, topk
+
+RATIO = 100.0
+EFFICIENCY = 0.5
+CODEC_SPEED = 50.0
+NAMES = ("equal-count", "equal-compute", "op-fence", "auto")
+POLICIES: dict[str, tuple[Policy, tuple[float, ...]]] = {
+    "dense": (dense, (1.0,)),
+    "uniform TopK": (uniform_topk(RATIO), (1.0, topk(RATIO).ratio)),
+    "AdaTopK": (adatopk(RATIO), (1.0, topk(RATIO).ratio, RATIO)),
+}
+"""Each with how much faster its codecs may make lines: every scheduler is asked once for each."""
+
+MODELS = {"gpt2-xl": (32, 1), "resnet-101": (32, 8)}
+"""Microbatches of a step, and their samples."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One scheduler with one compressor: seconds of a step, and who does it."""
+
+    model: str
+    scheduler: str
+    compressor: str
+    step_seconds: float
+    samples_per_second: float
+    workers: int
+    window: int
+    lower_bound_seconds: float
+    cpu_seconds: float
+
+
+def full_speed() -> Topology:
+    """The testbed's fleet without the scale that emulation needs."""
+    fleet = fusionllm_48().slower(FACTOR, "nothing")
+    workers = tuple(msgspec.structs.replace(w, tflops=w.tflops / FACTOR) for w in fleet.workers)
+    return msgspec.structs.replace(fleet, workers=workers, scale=None)
+
+
+def measure(model: str, budget: int) -> list[Cell]:
+    """Every scheduler with every compressor."""
+    fleet = full_speed()
+    workload = library.workload(model, *MODELS[model])
+    conditions = Conditions(efficiency=EFFICIENCY, codecs=faster(CODECS, CODEC_SPEED))
+    cells = []
+    for compressor, (policy, speedups) in POLICIES.items():
+        fence: Assignment | None = None
+        for name in NAMES:
+            options = Options(efficiency=EFFICIENCY, budget=budget)
+            if name == "auto":
+                options = replace(options, incumbent=fence)
+            begin = time.process_time()
+            found = compressed(SCHEDULERS[name], policy, fleet, workload, options, conditions, speedups)
+            if name == "op-fence":
+                fence = replace(found.assignment, codecs=())
+            cells.append(
+                Cell(
+                    model=model,
+                    scheduler=name,
+                    compressor=compressor,
+                    step_seconds=found.step_seconds,
+                    samples_per_second=samples(workload) / found.step_seconds,
+                    workers=len(found.plan.workers()),
+                    window=found.plan.window,
+                    lower_bound_seconds=found.lower_bound_seconds,
+                    cpu_seconds=time.process_time() - begin,
+                )
+            )
+    return cells
+
+
+def samples(workload: Workload) -> int:
+    """Of a step."""
+    return workload.microbatches * workload.microbatch_size
+
+
+def ahead(cells: Sequence[Cell], rival: str) -> list[tuple[str, str, float]]:
+    """For each model and compressor, how many times as fast auto is as `rival`."""
+    by_key = {(cell.model, cell.compressor, cell.scheduler): cell for cell in cells}
+    return [
+        (model, compressor, by_key[model, compressor, rival].step_seconds / cell.step_seconds)
+        for (model, compressor, name), cell in by_key.items()
+        if name == "auto"
+    ]
+
+
+def show(cells: Sequence[Cell]) -> None:
+    """Seconds of a step as a table for each model."""
+    for model in dict.fromkeys(cell.model for cell in cells):
+        mine = [cell for cell in cells if cell.model == model]
+        print(f"\n{model}: seconds of a step (workers used)")
+        print(f"{'':15s}" + "".join(f"{compressor:>20s}" for compressor in POLICIES))
+        for name in NAMES:
+            row = [cell for cell in mine if cell.scheduler == name]
+            print(f"{name:15s}" + "".join(f"{c.step_seconds:14.4g} ({c.workers:3d})" for c in row))
+    for rival in NAMES[:-1]:
+        factors = ", ".join(f"{factor:.4g}x {model} {codec}" for model, codec, factor in ahead(cells, rival))
+        print(f"\nauto ahead of {rival}: {factors}")
+
+
+BAR, LABEL, SCALE = 15, 110, 100
+COLOURS = {"dense": "#525252", "uniform TopK": "#93c5fd", "AdaTopK": "#1d4ed8"}
+
+
+def picture(cells: Sequence[Cell]) -> str:
+    """Bars of samples a second on a logarithmic scale: the longer the better."""
+    low = min(cell.samples_per_second for cell in cells) / 2
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    rows = len(NAMES) * (len(POLICIES) * BAR + 10)
+    width, height = 780, 50 + len(models) * (rows + 40)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        '<text x="10" y="20" font-size="14">48 devices, 8 Mbit/s to 10 Gbit/s: samples a second (log)</text>',
+    ]
+    y = 44.0
+    for model in models:
+        parts.append(f'<text x="10" y="{y + 4}" font-size="12" font-weight="bold">{escape(model)}</text>')
+        y += 14
+        for name in NAMES:
+            parts.append(f'<text x="{LABEL - 8}" y="{y + 1.5 * BAR + 4:.0f}" text-anchor="end">{name}</text>')
+            for cell in (c for c in cells if c.model == model and c.scheduler == name):
+                parts += _bar(cell, low, y)
+                y += BAR
+            y += 10
+        y += 12
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _bar(cell: Cell, low: float, y: float) -> list[str]:
+    length = SCALE * log10(cell.samples_per_second / low)
+    rate = cell.samples_per_second
+    text = f"{rate:,.0f} {cell.compressor}" if rate >= 100 else f"{rate:.3g} {cell.compressor}"
+    return [
+        f'<rect x="{LABEL}" y="{y:.0f}" width="{length:.1f}" height="{BAR - 2}" '
+        f'fill="{COLOURS[cell.compressor]}"/>',
+        f'<text x="{LABEL + length + 6:.1f}" y="{y + BAR - 5:.0f}" fill="#404040">{text}</text>',
+    ]
+
+
+def main() -> int:
+    """Measure, print, draw; 1 if auto is behind OP-Fence anywhere, or nowhere 1.3 times as fast."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--picture", type=Path, metavar="FILE")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--budget", type=int, default=300, help="plans that each search may evaluate")
+    arguments = parser.parse_args()
+    cells = [cell for model in arguments.models for cell in measure(model, arguments.budget)]
+    factors = [factor for _, _, factor in ahead(cells, "op-fence")]
+    ok = min(factors) >= 1.0 and max(factors) >= 1.3
+    if arguments.picture:
+        arguments.picture.write_text(picture(cells))
+    if arguments.json:
+        print(json.dumps({"ok": ok, "cells": [asdict(cell) for cell in cells]}, indent=1))
+    else:
+        show(cells)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

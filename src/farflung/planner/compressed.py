@@ -73,7 +73,7 @@ def _assignments(found: Sequence[Schedule], options: Options) -> Iterator[tuple[
 def _with_codecs(
     schedule: Schedule, assignment: Assignment, policy: Policy, topology: Topology, conditions: Conditions
 ) -> Schedule:
-    """The schedule of an assignment with the codecs that its plan gets; its lower bound is for dense links."""
+    """The schedule of an assignment with its plan's codecs; a lower bound is for dense links only."""
     plan = plan_of(schedule.workload, replace(assignment, codecs=()))
     assignment = replace(assignment, codecs=policy(plan, topology))
     plan = plan_of(schedule.workload, assignment)

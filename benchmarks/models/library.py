@@ -83,6 +83,7 @@ MODELS = {
     "gpt2-small": _gpt("GPT-2 124M, 1,024 symbols", 12, 768, 12, 1024),
     "gpt2-medium": _gpt("GPT-2 355M, 1,024 symbols", 24, 1024, 16, 1024),
     "gpt2-xl": _gpt("GPT-2 XL 1.56B, 1,024 symbols", 48, 1600, 25, 1024),
+    "gpt-86": _gpt("a GPT of 86 layers of 1,024: 1.1B, 1,024 symbols", 86, 1024, 16, 1024),
     "gpt3-24": _gpt("GPT-3 XL 1.3B (24 layers of 2,048), 2,048 symbols", 24, 2048, 16, 2048),
     "bert-large": _bert("BERT-large 336M, 512 words", bert.Sizes(24, 1024, 16, 512)),
     "resnet-101": Entry(

@@ -14,7 +14,8 @@ LONGEST_RUN = 3  # of single workers that move together, beside whole sites
 class Moves:
     """Neighbours of orders over a set of workers, of which `count` are used, unless None.
 
-    A worker may come several times, but not twice in a row.
+    No move has a worker come a second time: simulated, that never paid (docs/planner.md). Orders that do so
+    from the start are kept, but a worker does not follow itself.
     """
 
     def __init__(
@@ -77,12 +78,12 @@ class Moves:
                     yield _joined([*runs[:at], fresh[:size], *runs[at + 1 :]])
 
     def _outside(self, order: list[int]) -> Iterator[list[int]]:
-        """One worker dropped, added (once more, too), or exchanged for one that is not used."""
+        """One worker dropped, added, or exchanged for one that is not used."""
         used = set(order)
         fresh = [worker for worker in self._pool if worker not in used]
         for at in range(len(order)):
             yield order[:at] + order[at + 1 :]
-        for worker in fresh + sorted(used):
+        for worker in fresh:
             for at in range(len(order) + 1):
                 yield [*order[:at], worker, *order[at:]]
         for worker in fresh:

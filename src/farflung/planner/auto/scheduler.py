@@ -19,7 +19,7 @@ from farflung.planner.opfence import opfence
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 
-MOST_FENCED = 256  # workers; with more, OP-Fence alone would take longer than the whole search
+MOST_RIVALLED = 200  # workers; with more, each rival would take longer than the whole search
 RIVALS: tuple[Callable[[Topology, Workload, Options], Schedule], ...] = (equal_count, equal_compute, opfence)
 
 
@@ -27,7 +27,8 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """The best plan found: never worse, simulated, than the incumbent's or any rival's.
 
     The rivals are equal-count, equal-compute and OP-Fence. `options.budget` counts plans as `judge.Budget`
-    does; the other schedulers' own work is not counted.
+    does; the other schedulers' own work is not counted, and they are not asked for more than `MOST_RIVALLED`
+    workers.
 
     Raises
     ------
@@ -81,9 +82,7 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
     if incumbent is not None and _is_valid(fleet, workload, incumbent, judge):
         some = True
         yield Judged(judge.simulated(workload, incumbent), workload, incumbent)
-    for rival in RIVALS:
-        if rival is opfence and len(fleet.devices) > MOST_FENCED:
-            continue
+    for rival in RIVALS if len(fleet.devices) <= MOST_RIVALLED else ():
         try:
             schedule = rival(fleet.topology, workload, alone)
         except PlanError as error:

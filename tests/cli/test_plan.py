@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from farflung.cli.main import run
+from farflung.client.check import capture_shapes
+from farflung.client.load import load_job
+from farflung.workload.profile import DeviceProfile, OpTime, signatures, write_profile
 
 JOB = """
 import torch
@@ -106,6 +109,23 @@ def test_a_plan_as_a_document(folder: Path, capsys: pytest.CaptureFixture[str]) 
     changes = [row["change"] for row in found["what_if"]]
     assert changes and changes == sorted(changes) and changes[0] < 0
     assert found["plan"]["placements"][0]["workers"] == ["home-1"]
+
+
+def test_a_profile_says_what_each_operator_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = load_job(folder / "tower.py")
+    kinds = dict.fromkeys(filter(None, signatures(capture_shapes(job).graph, job.microbatch_size)))
+    times = [OpTime(kind, 1.0, 2.0) if "linear" in kind else OpTime(kind, 1e-9, 1e-9) for kind in kinds]
+    first = next(kind for kind in kinds if "linear" in kind)  # its input needs no gradient
+    times = [OpTime(first, 50.0, 50.0) if time.signature == first else time for time in times]
+    write_profile(folder / "device.json", DeviceProfile("d", "torch", 1, job.microbatch_size, times))
+    asked = ("--scheduler", "equal-compute", "--workers", "2", "--no-what-if", "--json")
+    assert plan(*asked, "--profile", "device.json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["work"] for row in found["segments"]] == pytest.approx([100 / 115, 15 / 115], rel=1e-3)
+    assert plan(*asked, "--profile", "device.json", "--microbatches", "auto") == 2
+    assert_one_line(capsys.readouterr(), "give a number of them, not auto")
+    assert plan(*asked, "--profile", "fleet.json") == 2
+    assert_one_line(capsys.readouterr(), "capture JOB --profile FILE")
 
 
 def test_fewer_workers_and_other_microbatches_can_be_asked_for(

@@ -42,6 +42,10 @@ def plan(
         typer.Option(metavar="N|auto", help="In place of the job's own; auto takes the best of several."),
     ] = None,
     efficiency: EfficiencyOption = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Count operators by their time: made by `capture JOB --profile`."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     budget: Annotated[int | None, typer.Option(help="Plans to look at. [default: 2000]")] = None,
     no_what_if: Annotated[
@@ -87,6 +91,7 @@ def plan(
             workers=workers or None,
             microbatches=number,
             efficiency=reached,
+            profile=profile,
             budget=Options.budget if budget is None else budget,
             seed=seed,
             what_if=not no_what_if,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from farflung.client.job import Job
@@ -28,8 +29,10 @@ class Model:
     holds: tuple[tuple[str, ...], ...]
 
 
-def model_of(job: Job, microbatches: Microbatches = None) -> Model:
+def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None = None) -> Model:
     """The model of a job, whose own number of microbatches another takes the place of, or "auto" of several.
+
+    With the file of a device profile its nodes count by the time they took there.
 
     Raises
     ------
@@ -37,9 +40,13 @@ def model_of(job: Job, microbatches: Microbatches = None) -> Model:
         The model cannot be captured.
     JobError
         The batch has no such equal parts.
+    ProfileError
+        The profile cannot be read, or is of another model or of microbatches of another size.
     """
     from farflung.client.check import capture_shapes
 
+    if profile is not None and microbatches == "auto":
+        raise JobError("a profile is of one size of microbatches: give a number of them, not auto")
     count = microbatches if isinstance(microbatches, int) else job.microbatches
     if count < 1 or job.batch % count:
         raise JobError(
@@ -50,7 +57,15 @@ def model_of(job: Job, microbatches: Microbatches = None) -> Model:
     own, *alternatives = (
         workload_of(graph, number, job.batch // number, job.name or "job") for number in (count, *others)
     )
+    if profile is not None:
+        own, alternatives = _weighed(own, graph, profile), []
     return Model(own, tuple(alternatives), _first_read(graph))
+
+
+def _weighed(workload: Workload, graph: Graph, path: Path) -> Workload:
+    from farflung.workload.profile import read_profile, weighed
+
+    return weighed(workload, graph, read_profile(path))
 
 
 def _near(batch: int, count: int) -> list[int]:

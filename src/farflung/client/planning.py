@@ -35,6 +35,7 @@ def plan(
     workers: int | None = None,
     microbatches: Microbatches = None,
     efficiency: float = DATA_SHEET_EFFICIENCY,
+    profile: Path | None = None,
     budget: int = Options.budget,
     seconds: float | None = None,
     seed: int = 0,
@@ -57,6 +58,9 @@ def plan(
         In place of the job's own: a number that divides its batch, or "auto" for the best of several.
     efficiency
         The part of its TFLOP/s that a device reaches.
+    profile
+        What `farflung capture --profile` measured: operators then count by their time on that device, so
+        `tflops` mean what a device sustains on this model.
     budget, seconds, seed
         Of the search: plans to look at, CPU seconds after which it stops short of that, and its draws.
     what_if
@@ -66,8 +70,8 @@ def plan(
 
     Raises
     ------
-    CaptureError, JobError
-        The model cannot be captured.
+    CaptureError, JobError, ProfileError
+        The model cannot be captured, or the profile is not of it.
     TopologyError
         The file is no topology.
     PlanError
@@ -76,7 +80,7 @@ def plan(
     search, fleet = scheduler_called(scheduler), _topology(topology)
     conditions = _conditions(efficiency, None)
     tell("capturing the model")
-    model = model_of(job, microbatches)
+    model = model_of(job, microbatches, profile)
     options = Options(
         workers=workers,
         efficiency=efficiency,

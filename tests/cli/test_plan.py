@@ -118,8 +118,8 @@ def test_a_profile_says_what_each_operator_counts(folder: Path, capsys: pytest.C
     first = next(kind for kind in kinds if "linear" in kind)  # its input needs no gradient
     times = [OpTime(first, 50.0, 50.0) if time.signature == first else time for time in times]
     write_profile(folder / "device.json", DeviceProfile("d", "torch", 1, job.microbatch_size, times))
-    asked = ("--scheduler", "equal-compute", "--workers", "2", "--no-what-if", "--json")
-    assert plan(*asked, "--profile", "device.json") == 0
+    asked = ("--scheduler", "equal-compute", "--workers", "2", "--no-what-if")
+    assert plan(*asked, "--json", "--profile", "device.json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["work"] for row in found["segments"]] == pytest.approx([100 / 115, 15 / 115], rel=1e-3)
     assert plan(*asked, "--profile", "device.json", "--microbatches", "auto") == 2

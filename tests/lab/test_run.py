@@ -15,7 +15,7 @@ import pytest
 from tests.end_to_end.processes import Machines, Run, eventually, machines, train
 
 from farflung.lab import registry
-from farflung.plan import Topology, WorkerSpec, write_topology
+from farflung.plan import FEEDER, Topology, WorkerSpec, read_plan, write_topology
 from farflung.transport.timeouts import Timeouts
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lab_machine")]
@@ -155,3 +155,67 @@ def test_emulated_devices_take_the_steps_and_no_numbers(on: Machines) -> None:
     assert "devices are emulated, at 50% of their TFLOP/s: no losses, no weights" in run.command.err
     for log in ("oslo", "bern"):
         assert "running" in (run.folder / "logs" / f"{log}.log").read_text()
+
+
+BLOCKS = """
+import farflung
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 1024), nn.Linear(1024, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(8))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+class Items:
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        return {"x": torch.full((64,), float(index))}
+
+
+def job():
+    with torch.device("meta"):
+        net = Net()
+    return farflung.Job(
+        model=net, data=Items(), optimizer=farflung.SGD(lr=0.1), batch=64, microbatches=4, steps=3
+    )
+"""
+
+
+def test_a_lab_is_planned_on_what_it_is(on: Machines) -> None:
+    """Six workers share eight blocks: equal shares cut inside blocks, where 16 times the bytes cross."""
+    (on.folder / "blocks.py").write_text(BLOCKS)
+    arguments = ["lab", "run", "blocks.py", "--topology", "three-sites", "--out", "run", "--emulate-devices"]
+    run = Run(on.start("desk", *arguments, "--json"), on.folder / "run")
+    assert run.command.code() == 0, run.command.err
+    plan = read_plan(on.folder / "run")
+    assert len(plan.workers()) == 6
+    narrow = 16 * 64 * 4
+    crossing = [
+        edge
+        for edge in plan.edges
+        if edge.source != FEEDER and plan.worker_of(edge.source)[0] != plan.worker_of(edge.target)[0]
+    ]
+    assert crossing and {edge.bytes for edge in crossing} == {narrow}
+    summary = json.loads(run.command.out)
+    assert summary["scheduler"] == "auto" and summary["predicted_step_seconds"] > 0
+    assert summary["step_seconds"] > 0 and summary["predicted_bottleneck"]
+    assert "planned by auto" in run.command.err and "was predicted" in run.command.err

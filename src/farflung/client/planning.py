@@ -17,7 +17,7 @@ from farflung.planner.what_if import what_if as effects_of
 from farflung.simulator import Conditions
 from farflung.simulator import simulate as simulated
 
-WHAT_IF_SECONDS = 60.0
+WHAT_IF_SECONDS = 30.0
 """CPU time after which no further change is tried."""
 
 Tell = Callable[[str], None]

@@ -16,7 +16,7 @@ from farflung.simulator import Load
 MOST_CHANGES = 12
 _WORTH_TELLING = 0.02  # of the step time: another search of the same fleet may find as much
 _FULL = 0.7  # of a worker's memory: from there on it may keep a plan from being a better one
-_EASIER = 4  # a search that begins with a good plan gets this part of the budget
+_EASIER = 10  # a search that begins with a good plan gets this part of the budget
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,12 @@ def _changes(topology: Topology, schedule: Schedule, loads: Sequence[Load]) -> I
                 yield from _line(topology, number)
             if len(ends) == 2:
                 yield from _path(topology, *ends)
-    used = set(schedule.plan.workers())
+    used, workload = set(schedule.plan.workers()), schedule.workload
+    whole = workload.memory_bytes(0, len(workload), 1)
     for id, number in numbers.items():
         if id not in used:
+            if topology.workers[number].memory_gb * 1e9 < whole:
+                yield Change(f"twice the memory at {id}", changes.with_memory(topology, number, 2))
             yield from _line(topology, number)
         yield _twin(topology, number)
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.workloads import random_topology, random_workload
+from tests.planner.workloads import chain_workload, random_topology, random_workload
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
+from farflung.plan import Topology, WorkerSpec
 from farflung.planner.assignment import Options, Schedule, memory_of
 from farflung.planner.auto import auto
 from farflung.planner.equal_compute import equal_compute
@@ -136,3 +136,31 @@ def test_a_cap_on_seconds_is_reported() -> None:
     topology, workload = random_topology(4, 6, memory=1e6), random_workload(4, 12)
     assert auto(topology, workload, Options(seconds=0.0)).capped
     assert not auto(topology, workload, FEW).capped
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_plans_with_replicas_are_valid_and_never_worse(seed: int) -> None:
+    topology, workload = case(seed)
+    one, several = planned(topology, workload), planned(topology, workload, replace(FEW, most_replicas=3))
+    if one is None or several is None:
+        assert one is several
+        return
+    require_valid(several, topology)
+    assert several.step_seconds <= one.step_seconds
+    assert several.lower_bound_seconds <= several.step_seconds
+
+
+def test_devices_with_fast_links_between_them_share_the_microbatches() -> None:
+    """Four equal devices, a model that fits each, values too large to send: four copies of one segment."""
+    workload = replace(chain_workload([5.0, 5.0, 5.0], [10**9] * 2), microbatches=8)
+    topology = fast_links(4)
+    schedule = auto(topology, workload, Options(most_replicas=4))
+    assert schedule.assignment.shares == (2, 2, 2, 2)
+
+
+def fast_links(count: int) -> Topology:
+    """Equal workers, a hundred Mbit/s between any two."""
+    rows, near = (tuple((each,) * count for _ in range(count)) for each in (100.0, 0.1))
+    workers = tuple(WorkerSpec(f"w{n}", "here", 1e-12, 100.0) for n in range(count))
+    return Topology(workers=workers, latency_ms=near, bandwidth_mbps=rows)

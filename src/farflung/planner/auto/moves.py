@@ -14,8 +14,8 @@ LONGEST_RUN = 3  # of single workers that move together, beside whole sites
 class Moves:
     """Neighbours of orders over a set of workers, of which `count` are used, unless None.
 
-    No move has a worker come a second time: simulated, that never paid (docs/planner.md). Orders that do so
-    from the start are kept, but a worker does not follow itself.
+    With `again` a worker may also come a second time, which pays where memory is short; elsewhere turns
+    that interleave cost more, simulated, than they save (docs/planner.md). No worker follows itself.
     """
 
     def __init__(
@@ -24,8 +24,9 @@ class Moves:
         site: NDArray[np.int64],
         speed: NDArray[np.float64],
         count: int | None = None,
+        again: bool = False,
     ) -> None:
-        self._count = count
+        self._count, self._again = count, again
         self._pool = sorted(pool, key=lambda worker: (-speed[worker], worker))
         self._site = site
         self._speed = speed
@@ -83,7 +84,7 @@ class Moves:
         fresh = [worker for worker in self._pool if worker not in used]
         for at in range(len(order)):
             yield order[:at] + order[at + 1 :]
-        for worker in fresh:
+        for worker in fresh + (sorted(used) if self._again else []):
             for at in range(len(order) + 1):
                 yield [*order[:at], worker, *order[at:]]
         for worker in fresh:

@@ -65,6 +65,7 @@ def _neighbours(judged: Judged, tables: Tables | None, options: Options) -> Iter
     yield from _shifted(judged, tables)
     if options.workers is None:
         yield from _fewer(judged.assignment, tables)
+    yield from _exchanged(judged.assignment, tables)
 
 
 def _windows(assignment: Assignment) -> Iterator[Assignment]:
@@ -128,3 +129,15 @@ def _fewer(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
             if 0 <= cut < len(assignment.cuts):
                 cuts = assignment.cuts[:cut] + assignment.cuts[cut + 1 :]
                 yield replace(assignment, cuts=cuts, workers=workers)
+
+
+def _exchanged(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
+    """Two segments' workers exchanged; those at the ends of a loop stay."""
+    ends = 1 if tables.loop else 0
+    inner = range(ends, len(assignment.workers) - ends)
+    for first in inner:
+        for last in range(first + 1, inner.stop):
+            workers = list(assignment.workers)
+            workers[first], workers[last] = workers[last], workers[first]
+            if all(a != b for a, b in pairwise(workers)):
+                yield replace(assignment, workers=tuple(workers))

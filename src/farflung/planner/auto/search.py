@@ -13,6 +13,7 @@ from farflung.planner.auto.judge import Judge
 from farflung.planner.auto.moves import Moves
 from farflung.planner.auto.polish import Judged, polished
 from farflung.planner.auto.reach import Ground
+from farflung.planner.auto.replicas import replicated
 from farflung.planner.auto.tables import Tables, tables_of
 from farflung.planner.checks import Fleet
 from farflung.workload import Workload
@@ -42,18 +43,38 @@ class Search:
         """The best plans found, beside those that are `known`, from which it also starts."""
         judged = [*known, *self._judged(self._candidates(known))]
         judged.sort(key=lambda one: one.seconds)
-        return [polished(self._with_tables(one), self.judge, self.options) for one in judged[:POLISHED]]
+        best = [polished(self._with_tables(one), self.judge, self.options) for one in judged[:POLISHED]]
+        return best if self.options.most_replicas == 1 else [*best, *self._replicated([*best, *judged])]
+
+    def _replicated(self, judged: Sequence[Judged]) -> list[Judged]:
+        """The shortest plans that leave most workers unused, in several copies; the best one improved."""
+        found: dict[Assignment, Judged] = {}
+        shallow = {len(one.assignment.workers): one for one in sorted(judged, key=lambda one: -one.seconds)}
+        for one in shallow.values():
+            if one.assignment.shares:
+                continue
+            for assignment in replicated(
+                self.workload, self.devices, one.assignment, self.options.most_replicas
+            ):
+                if assignment not in found and self.judge.fits(self.workload, assignment):
+                    seconds = self.judge.simulated(self.workload, assignment)
+                    found[assignment] = replace(one, seconds=seconds, assignment=assignment)
+        best = sorted(found.values(), key=lambda one: one.seconds)[:1]
+        return [polished(self._with_tables(one), self.judge, self.options) for one in best]
 
     def _candidates(self, known: Sequence[Judged]) -> list[tuple[Candidate, Tables]]:
         budget = self.judge.budget.part(SEARCHED)
-        moves = Moves(range(len(self.devices)), self.site, self.devices.speeds, self.fleet.count)
+        moves, again = (
+            Moves(range(len(self.devices)), self.site, self.devices.speeds, self.fleet.count, again)
+            for again in (False, True)
+        )
         found: dict[tuple[object, ...], tuple[Candidate, Tables]] = {}
         tables = self._worth(known)
         for number, one in enumerate(tables):
             descent = Descent(
                 self._ground(one, SLACKS[0]), moves, budget.part(1 / (len(tables) - number)), self.low
             )
-            tight = replace(descent, ground=self._ground(one, SLACKS[1]))
+            tight = replace(descent, ground=self._ground(one, SLACKS[1]), moves=again)
             for start in self._starts(descent, known):
                 for candidate in self._descended(start, descent, tight):
                     if candidate.found.fits:

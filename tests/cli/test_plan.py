@@ -181,6 +181,7 @@ def test_a_topology_that_cannot_be_is_one_line(
         ),
         (["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "few"], "a number or auto"),
         (["plan", "tower.py", "--topology", "fleet.json", "--efficiency", "2"], "--efficiency must be"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--profile", "fleet.json"], "is no profile"),
         (["simulate", "nothing.json", "--topology", "fleet.json"], "cannot read the plan"),
         (["simulate", "fleet.json", "--topology", "fleet.json"], "fleet.json is no plan"),
         (["simulate", "ok.json", "--topology", "four-homes"], "which the topology does not have"),

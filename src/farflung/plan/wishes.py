@@ -21,8 +21,8 @@ DATA_SHEET_EFFICIENCY = 0.4
 """Of the TFLOP/s on a device's data sheet, what training reaches."""
 
 MEASURED_EFFICIENCY = 0.7
-"""Of the TFLOP/s that a worker measured of its device with matrix products, what training reaches: 0.48 to 0.80
-on four models, 0.70 in the median (docs/planner.md, "What a segment costs")."""
+"""Of the TFLOP/s that a worker measured with matrix products, what training reaches: 0.48 to 0.80 on four
+models, 0.70 in the median (docs/planner.md, "What a segment costs")."""
 
 
 class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from farflung.planner.assignment import Assignment, Options, Schedule, plan_of
 from farflung.planner.auto.judge import Budget, Judge
 from farflung.planner.auto.polish import Judged
 from farflung.planner.auto.search import Search
+from farflung.planner.balanced import balanced_cut
 from farflung.planner.bound import lower_bound_seconds
 from farflung.planner.checks import Fleet, usable_fleet
 from farflung.planner.equal_compute import equal_compute
@@ -26,9 +27,9 @@ RIVALS: tuple[Callable[[Topology, Workload, Options], Schedule], ...] = (equal_c
 def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """The best plan found: never worse, simulated, than the incumbent's or any rival's.
 
-    The rivals are equal-count, equal-compute and OP-Fence. `options.budget` counts plans as `judge.Budget`
-    does; the other schedulers' own work is not counted, and they are not asked for more than `MOST_RIVALLED`
-    workers.
+    The rivals are equal-count, equal-compute, OP-Fence and the plan for workers of whom nothing is known.
+    `options.budget` counts plans as `judge.Budget` does; the other schedulers' own work is not counted, and
+    they are not asked for more than `MOST_RIVALLED` workers.
 
     Raises
     ------
@@ -73,6 +74,23 @@ def _bound(fleet: Fleet, workload: Workload, options: Options) -> float:
     )
 
 
+def _even_shares(fleet: Fleet, workload: Workload) -> Assignment | None:
+    """What is planned where no topology is known, on the workers in their order."""
+    count = fleet.count or len(fleet.devices)
+    if count > MOST_RIVALLED:
+        return None
+    try:
+        cut = balanced_cut(workload, count)
+    except PlanError:
+        return None
+    return Assignment(
+        cuts=cut.cuts,
+        workers=tuple((fleet.devices.ids[number],) for number in cut.devices),
+        microbatches=workload.microbatches,
+        window=min(workload.microbatches, 2 * len(cut.devices)),
+    )
+
+
 def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Iterator[Judged]:
     """The incumbent and the other schedulers' plans; if there is none, the last one's reason."""
     alone = replace(options, alternatives=(), incumbent=None)
@@ -82,6 +100,10 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
     if incumbent is not None and _is_valid(fleet, workload, incumbent, judge):
         some = True
         yield Judged(judge.simulated(workload, incumbent), workload, incumbent)
+    even = _even_shares(fleet, workload)
+    if even is not None and _is_valid(fleet, workload, even, judge):
+        some = True
+        yield Judged(judge.simulated(workload, even), workload, even)
     for rival in RIVALS if len(fleet.devices) <= MOST_RIVALLED else ():
         try:
             schedule = rival(fleet.topology, workload, alone)

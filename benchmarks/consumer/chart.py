@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from benchmarks.consumer.claim import Point
 
-PANEL, HEIGHT, LEFT, TOP, GAP, LEGEND = 330, 250, 56, 56, 30, 190
+PANEL, HEIGHT, LEFT, TOP, GAP, LEGEND = 330, 250, 56, 56, 76, 190
 COLOURS = ("#525252", "#1d4ed8", "#15803d", "#c2410c", "#7e22ce", "#0e7490")
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from tests.simulator.plans import MB, chain, random_chain, topology
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.simulator import Conditions, simulate
+from farflung.simulator.simulate import MOST_STEPS
 from farflung.workload.codecs import DeclaredCodec
 
 SECONDS_OF_A_MEGABYTE = 1.0  # on 8 Mbit/s
@@ -72,6 +74,19 @@ def test_inputs_use_the_line_of_the_submitters_home() -> None:
     assert found.bottleneck.name == "the line of w0 up"
     at_home = simulate(chain([0.01], [], 4, workers=["w0"], fed_bytes=MB), places)
     assert at_home.step_seconds == pytest.approx(0.12)
+
+
+def test_of_steps_that_take_turns_the_mean_counts() -> None:
+    """Whenever a step is long, the feeder sends part of the next one ahead over the line that both need."""
+    chained = chain([0.5, 0.0, 0.0], [2 * MB, 5 * MB], 2)
+    fed = [Edge(9, FEEDER, 1, 2 * MB, False), Edge(10, FEEDER, 2, 4 * MB, False)]
+    plan = msgspec.structs.replace(chained, edges=[*chained.edges, *fed])
+    places = topology([1.0] * 3, 80.0, 400.0, up_mbps=[8.0, None, None])
+    found = simulate(plan, places)
+    assert found.steps == MOST_STEPS
+    assert found.step_seconds == pytest.approx(2 * (2 + 2 + 4))
+    assert found.line() == "the line of w0 up, busy 100%"
+    assert found.bottleneck.bytes == pytest.approx(2 * 8 * MB)
 
 
 def test_a_gradient_overtakes_activations() -> None:

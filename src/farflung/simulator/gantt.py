@@ -53,7 +53,8 @@ def gantt(simulation: Simulation, title: str = "") -> str:
     shares = {_row_of(load): load.share for load in simulation.loads if load.kind != "line"}
     is_low = sum(" -> " not in row for row in rows) > MANY_DEVICES
     places, height = _places(rows, LOW_HEIGHTS if is_low else HEIGHTS)
-    scale = (WIDTH - LABEL - RIGHT) / simulation.step_seconds
+    seconds = max(simulation.step_seconds, *(span.end for span in simulation.timeline))
+    scale = (WIDTH - LABEL - RIGHT) / seconds
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 34}"'
         f' width="{WIDTH}" height="{height + 34}" font-family="sans-serif" font-size="11">',
@@ -61,7 +62,7 @@ def gantt(simulation: Simulation, title: str = "") -> str:
         _text(LABEL, 18, title or "One step", size=14),
         _text(LABEL, 34, f"{simulation.step_seconds:.3g} s a step; bottleneck: {simulation.line()}"),
         *_legend({span.kind for span in simulation.timeline}),
-        *_grid(simulation.step_seconds, scale, height),
+        *_grid(seconds, scale, height),
     ]
     marked = _marked(simulation.bottleneck, rows)
     for row, (y, size) in places.items():

@@ -29,25 +29,38 @@ class Loads:
         }
         self._began = 0.0
 
-    def begin(self, seconds: float, timeline: bool) -> None:
-        """A step begins: forget what was."""
+    def begin(self, seconds: float, timeline: bool, goes_on: bool = False) -> None:
+        """A step begins: forget what was, or only what ran when if the count `goes_on`."""
+        self._count_so_far()
         self._began = seconds
         for device in self._devices.values():
-            device.busy = 0.0
             device.tasks = [] if timeline else None
         for link in self._wiring.links.values():
-            link.carried = 0.0
             link.pieces = [] if timeline else None
+        if not goes_on:
+            self._forget()
+
+    def _count_so_far(self) -> None:
+        for link in self._wiring.links.values():
+            link.count_so_far()
+
+    def _forget(self) -> None:
+        for device in self._devices.values():
+            device.busy = 0.0
+        for link in self._wiring.links.values():
+            link.carried = 0.0
         for line in [*self._wiring.up.values(), *self._wiring.down.values()]:
             line.carried = 0.0
 
-    def of(self, step_seconds: float) -> tuple[Load, ...]:
-        """All that was busy in a step of `step_seconds`, the busiest first; a line before its links."""
+    def of(self, step_seconds: float, steps: int = 1) -> tuple[Load, ...]:
+        """All that was busy in `steps` of `step_seconds`, the busiest first; a line before its links."""
         if not step_seconds:
             return ()
+        self._count_so_far()
+        seconds = step_seconds * steps
         found = [
             Load("line", f"the line of {self._ids[worker]} {way}", (self._ids[worker],),
-                 line.carried / line.capacity / step_seconds, line.carried, line.capacity * 8e-6)
+                 line.carried / line.capacity / seconds, line.carried / steps, line.capacity * 8e-6)
             for way, lines in (("up", self._wiring.up), ("down", self._wiring.down))
             for worker, line in lines.items()
         ]  # fmt: skip
@@ -56,12 +69,12 @@ class Loads:
                 "device",
                 f"the device of {self._ids[worker]}",
                 (self._ids[worker],),
-                device.busy / step_seconds,
+                device.busy / seconds,
             )
             for worker, device in self._devices.items()
         ]
         found += [
-            self._link(pair, link.carried, step_seconds)
+            self._link(pair, link.carried, seconds, steps)
             for pair, link in self._wiring.links.items()
             if link.carried
         ]
@@ -82,11 +95,11 @@ class Loads:
         ]
         return tuple(spans)
 
-    def _link(self, pair: tuple[int, int], carried: float, step_seconds: float) -> Load:
+    def _link(self, pair: tuple[int, int], carried: float, seconds: float, steps: int) -> Load:
         rate = self._wiring.costs.rate(*pair)
         ends = tuple(self._ids[self._home if end == FEEDER else end] for end in pair)
-        share = carried / rate / step_seconds
-        return Load("link", f"the link {self._pair(*pair)}", ends, share, carried, rate * 8e-6)
+        share = carried / rate / seconds
+        return Load("link", f"the link {self._pair(*pair)}", ends, share, carried / steps, rate * 8e-6)
 
     def _pair(self, source: int, target: int) -> str:
         return f"{'submitter' if source == FEEDER else self._ids[source]} -> {self._ids[target]}"

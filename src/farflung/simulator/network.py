@@ -129,6 +129,15 @@ class Link:
             self._rate = rate
             self._due()
 
+    def count_so_far(self) -> None:
+        """Count what has been sent of the message under way."""
+        message = self._current
+        if message is None or self._began == self._clock.now:
+            return
+        self._settle()
+        self._count(message, message.size - self._left)
+        message.size, self._began = self._left, self._clock.now
+
     def _begin(self, message: Message) -> None:
         self._current = message
         self._left = message.size

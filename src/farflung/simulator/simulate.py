@@ -16,6 +16,8 @@ from farflung.simulator.sync import Sync
 from farflung.simulator.wiring import Wiring
 
 MOST_STEPS = 8
+TURNS = 4
+"""Steps that wait for the feeder may take turns, a long one and a short one: the mean of so many is meant."""
 _ALIKE = 1e-3
 
 _DEFAULT = Conditions()
@@ -28,7 +30,7 @@ def simulate(
 
     A step begins with the broker's decision about the one before. Its first inputs are there, because the
     feeder works ahead. Where it cannot keep up, steps are simulated from a cold start on until one is like
-    the one before.
+    the one before; if none is, the mean of the last `TURNS` counts.
 
     Raises
     ------
@@ -76,6 +78,7 @@ class _Run:
             for placement, worker in zip(plan.placements, workers, strict=True):
                 self._owned[worker] += placement.parameter_bytes
         self._loads = Loads(topology, self._wiring, self._pipelines)
+        self._least = throughput_seconds(plan, self._replicas, self._routes, self._costs)
         self._syncs: list[Sync] = []
         self._unfinished: dict[int, int] = {}
         self._unready = 0
@@ -83,26 +86,32 @@ class _Run:
     def once(self, timeline: bool) -> Simulation | None:
         """One step; None if the feeder could not have kept up with it."""
         seconds = self._step(timeline)
-        least = throughput_seconds(self._plan, self._replicas, self._routes, self._costs)
         behind = max(pipeline.feeder.under_way for pipeline in self._pipelines)
-        if behind > self._window or seconds < least * (1 - _ALIKE):
+        if behind > self._window or seconds < self._least * (1 - _ALIKE):
             return None
         return self._found(seconds, 1)
 
     def until_steady(self, timeline: bool) -> Simulation:
-        """Steps until one takes as long as the one before."""
-        seconds, steps = self._step(timeline), 1
+        """Steps until one takes as long as the one before, or they take turns."""
         before = 0.0
-        while abs(seconds - before) > _ALIKE * seconds and steps < MOST_STEPS:
-            before, seconds, steps = seconds, self._step(timeline), steps + 1
-        return self._found(seconds, steps)
+        for steps in range(1, MOST_STEPS - TURNS + 2):
+            seconds = self._step(timeline)
+            if abs(seconds - before) <= _ALIKE * seconds:
+                return self._found(seconds, steps)
+            before = seconds
+        began = self._clock.now - seconds
+        for _ in range(TURNS - 1):
+            self._step(timeline, goes_on=True)
+        return self._found((self._clock.now - began) / TURNS, MOST_STEPS, TURNS)
 
-    def _found(self, seconds: float, steps: int) -> Simulation:
-        return Simulation(seconds, self._loads.of(seconds), steps, self._loads.timeline())
+    def _found(self, seconds: float, steps: int, counted: int = 1) -> Simulation:
+        """What the last `counted` of the simulated `steps` say."""
+        seconds = max(seconds, self._least)  # which a single step can undercut by what was fed before it
+        return Simulation(seconds, self._loads.of(seconds, counted), steps, self._loads.timeline())
 
-    def _step(self, timeline: bool) -> float:
+    def _step(self, timeline: bool, goes_on: bool = False) -> float:
         began = self._clock.now
-        self._loads.begin(began, timeline)
+        self._loads.begin(began, timeline, goes_on)
         self._syncs = [
             Sync(
                 self._clock,

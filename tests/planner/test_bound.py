@@ -2,22 +2,29 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.workloads import chain_workload, random_topology, random_workload
+from tests.planner.workloads import (
+    branching_workload,
+    chain_workload,
+    random_topology,
+    random_workload,
+)
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
+from farflung.plan import Topology, WorkerSpec
 from farflung.planner.assignment import Assignment, Options, memory_of, plan_of
 from farflung.planner.bound import lower_bound_seconds
 from farflung.planner.equal_compute import equal_compute
 from farflung.planner.exact import exact
 from farflung.planner.gates import blocks_of
+from farflung.planner.objective import step_seconds
 from farflung.planner.opfence import opfence
 from farflung.simulator import simulate
-from farflung.workload import Workload
+from farflung.workload import Span, Workload
 
 CLOSE = 1 + 1e-9
 
@@ -60,6 +67,39 @@ def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
         if assignment is not None:
             seconds = simulate(plan_of(workload, assignment), topology).step_seconds
             assert bound <= seconds * CLOSE, assignment
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_branches_that_run_beside_each_other_are_no_longer_than_the_longest(seed: int) -> None:
+    draw = random.Random(seed)
+    workload = branching_workload(seed, draw.randint(2, 7))
+    if draw.random() < 0.7:  # where nothing hides a round trip
+        workload = replace(workload, microbatches=1)
+    topology = random_topology(seed, draw.randint(2, 3), memory=1e5)
+    bounds = [lower_bound_seconds(topology, workload, replicas=replicas) for replicas in (1, 2)]
+    for _ in range(60):
+        assignment = any_assignment(workload, topology, draw)
+        assert assignment is not None
+        plan = plan_of(workload, assignment)
+        if step_seconds(plan, topology) < max(bounds):
+            assert simulate(plan, topology).step_seconds * CLOSE >= max(bounds), assignment
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_two_branches_on_two_workers_take_as_long_as_one(replicas: int) -> None:
+    spans = (Span(0, 0, (2,), 1, True), Span(1, 1, (2,), 1, True))
+    workload = replace(chain_workload([9, 9, 1], [1, 1], microbatches=1), spans=spans)
+    workers = tuple(WorkerSpec(f"w{n}", "", tflops=1e-12, memory_gb=1) for n in range(2))
+    topology = Topology(workers, ((0, 0), (0, 0)), ((0, 1), (1, 0)))
+    assignment = Assignment((1, 2), (("w0",), ("w1",), ("w1",)), 1, 1)
+    seconds = simulate(plan_of(workload, assignment), topology).step_seconds
+    assert seconds == pytest.approx(30, rel=1e-3)
+    assert lower_bound_seconds(topology, workload, replicas=replicas) <= seconds
+
+
+def test_a_model_without_work_is_bound_by_nothing() -> None:
+    assert lower_bound_seconds(random_topology(1, 2), chain_workload([0, 0, 0], [1, 1])) == 0
 
 
 @settings(max_examples=15, deadline=None)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from farflung.plan import Topology, WorkerSpec
 from farflung.workload import Span, Workload
+from farflung.workload.workload import Feed
 
 UNIT = 100_000  # bytes
 
@@ -44,6 +46,28 @@ def random_workload(seed: int, nodes: int, ties: bool = False) -> Workload:
         spans=tuple(spans),
         feeds=(),
         ties=tuple(tied),
+    )
+
+
+def branching_workload(seed: int, nodes: int) -> Workload:
+    """A random model in which nodes read any before them, so that branches run beside each other."""
+    draw = random.Random(seed)
+    readers: dict[int, set[int]] = {made: set() for made in range(nodes - 1)}
+    for at in range(1, nodes):
+        for made in draw.sample(range(at), draw.randint(0, min(2, at))):
+            readers[made].add(at)
+    spans = [
+        Span(made, made, tuple(sorted(there or {nodes - 1})), UNIT * draw.randint(1, 40), True)
+        for made, there in readers.items()
+    ]
+    fed = tuple(sorted(draw.sample(range(nodes), draw.randint(1, min(2, nodes)))))
+    plain = random_workload(seed, nodes)
+    return replace(
+        plain,
+        flops=plain.flops + 1,
+        parameters=np.ones(nodes, dtype=np.int64),
+        spans=tuple(spans),
+        feeds=(Feed(nodes, fed, UNIT * draw.randint(1, 40)),),
     )
 
 

@@ -8,6 +8,8 @@ all work of a block comes after all work of the blocks before, forward, and befo
 1. *Round trips.* If U is a lower bound on the time of one microbatch before it reaches a piece of work, plus
    the time from its gradient leaving this work to the end of the step, then M times this piece fits into
    T - U: the first forward pass cannot begin earlier, nor the last backward pass end later.
+   What a microbatch does one after the other, at least, is the longest way through each block; and where a
+   hop is counted beside it, which may be on another way through its block, the shortest way through that one.
 2. *New workers.* A worker with work in some block but in none before gets a value from another worker that
    is on a way from the last gate to this work, at least `Block.forward_bytes`, and gives its gradient back.
    So U before a worker's first work is at least the cheapest hops into all workers that came in earlier
@@ -17,7 +19,8 @@ all work of a block comes after all work of the blocks before, forward, and befo
    round trip must fit. Links that are too slow for T are out, and all workers of a row of blocks lie in one
    component of what is left. A worker that is neither first nor last in the row gets a value and gives a
    gradient, and passes a value on and gets a gradient; who cannot (his line is too slow for both, or he has
-   one neighbour left, and no second turn fits on their link) can only be the first or the last.
+   one neighbour left, and no second turn fits on their link) can only be the first or, as many as the last
+   block has operators, the last.
 4. *Work.* All work of the row is done by such workers, each within T - U; and what they hold fits into their
    memory with the window that T asks for: M microbatches pass in T with no more than W at a time, so
    W >= M x round trip / T. State and tapes of different operators add up (`_Items.fit`).
@@ -30,14 +33,16 @@ What is left out makes the bound looser, never wrong. With replicas only the spe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.plan import Topology
 from farflung.planner.devices import Devices
-from farflung.planner.gates import Block, blocks_of
+from farflung.planner.gates import Block, blocks_of, longest_way
 from farflung.workload import Workload
 from farflung.workload.workload import OPTIMIZER_COPIES
 
@@ -61,11 +66,11 @@ def lower_bound_seconds(
     devices = Devices.of(topology, efficiency)
     fleet = workload.microbatches * workload.work[-1] / devices.speeds.sum()
     if replicas > 1:
-        return float(max(fleet, workload.work[-1] / devices.speeds.max()))
+        return float(max(fleet, longest_way(workload, 0, len(workload)) / devices.speeds.max())) * (1 - CLOSE)
     home = topology.ids.index(topology.home.id)
     away = devices.latency[home, :] + devices.latency[:, home]
     best = float(fleet)
-    for blocks in _intervals(blocks_of(workload)):
+    for blocks in _intervals(blocks_of(workload)) if workload.work[-1] else []:
         items = _Items.of(workload, blocks, recompute)
         fed = _fed_bytes(workload, blocks[0]), devices.bandwidth[home]
         best = max(best, _Interval(devices, workload.microbatches, blocks, away, items, fed).least(best))
@@ -73,7 +78,10 @@ def lower_bound_seconds(
 
 
 def _intervals(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:
-    """Rows of blocks between which at least so much crosses, for each amount: the longest rows."""
+    """Rows of blocks between which at least so much crosses, for each amount: the longest rows.
+
+    Each begins with a block of one operator.
+    """
     found = []
     for least in sorted({block.forward_bytes for block in blocks[1:]}):
         row: list[Block] = []
@@ -84,8 +92,13 @@ def _intervals(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:
             row.append(block)
         found.append(tuple(row))
     total = sum(block.work for block in blocks)
-    rows = {(row[0].start, row[-1].stop): row for row in found if sum(b.work for b in row) > 0.05 * total}
-    return list(rows.values()) or [blocks]
+    rows = {(row[0].start, row[-1].stop): row for row in map(_from_one, found or [blocks]) if row}
+    return [row for row in rows.values() if sum(block.work for block in row) > 0.05 * total]
+
+
+def _from_one(row: Sequence[Block]) -> tuple[Block, ...]:
+    """From the first single operator on: who works before it may send it little, and come from anywhere."""
+    return tuple(dropwhile(lambda block: block.workers > 1, row))
 
 
 @dataclass(frozen=True)
@@ -131,6 +144,9 @@ class _Interval:
         self.devices, self.microbatches, self.away, self.items = devices, microbatches, away, items
         self.blocks = blocks
         self.work = np.array([block.work for block in blocks])
+        self.longest = np.array([block.longest for block in blocks])
+        apart = np.sort([block.longest - block.least for block in blocks[1:]])[::-1]
+        self.apart = np.concatenate([[0.0], np.cumsum(np.maximum(apart, 0.0))])
         self.counts = np.array([block.workers for block in blocks])
         inner = blocks[1:]
         self.ahead = min((block.forward_bytes for block in inner), default=0.0)
@@ -167,7 +183,7 @@ class _Interval:
 
     def _usable(self, seconds: float) -> Bools:
         """Which pairs can exchange values and gradients M times, one way, the rest of a round trip aside."""
-        left = seconds - self._alone(seconds, self.devices.speeds) - self.hop
+        left = seconds - self._alone(seconds, self.devices.speeds, 1) - self.hop
         times = self.microbatches - 1
         usable = (times * self.there <= left) & (times * self.homeward.T <= left)
         np.fill_diagonal(usable, False)
@@ -188,6 +204,7 @@ class _Interval:
         hop = np.where(inside, hop, np.inf)
         ways = np.sort(hop.min(axis=0)[np.isfinite(hop.min(axis=0))])
         needed = self._needed(seconds, speeds)
+        alone = self._alone(seconds, speeds, needed)
         times = self.microbatches - 1
         left = seconds - alone - hop - ways[: max(0, needed - 1)].sum()
         narrower = inside & (times * self.there[np.ix_(members, members)] <= left)
@@ -205,26 +222,32 @@ class _Interval:
         if len(members) > MOST_FIRST:
             return self._fit(seconds, members, (seconds - self.away[members]) * keep, trip)
         distance = _shortest(hop) + self.away[members].min()
-        firsts = np.flatnonzero(fed) if self.counts[0] == 1 else range(len(members))
         return any(
             self._fit(seconds, members, _left(seconds, distance[first], self.away[members], keep), trip)
-            for first in firsts
+            for first in np.flatnonzero(fed)
         )
 
     def _fed(self, seconds: float, members: NDArray[np.int64]) -> Bools:
         """Who can be sent what the first block reads of the model's inputs."""
         return self.fed_bytes * self.microbatches <= seconds * self.from_home[members] * (1 + 1e-9)
 
-    def _alone(self, seconds: float, speeds: Floats) -> float:
-        """The least time of one microbatch's work if M of a worker's part must fit into `seconds`."""
+    def _alone(self, seconds: float, speeds: Floats, hops: int = 0) -> float:
+        """The least time of one microbatch's work if M of a worker's part must fit into `seconds`.
+
+        On a way with so many hops to new workers.
+        """
         fastest = np.sort(speeds)[::-1]
         each = seconds / self.microbatches
         done = np.concatenate([[0.0], np.cumsum(fastest * each)])
-        work = self.work.sum()
+        work = self.longest.sum() - self._apart(hops)
         full = int(np.searchsorted(done, work, side="right")) - 1
         if full >= len(fastest):
             return float(full * each)
         return float(full * each + (work - done[full]) / fastest[full])
+
+    def _apart(self, hops: int | NDArray[np.int64]) -> Floats:
+        """Operations by which ways with so many hops may be shorter than the longest."""
+        return np.asarray(self.apart[np.minimum(hops, len(self.apart) - 1)])
 
     def _fit(self, seconds: float, members: NDArray[np.int64], time: Floats, trip: float) -> bool:
         """Whether members with `time` each can do the work, with a window that covers `trip`."""
@@ -261,12 +284,11 @@ class _Interval:
         return np.searchsorted(self.enough, np.arange(1, count + 1), side="left")
 
     def _kept(self, members: NDArray[np.int64], passing: Bools) -> Bools:
-        """All who can be between others, and the fastest of the rest: one as the last, the others first."""
+        """All who can be between others, and the fastest of the rest: they can be first or last."""
         keep = passing.copy()
         ends = np.flatnonzero(~passing)
-        keep[ends[np.argsort(-self.devices.speeds[members[ends]], kind="stable")[: self.counts[0] + 1]]] = (
-            True
-        )
+        fastest = ends[np.argsort(-self.devices.speeds[members[ends]], kind="stable")]
+        keep[fastest[: 1 + self.counts[-1]]] = True
         return keep
 
     def _rows_fit(self, seconds: float, members: NDArray[np.int64], ways: Floats) -> bool:
@@ -280,23 +302,26 @@ class _Interval:
         most = np.cumsum(speeds)[hosts - 1]
         hops = np.concatenate([[0.0], np.cumsum(ways)])
         early = np.clip(self._needed(seconds, speeds) + 1 - hosts, 0, len(ways))
+        before = np.maximum(before - self._apart(early), 0.0)
         left = seconds - before / speeds[0] - hops[early]
         return bool(np.all(self.microbatches * after * ALMOST <= np.maximum(left, 0.0) * most))
 
     def _pieces(self, carried: float) -> tuple[Floats, NDArray[np.int64], Floats]:
-        """Blocks between which nothing can cross made one: their work, workers, and the work before each."""
+        """Blocks between which nothing can cross made one: work, workers, and the longest way before."""
         work: list[float] = []
         counts: list[int] = []
+        longest: list[float] = []
         single = False
         for block in self.blocks:
             if work and block.forward_bytes > carried and single and block.workers == 1:
                 work[-1] += block.work
+                longest[-1] += block.longest
             else:
                 work.append(block.work)
                 counts.append(block.workers)
+                longest.append(block.longest)
                 single = block.workers == 1
-        pieces = np.array(work)
-        return pieces, np.array(counts), np.concatenate([[0.0], np.cumsum(pieces)[:-1]])
+        return np.array(work), np.array(counts), np.concatenate([[0.0], np.cumsum(longest)[:-1]])
 
 
 def _left(seconds: float, distance: Floats, away: Floats, keep: Bools) -> Floats:
@@ -305,15 +330,12 @@ def _left(seconds: float, distance: Floats, away: Floats, keep: Bools) -> Floats
 
 def _fed_bytes(workload: Workload, block: Block) -> float:
     """Model inputs that the one operator with work of a block reads itself, for one microbatch."""
-    if block.workers > 1:
-        return 0.0
     return float(sum(feed.bytes for feed in workload.feeds if block.stop in feed.readers))
 
 
 def _hosts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many workers at most have appeared after 0, 1, ... hops, where a block counts as one hop."""
-    first, rest = counts[0], np.sort(counts[1:])[::-1]
-    return np.asarray(first + np.concatenate([[0], np.cumsum(rest)]))
+    return np.asarray(1 + np.concatenate([[0], np.cumsum(np.sort(counts[1:])[::-1])]))
 
 
 def _components(usable: Bools) -> list[NDArray[np.int64]]:

@@ -29,8 +29,10 @@ class Block:
         Nodes: the gate before (-1 for none) and the gate that ends the block.
     work
         Operations, forward and backward, of one microbatch.
-    most
-        Of the largest operator with work.
+    longest
+        Operations of those that must follow one another: on the way through the block with the most.
+    least
+        On any way through it: those of the gate that ends it, if one does.
     workers
         How many operators with work there are: no more workers can share it.
     forward_bytes, backward_bytes
@@ -41,7 +43,8 @@ class Block:
     start: int
     stop: int
     work: float
-    most: float
+    longest: float
+    least: float
     workers: int
     forward_bytes: float
     backward_bytes: float
@@ -53,16 +56,32 @@ def blocks_of(workload: Workload) -> tuple[Block, ...]:
     gates = _gates(workload, working)
     if not working:
         return ()
+    ends = gates
     if not gates or gates[-1] != working[-1]:
-        gates = [*gates, working[-1]]  # ends the last block without being a gate: nothing comes after it
+        ends = [*gates, working[-1]]  # ends the last block without being a gate: nothing comes after it
     found, start = [], -1
-    for stop in gates:
+    for stop in ends:
         inside = [at for at in working if start < at <= stop]
-        work = workload.flops[inside] * (1 + BACKWARD_FACTOR)
-        forward, backward = _smallest(workload, start, stop)
-        found.append(Block(start, stop, float(work.sum()), float(work.max()), len(inside), forward, backward))
+        work = float(workload.flops[inside].sum()) * (1 + BACKWARD_FACTOR)
+        longest = longest_way(workload, start + 1, stop + 1)
+        least = float(workload.flops[stop]) * (1 + BACKWARD_FACTOR) if stop in gates else 0.0
+        found.append(Block(start, stop, work, longest, least, len(inside), *_smallest(workload, start, stop)))
         start = stop
     return tuple(found)
+
+
+def longest_way(workload: Workload, start: int, stop: int) -> float:
+    """Operations of the nodes from `start` up to `stop` that must follow one another: the most of any way."""
+    longest = np.array(workload.flops[start:stop]) * (1 + BACKWARD_FACTOR)
+    before = np.zeros(stop - start)
+    for span in sorted(workload.spans, key=lambda span: span.made):
+        if not start <= span.made < stop:
+            continue
+        reached = before[span.made - start] + longest[span.made - start]
+        for reader in span.readers:
+            if reader < stop:
+                before[reader - start] = max(before[reader - start], reached)
+    return float((before + longest).max(initial=0.0))
 
 
 def _gates(workload: Workload, working: list[int]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -128,3 +130,12 @@ def test_whatever_was_measured_gives_a_topology_and_every_link_is_measured_or_to
     measured = topology_of(map(worker, IDS, sites), found)
     missing = sum(1 for a in IDS for b in IDS if a != b and (a, b) not in rates)
     assert sum(int(words.split(" of ")[0]) for words in measured.assumed) == missing
+
+
+def test_a_worker_that_claims_more_memory_than_there_is_harms_nobody() -> None:
+    modest = worker("a")
+    boast = replace(modest, device=msgspec.structs.replace(modest.device, memory_bytes=2**53))
+    assert [spec.memory_gb for spec in topology_of([boast, worker("b")], known()).topology.workers] == [
+        1e6,
+        8,
+    ]

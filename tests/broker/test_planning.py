@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
 import pytest
 import torch
 from tests.broker.scenario import training
@@ -140,6 +141,13 @@ def test_a_topology_of_the_jobs_own_counts_more_than_what_was_measured() -> None
     measured = answered(tower(), job, "a", "b", measured=Measured(slow, ()))
     assert isinstance(measured, PlanMade) and measured.prediction is not None
     assert measured.prediction.step_seconds > own.prediction.step_seconds
+
+
+def test_a_prediction_beyond_all_bounds_ends_only_the_job() -> None:
+    still = msgspec.structs.replace(fleet("a", "b").workers[0], tflops=1e-290)
+    topology = Topology((still,), ((0.0,),), ((0.0,),))
+    answer = answered(tower(), training(microbatch_size=4), "a", measured=Measured(topology, ()))
+    assert isinstance(answer, PlanFailed) and "no such plan can be told" in answer.reason
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,19 @@ def test_plans_that_cannot_run_are_refused() -> None:
 def test_equal_inputs_give_equal_answers(seed: int) -> None:
     plan, places = random_chain(random.Random(seed), shares_lines=True)
     assert simulate(plan, places, timeline=True) == simulate(plan, places, timeline=True)
+
+
+def test_a_plan_over_a_link_that_leads_nowhere_is_refused() -> None:
+    plan = chain([0.1, 0.1], [MB], 2, fed_bytes=1)
+    one_way = topology([1.0, 1.0], [[0.0, 8.0], [0.0, 0.0]])
+    with pytest.raises(PlanError, match=r"needs the link w1 -> w0, and no way leads there \(0 Mbit/s\)"):
+        simulate(plan, one_way)
+    away = msgspec.structs.replace(one_way, submitter="w1")
+    with pytest.raises(PlanError, match="needs the link w1 -> w0"):
+        simulate(chain([0.1], [], 2, fed_bytes=1), away)
+
+
+def test_a_plan_that_takes_no_time_has_a_bottleneck_all_the_same() -> None:
+    found = simulate(chain([0.0], [], 2), topology([1.0]))
+    assert found.step_seconds == 0
+    assert found.line() == "the device of w0, busy 0%"

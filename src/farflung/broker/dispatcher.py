@@ -16,7 +16,15 @@ from typing import Any
 from farflung.broker import facts, journal
 from farflung.broker.arrivals import Arrival, events_of
 from farflung.broker.circuits import Circuits
-from farflung.broker.events import Command, Event, OpenCircuit, Reject, RunPlanner
+from farflung.broker.events import (
+    Command,
+    Event,
+    OpenCircuit,
+    PlanFailed,
+    PlanMade,
+    Reject,
+    RunPlanner,
+)
 from farflung.broker.line import Line
 from farflung.broker.measured import Measured, topology_of
 from farflung.broker.measurements import Measurements
@@ -180,6 +188,14 @@ class Dispatcher:
 
     async def _plan(self, command: RunPlanner) -> None:
         async with self._planning:
-            known = await asyncio.to_thread(self._known, command.workers)  # seconds for a thousand workers
-            answer = await plan(command, known, self._timeouts, self._clock)
+            answer = await self._planned(command)
         self.put(Arrival(None, answer))
+
+    async def _planned(self, command: RunPlanner) -> PlanMade | PlanFailed:
+        try:
+            known = await asyncio.to_thread(self._known, command.workers)  # seconds for a thousand workers
+            return await plan(command, known, self._timeouts, self._clock)
+        except Exception:  # without an answer the job would keep its workers for ever
+            _log.exception("%s could not be planned", command.job)
+            reason = "the broker could not plan this job: see its log"
+            return PlanFailed(self._clock(), command.job, command.attempt, reason)

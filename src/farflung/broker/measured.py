@@ -10,7 +10,7 @@ from farflung.broker.assumed import Ways
 from farflung.broker.measurements import Measurements
 from farflung.broker.records import Worker
 from farflung.plan import Topology, WorkerSpec
-from farflung.plan.topology import LEAST_MBPS, MOST_MBPS
+from farflung.plan.topology import LEAST_MBPS, MOST_GIGABYTES, MOST_MBPS
 
 ASSUMED_TFLOPS = 1.0
 _SITE_LENGTH = 128
@@ -57,7 +57,7 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
             id=worker.worker,
             site=worker.site[:_SITE_LENGTH],
             tflops=worker.device.tflops or usual,
-            memory_gb=max(worker.device.memory_bytes, 1) / 1e9,
+            memory_gb=min(max(worker.device.memory_bytes, 1) / 1e9, MOST_GIGABYTES),
             up_mbps=_line(worker.line.up_mbps, measurements.line_mbps(worker.worker, "up")),
             down_mbps=_line(worker.line.down_mbps, measurements.line_mbps(worker.worker, "down")),
             behind_nat=worker.worker in closed,

@@ -88,7 +88,10 @@ async def _ask(question: bytes, limit_seconds: float) -> Answer:
     if process.returncode:
         _log.error("the planner's process ended: %s", said.decode(errors="replace")[-2000:])
         raise PlanError(f"the planner's process {_how(process.returncode)}: see the broker's log")
-    return msgspec.msgpack.decode(output, type=Answer)
+    try:
+        return msgspec.msgpack.decode(output, type=Answer)
+    except msgspec.ValidationError as error:  # of a step of 10^15 s, say, on devices that hardly compute
+        raise PlanError(f"no such plan can be told: {error}") from None
 
 
 def _how(code: int) -> str:

@@ -81,6 +81,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         count = len(self.placements)
+        if not count:
+            raise ValueError("a plan must have a segment")
         if [placement.segment for placement in self.placements] != list(range(count)):
             raise ValueError("a plan's segments must be numbered from 0 in order")
         if not all(placement.workers for placement in self.placements):

@@ -53,7 +53,7 @@ def gantt(simulation: Simulation, title: str = "") -> str:
     shares = {_row_of(load): load.share for load in simulation.loads if load.kind != "line"}
     is_low = sum(" -> " not in row for row in rows) > MANY_DEVICES
     places, height = _places(rows, LOW_HEIGHTS if is_low else HEIGHTS)
-    seconds = max(simulation.step_seconds, *(span.end for span in simulation.timeline))
+    seconds = max(simulation.step_seconds, *(span.end for span in simulation.timeline)) or 1.0
     scale = (WIDTH - LABEL - RIGHT) / seconds
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height + 34}"'

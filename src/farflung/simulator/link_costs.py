@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from farflung.errors import PlanError
 from farflung.plan import FEEDER, Plan, Topology
 from farflung.simulator.conditions import Conditions
 from farflung.workload.codecs import DeclaredCodec
@@ -29,8 +30,15 @@ class LinkCosts:
                     self._codecs[pair] = conditions.codecs[codec.codec]
 
     def rate(self, source: int, target: int) -> float:
-        """Of a pair's own path."""
-        return self._topology.bandwidth_mbps[self._place(source)][target] * self._bytes_of_a_mbit
+        """Of a pair's own path; PlanError where no way leads there."""
+        place = self._place(source)
+        mbps = self._topology.bandwidth_mbps[place][target]
+        if not mbps:
+            ids = self._topology.ids
+            raise PlanError(
+                f"the plan needs the link {ids[place]} -> {ids[target]}, and no way leads there (0 Mbit/s)"
+            )
+        return mbps * self._bytes_of_a_mbit
 
     def up(self, worker: int) -> float | None:
         """Of a worker's shared line out; None where each link has its own."""

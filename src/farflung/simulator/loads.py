@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from farflung.plan import FEEDER, Topology
@@ -54,10 +55,8 @@ class Loads:
 
     def of(self, step_seconds: float, steps: int = 1) -> tuple[Load, ...]:
         """All that was busy in `steps` of `step_seconds`, the busiest first; a line before its links."""
-        if not step_seconds:
-            return ()
         self._count_so_far()
-        seconds = step_seconds * steps
+        seconds = step_seconds * steps or math.inf
         found = [
             Load("line", f"the line of {self._ids[worker]} {way}", (self._ids[worker],),
                  line.carried / line.capacity / seconds, line.carried / steps, line.capacity * 8e-6)

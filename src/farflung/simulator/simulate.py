@@ -35,7 +35,7 @@ def simulate(
     Raises
     ------
     PlanError
-        The topology lacks a worker of the plan, or one runs segments of two replicas.
+        The topology lacks a worker of the plan or a link, or a worker runs segments of two replicas.
     """
     return _Run(plan, topology, conditions, True).once(timeline) or _Run(
         plan, topology, conditions, False

@@ -37,7 +37,7 @@ from farflung.client.submitter import Submitter
 from farflung.local.fleet import LocalFleet
 from farflung.opdag import wire
 from farflung.plan import Plan, Topology, WorkerSpec, write_topology
-from farflung.simulator import PAYLOAD_SHARE, Conditions, simulate
+from farflung.simulator import simulate
 
 MICROBATCHES, SEQUENCE, WIDTH, LAYERS = 8, 128, 1024, 8
 MOST_OFF = 0.10
@@ -126,7 +126,7 @@ def measure(case: Case, folder: Path) -> Timing:
     if done.returncode:
         raise SystemExit(done.stderr)
     plan = msgspec.json.decode((folder / "run" / "plan.json").read_bytes(), type=Plan)
-    predicted = simulate(plan, topology, Conditions(payload_share=PAYLOAD_SHARE)).step_seconds
+    predicted = simulate(plan, topology).step_seconds
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] for row in rows[1:]]  # the first step also waits for its inputs
     void = json.loads(done.stdout)["lab"]["void"]

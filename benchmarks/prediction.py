@@ -27,13 +27,12 @@ from benchmarks.race.systems import job_file
 
 from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.plan import Plan, Topology
-from farflung.simulator import PAYLOAD_SHARE, Conditions, simulate
+from farflung.simulator import simulate
 from farflung.simulator.gantt import gantt
 
 TESTBEDS = ("four-homes", "two-sites", "good-wan", "three-sites", "eight-homes")
 MOST_OFF = 0.10
 WARM_UP = 1  # the first step also waits for its inputs
-CONDITIONS = Conditions(payload_share=PAYLOAD_SHARE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def measure(testbed: str, scheduler: str, course: Course, folder: Path, pictures
     lab = json.loads(done.stdout)["lab"]
     divisor = lab["emulation"]["divisor"]
     plan = msgspec.json.decode((run / "plan.json").read_bytes(), type=Plan)
-    found = simulate(plan, slower(load_testbed(testbed), divisor), CONDITIONS, timeline=True)
+    found = simulate(plan, slower(load_testbed(testbed), divisor), timeline=True)
     if pictures is not None:
         title = f"A step on {testbed}, planned by {scheduler}, simulated"
         (pictures / f"gantt-{testbed}-{scheduler}.svg").write_text(gantt(found, title))

@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 
 from farflung.plan import FEEDER, Plan, Topology
-from farflung.simulator import PAYLOAD_SHARE, Conditions, simulate
+from farflung.simulator import simulate
 from farflung.workload.workload import BACKWARD_FACTOR
 
 
@@ -42,7 +42,7 @@ def schedule_bound(plan: Plan, topology: Topology, one_process_seconds: float) -
     tflops = forward * (1 + BACKWARD_FACTOR) / one_process_seconds / 1e12
     workers = tuple(msgspec.structs.replace(worker, tflops=tflops) for worker in topology.workers)
     measured = msgspec.structs.replace(topology, workers=workers)
-    return simulate(plan, measured, Conditions(payload_share=PAYLOAD_SHARE)).step_seconds
+    return simulate(plan, measured).step_seconds
 
 
 def step_bytes(plan: Plan, topology: Topology) -> dict[tuple[int, int], int]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
+from farflung.simulator import PAYLOAD_SHARE
 
 MB = 10**6
 
@@ -18,8 +19,11 @@ def topology(
     down_mbps: Sequence[float | None] | None = None,
     submitter: int = 0,
 ) -> Topology:
-    """Workers w0, w1, ... with these devices; a number stands for every link."""
+    """Workers w0, w1, ... with these devices; rates are of payload, a number stands for every link."""
     count = len(tflops)
+
+    def line(mbps: float | None) -> float | None:
+        return None if mbps is None else mbps / PAYLOAD_SHARE
 
     def matrix(values: float | Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
         if isinstance(values, float | int):
@@ -28,9 +32,11 @@ def topology(
 
     ups, downs = up_mbps or [None] * count, down_mbps or [None] * count
     return Topology(
-        workers=tuple(WorkerSpec(f"w{n}", "home", tflops[n], 8.0, ups[n], downs[n]) for n in range(count)),
+        workers=tuple(
+            WorkerSpec(f"w{n}", "home", tflops[n], 8.0, line(ups[n]), line(downs[n])) for n in range(count)
+        ),
         latency_ms=matrix(latency_ms),
-        bandwidth_mbps=matrix(mbps),
+        bandwidth_mbps=tuple(tuple(rate / PAYLOAD_SHARE for rate in row) for row in matrix(mbps)),
         submitter=f"w{submitter}",
     )
 

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.plan import Topology
+from farflung.simulator import PAYLOAD_SHARE
 
 Floats = NDArray[np.float64]
 
-BYTES_PER_MEGABIT = 1e6 / 8
+BYTES_PER_MEGABIT = 1e6 / 8 * PAYLOAD_SHARE
+"""Of payload: a topology states rates with all headers."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,13 @@ class Devices:
     memory_bytes : float64 [n]
         What a worker may hold.
     bandwidth : float64 [n, n]
-        Bytes a second of each link, no more than the shared lines of its ends; 0 where there is no link,
-        infinite on the diagonal.
+        Bytes of payload a second of each link, no more than the shared lines of its ends; 0 where there is
+        no link, infinite on the diagonal.
     latency : float64 [n, n]
         Seconds, one way; 0 on the diagonal.
     up, down : float64 [n]
-        Bytes a second of the line that all links of a worker share; infinite where they share none.
+        Bytes of payload a second of the line that all links of a worker share; infinite where they share
+        none.
     """
 
     ids: tuple[str, ...]

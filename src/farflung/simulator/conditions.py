@@ -30,8 +30,8 @@ class Conditions:
     window
         W of the admission rule in place of the plan's.
     payload_share
-        The part of a link's rate that is payload; headers take the rest. `PAYLOAD_SHARE` where rates are
-        those of lines, as in the lab.
+        The part of a link's rate that is payload; headers take the rest. A topology states the rates of
+        lines, headers included, as the lab does and as a probe finds them.
     commit
         Whether a step ends with a round trip to the broker, which stands in `topology.home`.
     update_bytes_per_second
@@ -44,7 +44,7 @@ class Conditions:
     efficiency: float = 1.0
     split_backward: bool = False
     window: int | None = None
-    payload_share: float = 1.0
+    payload_share: float = PAYLOAD_SHARE
     commit: bool = True
     update_bytes_per_second: float | None = None
     codecs: Mapping[str, DeclaredCodec] = field(default_factory=declared)

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import farflung
 from farflung.cli.main import run
 from farflung.client.check import capture_shapes
 from farflung.client.load import load_job
+from farflung.errors import PlanError
 from farflung.workload.profile import DeviceProfile, OpTime, signatures, write_profile
 
 JOB = """
@@ -173,7 +175,10 @@ def test_a_topology_that_cannot_be_is_one_line(
         (["plan", "tower.py", "--topology", "atlantis"], "neither a file nor a testbed"),
         (["plan", "nothing.py", "--topology", "fleet.json"], "expected a job file"),
         (["plan", "tower.py", "--topology", "fleet.json", "--scheduler", "atuo"], "did you mean auto?"),
-        (["plan", "tower.py", "--topology", "fleet.json", "--workers", "4"], "4 workers were asked for"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--workers", "4"], "has 3 workers, 4 were asked for"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--seed", "-1"], "seed must be 0 to 4294967295"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--budget", "0"], "budget must be at least 1"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "0"], "choose a divisor"),
         (["plan", "tower.py", "--topology", "fleet.json", "--workers", "-1"], "--workers must be 0"),
         (
             ["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "3"],
@@ -183,7 +188,8 @@ def test_a_topology_that_cannot_be_is_one_line(
         (["plan", "tower.py", "--topology", "fleet.json", "--efficiency", "2"], "--efficiency must be"),
         (["plan", "tower.py", "--topology", "fleet.json", "--profile", "fleet.json"], "is no profile"),
         (["simulate", "nothing.json", "--topology", "fleet.json"], "cannot read the plan"),
-        (["simulate", "fleet.json", "--topology", "fleet.json"], "fleet.json is no plan"),
+        (["simulate", "fleet.json", "--topology", "fleet.json"], "fleet.json is a topology, not a plan"),
+        (["simulate", "tower.py", "--topology", "fleet.json"], "tower.py is no plan"),
         (["simulate", "ok.json", "--topology", "four-homes"], "which the topology does not have"),
         (["simulate", "ok.json", "--topology", "fleet.json", "--bandwidth-scale", "0"], "cannot be scaled"),
         (["simulate", "ok.json", "--topology", "fleet.json", "--window", "0"], "window must be at least 1"),
@@ -197,6 +203,27 @@ def test_a_mistake_is_one_line(
     (folder / "ok.json").write_text(json.dumps(document))
     assert run(arguments) == 2
     assert_one_line(capsys.readouterr(), words)
+
+
+def test_what_can_be_seen_in_time_is_refused_before_capture(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in ("--workers=4", "--microbatches=3", "--budget=-5", "--seed=-1"):
+        assert plan(option) == 2
+        assert "capturing" not in capsys.readouterr().err
+
+
+def test_a_plan_that_needs_a_way_where_there_is_none_names_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan("--no-what-if", "--scheduler", "equal-compute", "--save", "plan.json") == 0
+    capsys.readouterr()
+    rates = [[0, 50, 50], [50, 0, 50], [50, 0, 0]]  # activations have a way, their gradients have none
+    (folder / "parted.json").write_text(json.dumps(fleet("home-1", "home-2", "lab", bandwidth_mbps=rates)))
+    assert run(["simulate", "plan.json", "--topology", "parted.json"]) == 2
+    assert_one_line(capsys.readouterr(), "sends from lab to home-2, and the topology has 0 Mbit/s there")
+    with pytest.raises(PlanError, match="from lab to home-2"):
+        farflung.simulate("plan.json", "parted.json")
 
 
 def assert_one_line(captured: Any, words: str) -> None:

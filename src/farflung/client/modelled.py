@@ -29,6 +29,16 @@ class Model:
     holds: tuple[tuple[str, ...], ...]
 
 
+def number_of(job: Job, microbatches: Microbatches) -> int:
+    """Into how many microbatches a batch goes; JobError where it has no such equal parts."""
+    count = microbatches if isinstance(microbatches, int) else job.microbatches
+    if count < 1 or job.batch % count:
+        raise JobError(
+            f"a batch of {job.batch} cannot be had in {count} equal microbatches: choose a divisor"
+        )
+    return count
+
+
 def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None = None) -> Model:
     """The model of a job, whose own number of microbatches another takes the place of, or "auto" of several.
 
@@ -47,11 +57,7 @@ def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None =
 
     if profile is not None and microbatches == "auto":
         raise JobError("a profile is of one size of microbatches: give a number of them, not auto")
-    count = microbatches if isinstance(microbatches, int) else job.microbatches
-    if count < 1 or job.batch % count:
-        raise JobError(
-            f"a batch of {job.batch} cannot be had in {count} equal microbatches: choose a divisor"
-        )
+    count = number_of(job, microbatches)
     graph = capture_shapes(job).graph
     others = _near(job.batch, count) if microbatches == "auto" else []
     own, *alternatives = (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from farflung.client.job import Job
-from farflung.client.modelled import Microbatches, model_of
+from farflung.client.modelled import Microbatches, model_of, number_of
 from farflung.errors import PlanError, TopologyError
 from farflung.plan import Plan, Topology, joined_part, read_plan, read_topology
 from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
@@ -16,7 +16,9 @@ from farflung.planner.schedulers import scheduler as scheduler_called
 from farflung.planner.what_if import what_if as effects_of
 from farflung.simulator import Conditions
 from farflung.simulator import simulate as simulated
+from farflung.simulator.ways import require_ways
 
+MOST_SEED = 2**32 - 1
 WHAT_IF_SECONDS = 30.0
 """CPU time after which no further change is tried."""
 
@@ -75,10 +77,12 @@ def plan(
     TopologyError
         The file is no topology.
     PlanError
-        There is no plan; the message says what is missing.
+        There is no plan, and the message says what is missing; or `workers`, `budget` or `seed` cannot be.
     """
     search, fleet = scheduler_called(scheduler), _topology(topology)
     conditions = _conditions(efficiency, None)
+    number_of(job, microbatches)
+    _require_possible(fleet, workers, budget, seed)
     tell("capturing the model")
     model = model_of(job, microbatches, profile)
     options = Options(
@@ -89,7 +93,8 @@ def plan(
         seed=seed,
         alternatives=model.alternatives,
     )
-    tell(f"looking for a plan on {len(fleet.workers)} workers ({scheduler})")
+    count = len(fleet.workers)
+    tell(f"looking for a plan on {count} worker{'s' * (count != 1)} ({scheduler})")
     schedule = search(fleet, model.workload, options)
     joined, _ = joined_part(fleet)
     simulation = simulated(schedule.plan, joined, conditions)
@@ -133,12 +138,13 @@ def simulate(
     Raises
     ------
     PlanError
-        The file is no plan, or the topology lacks a worker of it.
+        The file is no plan, or the topology lacks a worker of it or a way that it uses.
     TopologyError
         The file is no topology, or a rate leaves its bounds.
     """
     given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     where = scaled(_topology(topology), bandwidth_scale)
+    require_ways(given, where)
     return expected(given, where, simulated(given, where, _conditions(efficiency, window)))
 
 
@@ -155,6 +161,19 @@ def scaled(topology: Topology, bandwidth_scale: float) -> Topology:
 
 def _topology(topology: Topology | Path | str) -> Topology:
     return topology if isinstance(topology, Topology) else read_topology(Path(topology))
+
+
+def _require_possible(fleet: Topology, workers: int | None, budget: int, seed: int) -> None:
+    """What can be seen before a model is captured."""
+    if workers is not None and workers < 1:
+        raise PlanError(f"a plan uses at least 1 worker, found workers {workers}")
+    if workers is not None and workers > (there := len(fleet.workers)):
+        has = f"{there} worker{'s' * (there != 1)}"
+        raise PlanError(f"the topology has {has}, {workers} were asked for")
+    if budget < 1:
+        raise PlanError(f"the budget must be at least 1 plan to look at, found {budget}")
+    if not 0 <= seed <= MOST_SEED:
+        raise PlanError(f"the seed must be 0 to {MOST_SEED}, found {seed}")
 
 
 def _conditions(efficiency: float, window: int | None) -> Conditions:

@@ -32,10 +32,17 @@ def read_plan(path: Path) -> Plan:
     if len(data) > MOST_BYTES:
         raise PlanError(f"{path} is no plan: it has more than {MOST_BYTES} bytes")
     try:
+        if _is_topology(data):
+            raise PlanError(f"{path} is a topology, not a plan: `farflung plan --save` and every run write one")
         return msgspec.json.decode(data, type=Plan)
     except (ValueError, RecursionError) as error:
         hint = "`farflung plan --save` and every run write one"
         raise PlanError(f"{path} is no plan: {error} ({hint})") from None
+
+
+def _is_topology(data: bytes) -> bool:
+    document = msgspec.json.decode(data)
+    return isinstance(document, dict) and {"workers", "bandwidth_mbps"} <= document.keys()
 
 
 def write_plan(plan: Plan, path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_topology_that_cannot_be_is_one_line(
         (["plan", "tower.py", "--topology", "atlantis"], "neither a file nor a testbed"),
         (["plan", "nothing.py", "--topology", "fleet.json"], "expected a job file"),
         (["plan", "tower.py", "--topology", "fleet.json", "--scheduler", "atuo"], "did you mean auto?"),
-        (["plan", "tower.py", "--topology", "fleet.json", "--workers", "4"], "has 3 workers, 4 were asked for"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--workers", "4"], "3 workers, 4 were asked for"),
         (["plan", "tower.py", "--topology", "fleet.json", "--seed", "-1"], "seed must be 0 to 4294967295"),
         (["plan", "tower.py", "--topology", "fleet.json", "--budget", "0"], "budget must be at least 1"),
         (["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "0"], "choose a divisor"),
@@ -242,6 +242,27 @@ def test_workers_whom_nobody_reaches_are_left_out_and_named(
     assert plan("--no-what-if") == 0
     told = capsys.readouterr().out
     assert "no way leads from the others to lab" in told and "of 3 workers" in told
+
+
+def test_there_is_one_reason_for_each_who_is_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [[0, 50, 50], [50, 0, 0], [50, 50, 0]]
+    workers = [worker("home-1"), worker("home-2"), worker("lab", tflops=1e-7)]
+    topology = fleet("home-1", "home-2", "lab", bandwidth_mbps=rates, workers=workers, submitter="lab")
+    (folder / "fleet.json").write_text(json.dumps(topology))
+    assert plan("--no-what-if", "--workers", "1", "--picture", "step.svg") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "left out home-2: 1 worker was asked for" in told or "left out home-1: 1 worker was" in told
+    assert "note no way leads from home-2 to lab: lab is left out" in told and told.count("lab") == 2
+
+
+def test_memory_that_is_missing_is_told_briefly(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workers = [worker(id, memory_gb=1e-5) for id in ("home-1", "home-2", "lab")]
+    (folder / "fleet.json").write_text(json.dumps(fleet("home-1", "home-2", "lab", workers=workers)))
+    assert plan() == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert line.endswith(" GB missing: add workers") and len(line) <= 120
 
 
 def test_one_worker_is_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

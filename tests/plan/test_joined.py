@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.plan import Topology, WorkerSpec, joined_part
+from farflung.plan import Topology, WorkerSpec, joined_part, why_parted
 
 
 def fleet(tflops: list[float], parted: set[tuple[int, int]]) -> Topology:
@@ -33,6 +33,15 @@ def test_of_two_halves_the_stronger_one_stays() -> None:
     assert part.loss == ((0, 0, 0),) * 3
 
 
+def test_the_way_that_is_missing_is_named() -> None:
+    assert why_parted(fleet([1, 1, 1], set())) == ()
+    assert why_parted(fleet([9, 1, 1], {(0, 2)})) == ("no way leads from w0 to w2: w2 is left out",)
+    (words,) = why_parted(fleet([1, 5, 5], {(0, 2), (1, 0)}))
+    assert words == "no way leads from w1 to w0 (1 more are missing): w0 is left out"
+    alone = {(a, b) for a in range(3) for b in range(3) if 2 in (a, b)}
+    assert why_parted(fleet([5, 5, 1], alone)) == ("no way leads from the others to w2: left out",)
+
+
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(
     st.lists(st.floats(0.1, 100), min_size=n, max_size=n),
     st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))),
@@ -44,6 +53,10 @@ def test_nobody_stays_who_cannot_reach_another_and_nobody_goes_in_vain(
     part, left_out = joined_part(topology)
     assert sorted([*part.ids, *left_out]) == topology.ids
     assert part.workers
+    for id in left_out:
+        a = topology.ids.index(id)
+        kept = [topology.ids.index(other) for other in part.ids]
+        assert any(not topology.bandwidth_mbps[a][b] or not topology.bandwidth_mbps[b][a] for b in kept)
     assert all(part.bandwidth_mbps[a][b] for a, b in part.pairs())
     if not any(a != b for a, b in drawn[1]):
         assert not left_out

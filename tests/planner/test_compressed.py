@@ -56,7 +56,7 @@ def test_asking_for_more_speedups_and_having_an_incumbent_never_make_it_worse() 
 def test_no_plan_is_said_as_the_scheduler_says_it() -> None:
     net = fleet(10)
     small = tuple(replace_memory(worker) for worker in net.workers)
-    with pytest.raises(PlanError, match="bytes are missing"):
+    with pytest.raises(PlanError, match="GB missing"):
         compressed(
             opfence, dense, Topology(small, net.latency_ms, net.bandwidth_mbps), workload(), Options(),
             Conditions(), (1.0, 2.0),

@@ -114,7 +114,7 @@ def test_large_cases_are_refused() -> None:
 
 
 def test_a_model_too_large() -> None:
-    with pytest.raises(PlanError, match=r"\d+ bytes are missing"):
+    with pytest.raises(PlanError, match=r"\d GB missing"):
         exact(random_topology(5, 3, memory=20.0), random_workload(5, 10), Options())
 
 

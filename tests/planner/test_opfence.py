@@ -102,5 +102,5 @@ def test_as_many_workers_as_asked_for() -> None:
 
 def test_a_model_too_large() -> None:
     workload, topology = random_workload(5, 10), random_topology(5, 3, memory=20.0)
-    with pytest.raises(PlanError, match=r"\d+ bytes are missing"):
+    with pytest.raises(PlanError, match=r"\d GB missing"):
         opfence(topology, workload, Options())

@@ -64,7 +64,7 @@ def test_a_model_too_large_for_all_memory(scheduler: Scheduler) -> None:
     workload, topology = random_workload(5, 10), random_topology(5, 3, memory=20.0)
     needed = workload.memory_bytes(0, 10, 1)
     held = sum(worker.memory_gb for worker in topology.workers) * 1e9
-    with pytest.raises(PlanError, match=f"{needed - held:.0f} bytes are missing"):
+    with pytest.raises(PlanError, match=f"{(needed - held) / 1e9:.2g} GB missing"):
         scheduler(topology, workload, QUICK)
 
 

@@ -15,7 +15,7 @@ from farflung.broker.questions import Answer, Broken, Impossible, Made, Question
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.segment import Segment
-from farflung.plan import Prediction, Topology, only
+from farflung.plan import Prediction, Topology, joined_part, only
 from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.assignment import Options
@@ -80,7 +80,8 @@ def _scheduled(question: Question) -> tuple[PlannedJob, Prediction]:
     )
     schedule = scheduler(question.scheduler)(topology, workload, options)
     made = place(graph, schedule.assignment, training.microbatch_size)
-    simulation = simulate(made.plan, topology, Conditions(efficiency=question.efficiency))
+    joined, parted = joined_part(topology)
+    simulation = simulate(made.plan, joined, Conditions(efficiency=question.efficiency))
     used = set(made.plan.workers())
     notes = [*schedule.notes, *question.assumed]
     return made, Prediction(
@@ -88,7 +89,8 @@ def _scheduled(question: Question) -> tuple[PlannedJob, Prediction]:
         step_seconds=simulation.step_seconds,
         bottleneck=simulation.line(),
         lower_bound_seconds=schedule.lower_bound_seconds,
-        left_out=[id for id in topology.ids if id not in used],
+        left_out=[id for id in joined.ids if id not in used],
+        unreachable=list(parted),
         notes=[note[:LINE_LENGTH] for note in notes],
         measured=question.measured,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
@@ -26,6 +27,12 @@ def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str) 
         ).rstrip()
         for row in table
     ]
+
+
+def wrapped(key: str, words: str) -> list[str]:
+    """A key and what it says, on as many lines as 80 columns ask for."""
+    lines = textwrap.wrap(words, WIDTH - 15, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"  {key if not at else '':<11}  {line}" for at, line in enumerate(lines)]
 
 
 def shortened(text: str, width: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from farflung.cli.columns import bar, columns
+from farflung.cli.columns import bar, columns, wrapped
 from farflung.cli.output import counted, listed, seconds, size
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ MOST_ROWS = 24
 MOST_LINKS = 8
 
 
-def forecast_lines(found: Forecast) -> Iterator[str]:
-    """What `farflung plan` prints."""
+def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
+    """What `farflung plan` prints; `asked` is how many workers had to be used, 0 for any."""
     pool = len(found.workers) + len(found.left_out)
     used = counted(pool, "worker") if not found.left_out else f"{len(found.workers)} of {pool} workers"
     yield (
@@ -29,12 +29,14 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
     yield from _links(found.links)
     yield ""
     yield f"  step         {seconds(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, simulated"
-    yield f"  bottleneck   {found.bottleneck}"
+    yield from wrapped("bottleneck", found.bottleneck)
     yield f"  lower bound  {_bound(found)}"
-    if found.left_out:
-        yield f"  left out     {listed(found.left_out)}: without a part the step is shorter"
+    if idle := [worker for worker in found.left_out if worker not in found.unreachable]:
+        why = f"{counted(asked, 'worker')} {'were' if asked > 1 else 'was'} asked for"
+        why = why if asked else f"the step is shorter without {'them' if len(idle) > 1 else 'it'}"
+        yield from wrapped("left out", f"{listed(idle)}: {why}")
     for note in found.notes:
-        yield f"  note         {note}"
+        yield from wrapped("note", note)
     if found.what_if is not None:
         yield ""
         yield from _what_if(found)
@@ -50,7 +52,7 @@ def expected_lines(found: Expected) -> Iterator[str]:
         f"  step         {seconds(found.step_seconds)}, simulated:"
         f" {found.microbatches} microbatches, window {found.window}"
     )
-    yield f"  bottleneck   {found.bottleneck}"
+    yield from wrapped("bottleneck", found.bottleneck)
 
 
 def rate(mbps: float) -> str:

@@ -67,6 +67,7 @@ def plan(
     from farflung.cli.picture import draw
     from farflung.client.load import load_job
     from farflung.client.planning import plan as planned
+    from farflung.plan import joined_part
     from farflung.planner.assignment import Options
     from farflung.planner.schedulers import scheduler as scheduler_called
     from farflung.simulator import Conditions
@@ -98,12 +99,12 @@ def plan(
             tell=tell,
         )
     found = msgspec.structs.replace(found, notes=[*found.notes, *assumed])
-    lines = list(forecast_lines(found))
+    lines = list(forecast_lines(found, workers))
     if save is not None:
         _save(found, save)
     if picture is not None:
         title = f"One step of {found.model}"
-        draw(picture, found.plan, where, Conditions(efficiency=reached), title, lines)
+        draw(picture, found.plan, joined_part(where)[0], Conditions(efficiency=reached), title, lines)
     if as_json:
         print_json(found)
         return

@@ -40,7 +40,7 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
     lines = [f"{step}, held up by {prediction.bottleneck}"]
     if prediction.left_out:
         lines.append(
-            f"without a part: {listed(prediction.left_out)}: a step is shorter without"
+            f"without a part: {listed(prediction.left_out)}: a step is shorter without them"
             " (--workers N uses exactly N)"
         )
     return lines + [f"note: {words}" for words in prediction.notes]

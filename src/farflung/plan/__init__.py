@@ -1,6 +1,6 @@
 """What a plan is made for and what it says, as data: topologies, and which worker runs which segment."""
 
-from farflung.plan.joined import joined_part, only
+from farflung.plan.joined import joined_part, only, why_parted
 from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.plan.plan_file import read_plan, write_plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
@@ -25,6 +25,7 @@ __all__ = [
     "only",
     "read_plan",
     "read_topology",
+    "why_parted",
     "write_plan",
     "write_topology",
 ]

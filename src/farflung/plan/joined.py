@@ -22,7 +22,29 @@ def joined_part(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
         for others in parted.values():
             others.discard(worst)
         del parted[worst]
+    for back in reversed(out[:]):  # whom only others who went themselves had parted from the rest
+        if all(_is_joined(topology, back, other) for other in parted):
+            out.remove(back)
+            parted[back] = set()
     return only(topology, sorted(parted)), tuple(topology.workers[a].id for a in sorted(out))
+
+
+def why_parted(topology: Topology) -> tuple[str, ...]:
+    """For people: which ways are missing of those whom `joined_part` leaves out."""
+    joined, out = joined_part(topology)
+    alone: list[str] = []
+    words: list[str] = []
+    for id in out:
+        missing = _missing(topology, id, joined.ids)
+        if len(missing) == 2 * len(joined.ids):
+            alone.append(id)
+            continue
+        source, target = missing[0]
+        more = f" ({len(missing) - 1} more are missing)" if len(missing) > 1 else ""
+        words.append(f"no way leads from {source} to {target}{more}: {id} is left out")
+    if alone:
+        words.insert(0, f"no way leads from the others to {', '.join(alone)}: left out")
+    return tuple(words)
 
 
 def only(topology: Topology, numbers: list[int]) -> Topology:
@@ -42,6 +64,17 @@ def only(topology: Topology, numbers: list[int]) -> Topology:
         loss=_cut(topology.loss, numbers) if isinstance(topology.loss, tuple) else topology.loss,
         submitter=submitter,
     )
+
+
+def _missing(topology: Topology, id: str, others: list[str]) -> list[tuple[str, str]]:
+    """Sender and receiver of each way that is missing between a worker and others."""
+    numbers = {id: number for number, id in enumerate(topology.ids)}
+    ways = [way for other in others for way in ((id, other), (other, id))]
+    return [(a, b) for a, b in ways if not topology.bandwidth_mbps[numbers[a]][numbers[b]]]
+
+
+def _is_joined(topology: Topology, a: int, b: int) -> bool:
+    return bool(topology.bandwidth_mbps[a][b] and topology.bandwidth_mbps[b][a])
 
 
 def _numbers(topology: Topology) -> range:

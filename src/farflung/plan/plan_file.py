@@ -13,6 +13,7 @@ from farflung.plan.plan import Plan
 MOST_BYTES = 64 * 1024 * 1024
 NAME = "plan.json"
 """What it is called in a run folder."""
+_HINT = "`farflung plan --save` and every run write one"
 
 
 def read_plan(path: Path) -> Plan:
@@ -33,11 +34,10 @@ def read_plan(path: Path) -> Plan:
         raise PlanError(f"{path} is no plan: it has more than {MOST_BYTES} bytes")
     try:
         if _is_topology(data):
-            raise PlanError(f"{path} is a topology, not a plan: `farflung plan --save` and every run write one")
+            raise PlanError(f"{path} is a topology, not a plan: {_HINT}")
         return msgspec.json.decode(data, type=Plan)
     except (ValueError, RecursionError) as error:
-        hint = "`farflung plan --save` and every run write one"
-        raise PlanError(f"{path} is no plan: {error} ({hint})") from None
+        raise PlanError(f"{path} is no plan: {error} ({_HINT})") from None
 
 
 def _is_topology(data: bytes) -> bool:

@@ -45,7 +45,8 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a plan promises: the simulated time of a step, and what it spends it on.
 
     No plan takes less than `lower_bound_seconds` (0: nothing is proven). `left_out` are workers that were
-    there and get no part. `measured` says whether the fleet's own measurements were planned on, or a file's.
+    there and get no part, `unreachable` those who cannot because a way is missing. `measured` says whether
+    the fleet's own measurements were planned on, or a file's.
     """
 
     scheduler: Word
@@ -55,3 +56,4 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left_out: list[Word] = []
     notes: list[Line] = []
     measured: bool = False
+    unreachable: list[Word] = []

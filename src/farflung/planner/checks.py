@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import PlanError
-from farflung.plan import Topology, joined_part
+from farflung.opdag.cost import OPTIMIZER_COPIES
+from farflung.plan import Topology, joined_part, why_parted
 from farflung.planner.assignment import Options
 from farflung.planner.chain import Cutter
 from farflung.planner.devices import Devices
@@ -40,15 +41,14 @@ def usable_fleet(topology: Topology, workload: Workload, options: Options) -> Fl
         There is nothing to train, or there are fewer workers or fewer cuts than are asked for, or less memory
         than the model needs on any number of workers.
     """
-    joined, parted = joined_part(topology)
-    notes = (f"no way leads from the others to {', '.join(parted)}: left out",) if parted else ()
+    joined, _ = joined_part(topology)
     count = options.workers
     if count is not None and not 1 <= count <= len(joined.workers):
         raise PlanError(f"{count} workers were asked for, {len(joined.workers)} can all reach one another")
     require_segments(workload, (count or 1) // options.most_replicas)
     devices = Devices.of(joined, options.efficiency)
     _require_memory(workload, devices, options)
-    return Fleet(joined, devices, count, notes)
+    return Fleet(joined, devices, count, why_parted(topology))
 
 
 def require_segments(workload: Workload, count: int) -> None:
@@ -92,11 +92,19 @@ def refuse_memory(workload: Workload, devices: Devices, skips: int, options: Opt
     missing = np.maximum(needed - devices.memory_bytes, 0.0)
     worst = int(missing.argmax())
     return PlanError(
-        f"no cut of the model fits these workers with {window} microbatch{'es' * (window > 1)} in flight: "
-        f"{devices.ids[worst]} has {_gigabytes(devices.memory_bytes[worst])} and its segment needs "
-        f"{_gigabytes(needed[worst])}, {missing[worst]:.0f} bytes more "
-        f"({missing.sum():.0f} are missing in all): add workers, or use smaller microbatches"
+        f"no cut fits: {devices.ids[worst]} has {_gigabytes(devices.memory_bytes[worst])}, its part needs "
+        f"{_gigabytes(needed[worst])}; {_gigabytes(missing.sum())} missing in all: "
+        + advice(workload, float(devices.memory_bytes.sum()))
     )
+
+
+def advice(workload: Workload, held_bytes: float) -> str:
+    """What helps where memory is short. Smaller microbatches do where they can be had, and what does not
+    shrink with them would fit into `held_bytes`.
+    """
+    shrinks = workload.tape_bytes.sum() > 0 and workload.microbatch_size > 1
+    fixed = workload.state_bytes.sum() + (OPTIMIZER_COPIES - 1) * workload.trainable_bytes.sum()
+    return "add workers, or use smaller microbatches" if shrinks and fixed <= held_bytes else "add workers"
 
 
 def most_segments(workload: Workload, legal: NDArray[np.bool_]) -> int:
@@ -115,9 +123,8 @@ def _require_memory(workload: Workload, devices: Devices, options: Options) -> N
     held = np.sort(devices.memory_bytes)[::-1][: options.workers].sum()
     if needed > held:
         raise PlanError(
-            f"the model needs at least {_gigabytes(needed)} (parameters, gradients, optimizer and one "
-            f"microbatch) and the workers have {_gigabytes(held)} in all: {needed - held:.0f} bytes are "
-            "missing: add workers, or use smaller microbatches"
+            f"the model needs {_gigabytes(needed)} and the workers have {_gigabytes(held)}: "
+            f"{_gigabytes(needed - held)} missing: {advice(workload, float(held))}"
         )
 
 
@@ -139,4 +146,5 @@ def _with_extra(devices: Devices, extra_bytes: float) -> Devices:
 
 
 def _gigabytes(count: float) -> str:
-    return f"{count / 1e9:.2f} GB"
+    """In one unit; too little for a decimal in two digits."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 or not count else f"{count / 1e9:.2g} GB"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from farflung.plan import Plan, Topology
+from farflung.plan import Plan, Topology, joined_part
 from farflung.planner.assignment import Schedule, memory_of
 from farflung.planner.what_if import Effect
 from farflung.simulator import Simulation
@@ -61,7 +61,8 @@ class Forecast(msgspec.Struct, frozen=True):
 
     Times are simulated. No plan takes less than `lower_bound_seconds`, and `gap` is the step time over it;
     None where nothing is proven. `evaluated` plans were looked at; `capped` says that a limit on seconds
-    ended the search. `left_out` are workers without a part. `what_if` is None where that was not asked for.
+    ended the search. `left_out` are workers without a part, and of these `unreachable` those to
+    or from whom a way is missing. `what_if` is None where that was not asked for.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Forecast(msgspec.Struct, frozen=True):
     workers: list[WorkerRow]
     links: list[LinkRow]
     left_out: list[str]
+    unreachable: list[str]
     evaluated: int
     capped: bool
     notes: list[str]
@@ -128,6 +130,7 @@ def forecast(
         workers=_workers(plan, topology, simulation, memory),
         links=_links(topology, simulation),
         left_out=[id for id in topology.ids if id not in used],
+        unreachable=list(joined_part(topology)[1]),
         evaluated=schedule.evaluated,
         capped=schedule.capped,
         notes=list(schedule.notes),

@@ -13,7 +13,7 @@ from farflung.planner.auto.polish import Judged
 from farflung.planner.auto.search import Search
 from farflung.planner.balanced import balanced_cut
 from farflung.planner.bound import lower_bound_seconds
-from farflung.planner.checks import Fleet, usable_fleet
+from farflung.planner.checks import Fleet, advice, usable_fleet
 from farflung.planner.equal_compute import equal_compute
 from farflung.planner.equal_count import equal_count
 from farflung.planner.opfence import opfence
@@ -52,7 +52,8 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
         budget.spend(search.judge.budget.evaluated)
     if not found:
         raise refusal or PlanError(
-            "no cut of the model fits these workers: add workers, or use smaller microbatches"
+            "no cut of the model fits these workers: "
+            + advice(workload, float(fleet.devices.memory_bytes.sum()))
         )
     best = min(found, key=lambda judged: judged.seconds)
     return Schedule(

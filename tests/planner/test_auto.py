@@ -12,7 +12,7 @@ from tests.planner.workloads import chain_workload, random_topology, random_work
 
 from farflung.errors import PlanError
 from farflung.plan import Topology, WorkerSpec
-from farflung.planner.assignment import Options, Schedule, memory_of
+from farflung.planner.assignment import Assignment, Options, Schedule, memory_of, plan_of
 from farflung.planner.auto import auto
 from farflung.planner.equal_compute import equal_compute
 from farflung.planner.equal_count import equal_count
@@ -164,3 +164,26 @@ def fast_links(count: int) -> Topology:
     rows, near = (tuple((each,) * count for _ in range(count)) for each in (100.0, 0.1))
     workers = tuple(WorkerSpec(f"w{n}", "here", 1e-12, 100.0) for n in range(count))
     return Topology(workers=workers, latency_ms=near, bandwidth_mbps=rows)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), window=st.sampled_from([None, 1]), workers=st.sampled_from([None, 1, 2]))
+def test_what_is_asked_for_is_kept(seed: int, window: int | None, workers: int | None) -> None:
+    topology, workload = case(seed)
+    options = Options(budget=30, window=window, workers=workers, most_replicas=2)
+    schedule = planned(topology, workload, options)
+    if schedule is not None:
+        assert window in (None, schedule.assignment.window)
+        assert workers in (None, len(schedule.plan.workers()))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_no_worker_alone_is_faster(seed: int) -> None:
+    topology, workload = random_topology(seed, 5, memory=1e6), random_workload(seed, 6)
+    schedule = planned(topology, workload)
+    assert schedule is not None
+    for name in topology.ids:
+        alone = Assignment((), ((name,),), workload.microbatches, workload.microbatches)
+        step = simulate(plan_of(workload, alone), topology).step_seconds
+        assert schedule.step_seconds <= step * (1 + 1e-9)

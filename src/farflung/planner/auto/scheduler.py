@@ -21,13 +21,15 @@ from farflung.simulator import Conditions
 from farflung.workload import Workload
 
 MOST_RIVALLED = 200  # workers; with more, each rival would take longer than the whole search
+MOST_ALONE = 32
 RIVALS: tuple[Callable[[Topology, Workload, Options], Schedule], ...] = (equal_count, equal_compute, opfence)
 
 
 def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """The best plan found: never worse, simulated, than the incumbent's or any rival's.
 
-    The rivals are equal-count, equal-compute, OP-Fence and the plan for workers of whom nothing is known.
+    The rivals are equal-count, equal-compute, OP-Fence, the plan for workers of whom nothing is known and one
+    worker alone.
     `options.budget` counts plans as `judge.Budget` does; the other schedulers' own work is not counted, and
     they are not asked for more than `MOST_RIVALLED` workers.
 
@@ -75,7 +77,21 @@ def _bound(fleet: Fleet, workload: Workload, options: Options) -> float:
     )
 
 
-def _even_shares(fleet: Fleet, workload: Workload) -> Assignment | None:
+def _alone(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Assignment | None:
+    """The whole model on the best worker for that, of the `MOST_ALONE` fastest who can hold it."""
+    if fleet.count not in (None, 1):
+        return None
+    fastest = sorted(fleet.topology.workers, key=lambda worker: (-worker.tflops, worker.id))
+    window = options.window or min(workload.microbatches, 2)
+    able = [
+        one
+        for worker in fastest
+        if judge.fits(workload, one := Assignment((), ((worker.id,),), workload.microbatches, window))
+    ]
+    return min(able[:MOST_ALONE], key=lambda one: judge.closed(workload, one), default=None)
+
+
+def _even_shares(fleet: Fleet, workload: Workload, options: Options) -> Assignment | None:
     """What is planned where no topology is known, on the workers in their order."""
     count = fleet.count or len(fleet.devices)
     if count > MOST_RIVALLED:
@@ -88,7 +104,7 @@ def _even_shares(fleet: Fleet, workload: Workload) -> Assignment | None:
         cuts=cut.cuts,
         workers=tuple((fleet.devices.ids[number],) for number in cut.devices),
         microbatches=workload.microbatches,
-        window=min(workload.microbatches, 2 * len(cut.devices)),
+        window=options.window or min(workload.microbatches, 2 * len(cut.devices)),
     )
 
 
@@ -101,10 +117,10 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
     if incumbent is not None and _is_valid(fleet, workload, incumbent, judge):
         some = True
         yield Judged(judge.simulated(workload, incumbent), workload, incumbent)
-    even = _even_shares(fleet, workload)
-    if even is not None and _is_valid(fleet, workload, even, judge):
-        some = True
-        yield Judged(judge.simulated(workload, even), workload, even)
+    for simple in (_even_shares(fleet, workload, options), _alone(fleet, workload, options, judge)):
+        if simple is not None and _is_valid(fleet, workload, simple, judge):
+            some = True
+            yield Judged(judge.simulated(workload, simple), workload, simple)
     for rival in RIVALS if len(fleet.devices) <= MOST_RIVALLED else ():
         try:
             schedule = rival(fleet.topology, workload, alone)

@@ -44,7 +44,9 @@ class Search:
         judged = [*known, *self._judged(self._candidates(known))]
         judged.sort(key=lambda one: one.seconds)
         best = [polished(self._with_tables(one), self.judge, self.options) for one in judged[:POLISHED]]
-        return best if self.options.most_replicas == 1 else [*best, *self._replicated([*best, *judged])]
+        if self.options.most_replicas == 1 or self.fleet.count is not None:  # who are all in one pipeline
+            return best
+        return [*best, *self._replicated([*best, *judged])]
 
     def _replicated(self, judged: Sequence[Judged]) -> list[Judged]:
         """The shortest plans that leave most workers unused, in several copies; the best one improved."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from farflung.cli.main import run
-from farflung.plan import read_topology
+from farflung.lab.testbeds.catalogue import TESTBEDS
+from farflung.plan import Topology, WorkerSpec, read_topology, write_topology
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -18,7 +19,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_a_small_topology_is_a_table_of_workers_and_one_of_ways(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, "eight-homes").splitlines()
-    assert lines[0].endswith("8 workers at 8 sites")
+    assert " ".join(lines[:2]).endswith("8 workers at 8 sites")
     assert any(
         line.split() == ["home-0", "home-0", "0.05", "2.0", "GB", "20", "Mbit/s", "50", "Mbit/s"]
         for line in lines
@@ -28,8 +29,19 @@ def test_a_small_topology_is_a_table_of_workers_and_one_of_ways(capsys: pytest.C
 
 def test_a_large_one_is_told_by_sites(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(capsys, "fusionllm-48").splitlines()
-    assert len(lines) < 60 and max(map(len, lines)) < 250
-    assert any("the median between any two of two sites" in line for line in lines)
+    assert len(lines) < 80
+    assert any("medians between two sites" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", TESTBEDS)
+def test_every_line_fits_a_terminal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(map(len, shown(capsys, name).splitlines())) <= 80
+
+
+def test_workers_without_a_site_are_counted_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = Topology((WorkerSpec("a", "", 1.0, 1.0),), ((0.0,),), ((0.0,),))
+    write_topology(alone, tmp_path / "alone.json")
+    assert shown(capsys, str(tmp_path / "alone.json")).splitlines()[0] == "1 worker"
 
 
 def test_it_is_saved_and_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

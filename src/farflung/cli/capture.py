@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from farflung.cli.output import print_json, size
+from farflung.cli.output import counted, print_json, size
 from farflung.cli.quiet import quietly
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def capture(
         print_json(report)
         return
     typer.echo(
-        f"{report.nodes} nodes of {len(report.operators)} operators, {size(report.graph_bytes)} on the wire"
+        f"{counted(report.nodes, 'node')} of {counted(len(report.operators), 'operator')},"
+        f" {size(report.graph_bytes)} on the wire"
     )
     typer.echo(f"{report.parameters:,} parameters, {size(report.parameter_bytes)}")
     typer.echo(f"{report.flops / 1e6:,.1f} MFLOP forward a microbatch")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.output import print_json, size
+from farflung.cli.output import counted, print_json, size
 from farflung.cli.quiet import quietly
 
 
@@ -33,7 +33,8 @@ def check(
             f"worst parameter by     {report.worst_parameter_difference:.1e}  {report.worst_parameter}"
         )
         typer.echo(f"evaluation loss by     {report.evaluation_difference:.1e}")
-        typer.echo(f"{report.segments} segments; {size(report.cut_bytes)} cross their borders a microbatch")
+        parts = counted(report.segments, "segment")
+        typer.echo(f"{parts}; {size(report.cut_bytes)} cross their borders a microbatch")
         typer.echo("ok" if report.ok else "NOT ok: the cut model does not compute what the module does")
     if not report.ok:
         raise typer.Exit(1)

@@ -29,6 +29,28 @@ def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str) 
     ]
 
 
+def blocks(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a wide table: columns beyond 80 go into further blocks, each with the first column again."""
+    cells = list(zip(headings, *rows, strict=True))
+    widths = [2 + max(map(len, column)) for column in cells]
+    lines: list[str] = []
+    start = 1
+    while start < len(cells):
+        stop = start + 1
+        while stop < len(cells) and widths[0] + sum(widths[start : stop + 1]) <= WIDTH:
+            stop += 1
+        shown = [cells[0], *cells[start:stop]]
+        first, *rest = zip(*shown, strict=True)
+        lines += columns(first, rest, "<" * len(shown))
+        start = stop
+    return lines
+
+
+def paragraph(words: str) -> list[str]:
+    """Words on lines of 80 columns."""
+    return textwrap.wrap(words, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def wrapped(key: str, words: str) -> list[str]:
     """A key and what it says, on as many lines as 80 columns ask for."""
     lines = textwrap.wrap(words, WIDTH - 15, break_long_words=False, break_on_hyphens=False) or [""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from farflung.cli.columns import bar, columns, wrapped
+from farflung.cli.columns import bar, columns, paragraph, wrapped
 from farflung.cli.output import counted, listed, seconds, size
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     """What `farflung plan` prints; `asked` is how many workers had to be used, 0 for any."""
     pool = len(found.workers) + len(found.left_out)
     used = counted(pool, "worker") if not found.left_out else f"{len(found.workers)} of {pool} workers"
-    yield (
-        f"{found.model}: {found.microbatches} microbatches of {found.microbatch_size} on {used},"
-        f" planned by {found.scheduler}"
+    microbatches = f"{found.microbatches} microbatch{'es' * (found.microbatches != 1)}"
+    yield from paragraph(
+        f"{found.model}: {microbatches} of {found.microbatch_size} on {used}, planned by {found.scheduler}"
     )
     yield ""
     yield from _placement(found.segments, found.workers)
@@ -50,7 +50,7 @@ def expected_lines(found: Expected) -> Iterator[str]:
     yield ""
     yield (
         f"  step         {seconds(found.step_seconds)}, simulated:"
-        f" {found.microbatches} microbatches, window {found.window}"
+        f" {found.microbatches} microbatch{'es' * (found.microbatches != 1)}, window {found.window}"
     )
     yield from wrapped("bottleneck", found.bottleneck)
 

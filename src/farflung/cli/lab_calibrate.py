@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.output import note, print_json
+from farflung.cli.output import counted, note, print_json
 
 if TYPE_CHECKING:
     from farflung.lab.calibration import Calibration, Case, Row
@@ -29,7 +29,7 @@ def calibrate(
 
     check_machine()
     cases = _cases(topology, quick)
-    note(f"measuring {len(cases)} links; each takes some 12 s")
+    note(f"measuring {counted(len(cases), 'link')}; each takes some 12 s")
     found = calibrate(cases, QUICK if quick else FULL, _tell)
     if as_json:
         print_json(found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.output import note, print_json
+from farflung.cli.output import counted, note, print_json
 from farflung.cli.planning_options import SchedulerOption, the_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
@@ -136,13 +136,14 @@ def _count(topology: Topology, workers: int) -> int:
 
 def _announce(request: Request) -> None:
     topology = request.topology
-    title = topology.title or f"a topology of {len(topology.workers)} workers"
+    title = topology.title or f"a topology of {counted(len(topology.workers), 'worker')}"
     note(f"laying out {title}")
     if topology.scale is not None:
         note(f"scaled: rates are {topology.scale.factor:g} times {topology.scale.of}")
     if request.emulated is not None:
         note(request.emulated.emulation.line())
-    note(f"starting a broker, {request.workers} workers and the submitter, each in a namespace of its own")
+    workers = counted(request.workers, "worker")
+    note(f"starting a broker, {workers} and the submitter, each in a namespace of its own")
 
 
 async def _until_interrupted(network: Network, request: Request) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from farflung.cli.output import duration, loss_words, note, size
+from farflung.cli.output import counted, duration, loss_words, note, size
 from farflung.cli.plan_table import plan_rows, prediction_lines
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
@@ -36,7 +36,7 @@ class PlainObserver(Observer):
     def planned(self, planned: Planned) -> None:
         for segment, worker, nodes, parameters, flops, bytes_out in plan_rows(planned.plan):
             note(
-                f"segment {segment} on {worker}: {nodes} nodes, {parameters} of parameters,"
+                f"segment {segment} on {worker}: {counted(int(nodes), 'node')}, {parameters} of parameters,"
                 f" {flops} MFLOP, {bytes_out} out a microbatch"
             )
 

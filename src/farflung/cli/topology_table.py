@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from farflung.cli.output import counted, duration, table
+from farflung.cli.columns import blocks, columns, paragraph
+from farflung.cli.output import counted, duration
 
 if TYPE_CHECKING:
     from farflung.plan import Link, Topology, WorkerSpec
@@ -19,23 +20,24 @@ MOST_COLUMNS = 12
 
 def topology_lines(topology: Topology, told: FleetTopology | None) -> Iterator[str]:
     """Everything that there is to say of it; `told` is what a broker says beside its fleet's topology."""
-    yield _heading(topology)
-    yield from table(("worker", "site", "TFLOP/s", "memory", "line up", "line down", ""), _workers(topology))
+    yield from paragraph(_heading(topology))
+    headings = ("worker", "site", "TFLOP/s", "memory", "line up", "line down", "")
+    yield from columns(headings, list(_workers(topology)), "<<<<<<<")
     groups = _groups(topology)
     if len(groups) > 1 or len(topology.workers) > 1:
         yield "from row to column: Mbit/s and ms one way" + (
-            "" if len(groups) == len(topology.workers) else ", the median between any two of two sites"
+            "" if len(groups) == len(topology.workers) else ", medians between two sites"
         )
-        yield from table(("", *groups), _matrix(topology, groups))
+        yield from blocks(["", *groups], list(_matrix(topology, groups)))
     if told is not None:
         yield from _origins(told)
     elif topology.note:
-        yield topology.note
+        yield from paragraph(topology.note)
 
 
 def _heading(topology: Topology) -> str:
     sites = {worker.site for worker in topology.workers if worker.site}
-    words = f"{counted(len(topology.workers), 'worker')} at {counted(len(sites), 'site')}"
+    words = counted(len(topology.workers), "worker") + (f" at {counted(len(sites), 'site')}" if sites else "")
     return f"{topology.title}: {words}" if topology.title else words
 
 
@@ -113,7 +115,8 @@ def _origins(told: FleetTopology) -> Iterator[str]:
             f"{counted(len(ages), 'way')} measured, {traffic} of them by a job's traffic;"
             f" the oldest {duration(max(ages))} ago"
         )
-    yield from (f"assumed: {words}" for words in told.assumed)
+    for words in told.assumed:
+        yield from paragraph(f"assumed: {words}")
     yield from (
         f"no way from {link.sender} to {link.receiver}: {link.problem}"
         for link in told.measured

@@ -200,7 +200,7 @@ def _observer(prepared: Prepared, as_json: bool) -> Observer:
 async def _train_locally(prepared: Prepared, run: RunFolder, observer: Observer, workers: int) -> Summary:
     from farflung.local.fleet import LocalFleet
 
-    note(f"starting a broker and {workers} workers on this machine")
+    note(f"starting a broker and {counted(workers, 'worker')} on this machine")
     async with LocalFleet(workers, run.logs) as fleet:
         return await _until_interrupted(prepared, fleet.identity, run, observer, workers, fleet.watch)
 

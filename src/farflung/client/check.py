@@ -104,7 +104,10 @@ def check_job(
     tell = progress or (lambda _: None)
     tell("capturing the model")
     captured = capture(job.model, example_batch(job), job.loss)
-    tell(f"{len(captured.graph.nodes)} nodes; training {steps} steps beside eager")
+    tell(
+        f"{len(captured.graph.nodes)} node{'s' * (len(captured.graph.nodes) != 1)};"
+        f" training {steps} step{'s' * (steps != 1)} beside eager"
+    )
     report = _compare(job, captured, segments, steps)
     if job.validation is None:  # the evaluation graph is never run
         report = msgspec.structs.replace(report, ok=_trains_as_eager(report))

@@ -44,7 +44,8 @@ def usable_fleet(topology: Topology, workload: Workload, options: Options) -> Fl
     joined, _ = joined_part(topology)
     count = options.workers
     if count is not None and not 1 <= count <= len(joined.workers):
-        raise PlanError(f"{count} workers were asked for, {len(joined.workers)} can all reach one another")
+        were = "1 worker was" if count == 1 else f"{count} workers were"
+        raise PlanError(f"{were} asked for, {len(joined.workers)} can all reach one another")
     require_segments(workload, (count or 1) // options.most_replicas)
     devices = Devices.of(joined, options.efficiency)
     _require_memory(workload, devices, options)
@@ -63,7 +64,8 @@ def require_segments(workload: Workload, count: int) -> None:
         raise PlanError(NOTHING_TO_TRAIN)
     most = most_segments(workload, workload.legal)
     if count > most:
-        raise PlanError(f"the model can be cut into at most {most} segments, {count} were asked for: {FEWER}")
+        segments = f"{most} segment{'s' * (most != 1)}"
+        raise PlanError(f"the model can be cut into at most {segments}, {count} were asked for: {FEWER}")
 
 
 def refuse_ties(workload: Workload, count: int) -> PlanError:

@@ -21,7 +21,10 @@ _KINDS: dict[int, Kind] = {
 class Loads:
     """Counts from the beginning of a step."""
 
-    def __init__(self, topology: Topology, wiring: Wiring, pipelines: Sequence[Pipeline]) -> None:
+    def __init__(
+        self, topology: Topology, wiring: Wiring, pipelines: Sequence[Pipeline], payload_share: float
+    ) -> None:
+        self._mbps = 8e-6 / payload_share  # of a line with all its headers, for a byte of payload a second
         self._ids = topology.ids
         self._home = topology.ids.index(topology.home.id)
         self._wiring = wiring
@@ -59,7 +62,7 @@ class Loads:
         seconds = step_seconds * steps or math.inf
         found = [
             Load("line", f"the line of {self._ids[worker]} {way}", (self._ids[worker],),
-                 line.carried / line.capacity / seconds, line.carried / steps, line.capacity * 8e-6)
+                 line.carried / line.capacity / seconds, line.carried / steps, line.capacity * self._mbps)
             for way, lines in (("up", self._wiring.up), ("down", self._wiring.down))
             for worker, line in lines.items()
         ]  # fmt: skip
@@ -98,7 +101,7 @@ class Loads:
         rate = self._wiring.costs.rate(*pair)
         ends = tuple(self._ids[self._home if end == FEEDER else end] for end in pair)
         share = carried / rate / seconds
-        return Load("link", f"the link {self._pair(*pair)}", ends, share, carried / steps, rate * 8e-6)
+        return Load("link", f"the link {self._pair(*pair)}", ends, share, carried / steps, rate * self._mbps)
 
     def _pair(self, source: int, target: int) -> str:
         return f"{'submitter' if source == FEEDER else self._ids[source]} -> {self._ids[target]}"

@@ -77,7 +77,7 @@ class _Run:
         for workers in self._replicas:
             for placement, worker in zip(plan.placements, workers, strict=True):
                 self._owned[worker] += placement.parameter_bytes
-        self._loads = Loads(topology, self._wiring, self._pipelines)
+        self._loads = Loads(topology, self._wiring, self._pipelines, conditions.payload_share)
         self._least = throughput_seconds(plan, self._replicas, self._routes, self._costs)
         self._syncs: list[Sync] = []
         self._unfinished: dict[int, int] = {}

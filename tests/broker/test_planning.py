@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -162,3 +164,14 @@ def test_why_there_is_no_plan_is_told(wishes: Wishes, words: str) -> None:
     job = training(microbatch_size=4)
     answer = answered(tower(), job, "a", "b", wishes=wishes, measured=Measured(fleet("a", "b"), ()))
     assert isinstance(answer, PlanFailed) and words in answer.reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to an address space")
+def test_a_planner_that_takes_too_much_memory_gives_up_before_the_machine_does() -> None:
+    program = (
+        "from farflung.broker.planner_process import MOST_MEMORY_BYTES, limit_memory\n"
+        "limit_memory()\n"
+        "try:\n    bytearray(MOST_MEMORY_BYTES)\nexcept MemoryError:\n    print('gave up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "gave up\n"

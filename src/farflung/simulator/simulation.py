@@ -14,7 +14,8 @@ class Load:
 
     `kind` is device, link or line; `name` says which in words, `workers` by id: the one whose device or line
     it is, or sender and receiver (the submitter is where the topology's home is). `bytes` are those on the
-    wire, `mbps` the rate that the topology states, both 0 for a device. `share` is the part of the step for which it worked at its full rate.
+    wire, `mbps` the rate that the topology states, both 0 for a device. `share` is the part of the step for
+    which it worked at its full rate.
     """
 
     kind: Literal["device", "link", "line"]

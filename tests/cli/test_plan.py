@@ -265,6 +265,16 @@ def test_memory_that_is_missing_is_told_briefly(folder: Path, capsys: pytest.Cap
     assert line.endswith(" GB missing: add workers") and len(line) <= 120
 
 
+def test_a_search_says_how_it_gets_on(folder: Path) -> None:
+    said: list[str] = []
+    found = farflung.plan(load_job(folder / "tower.py"), "fleet.json", tell=said.append)
+    assert said[0] == "capturing the model" and said[1] == "looking for a plan on 3 workers (auto)"
+    counts = [line for line in said if " plans, best " in line]
+    (last,) = counts[-1:]
+    assert f": {found.evaluated} plans, best " in last and last.endswith(" s a step")
+    assert any(line.startswith("what if 1 of 12: ") for line in said)
+
+
 def test_one_worker_is_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "fleet.json").write_text(json.dumps(fleet("lonely")))
     assert plan() == 0

@@ -17,7 +17,7 @@ def searching() -> Iterator[Callable[[str], None]]:
         said: list[str] = []
 
         def once(words: str) -> None:
-            phase = words.partition("what if ")[0] or "seeing what would help most"
+            phase = "seeing what would help most" if words.startswith("what if ") else words.partition(":")[0]
             if phase not in said:
                 said.append(phase)
                 print(phase, file=stream, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.assignment import Options
 from farflung.planner.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.schedulers import scheduler as scheduler_called
+from farflung.planner.what_if import MOST_CHANGES
 from farflung.planner.what_if import what_if as effects_of
 from farflung.simulator import Conditions
 from farflung.simulator import simulate as simulated
@@ -23,6 +25,22 @@ WHAT_IF_SECONDS = 30.0
 """CPU time after which no further change is tried."""
 
 Tell = Callable[[str], None]
+
+
+class Search:
+    """Tells in words how a search gets on, as `planner.assignment.Watch` hears of it."""
+
+    def __init__(self, tell: Tell, words: str) -> None:
+        self._tell, self._words = tell, words
+        self._plans, self._best = 0.0, float("inf")
+        tell(words)
+
+    def __call__(self, plans: float, step_seconds: float) -> None:
+        """More plans were looked at."""
+        self._plans += plans
+        self._best = min(self._best, step_seconds)
+        best = f", best {self._best:.3g} s a step" if self._best < float("inf") else ""
+        self._tell(f"{self._words}: {self._plans:.0f} plans{best}")
 
 
 def _silently(words: str) -> None:
@@ -92,14 +110,14 @@ def plan(
         seconds=seconds,
         seed=seed,
         alternatives=model.alternatives,
+        watch=Search(tell, f"looking for a plan on {_counted(len(fleet.workers))} ({scheduler})"),
     )
-    count = len(fleet.workers)
-    tell(f"looking for a plan on {count} worker{'s' * (count != 1)} ({scheduler})")
     schedule = search(fleet, model.workload, options)
     joined, _ = joined_part(fleet)
     simulation = simulated(schedule.plan, joined, conditions)
     effects = None
     if what_if:
+        tried = itertools.count(1)
         effects = effects_of(
             joined,
             schedule,
@@ -107,7 +125,7 @@ def plan(
             search,
             options,
             seconds=WHAT_IF_SECONDS,
-            tell=lambda words: tell(f"what if there were {words}"),
+            tell=lambda words: tell(f"what if {next(tried)} of {MOST_CHANGES}: {words}"),
         )
     return forecast(schedule, fleet, simulation, model.holds, effects)
 
@@ -168,12 +186,15 @@ def _require_possible(fleet: Topology, workers: int | None, budget: int, seed: i
     if workers is not None and workers < 1:
         raise PlanError(f"a plan uses at least 1 worker, found workers {workers}")
     if workers is not None and workers > (there := len(fleet.workers)):
-        has = f"{there} worker{'s' * (there != 1)}"
-        raise PlanError(f"the topology has {has}, {workers} were asked for")
+        raise PlanError(f"the topology has {_counted(there)}, {workers} were asked for")
     if budget < 1:
         raise PlanError(f"the budget must be at least 1 plan to look at, found {budget}")
     if not 0 <= seed <= MOST_SEED:
         raise PlanError(f"the seed must be 0 to {MOST_SEED}, found {seed}")
+
+
+def _counted(workers: int) -> str:
+    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 def _conditions(efficiency: float, window: int | None) -> Conditions:

@@ -48,6 +48,15 @@ class Assignment:
         return list(pairwise(edges))
 
 
+Watch = Callable[[float, float], None]
+"""Hears of plans that a search has looked at: how many more, and the step time of the best one of them, inf
+where that is not known. It changes nothing."""
+
+
+def unwatched(plans: float, step_seconds: float) -> None:
+    """Nobody wants to hear."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What a scheduler may do and how long it may search.
@@ -74,6 +83,8 @@ class Options:
         A plan in use: the answer is never worse than it.
     alternatives
         The same model in other numbers of microbatches, from which a scheduler may choose instead.
+    watch
+        Hears how a long search gets on.
     """
 
     workers: int | None = None
@@ -86,6 +97,7 @@ class Options:
     seed: int = 0
     incumbent: Assignment | None = None
     alternatives: tuple[Workload, ...] = ()
+    watch: Watch = field(default=unwatched, compare=False)
 
 
 @dataclass(frozen=True)

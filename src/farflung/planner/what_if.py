@@ -10,7 +10,7 @@ from itertools import islice
 from farflung.errors import PlanError
 from farflung.plan import Topology
 from farflung.planner import changes
-from farflung.planner.assignment import Options, Schedule, Scheduler, memory_of
+from farflung.planner.assignment import Options, Schedule, Scheduler, memory_of, unwatched
 from farflung.simulator import Load
 
 MOST_CHANGES = 12
@@ -53,7 +53,9 @@ def what_if(
     promise: what the busiest of `loads` asks for comes first. `seconds` bounds the CPU time of all of them,
     and `tell` hears which one is tried.
     """
-    searching = replace(options, budget=max(1, options.budget // _EASIER), incumbent=schedule.assignment)
+    searching = replace(
+        options, budget=max(1, options.budget // _EASIER), incumbent=schedule.assignment, watch=unwatched
+    )
     began = time.process_time()
     found: list[Effect] = []
     for change in islice(changes_worth_a_try(topology, schedule, loads), most):

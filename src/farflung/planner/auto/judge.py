@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from farflung.plan import Topology
-from farflung.planner.assignment import Assignment, memory_of, plan_of
+from farflung.planner.assignment import Assignment, Watch, memory_of, plan_of, unwatched
 from farflung.planner.objective import step_seconds
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
@@ -25,22 +25,31 @@ class Budget:
     SCREENED = 64
     BOUNDED = 8
 
-    def __init__(self, plans: float, seconds: float | None = None) -> None:
+    def __init__(self, plans: float, seconds: float | None = None, watch: Watch = unwatched) -> None:
         self.left = plans
+        self._watch = watch
         self.evaluated = 0.0
         self._until = None if seconds is None else time.process_time() + seconds
         self.capped = False
 
-    def spend(self, plans: float) -> None:
-        """Count plans; also looks at the clock."""
+    def spend(self, plans: float, step_seconds: float = NEVER) -> None:
+        """Count plans, of which the best takes `step_seconds`, and say so; also looks at the clock."""
+        self._watch(plans, step_seconds)
+        self._count(plans)
+
+    def settle(self, part: Budget) -> None:
+        """Count what a part of this budget has spent."""
+        self._count(part.evaluated)
+
+    def _count(self, plans: float) -> None:
         self.left -= plans
         self.evaluated += plans
         if self._until is not None and time.process_time() > self._until:
             self.capped = True
 
     def part(self, share: float) -> Budget:
-        """A budget of `share` of what is left, under the same cap; `spend` what it evaluated afterwards."""
-        found = Budget(self.left * share)
+        """A budget of `share` of what is left, under the same cap; `settle` it afterwards."""
+        found = Budget(self.left * share, watch=self._watch)
         found._until, found.capped = self._until, self.capped
         return found
 
@@ -67,9 +76,9 @@ class Judge:
         """The step time."""
         key = (id(workload), assignment)
         if key not in self._known:
-            self.budget.spend(1)
             plan = plan_of(workload, assignment)
             self._known[key] = simulate(plan, self.topology, self.conditions).step_seconds
+            self.budget.spend(1, self._known[key])
         return self._known[key]
 
     def fits(self, workload: Workload, assignment: Assignment) -> bool:

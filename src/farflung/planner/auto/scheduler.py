@@ -39,7 +39,7 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
         See `usable_fleet`; or no cut fits the workers.
     """
     fleet = usable_fleet(topology, workload, options)
-    budget = Budget(options.budget, options.seconds)
+    budget = Budget(options.budget, options.seconds, options.watch)
     judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), budget)
     workloads = (workload, *options.alternatives)
     found: list[Judged] = []
@@ -51,7 +51,7 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
             known, refusal = [], error
         search = Search(fleet, one, options, replace(judge, budget=budget.part(1 / left)))
         found += [*known, *search.run(known)]
-        budget.spend(search.judge.budget.evaluated)
+        budget.settle(search.judge.budget)
     if not found:
         raise refusal or PlanError(
             "no cut of the model fits these workers: "

@@ -81,8 +81,8 @@ class Search:
                 for candidate in self._descended(start, descent, tight):
                     if candidate.found.fits:
                         found[candidate.workers, candidate.found.window, one.loop] = candidate, one
-            budget.spend(descent.budget.evaluated)
-        self.judge.budget.spend(budget.evaluated)
+            budget.settle(descent.budget)
+        self.judge.budget.settle(budget)
         return list(found.values())
 
     def _descended(self, start: Candidate, descent: Descent, tight: Descent) -> Iterator[Candidate]:

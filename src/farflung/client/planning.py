@@ -18,7 +18,6 @@ from farflung.planner.what_if import MOST_CHANGES
 from farflung.planner.what_if import what_if as effects_of
 from farflung.simulator import Conditions
 from farflung.simulator import simulate as simulated
-from farflung.simulator.ways import require_ways
 
 MOST_SEED = 2**32 - 1
 WHAT_IF_SECONDS = 30.0
@@ -162,7 +161,6 @@ def simulate(
     """
     given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     where = scaled(_topology(topology), bandwidth_scale)
-    require_ways(given, where)
     return expected(given, where, simulated(given, where, _conditions(efficiency, window)))
 
 

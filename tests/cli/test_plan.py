@@ -275,6 +275,19 @@ def test_a_search_says_how_it_gets_on(folder: Path) -> None:
     assert any(line.startswith("what if 1 of 12: ") for line in said)
 
 
+def test_a_step_of_nearly_nothing_says_what_is_not_counted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan("--no-what-if", "--workers", "2") == 0
+    assert "only arithmetic" not in capsys.readouterr().out
+    workers = [worker(id, tflops=1) for id in ("home-1", "home-2", "lab")]
+    (folder / "fleet.json").write_text(json.dumps(fleet("home-1", "home-2", "lab", workers=workers)))
+    assert plan("--no-what-if", "--save", "plan.json") == 0
+    assert "only arithmetic and messages are counted" in capsys.readouterr().out
+    assert run(["simulate", "plan.json", "--topology", "fleet.json"]) == 0
+    assert "only arithmetic and messages are counted" in capsys.readouterr().out
+
+
 def test_one_worker_is_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "fleet.json").write_text(json.dumps(fleet("lonely")))
     assert plan() == 0

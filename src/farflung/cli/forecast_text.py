@@ -11,6 +11,7 @@ from farflung.cli.output import counted, listed, seconds, size
 if TYPE_CHECKING:
     from farflung.planner.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
 
+BRIEF_SECONDS = 1e-3
 MOST_ROWS = 24
 MOST_LINKS = 8
 
@@ -37,6 +38,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
         yield from wrapped("left out", f"{listed(idle)}: {why}")
     for note in found.notes:
         yield from wrapped("note", note)
+    yield from _brief_tasks(found)
     if found.what_if is not None:
         yield ""
         yield from _what_if(found)
@@ -53,6 +55,16 @@ def expected_lines(found: Expected) -> Iterator[str]:
         f" {found.microbatches} microbatch{'es' * (found.microbatches != 1)}, window {found.window}"
     )
     yield from wrapped("bottleneck", found.bottleneck)
+    yield from _brief_tasks(found)
+
+
+def _brief_tasks(found: Forecast | Expected) -> list[str]:
+    """What is not simulated weighs more than what is, where tasks are short."""
+    busiest = max((row.busy for row in found.workers), default=0.0) * found.step_seconds
+    if busiest >= BRIEF_SECONDS * found.microbatches:
+        return []
+    words = "only arithmetic and messages are counted; no device needs 1 ms for a microbatch,"
+    return wrapped("note", f"{words} so what Python takes beside it may be longer")
 
 
 def rate(mbps: float) -> str:

@@ -277,6 +277,7 @@ def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
     job = prepared.job
     if job.sample is None or as_json:
         return
+    note("sampling: Job(sample=) runs on this machine, with the weights of the run")
     load_weights(run.model_path, job.model)
     job.model.eval()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,12 +89,15 @@ def test_a_plan_is_told_saved_drawn_and_simulated(folder: Path) -> None:
 
     options = ("--topology", "fleet.json", "--efficiency", "1")
     told = farflung("plan", "tower.py", *options, "--save", "plan.json", "--picture", "plan.svg")
-    for words in ("home-1", "layers.0", " of 1 GB", "50 Mbit/s", "  step  ", "bottleneck", "What would help"):
+    for words in ("home-1", "layers.0", " of 1.0 GB", "50 Mbit/s", "  step  ", "bottleneck", "would help"):
         assert words in told.stdout
     assert max(len(line) for line in told.stdout.splitlines()) <= 80
     assert "looking for a plan on 3 workers (auto)" in told.stderr.splitlines()
     picture = (folder / "plan.svg").read_text()
     assert picture.startswith("<svg") and "What would help most" in picture
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', picture)[1])  # type: ignore[index]
+    ends = re.findall(r'<text x="([\d.]+)" y="[\d.]+" textLength="([\d.]+)"', picture)
+    assert ends and all(float(x) + float(length) < width for x, length in ends)
     found = json.loads(farflung("simulate", "plan.json", *options, "--json").stdout)
     assert found["segments"][0]["workers"] and found["step_seconds"] > 0
     faster = farflung("simulate", "plan.json", *options, "--json", "--bandwidth-scale", "10").stdout

@@ -75,6 +75,12 @@ def test_no_way_is_told() -> None:
     assert any("no way" in words for words in words_of(topology))
 
 
+def test_signs_are_explained() -> None:
+    assert any("the end on the left sends a" in words for words in words_of(load_testbed("lan")))
+    assert not any("dashed" in words for words in words_of(load_testbed("lan")))
+    assert any("dashed: behind NAT" in words for words in words_of(load_testbed("nat")))
+
+
 def test_every_rate_has_a_class() -> None:
     assert class_of(0) is NO_WAY
     assert [class_of(mbps) for mbps in (1, 5, 20, 100, 500)] == list(CLASSES)

@@ -142,10 +142,12 @@ def _module(name: str) -> str:
 def _memory(row: WorkerRow) -> str:
     if row.memory_bytes is None:
         return ""
-    return f"{_brief(row.memory_bytes)} of {_brief(row.memory_limit_bytes)}"
+    needed, limit = _brief(row.memory_bytes), _brief(row.memory_limit_bytes)
+    number, unit = needed.split()
+    return f"{number if unit == limit.split()[1] else needed} of {limit}"
 
 
 def _brief(count: int) -> str:
-    """Bytes in two or three digits."""
+    """Bytes with a decimal where that is the second digit."""
     number, unit = size(count).split()
-    return f"{float(number):.2g} {unit}" if float(number) < 10 else f"{float(number):.0f} {unit}"
+    return f"{float(number):.1f} {unit}" if float(number) < 10 else f"{float(number):.0f} {unit}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farflung.plan import Plan, Topology
     from farflung.simulator import Conditions
 
-LINE, LETTER = 15, 6.7  # pixels
+LINE, LETTER = 15, 6.7  # pixels; whatever font a viewer has, columns stand where they should
 MARGIN = 20
 
 
@@ -44,11 +44,13 @@ def beside(chart: str, lines: Sequence[str]) -> str:
     size = re.search(r'width="([\d.]+)" height="([\d.]+)"', chart)
     assert size is not None
     left = float(size[1]) + MARGIN
-    width = left + WIDTH * LETTER + MARGIN
+    width = left + max([WIDTH, *map(len, lines)]) * LETTER + MARGIN
     height = max(float(size[2]), len(lines) * LINE + 2 * MARGIN)
     text = [
-        f'<text x="{left:g}" y="{MARGIN + number * LINE}" xml:space="preserve">{escape(line)}</text>'
+        f'<text x="{left:g}" y="{MARGIN + number * LINE}" textLength="{len(line) * LETTER:.1f}"'
+        f' lengthAdjust="spacingAndGlyphs" xml:space="preserve">{escape(line)}</text>'
         for number, line in enumerate(lines)
+        if line
     ]
     return "\n".join(
         [

@@ -41,7 +41,7 @@ def draw_topology(topology: Topology) -> str:
         [
             *_head(topology, found, len(drawn), len(ways), width),
             element("g", *lines, *sites, *words, transform=shift),
-            *_legend(width, height),
+            *_legend(topology, width, height),
         ],
     )
 
@@ -168,12 +168,28 @@ def _everything(worker: WorkerSpec) -> str:
     return ", ".join([worker.id, *site, *_details(worker), *nat])
 
 
+def _signs(topology: Topology, width: float, y: float) -> Iterator[str]:
+    """What is not said by a colour: whose number is whose, and who is behind NAT."""
+    words = "a | b: the end on the left sends a, the one on the right b"
+    if not any(worker.behind_nat for worker in topology.workers):
+        yield text(words, width / 2, y, 11, fill=PALE)
+        return
+    left = width / 2 - 293
+    yield text(words, left, y, 11, fill=PALE, text_anchor="start")
+    yield element(
+        "circle", cx=left + 356, cy=y - 4, r=6, fill="#ffffff", stroke=INK, stroke_width=2,
+        stroke_dasharray="4 3",
+    )  # fmt: skip
+    yield text("dashed: behind NAT, nobody can dial it", left + 370, y, 11, fill=PALE, text_anchor="start")
+
+
 def _shortened(words: str, most: int) -> str:
     return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
-def _legend(width: float, height: float) -> Iterator[str]:
-    step, y = 118.0, height - 30
+def _legend(topology: Topology, width: float, height: float) -> Iterator[str]:
+    step, y = 118.0, height - 44
+    yield from _signs(topology, width, height - 18)
     x = (width - step * (len(CLASSES) + 1)) / 2
     yield text("Mbit/s", x + 20, y + 4, 11, fill=PALE)
     for index, kind in enumerate(CLASSES, start=1):

@@ -110,7 +110,7 @@ def _links(links: Sequence[LinkRow]) -> Iterator[str]:
 
 def _what_if(found: Forecast) -> Iterator[str]:
     if not found.what_if:
-        yield "No single change that was tried would help."
+        yield "None of the changes that were tried would make a step 2 % shorter."
         return
     yield "What would help most:"
     rows = [[f"{row.change:+.0%}", seconds(row.step_seconds), row.what] for row in found.what_if]

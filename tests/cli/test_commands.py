@@ -132,7 +132,7 @@ def test_several_machines_train_together(machine: Start, tmp_path: Path) -> None
     summary = document(first)
     assert (summary["state"], summary["steps"], summary["workers"]) == ("done", 3, 2)
     assert (tmp_path / "runs" / "chain" / "model.safetensors").exists()
-    again = document(machine("s", "train", "chain.py", "--json", "--steps", "2"))
+    again = document(machine("s", "train", "chain.py", "--json", "--steps", "2", "--workers", "2"))
     assert (again["state"], again["steps"], again["workers"]) == ("done", 2, 2)
     assert (tmp_path / "runs" / "chain.1" / "summary.json").exists()
 

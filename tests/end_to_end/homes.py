@@ -51,9 +51,9 @@ class Homes:
         return self.on.start(name, "join", self.on.address, "--name", name, "--token", token, *arguments)
 
     def train(self, *on: str) -> Run:
-        """Begin to train on these workers."""
+        """Begin to train on these workers, one segment each in the order of their names."""
         token = [] if self._runs else ["--token", self.on.token("submitter")]
-        where = ["--broker", self.on.address, "--on", ",".join(on), *token]
+        where = ["--broker", self.on.address, "--on", ",".join(on), "--scheduler", "equal-compute", *token]
         self._runs += 1
         return train(self.on, f"run-{self._runs}", "--steps", str(STEPS), *where)
 

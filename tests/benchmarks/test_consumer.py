@@ -41,4 +41,6 @@ def test_mixed_precision_halves_what_is_kept_and_nothing_else() -> None:
 
 def test_the_picture_is_well_formed() -> None:
     points = [Point("m", "int8", 20.0, rate, 1.0, 0.5, 1, 1, 1, False, "a line") for rate in (100.0, 1e5)]
-    ET.fromstring(chart("A & B", {"m": {"int8": points}}, 0.9))  # noqa: S314
+    picture = ET.fromstring(chart("A & B", {"m": {"int8": points}}, 0.9))  # noqa: S314
+    words = " ".join(picture.itertext())
+    assert picture.tag.endswith("svg") and "A & B" in words and "int8" in words

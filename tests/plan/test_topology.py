@@ -74,6 +74,13 @@ def test_keys_that_start_with_x_are_the_users_own(tmp_path: Path) -> None:
         (worker(up_mbps=0), "up_mbps of worker a must be 0.001 to 1e+06, found 0"),
         (worker(down_mbps=1e9), "down_mbps of worker a must be"),
         (worker(behind_nat="yes"), "behind_nat: expected true or false, found a text"),
+        (worker(machine="box"), "machine and cores are given together"),
+        (worker(machine="", cores=2), "machine must be 1 to 128 printable characters"),
+        (worker(machine="box", cores=0), "cores of worker a must be 1 to 100000, found 0"),
+        (
+            two(workers=[{**w, "machine": "box", "cores": n + 1} for n, w in enumerate(two()["workers"])]),
+            "the workers of machine 'box' must state the same number of cores",
+        ),
         (worker(up_mpbs=8), "'up_mpbs' is no key of a worker: did you mean up_mbps?"),
         (two(latency_ms=[[0, 1]]), "latency_ms must be 2 rows of 2, as there are workers: found 1"),
         (

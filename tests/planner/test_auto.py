@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.workloads import chain_workload, random_topology, random_workload
+from tests.simulator.plans import on_cores
 
 from farflung.errors import PlanError
 from farflung.plan import Topology, WorkerSpec
@@ -187,3 +188,17 @@ def test_no_worker_alone_is_faster(seed: int) -> None:
         alone = Assignment((), ((name,),), workload.microbatches, workload.microbatches)
         step = simulate(plan_of(workload, alone), topology).step_seconds
         assert schedule.step_seconds <= step * (1 + 1e-9)
+
+
+def test_workers_who_share_cores_are_not_sent_bytes_for_little() -> None:
+    """Four workers on two cores: a loop is little faster and sends twice as much or more."""
+    count, workload = 4, chain_workload([2e9] * 16, [10**6] * 15)
+    rates = tuple(tuple(400.0 * (a != b) for b in range(count)) for a in range(count))
+    near = tuple(tuple(1.0 * (a != b) for b in range(count)) for a in range(count))
+    apart = Topology(tuple(WorkerSpec(f"w{n}", "lab", 0.05, 8.0) for n in range(count)), near, rates)
+    shared = on_cores(apart, 2)
+    options = Options(budget=400, workers=count)
+    alone, together = auto(apart, workload, options), auto(shared, workload, options)
+    assert together.step_seconds <= 1.05 * simulate(alone.plan, shared).step_seconds
+    assert len(together.plan.edges) < len(alone.plan.edges)
+    assert simulate(together.plan, shared).step_seconds > simulate(together.plan, apart).step_seconds

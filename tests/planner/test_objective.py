@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulator.plans import MB, chain, random_chain, random_replicas, topology
+from tests.simulator.plans import MB, chain, on_cores, random_chain, random_replicas, topology
 
 from farflung.plan import FEEDER, Edge, Plan, Topology
 from farflung.planner.objective import step_seconds
@@ -25,9 +25,16 @@ def require_a_lower_bound(plan: Plan, places: Topology, conditions: Conditions) 
 
 
 @drawn
-@given(seed=st.integers(0, 10**6), shares_lines=st.booleans(), splits=st.booleans())
-def test_no_chain_takes_less(seed: int, shares_lines: bool, splits: bool) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    shares_lines=st.booleans(),
+    splits=st.booleans(),
+    cores=st.none() | st.integers(1, 4),
+)
+def test_no_chain_takes_less(seed: int, shares_lines: bool, splits: bool, cores: int | None) -> None:
     plan, places = random_chain(random.Random(seed), shares_lines)
+    if cores is not None:
+        places = on_cores(places, cores)
     require_a_lower_bound(plan, places, Conditions(split_backward=splits, update_bytes_per_second=1e6))
 
 

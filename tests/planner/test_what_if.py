@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.planner.workloads import random_topology, random_workload
+from tests.simulator.plans import on_cores
 
 from farflung.plan import Topology, WorkerSpec
 from farflung.planner import changes
@@ -55,6 +56,12 @@ def test_a_twin_is_like_its_template_and_near_it() -> None:
     alone = changes.with_twin(homes(), 0)
     assert alone.bandwidth_mbps[0][4] == changes.NEIGHBOUR_MBPS
     assert alone.latency_ms[4][0] == changes.NEIGHBOUR_MS
+
+
+def test_cores_are_for_all_of_a_machine_and_a_twin_has_its_own() -> None:
+    shared = on_cores(homes(), 2)
+    assert [worker.cores for worker in changes.with_cores(shared, [0, 1, 2, 3], 2).workers] == [4] * 4
+    assert changes.with_twin(shared, 3).workers[-1].machine is None
 
 
 def test_paths_devices_and_memory() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import msgspec
+
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import PAYLOAD_SHARE
 
@@ -39,6 +41,12 @@ def topology(
         bandwidth_mbps=tuple(tuple(rate / PAYLOAD_SHARE for rate in row) for row in matrix(mbps)),
         submitter=f"w{submitter}",
     )
+
+
+def on_cores(places: Topology, cores: int) -> Topology:
+    """All of these workers on one machine."""
+    workers = (msgspec.structs.replace(worker, machine="box", cores=cores) for worker in places.workers)
+    return msgspec.structs.replace(places, workers=tuple(workers))
 
 
 def chain(

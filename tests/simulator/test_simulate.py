@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulator.plans import MB, chain, random_chain, topology
+from tests.simulator.plans import MB, chain, on_cores, random_chain, topology
 
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
@@ -21,6 +21,15 @@ def test_one_device_computes_without_a_pause() -> None:
     found = simulate(chain([0.1], [], 8), topology([1.0]))
     assert found.step_seconds == pytest.approx(8 * 0.3)
     assert found.line() == "the device of w0, busy 100%"
+
+
+def test_workers_of_one_machine_compute_on_its_cores() -> None:
+    """Two segments of 0.1 s forward and 0.2 s back: on one core all of it is one after the other."""
+    plan, places = chain([0.1, 0.1], [0], 8), topology([1.0, 1.0], 1e5, 0.0)
+    apart, two, one = (simulate(plan, each) for each in (places, on_cores(places, 2), on_cores(places, 1)))
+    assert apart.step_seconds == two.step_seconds < one.step_seconds
+    assert one.step_seconds == pytest.approx(8 * 2 * 0.3)
+    assert one.line() == "the 1 core(s) of w0, w1, busy 100%"
 
 
 def test_a_line_of_two_takes_fill_and_transfers_and_drain() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+import msgspec
+
 from farflung.errors import LabError
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 from farflung.plan import Topology, WorkerSpec
@@ -36,6 +40,13 @@ def lay_out(topology: Topology) -> LabSpec:
         },
         segmentation_offload=topology.segmentation_offload,
     )
+
+
+def on_this_machine(topology: Topology) -> Topology:
+    """The topology of workers who really compute: all of them on the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    workers = (msgspec.structs.replace(each, machine="the lab's", cores=cores) for each in topology.workers)
+    return msgspec.structs.replace(topology, workers=tuple(workers))
 
 
 def _node(worker: WorkerSpec, queue_ms: float | None) -> Node:

@@ -10,7 +10,7 @@ from pathlib import Path
 from farflung.errors import LabError, RunFailed
 from farflung.lab.emulation import EmulatedJob
 from farflung.lab.fleet import LabFleet
-from farflung.lab.layout import SUBMITTER
+from farflung.lab.layout import SUBMITTER, on_this_machine
 from farflung.lab.network import Network
 from farflung.lab.report import LabReport, keep, run_in
 from farflung.lab.submitter import LabSubmitter
@@ -42,7 +42,7 @@ class Request:
     def known(self) -> Topology:
         """The topology of those who take part, as the planner is told of it."""
         part = only(self.topology, list(range(self.workers)))
-        return part if self.emulated is None else self.emulated.emulation.sustained_by(part)
+        return on_this_machine(part) if self.emulated is None else self.emulated.emulation.sustained_by(part)
 
 
 @dataclass(frozen=True)

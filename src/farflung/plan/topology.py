@@ -15,6 +15,7 @@ MOST_WORKERS = 2048
 MOST_TFLOPS = 1e6
 MOST_GIGABYTES = 1e6
 MOST_MILLISECONDS = 60_000.0
+MOST_CORES = 100_000
 LEAST_MBPS, MOST_MBPS = 1e-3, 1e6
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what a worker's certificate can name
@@ -24,7 +25,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker: its id, its site, what its device can, and the line of its home.
 
     `up_mbps` and `down_mbps` are shared by all of its links; None leaves each link to itself. Nobody can dial
-    a worker that is `behind_nat`.
+    a worker that is `behind_nat`. Workers that name the same `machine` compute on its `cores`, no more of
+    them at a time.
     """
 
     id: str
@@ -34,6 +36,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     up_mbps: float | None = None
     down_mbps: float | None = None
     behind_nat: bool = False
+    machine: str | None = None
+    cores: int | None = None
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -49,6 +53,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         for name, rate in (("up_mbps", self.up_mbps), ("down_mbps", self.down_mbps)):
             if rate is not None:
                 _check(f"{name} {whose}", rate, LEAST_MBPS, MOST_MBPS)
+        if (self.machine is None) != (self.cores is None):
+            raise ValueError(f"worker {self.id}: machine and cores are given together")
+        if self.machine is not None and not (0 < len(self.machine) <= 128 and self.machine.isprintable()):
+            raise ValueError(f"worker {self.id}: machine must be 1 to 128 printable characters")
+        if self.cores is not None:
+            _check(f"cores {whose}", self.cores, 1, MOST_CORES)
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -129,6 +139,14 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
         """The worker in whose home broker and submitter stand."""
         return self.workers[self.ids.index(self.submitter) if self.submitter else 0]
 
+    def machines(self) -> dict[str, list[int]]:
+        """For each machine that workers share, their numbers."""
+        found: dict[str, list[int]] = {}
+        for number, worker in enumerate(self.workers):
+            if worker.machine is not None:
+                found.setdefault(worker.machine, []).append(number)
+        return found
+
     def link(self, source: int, target: int) -> Link:
         """The link from worker number `source` to worker number `target`."""
         return Link(
@@ -165,6 +183,9 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
             if id in seen:
                 raise ValueError(f"two workers are called {id!r}: ids must differ")
             seen.add(id)
+        for machine, workers in self.machines().items():
+            if len({self.workers[number].cores for number in workers}) > 1:
+                raise ValueError(f"the workers of machine {machine!r} must state the same number of cores")
 
     def _check_links(
         self, name: str, values: float | Matrix, least: float, most: float, or_zero: bool = False

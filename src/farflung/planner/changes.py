@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from farflung.plan import Topology, WorkerSpec
-from farflung.plan.topology import MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
+from farflung.plan.topology import MOST_CORES, MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
 
 LINES_MBPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 100_000)
 """Rates that one can order."""
@@ -74,12 +74,23 @@ def with_path(topology: Topology, site: str, other: str, factor: float) -> Topol
     return msgspec.structs.replace(topology, bandwidth_mbps=_matrix(rates))
 
 
+def with_cores(topology: Topology, numbers: Sequence[int], factor: int) -> Topology:
+    """The topology with `factor` times the cores for these workers, who share a machine."""
+    workers = list(topology.workers)
+    for number in numbers:
+        cores = min((workers[number].cores or 1) * factor, MOST_CORES)
+        workers[number] = msgspec.structs.replace(workers[number], cores=cores)
+    return msgspec.structs.replace(topology, workers=tuple(workers))
+
+
 def with_twin(topology: Topology, number: int) -> Topology:
-    """The topology with one more worker like this one, on a line of its own, at its site.
+    """The topology with one more worker like this one, on a line and cores of its own, at its site.
 
     The link between the two is like the best at the site, else a gigabit of half a millisecond.
     """
-    twin = msgspec.structs.replace(topology.workers[number], id=_free_id(topology, number))
+    twin = msgspec.structs.replace(
+        topology.workers[number], id=_free_id(topology, number), machine=None, cores=None
+    )
     near = [a for a in range(len(topology.workers)) if a != number and a not in _elsewhere(topology, number)]
     rate = max((topology.bandwidth_mbps[number][a] for a in near), default=0.0) or NEIGHBOUR_MBPS
     latency = min((topology.latency_ms[number][a] for a in near), default=NEIGHBOUR_MS)

@@ -192,5 +192,5 @@ def _links(topology: Topology, simulation: Simulation) -> list[LinkRow]:
     return [
         LinkRow(load.name, list(load.workers), int(load.bytes), load.mbps, load.share)
         for load in simulation.loads
-        if load.kind != "device"
+        if load.kind in ("link", "line")
     ]

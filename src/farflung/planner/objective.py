@@ -44,7 +44,27 @@ def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAU
             ]
             alone = Alone(workers, seconds, routes, costs, begins, ends)
             best = max(best, alone.bound(share, conditions.window or plan.window))
+    begun, ended = min(begins.values(), default=0.0), min(ends)
+    best = max(best, begun + _machine_seconds(plan, topology, replicas, conditions) + ended)
     return max(best, throughput_seconds(plan, replicas, routes, costs))
+
+
+def _machine_seconds(
+    plan: Plan, topology: Topology, replicas: Sequence[Sequence[int]], conditions: Conditions
+) -> float:
+    """What workers who share cores need them for, with all cores busy all the time."""
+    machines = topology.machines()
+    if not machines:
+        return 0.0
+    busy: dict[int, float] = defaultdict(float)
+    for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
+        for placement, worker in zip(plan.placements, workers, strict=True):
+            seconds = task_seconds(placement, topology.workers[worker].tflops, conditions)
+            busy[worker] += share * (seconds.forward + seconds.backward)
+    return max(
+        sum(busy[worker] for worker in numbers) / (topology.workers[numbers[0]].cores or 1)
+        for numbers in machines.values()
+    )
 
 
 def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts) -> float:

@@ -87,6 +87,10 @@ def _changes(topology: Topology, schedule: Schedule, loads: Sequence[Load]) -> I
         if load.kind == "device":
             yield from _device(topology, ends[0])
             yield _twin(topology, ends[0])
+        elif load.kind == "machine":
+            shared = topology.machines()[topology.workers[ends[0]].machine or ""]
+            more = changes.with_cores(topology, shared, 2)
+            yield Change(f"twice the cores for {', '.join(load.workers)}", more)
         else:
             for number in ends:
                 yield from _line(topology, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from farflung.schedule import Needs, Policy, Task
@@ -11,8 +12,35 @@ from farflung.simulator.costs import TaskSeconds
 Report = Callable[[Task], None]
 
 
+class Cores:
+    """The cores of one machine, for as many of its workers at a time; who waits longest is next."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = count
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def ask(self, run: Callable[[], None]) -> None:
+        """Call `run` on a core of its own, now or when one is free; it must `leave` the core."""
+        if self._free:
+            self._free -= 1
+            run()
+        else:
+            self._waiting.append(run)
+
+    def leave(self) -> None:
+        """A task is over."""
+        if self._waiting:
+            self._waiting.popleft()()
+        else:
+            self._free += 1
+
+
 class Device:
-    """The segments of one worker. `send` takes a task whose results leave now, `ended` one that is over."""
+    """The segments of one worker. `send` takes a task whose results leave now, `ended` one that is over.
+
+    `cores` are those that it shares with others, if it has none of its own.
+    """
 
     def __init__(
         self,
@@ -23,8 +51,10 @@ class Device:
         window: int,
         send: Report,
         ended: Report,
+        cores: Cores | None = None,
     ) -> None:
         self._clock = clock
+        self.cores = cores
         self._needs = needs
         self._seconds = seconds
         self._microbatches = microbatches
@@ -58,10 +88,17 @@ class Device:
         self._run_next()
 
     def _run_next(self) -> None:
-        task = self._policy.next()
-        if task is None:
+        if self._policy.next() is None:
             return
         self._is_free = False
+        if self.cores is None:
+            self._run()
+        else:
+            self.cores.ask(self._run)
+
+    def _run(self) -> None:
+        task = self._policy.next()
+        assert task is not None, "what is ready stays ready"
         costs = self._seconds[task.segment]
         seconds = costs.backward if task.backward else costs.forward
         now = self._clock.now
@@ -77,6 +114,8 @@ class Device:
     def _ended(self, task: Task) -> None:
         self._tell_ended(task)
         self._policy.finished(task)
+        if self.cores is not None:
+            self.cores.leave()
         self._freed(None)
 
     def _done(self, task: Task) -> None:

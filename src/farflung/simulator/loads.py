@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from farflung.plan import FEEDER, Topology
+from farflung.simulator.device import Cores
 from farflung.simulator.network import Priority
 from farflung.simulator.pipeline import Pipeline
 from farflung.simulator.simulation import Kind, Load, Span
@@ -80,7 +81,23 @@ class Loads:
             for pair, link in self._wiring.links.items()
             if link.carried
         ]
+        found += self._machines(seconds)
         return tuple(sorted(found, key=lambda load: -load.share))
+
+    def _machines(self, seconds: float) -> list[Load]:
+        shared: dict[Cores, list[int]] = {}
+        for worker, device in self._devices.items():
+            if device.cores is not None:
+                shared.setdefault(device.cores, []).append(worker)
+        return [
+            Load(
+                "machine",
+                f"the {cores.count} core(s) of {', '.join(self._ids[worker] for worker in workers)}",
+                tuple(self._ids[worker] for worker in workers),
+                sum(self._devices[worker].busy for worker in workers) / cores.count / seconds,
+            )
+            for cores, workers in shared.items()
+        ]
 
     def timeline(self) -> tuple[Span, ...]:
         """What ran since the step began, devices in the order of their first segments."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.plan import FEEDER
 from farflung.schedule import Feeding, Task, needs_of
 from farflung.simulator.clock import Clock
 from farflung.simulator.costs import Route, TaskSeconds
-from farflung.simulator.device import Coder, Device
+from farflung.simulator.device import Coder, Cores, Device
 from farflung.simulator.network import Link, Message, Priority
 from farflung.simulator.wiring import Wiring
 
@@ -33,7 +33,8 @@ class _Way:
 class Pipeline:
     """A replica in steps of `microbatches`; `segment_ended` hears when a segment has run them all.
 
-    `workers` are the numbers of the segments' workers, `seconds` what their tasks take.
+    `workers` are the numbers of the segments' workers, `seconds` what their tasks take, `cores` what workers
+    of one machine share.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Pipeline:
         window: int,
         seconds: Sequence[TaskSeconds],
         segment_ended: Callable[[int], None],
+        cores: Mapping[int, Cores],
     ) -> None:
         self._clock = clock
         self._wiring = wiring
@@ -66,6 +68,7 @@ class Pipeline:
                 window,
                 self._send,
                 self._ended,
+                cores.get(worker),
             )
             for worker, here in segments.items()
         }

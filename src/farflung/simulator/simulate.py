@@ -8,6 +8,7 @@ from farflung.plan import Plan, Topology
 from farflung.simulator.clock import Clock
 from farflung.simulator.conditions import Conditions
 from farflung.simulator.costs import numbers_of, routes_of, task_seconds, throughput_seconds
+from farflung.simulator.device import Cores
 from farflung.simulator.link_costs import LinkCosts
 from farflung.simulator.loads import Loads
 from farflung.simulator.pipeline import Pipeline
@@ -55,6 +56,7 @@ class _Run:
         self._routes = routes_of(plan.edges)
         self._window = conditions.window or plan.window
         tflops = [worker.tflops for worker in topology.workers]
+        cores = _shared_cores(topology)
         self._pipelines = [
             Pipeline(
                 self._clock,
@@ -68,6 +70,7 @@ class _Run:
                     for placement, worker in zip(plan.placements, workers, strict=True)
                 ],
                 self._segment_ended,
+                cores,
             )
             for workers, (_, share) in zip(self._replicas, plan.pipelines(), strict=True)
         ]
@@ -157,3 +160,14 @@ class _Run:
         self._unready -= 1
         if not self._unready:
             self._clock.stop()
+
+
+def _shared_cores(topology: Topology) -> dict[int, Cores]:
+    """For each worker that has no core of its own, the cores of its machine."""
+    found = {}
+    for numbers in topology.machines().values():
+        count = topology.workers[numbers[0]].cores
+        assert count is not None
+        if count < len(numbers):
+            found.update(dict.fromkeys(numbers, Cores(count)))
+    return found

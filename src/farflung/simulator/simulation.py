@@ -12,13 +12,14 @@ Kind = Literal["forward", "backward", "gradient", "activation", "state"]
 class Load:
     """How busy one resource was in a step.
 
-    `kind` is device, link or line; `name` says which in words, `workers` by id: the one whose device or line
-    it is, or sender and receiver (the submitter is where the topology's home is). `bytes` are those on the
-    wire, `mbps` the rate that the topology states, both 0 for a device. `share` is the part of the step for
-    which it worked at its full rate.
+    `kind` is device, machine (whose cores several workers share), link or line; `name` says which in words,
+    `workers` by id: the one whose device or line it is, those on the machine, or sender and receiver (the
+    submitter is where the topology's home is). `bytes` are those on the wire, `mbps` the rate that the
+    topology states, both 0 for a device. `share` is the part of the step for which it worked at its full
+    rate.
     """
 
-    kind: Literal["device", "link", "line"]
+    kind: Literal["device", "machine", "link", "line"]
     name: str
     workers: tuple[str, ...]
     share: float

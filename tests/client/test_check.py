@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models import Batch, Case, case
+from tests.zoo import Batch, Case, case
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 

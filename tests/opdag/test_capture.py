@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.models import CASES, Batch, Case
+from tests.zoo import CASES, Batch, Case
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -376,7 +376,7 @@ def test_every_node_knows_its_module_and_line() -> None:
     convolutions = [n.number for n in captured.graph.nodes if n.op == "aten.conv2d.default"]
     assert captured.origins[convolutions[0]].module == "stem.0"
     assert captured.origins[convolutions[1]].module == "blocks.0.conv1"
-    assert all(re.search(r"models\.py:\d+$", origin.line) for origin in captured.origins.values())
+    assert all(re.search(r"resnet\.py:\d+$", origin.line) for origin in captured.origins.values())
 
 
 def test_tied_parameters_have_one_name_in_the_graph() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from tests.models import case
 from tests.runtime.side_by_side import captured
+from tests.zoo import case
 
 from farflung.opdag.cuts import legal_positions
 

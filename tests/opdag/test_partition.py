@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import CASES, WIDTH, Case, case
 from tests.opdag.random_graphs import random_graph
 from tests.runtime.side_by_side import captured
+from tests.zoo import CASES, Case, case
+from tests.zoo.batches import WIDTH
 from torch import Tensor, nn
 
 from farflung.opdag import opset, wire

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from tests.models import CASES, Case
 from tests.runtime.side_by_side import captured
+from tests.zoo import CASES, Case
 from torch import Tensor, nn
 
 from farflung.opdag.storage import storage_of

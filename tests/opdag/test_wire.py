@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import case
 from tests.runtime.side_by_side import workers
+from tests.zoo import case
 
 from farflung.errors import GraphError
 from farflung.opdag import wire

@@ -5,10 +5,10 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import CASES, Case, case
 from tests.opdag.random_graphs import random_graph
 from tests.planner.workloads import chain_workload
 from tests.runtime.side_by_side import captured, placed, workers
+from tests.zoo import CASES, Case, case
 
 from farflung.errors import GraphError, PlanError
 from farflung.opdag import wire

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.models import case
 from tests.runtime.side_by_side import captured
+from tests.zoo import case
 
 from farflung.errors import PlanError
 from farflung.plan import Topology, WorkerSpec

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from tests.models import Batch, Case
+from tests.zoo import Batch, Case
 from torch import Tensor, nn
 
 from farflung.opdag import wire
@@ -26,7 +26,7 @@ from farflung.runtime.training import Training
 def captured(case: Case, samples: int) -> tuple[nn.Module, Graph]:
     """A module of the case, which nobody changes, and its graph."""
     module = case.build()
-    return module, capture(module, case.batch(max(2, samples), 1)).graph
+    return module, capture(module, case.batch(max(2, samples), 1), case.loss).graph
 
 
 def workers(count: int) -> list[str]:

@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 import torch
-from tests.models import CASES, Case, case
 from tests.runtime.side_by_side import captured, microbatches, planned
+from tests.zoo import CASES, Case, case
 from torch import Tensor, nn
 
 from farflung.errors import CaptureError

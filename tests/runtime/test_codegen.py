@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import CASES, Case
 from tests.runtime.hostile import segment_of
 from tests.runtime.side_by_side import captured, workers
+from tests.zoo import CASES, Case
 
 from farflung.errors import GraphError
 from farflung.opdag import opset

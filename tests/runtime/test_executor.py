@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import case
 from tests.opdag.random_graphs import random_batch, random_graph, random_state
 from tests.runtime.side_by_side import SideBySide, captured, microbatches, placed, planned, workers
+from tests.zoo import case
 from torch import Tensor
 
 from farflung.errors import PlanError

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.models import CASES, Case, case
 from tests.runtime.side_by_side import captured
+from tests.zoo import CASES, Case, case
 
 from farflung.runtime.check import named_state
 from farflung.runtime.torch_backend import profile as profiling

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.models import case
 from tests.runtime.side_by_side import captured, microbatches, planned
+from tests.zoo import case
 from torch import Tensor, nn
 
 from farflung.opdag.segment import Segment

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.models import case
 from tests.runtime.side_by_side import captured
+from tests.zoo import case
 
 from farflung.errors import ProfileError
 from farflung.opdag.graph import Graph

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models import CASES, Case, case
 from tests.opdag.random_graphs import random_graph
 from tests.runtime.side_by_side import captured
+from tests.zoo import CASES, Case, case
 
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph

@@ -21,8 +21,9 @@ $(STAMP): requirements.lock pyproject.toml
 train: $(STAMP)
 	$(BIN)/farflung train examples/gpt.py --local 4 --out runs/gpt
 
+# Two processes at a time; tests/conftest.py says which tests stay together.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 # A million damaged frames: hours on two busy cores (docs/measurements.md, Fuzzing).
 fuzz: $(STAMP)

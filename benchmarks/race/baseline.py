@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from farflung.runtime.optimizer import build
+from farflung.runtime.torch_backend.optimizer import build
 
 Step = Callable[[dict[str, Tensor]], float]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -17,10 +17,9 @@ from farflung.runtime.optimizer import (
     Constant,
     Optimizer,
     WarmupCosine,
-    build,
     learning_rate,
-    set_learning_rate,
 )
+from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
 
 rates = st.floats(0, 10)
 below_one = st.floats(0, 1, exclude_max=True)

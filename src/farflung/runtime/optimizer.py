@@ -1,15 +1,10 @@
-"""Optimizers and learning rates as declarations that travel; a worker builds torch's own from them."""
+"""Optimizers and learning rates as declarations that travel; each backend builds its own from them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -109,35 +104,6 @@ Optimizer = AdamW | SGD
 def learning_rate(optimizer: Optimizer, step: int) -> float:
     """The rate that step `step`, counted from 0, is applied with."""
     return optimizer.lr * optimizer.schedule.ratio(step)
-
-
-def build(optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Torch's optimizer over `parameters` (at least one), at the rate of step 0."""
-    import torch
-
-    rate = learning_rate(optimizer, 0)
-    if isinstance(optimizer, AdamW):
-        return torch.optim.AdamW(
-            parameters,
-            lr=rate,
-            betas=optimizer.betas,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-        )
-    return torch.optim.SGD(
-        parameters,
-        lr=rate,
-        momentum=optimizer.momentum,
-        dampening=optimizer.dampening,
-        weight_decay=optimizer.weight_decay,
-        nesterov=optimizer.nesterov,
-    )
-
-
-def set_learning_rate(built: torch.optim.Optimizer, optimizer: Optimizer, step: int) -> None:
-    """Give what `build` returned the rate of step `step`, counted from 0."""
-    for group in built.param_groups:
-        group["lr"] = learning_rate(optimizer, step)
 
 
 def _warmup_ratio(step: int, warmup_steps: int) -> float:

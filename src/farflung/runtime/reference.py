@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag import opset
 from farflung.opdag.graph import Graph
-from farflung.runtime.optimizer import build, set_learning_rate
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.torch_backend.codegen import reseed
+from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
 from farflung.runtime.training import Training
 
 Batch = Mapping[str, Tensor]

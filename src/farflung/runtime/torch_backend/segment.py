@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from farflung.opdag.segment import Segment
-from farflung.runtime.optimizer import build, set_learning_rate
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.torch_backend.codegen import Program
+from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
 from farflung.runtime.torch_backend.tensors import constant_tensor, memory, outgoing
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,14 +31,15 @@ class Fleet:
         self.local = fleet
 
     def run(
-        self, job: farflung.Job, workers: int, wishes: Wishes = NO_WISHES
+        self, job: farflung.Job, workers: int, wishes: Wishes = NO_WISHES, on: Sequence[str] = ()
     ) -> tuple[Summary, list[dict[str, float]], Path]:
-        """Train `job` on so many workers: its summary, its rows and its run folder."""
+        """Train `job` on so many workers, or on those that `on` names: summary, rows and run folder."""
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
         run = RunFolder.create(folder)
         try:
-            summary = self._runner.run(train(job, self._identity, run, workers=workers, wishes=wishes))
+            work = train(job, self._identity, run, workers=workers, wishes=wishes, on=on)
+            summary = self._runner.run(work)
         finally:
             run.close()
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -46,10 +47,10 @@ class Fleet:
 
 
 @contextmanager
-def running(workers: int, folder: Path) -> Iterator[Fleet]:
+def running(workers: int, folder: Path, backends: Sequence[str] = ()) -> Iterator[Fleet]:
     """Start a fleet, and end it with the block."""
     with asyncio.Runner() as runner:
-        local = LocalFleet(workers, folder / "logs", memory_bytes=2 * 10**9)
+        local = LocalFleet(workers, folder / "logs", memory_bytes=2 * 10**9, backends=backends)
         runner.run(local.__aenter__())
         try:
             yield Fleet(runner, local, local.identity, folder)

@@ -134,7 +134,7 @@ class Machines:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
         out, err = (logs / f"{len(self._started)}-{home}.{end}" for end in ("out", "err"))
-        command = [*self.prefix(home), sys.executable, "-m", "farflung", *arguments]
+        command = [*self.prefix(home), *self.python(home), "-m", "farflung", *arguments]
 
         def limit() -> None:
             if limit_bytes is not None:
@@ -142,7 +142,7 @@ class Machines:
 
         with out.open("wb") as to_out, err.open("wb") as to_err:
             process = subprocess.Popen(
-                command, env=self._environment(home), stdin=subprocess.DEVNULL, stdout=to_out, stderr=to_err,
+                command, env=self.environment(home), stdin=subprocess.DEVNULL, stdout=to_out, stderr=to_err,
                 cwd=self.folder,
                 preexec_fn=limit,
             )  # fmt: skip
@@ -152,6 +152,10 @@ class Machines:
     def prefix(self, home: str) -> list[str]:
         """What a command of this machine begins with."""
         return []
+
+    def python(self, home: str) -> list[str]:
+        """The Python of this machine."""
+        return [sys.executable]
 
     def fails(self, home: str, *arguments: str) -> str:
         """Run a command that must fail: its one line, without `error: `."""
@@ -205,7 +209,8 @@ class Machines:
         for command in self._started:
             command.process.wait()
 
-    def _environment(self, home: str) -> dict[str, str]:
+    def environment(self, home: str) -> dict[str, str]:
+        """The environment of its commands."""
         own = {"FARFLUNG_HOME": str(self.folder / home), "TMPDIR": str(self.temporary), MARK: self._mark}
         inherited = {key: value for key, value in os.environ.items() if key != "FARFLUNG_TOKEN"}
         return {**inherited, "OMP_NUM_THREADS": "1", **own}

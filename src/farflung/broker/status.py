@@ -57,6 +57,7 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
         last_seen_seconds=sighting.seconds if sighting else -1.0,
         job=worker.job or "",
         relay_mbps=worker.relay_mbps,
+        framework=worker.device.framework,
     )
 
 

@@ -27,7 +27,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
-    """Check Python, torch, ports, clock, certificates and the broker; exit 1 when something is wrong."""
+    """Check Python, frameworks, ports, clock, certificates and the broker; exit 1 when something is wrong."""
     from farflung.local.doctor import examine
 
     folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +12,6 @@ from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.service import ExitWithParent, heed_parent, run_service
 from farflung.errors import IdentityError, JobError
-
-if TYPE_CHECKING:
-    from farflung.runtime.backend import AnyBackend
 
 
 def join(
@@ -55,8 +50,11 @@ def join(
     ] = None,
     backend: Annotated[
         str,
-        typer.Option(help="What computes: torch; or emulated, a device that only takes its time, for a lab."),
-    ] = "torch",
+        typer.Option(
+            help="What computes: torch, jax or, for a lab, emulated: a device that only takes its time."
+            " auto is torch where it is installed, else jax."
+        ),
+    ] = "auto",
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
@@ -66,7 +64,9 @@ def join(
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     _check_line(up, down)
-    computes = _backend(backend, tflops)
+    from farflung.runtime.frameworks import backend_called
+
+    computes = backend_called(backend, tflops)
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
     from farflung.protocol.worker import HomeLine
     from farflung.worker.service import WorkerOptions, run
@@ -100,22 +100,3 @@ def _memory_bytes(gigabytes: float | None) -> int:
     from farflung.local.memory import share_of_memory
 
     return share_of_memory(1)
-
-
-def _backend(name: str, tflops: float | None) -> AnyBackend:
-    """The backend's framework is imported here, and no other."""
-    if name == "emulated":
-        if tflops is None or not 0 < tflops < math.inf:
-            raise JobError(f"an emulated device needs --tflops, a number above 0, found {tflops}")
-        from farflung.runtime.emulated.backend import EmulatedBackend
-
-        return EmulatedBackend(tflops)
-    if name != "torch":
-        raise JobError(f"--backend takes torch or emulated, found {name[:40]!r}")
-    if tflops is not None:
-        raise JobError("--tflops is for --backend emulated: torch computes as fast as it can")
-    if importlib.util.find_spec("torch") is None:
-        raise JobError("this Python has no torch: pip install torch")
-    from farflung.runtime.torch_backend.backend import TorchBackend
-
-    return TorchBackend()

@@ -67,7 +67,8 @@ def _lines(status: Status) -> Iterable[str]:
     yield f"broker {status.version}, up {duration(status.uptime_seconds)}"
     yield f"{counted(len(status.workers), 'worker')}, {len(status.backup_pool)} in the backup pool"
     yield from table(
-        ("worker", "state", "device", "site", "address", "seen", "job"), map(_worker, status.workers)
+        ("worker", "state", "device", "computes with", "site", "address", "seen", "job"),
+        map(_worker, status.workers),
     )
     yield counted(len(status.jobs), "job")
     yield from table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
@@ -80,7 +81,16 @@ def _lines(status: Status) -> Iterable[str]:
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     seen = f"{worker.last_seen_seconds:.0f} s ago" if worker.last_seen_seconds >= 0 else "not yet"
-    return worker.worker, worker.state, worker.device, worker.site, worker.address, seen, worker.job
+    return (
+        worker.worker,
+        worker.state,
+        worker.device,
+        worker.framework,
+        worker.site,
+        worker.address,
+        seen,
+        worker.job,
+    )
 
 
 def _link(view: LinkView) -> tuple[str, ...]:

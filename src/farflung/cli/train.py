@@ -50,6 +50,13 @@ def train(
     workers: Annotated[
         int, typer.Option(help="Workers to train on; 0 is as many of the idle ones as make a step short.")
     ] = 0,
+    backends: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="What the local workers compute with, over again from the first: torch, jax.",
+        ),
+    ] = None,
     on: Annotated[
         str | None,
         typer.Option(metavar="ID,ID,...", help="The workers to train on, each with a part of the model."),
@@ -71,6 +78,7 @@ def train(
 ) -> None:
     """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
     _check_choice(local, broker, token, workers, on, topology)
+    frameworks = _frameworks(local, backends)
     chosen = _chosen(on)
     wishes = _wishes(topology, scheduler, efficiency, chosen)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
@@ -86,7 +94,7 @@ def train(
         count = workers or len(chosen)
         work = _until_interrupted(prepared, identity, run, observer, count, on=pool, wishes=wishes)
     else:
-        work = _train_locally(prepared, run, observer, local or 1)
+        work = _train_locally(prepared, run, observer, local or 1, frameworks)
     try:
         summary = asyncio.run(work)
     except asyncio.CancelledError:
@@ -118,6 +126,23 @@ def _check_choice(
         raise JobError(f"--local takes 1 to 256 workers, found {local}")
     if workers < 0:
         raise JobError(f"--workers must be 0 (all) or more, found {workers}")
+
+
+def _frameworks(local: int | None, backends: str | None) -> list[str]:
+    """What --backends lists; what is not installed is said before a minute is spent on the model."""
+    if backends is None:
+        return []
+    if local is None:
+        raise JobError("--backends is for --local: a worker elsewhere chooses with `farflung join --backend`")
+    from farflung.runtime.frameworks import COMPUTING, chosen
+
+    names = [name.strip() for name in backends.split(",")]
+    unfit = [name for name in names if name not in COMPUTING]
+    if unfit:
+        raise JobError(f"--backends takes {' and '.join(COMPUTING)}, found {unfit[0][:40]!r}")
+    if len(names) > local:
+        raise JobError(f"--backends names {len(names)} for --local {local}: leave some out")
+    return [chosen(name) for name in names]
 
 
 def _chosen(on: str | None) -> list[str]:
@@ -197,11 +222,13 @@ def _observer(prepared: Prepared, as_json: bool) -> Observer:
     return LiveObserver(job.steps) if is_terminal() and not as_json else PlainObserver(job.steps)
 
 
-async def _train_locally(prepared: Prepared, run: RunFolder, observer: Observer, workers: int) -> Summary:
+async def _train_locally(
+    prepared: Prepared, run: RunFolder, observer: Observer, workers: int, frameworks: Sequence[str]
+) -> Summary:
     from farflung.local.fleet import LocalFleet
 
     note(f"starting a broker and {counted(workers, 'worker')} on this machine")
-    async with LocalFleet(workers, run.logs) as fleet:
+    async with LocalFleet(workers, run.logs, backends=frameworks) as fleet:
         return await _until_interrupted(prepared, fleet.identity, run, observer, workers, fleet.watch)
 
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from farflung.client.job import Job
 from farflung.data import reading_from
 from farflung.errors import FarflungError, JobError
+from farflung.runtime.frameworks import require_installed
 
 MODULE_NAME = "farflung_job"
 """What `__name__` is in a job file; `sys.modules` has the file under it, as pickle and dataclasses expect."""
@@ -37,9 +38,9 @@ def load_job(path: str | Path, *, steps: int | None = None, text: str | Path | N
     Raises
     ------
     JobError
-        The file is missing or no Python, it or `job()` raises, `job` is missing, cannot be called or returns
-        something else than a `Job`, `steps` is out of range, or nothing reads `text`. The message names the
-        user's line where there is one.
+        The file is missing or no Python, there is no torch, it or `job()` raises, `job` is missing, cannot be
+        called or returns something else than a `Job`, `steps` is out of range, or nothing reads `text`. The
+        message names the user's line where there is one.
     """
     path = Path(path)
     with nullcontext() if text is None else reading_from(text):
@@ -60,6 +61,7 @@ def _run(path: Path) -> ModuleType:
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise JobError(f"expected a job file at {path}, found {found}")
+    require_installed("torch", "a job's model is a PyTorch module")
     file = str(path.resolve())
     loader = _UncachedLoader(MODULE_NAME, file)
     spec = spec_from_loader(MODULE_NAME, loader)

@@ -86,8 +86,11 @@ async def train(
     observer: Observer | None = None,
     workers: int = 0,
     wishes: Wishes = NO_WISHES,
+    on: Sequence[str] = (),
 ) -> Summary:
     """Train a job on the workers of the broker that `identity` joined; 0 workers are as many as serve it.
+
+    `on` names the workers to choose from; without any, it is whoever is idle.
 
     Raises
     ------
@@ -96,7 +99,7 @@ async def train(
     """
     prepared = await asyncio.to_thread(prepare, job, workers)
     watching = observer or Observer()
-    return await Submitter(prepared, identity, run, watching, workers, wishes=wishes).run()
+    return await Submitter(prepared, identity, run, watching, workers, on=on, wishes=wishes).run()
 
 
 class Submitter:

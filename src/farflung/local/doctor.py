@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
+import importlib
 import platform
 import socket
 import sys
@@ -16,6 +16,7 @@ from farflung.client.inquiry import ask_status
 from farflung.errors import FarflungError, IdentityError
 from farflung.local.finding import Finding
 from farflung.local.path_findings import path_findings
+from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport import stranger
 from farflung.transport.addresses import DEFAULT_PORT, parse_address
 from farflung.transport.contexts import unverified_context
@@ -24,16 +25,16 @@ from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 OLDEST_PYTHON = (3, 11)
-OLDEST_TORCH = (2, 9)
+OLDEST = {"torch": (2, 9), "jax": (0, 10)}
 CLOCK_OFF_SECONDS = 60.0
 
 
 async def examine(folders: list[Path], broker: str | None) -> list[Finding]:
-    """Check Python, torch, the broker's port, this user's certificates and, where one is known, the broker.
+    """Check Python, frameworks, the broker's port, this user's certificates and the broker, if one is known.
 
     `folders` may hold identities; `broker` is HOST:PORT, by default the one that the first identity joined.
     """
-    findings = [_python(), await asyncio.to_thread(_torch), _port(DEFAULT_PORT)]
+    findings = [_python(), *await asyncio.to_thread(_frameworks), _port(DEFAULT_PORT)]
     identities, troubles = _identities(folders)
     findings += troubles or [_certificate(identity) for identity in identities] or [_no_identity()]
     address = broker or next((identity.broker for identity in identities if identity.broker), None)
@@ -54,16 +55,26 @@ def _python() -> Finding:
     return Finding("python", sys.version_info >= OLDEST_PYTHON, found, f"install Python {wanted} or newer")
 
 
-def _torch() -> Finding:
-    helps = f"pip install 'torch>={OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}'"
-    if importlib.util.find_spec("torch") is None:
-        return Finding("torch", False, "torch is not installed", helps)
+def _frameworks() -> list[Finding]:
+    """What a worker here could compute with; torch is also what a model is made of."""
+    present = [framework for framework in COMPUTING if is_installed(framework)]
+    if not present:
+        found = f"neither {' nor '.join(COMPUTING)} is installed"
+        return [Finding("framework", False, found, _install(COMPUTING[0]))]
+    return [_framework(framework) for framework in present]
+
+
+def _framework(name: str) -> Finding:
     try:
-        import torch
+        version = str(importlib.import_module(name).__version__)
     except Exception as error:  # a broken install fails in many ways
-        return Finding("torch", False, f"torch cannot be imported: {error}", helps)
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    return Finding("torch", version >= OLDEST_TORCH, f"torch {torch.__version__}", helps)
+        return Finding(name, False, f"{name} cannot be imported: {error}", _install(name))
+    found = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    return Finding(name, found >= OLDEST[name], f"{name} {version}", _install(name))
+
+
+def _install(framework: str) -> str:
+    return f"pip install 'farflung[{framework}]'"
 
 
 def _port(port: int) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ from farflung.local.child import Child
 from farflung.local.family import Family
 from farflung.local.free_port import free_port
 from farflung.local.memory import share_of_memory
+from farflung.runtime.backend import EMULATED
 from farflung.transport.enrolment import enrol
 from farflung.transport.identity import Identity
 from farflung.transport.tokens import Token
@@ -35,6 +37,8 @@ class LocalFleet(Family):
         What each worker offers; without it, an equal share of the machine's.
     emulated_tflops
         The workers only emulate devices that sustain so much; without it they compute.
+    backends
+        What worker-0, worker-1, ... compute with, over again from the first; without any, what each finds.
     """
 
     def __init__(
@@ -43,11 +47,13 @@ class LocalFleet(Family):
         logs: Path,
         memory_bytes: int | None = None,
         emulated_tflops: float | None = None,
+        backends: Sequence[str] = (),
     ) -> None:
         super().__init__(logs)
         self._count = workers
         self._memory_bytes = share_of_memory(workers) if memory_bytes is None else memory_bytes
         self._emulated_tflops = emulated_tflops
+        self._backends = tuple(backends)
         self._identity: Identity | None = None
 
     @property
@@ -61,10 +67,13 @@ class LocalFleet(Family):
         self.address = f"{HOST}:{free_port(HOST)}"
         self._identity = await self._enrolled(await self._start_broker(self.address, NO_SURVEY), submitter)
         arguments = ["--site", SITE, "--listen", f"{HOST}:0", "--memory", f"{self._memory_bytes / 1e9:.3f}"]
-        if self._emulated_tflops is not None:
-            arguments += ["--backend", "emulated", "--tflops", f"{self._emulated_tflops:g}"]
         for number in range(self._count):
-            await self._start_worker(f"worker-{number}", worker, arguments)
+            await self._start_worker(f"worker-{number}", worker, [*arguments, *self._backend(number)])
+
+    def _backend(self, number: int) -> list[str]:
+        if self._emulated_tflops is not None:
+            return ["--backend", EMULATED, "--tflops", f"{self._emulated_tflops:g}"]
+        return ["--backend", self._backends[number % len(self._backends)]] if self._backends else []
 
     async def _enrolled(self, broker: Child, token: Token) -> Identity:
         """Join as the submitter as soon as the broker lets it; its early end ends the wait."""

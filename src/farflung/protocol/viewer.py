@@ -16,7 +16,10 @@ class Ask(Message, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """One worker as `farflung status` shows it; `state` is idle, loading, running or lost."""
+    """One worker as `farflung status` shows it; `state` is idle, loading, running or lost.
+
+    `framework` is what it computes with, and its version.
+    """
 
     worker: str
     state: str
@@ -26,6 +29,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     last_seen_seconds: float
     job: str
     relay_mbps: float
+    framework: str = ""
 
 
 class JobStatus(msgspec.Struct, frozen=True):

@@ -1,0 +1,84 @@
+"""Which frameworks a worker may compute with: the one place that maps a name to a backend.
+
+A backend's framework is imported when the backend is made, and no other: a worker on JAX needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from importlib.util import find_spec
+
+from farflung.errors import JobError
+from farflung.runtime.backend import EMULATED, AnyBackend
+
+AUTO = "auto"
+COMPUTING = ("torch", "jax")
+"""Extras of farflung, called as what they install; `auto` takes the first one that is there."""
+BACKENDS = (AUTO, *COMPUTING, EMULATED)
+
+
+def is_installed(framework: str) -> bool:
+    """Whether this Python could import a framework; it is not imported."""
+    return find_spec(framework) is not None
+
+
+def require_installed(framework: str, why: str = "") -> None:
+    """See that a framework is there, before anything is done that needs it.
+
+    Raises
+    ------
+    JobError
+        It is not; the message begins with `why` and ends with the command that installs it.
+    """
+    if not is_installed(framework):
+        reason = f"{why}, and " if why else ""
+        raise JobError(f"{reason}this Python has no {framework}: pip install 'farflung[{framework}]'")
+
+
+def chosen(backend: str) -> str:
+    """The backend that a name stands for: torch, jax or emulated.
+
+    Raises
+    ------
+    JobError
+        There is no such backend, or its framework is not installed.
+    """
+    if backend not in BACKENDS:
+        listed = f"{', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}"
+        raise JobError(f"a backend is {listed}, found {backend[:40]!r}")
+    if backend == AUTO:
+        present = [framework for framework in COMPUTING if is_installed(framework)]
+        if not present:
+            extras = " or ".join(f"'farflung[{framework}]'" for framework in COMPUTING)
+            raise JobError(f"this Python has neither {' nor '.join(COMPUTING)}: pip install {extras}")
+        return present[0]
+    if backend in COMPUTING:
+        require_installed(backend)
+    return backend
+
+
+def backend_called(name: str, tflops: float | None = None) -> AnyBackend:
+    """A backend by name; `tflops` is what an emulated device sustains, and for no other.
+
+    Raises
+    ------
+    JobError
+        There is no such backend, its framework is not installed, or `tflops` is missing or out of place.
+    """
+    backend = chosen(name)
+    if backend == EMULATED:
+        if tflops is None or not 0 < tflops < math.inf:
+            raise JobError(f"an emulated device needs --tflops, a number above 0, found {tflops}")
+        from farflung.runtime.emulated.backend import EmulatedBackend
+
+        return EmulatedBackend(tflops)
+    if tflops is not None:
+        raise JobError(f"--tflops is for --backend emulated: {backend} computes as fast as it can")
+    if backend == "jax":
+        made: AnyBackend = import_module("farflung.runtime.jax_backend.backend").JaxBackend()
+
+        return made
+    from farflung.runtime.torch_backend.backend import TorchBackend
+
+    return TorchBackend()

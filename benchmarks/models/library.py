@@ -103,7 +103,7 @@ MODELS = {
 def graph_of(name: str) -> Graph:
     """The graph of the model called `name`: the kept one, or captured now."""
     entry = MODELS[name]
-    text = f"{entry.source()}{opset.version()}{torch.__version__}"
+    text = f"{entry.source()}{wire.FORMAT_VERSION}{opset.schema_hash(opset.version())}{torch.__version__}"
     kept = FOLDER / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.msgpack"
     if kept.exists():
         return wire.load_graph(kept.read_bytes(), 2)

@@ -14,6 +14,7 @@ from farflung.broker.store import Store
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Begin, Decide, Load, Loaded, Message, Register, SendState
+from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device, Share
 from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import dial
@@ -29,7 +30,7 @@ from farflung.transport.tokens import TokenRole
 
 TIMEOUTS = Timeouts(10.0)
 BROKER = Peer(BROKER_ID, "broker")
-DEVICE = Device("cpu", "pretended", 1, 2**30, "2.13.0", "1")
+DEVICE = Device("cpu", "pretended", 1, 2**30, "2.13.0", Opset.own())
 WAIT_SECONDS = 20.0
 
 AMessage = TypeVar("AMessage", bound=Message)

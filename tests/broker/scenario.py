@@ -9,13 +9,14 @@ from farflung.broker.events import Admit, Command, Reject, Reply, RunPlanner, Se
 from farflung.broker.state import Outcome, State, decide
 from farflung.plan import FEEDER, Edge, Placement, Plan
 from farflung.protocol.messages import Cancel, Collected, Loaded, Message, Register, Submit, UnitReady
+from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device, SegmentProgram, Share
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 
-DEVICE = Device("cpu", "a small box", 2, 2**30, "torch 2.13.0", "1")
-EMULATED_DEVICE = Device(EMULATED, "emulated, 5 TFLOP/s", 1, 2**30, EMULATED, "1")
+DEVICE = Device("cpu", "a small box", 2, 2**30, "torch 2.13.0", Opset.own())
+EMULATED_DEVICE = Device(EMULATED, "emulated, 5 TFLOP/s", 1, 2**30, EMULATED, Opset.own())
 
 
 def training(**changes: object) -> Training:

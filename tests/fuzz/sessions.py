@@ -14,6 +14,7 @@ from tests.transport.links import RawPeer, Recorder, slice_header, value_header
 
 from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Claim, Loaded, Refused, Register, UnitReady, Welcome
+from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device, Share
 from farflung.transport.endpoint import Link, Peer, dial
 from farflung.transport.frames import (
@@ -93,7 +94,7 @@ async def record(authority: TestAuthority) -> list[list[Recorded]]:
 
 
 def _talk(link: Link) -> None:
-    device = Device("cpu", "pretended", 2, 2**30, "2.13.0", "1")
+    device = Device("cpu", "pretended", 2, 2**30, "2.13.0", Opset.own())
     for message in [
         Register(device, "home", ["192.0.2.1:7700", "[2001:db8::1]:7700"], "boot"),
         Loaded("job-1", 1),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.opdag.tables import NEW_OP, NEWER, another_table, newer_table
 
+from farflung.errors import GraphError
 from farflung.opdag import opset
 from farflung.opdag.graph import Node
 from farflung.runtime.torch_backend.codegen import resolve
@@ -20,6 +22,7 @@ ABSENT = {
     "generator",
     "copy",
 }
+VERSION_1 = "94a34ad3db259367"
 OPS = sorted(opset.table())
 
 
@@ -82,13 +85,45 @@ def test_random_ops_draw_unless_they_are_told_not_to(name: str) -> None:
         assert draws()
 
 
-def test_the_version_is_a_hash_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = opset.version()
-    opset.version.cache_clear()
-    monkeypatch.setitem(opset.GROUPS, "view", "")
-    try:
-        assert opset.version() != before
-    finally:
-        monkeypatch.undo()
-        opset.version.cache_clear()
-    assert opset.version() == before
+def test_version_1_is_what_it_was() -> None:
+    message = "a line of version 1 was changed, or a new line lacks its `since`"
+    assert opset.schema_hash(1) == VERSION_1, message
+    assert sum(op.since == 1 for op in opset.table().values()) == 143
+
+
+def test_versions_follow_one_another() -> None:
+    assert {op.since for op in opset.table().values()} == set(range(1, opset.version() + 1))
+
+
+def test_a_new_line_makes_a_new_version_and_leaves_the_old_ones_as_they_were() -> None:
+    version, before = opset.version(), opset.schema_hash(opset.version())
+    with newer_table():
+        assert opset.version() == NEWER == version + 1
+        assert opset.schema_hash(version) == before != opset.schema_hash(NEWER)
+        assert opset.schema_hash(1) == VERSION_1
+        assert opset.lookup(NEW_OP).since == NEWER
+    assert opset.version() == version
+
+
+def test_a_changed_line_changes_the_hash_of_its_version() -> None:
+    changed = opset.GROUPS["view"].replace("int diagonal=0", "int diagonal").replace("-> *", "-> 2")
+    with another_table("view", changed):
+        assert opset.schema_hash(1) != VERSION_1
+
+
+def test_a_document_needs_the_lowest_version_that_has_its_ops() -> None:
+    assert opset.needed_version([]) == opset.needed_version(["aten.relu.default"]) == 1
+    with newer_table():
+        assert opset.needed_version(["aten.relu.default", NEW_OP]) == NEWER
+    with pytest.raises(GraphError, match="sinc"):
+        opset.needed_version([NEW_OP])
+
+
+def test_two_tables_of_one_version_are_a_conflict() -> None:
+    own = opset.version()
+    assert opset.conflict(own, opset.schema_hash(own)) is None
+    assert opset.conflict(1, VERSION_1) is None
+    assert opset.conflict(own + 1, "0" * 16) is None  # a newer farflung knows ours
+    words = opset.conflict(own, "0" * 16)
+    assert words is not None and "0" * 16 in words and opset.schema_hash(own) in words
+    assert opset.conflict(1, "0" * 16) is not None

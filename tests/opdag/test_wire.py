@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.opdag.tables import NEW_OP, NEWER, newer_table
 from tests.runtime.side_by_side import workers
 from tests.zoo import case
 
 from farflung.errors import GraphError
-from farflung.opdag import wire
+from farflung.opdag import opset, wire
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
@@ -231,10 +232,37 @@ def test_segments_are_consistent() -> None:
 
 
 def test_versions() -> None:
-    refuse("chain", lambda d: d.update(version=2), "format version 2")
-    refuse("chain", lambda d: d.update(opset="0" * 16), "same farflung everywhere")
+    newer = "install a newer farflung"
+    refuse("chain", lambda d: d.update(version=3), f"format version 3.*{newer}")
+    refuse("chain", lambda d: d.update(version=3, opset={"anything": [1]}, more=1), newer)
+    refuse("chain", lambda d: d.update(opset=opset.version() + 1), f"needs opset version.*{newer}")
+    refuse("chain", lambda d: d.update(opset=0), "cannot be read")
+    refuse("chain", lambda d: d.update(version=0), "cannot be read")
+    refuse("chain", lambda d: d.update(version=1), "cannot be read")  # its opset would be a hash
+    refuse("chain", lambda d: d.update(version=1, opset="0" * 16), "capture the model again")
     refuse("chain", lambda d: d.update(surprise=1))
     refuse("chain", lambda d: d.pop("ties"))
+
+
+def test_a_document_states_the_opset_version_that_it_needs() -> None:
+    graph = graph_of("chain")
+    assert graph.opset == 1 and [segment.opset for segment in segments_of("chain")] == [1, 1]
+    document = as_document(graph)
+    node_of(document, "aten.tanh.default")[1] = NEW_OP
+    with newer_table():
+        with pytest.raises(GraphError, match=f"came with opset version {NEWER}, the OP-DAG states 1"):
+            load(document)
+        assert load({**document, "opset": NEWER}).opset == NEWER
+    refuse("chain", lambda d: d.update(document, opset=1), "not in the opset")
+
+
+def test_format_1_is_read_as_todays() -> None:
+    for name in ("gpt", "batch-norm"):
+        document = {**as_document(graph_of(name)), "version": 1, "opset": opset.schema_hash(1)}
+        assert load(document) == graph_of(name)
+        segment = segments_of(name)[0]
+        document = {**as_document(segment), "version": 1, "opset": opset.schema_hash(1)}
+        assert wire.load_segment(msgspec.msgpack.encode(document), 2) == segment
 
 
 @pytest.mark.parametrize("batch", [0, -1, 2**21])

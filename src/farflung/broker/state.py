@@ -103,7 +103,7 @@ def _(event: events.Tick, turn: Turn) -> None:
 
 @_decide.register
 def _(event: events.WorkerJoins, turn: Turn) -> None:
-    """Admit the worker, or refuse it because its id is in use.
+    """Admit the worker, or refuse it because its id is in use or its opset is not ours.
 
     Two live processes with one identity would throw each other out for ever, so while the older link brings
     heartbeats a newcomer with another boot is refused. An older link that missed heartbeats is that of a
@@ -111,6 +111,9 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
     same process (same boot) on a new link.
     """
     register = event.register
+    if trouble := register.device.opset.conflict():
+        turn.do(Reject(f"worker {event.worker} cannot take part: {trouble}"))
+        return
     known = turn.state.workers.get(event.worker)
     if known is not None and known.connected:
         heard = event.heard_seconds
@@ -179,6 +182,9 @@ def _(event: events.WorkerSays, turn: Turn) -> None:
 def _(event: events.SubmitterSays, turn: Turn) -> None:
     message = event.message
     if isinstance(message, Submit):
+        if message.opset is not None and (trouble := message.opset.conflict()):
+            turn.do(Reply(Denied(f"the job was captured by another farflung: {trouble}")))
+            return
         jobs.submit(turn, event.submitter, message)
         return
     job = turn.state.jobs.get(message.job)

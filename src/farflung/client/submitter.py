@@ -38,6 +38,7 @@ from farflung.protocol.messages import (
     UnitDone,
     encode,
 )
+from farflung.protocol.opset import Opset
 from farflung.protocol.renewal import Renewal
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 from farflung.transport.identity import Identity
@@ -171,7 +172,15 @@ class Submitter:
         self._renewal = Renewal(self._identity, self._paths.contexts)
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
         prepared = self._prepared
-        submit = Submit(name, prepared.program, prepared.training, self._workers, self._on, self._wishes)
+        submit = Submit(
+            name,
+            prepared.program,
+            prepared.training,
+            self._workers,
+            self._on,
+            self._wishes,
+            Opset.own(),
+        )
         _require_short(submit)
         self._tell(submit)
         await self.books.submitted(name, self._identity.broker)

@@ -47,9 +47,12 @@ class DType(msgspec.Struct, frozen=True, tag_field="k", tag="t", forbid_unknown_
 
 
 Dimension = Size | BatchSize
-Scalar = bool | Size | float | Annotated[str, Meta(max_length=64)] | None
+Scalar = bool | Size | float | None
 Element = Scalar | Ref | BatchSize
-Argument = Scalar | Ref | DType | BatchSize | Annotated[list[Element], Meta(max_length=4096)]
+Word = Annotated[str, Meta(max_length=64)]
+Argument = Scalar | Word | Ref | DType | BatchSize | Annotated[list[Element], Meta(max_length=4096)]
+Arguments = Annotated[dict[Word, Argument], Meta(max_length=64)]
+OpsetVersion = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class ValueType(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -94,7 +97,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     number: ValueId
     op: Annotated[str, Meta(min_length=1, max_length=128)]
-    arguments: dict[Annotated[str, Meta(max_length=64)], Argument]
+    arguments: Arguments
     outputs: Annotated[list[Annotated[int, Meta(ge=-1, le=1_000_000)]], Meta(min_length=1, max_length=4096)]
 
     def reads(self) -> list[int]:
@@ -124,18 +127,18 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `nodes` are in topological (execution) order. `loss` is a zero-dimensional float value. `mutations` maps a
     buffer to the value that replaces it when the step is applied. `ties` maps a parameter's other names to
-    the one that `inputs` uses.
+    the one that `inputs` uses. `opset` is the lowest version of the opset that has all ops of the nodes.
     """
 
     version: int
-    opset: str
+    opset: OpsetVersion
     values: Annotated[list[ValueType], Meta(max_length=1_000_000)]
     inputs: Annotated[list[Input], Meta(max_length=100_000)]
     nodes: Annotated[list[Node], Meta(max_length=100_000)]
     loss: ValueId
-    mutations: dict[Name, ValueId]
-    ties: dict[Name, Name]
-    constants: dict[Name, Constant]
+    mutations: Annotated[dict[Name, ValueId], Meta(max_length=100_000)]
+    ties: Annotated[dict[Name, Name], Meta(max_length=100_000)]
+    constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]
 
     def producers(self) -> dict[int, int]:
         """Value id -> position in `nodes` of the node that makes it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,13 +59,17 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the table. `results` is a count or `MANY`; `random` ops draw from the node's seed."""
+    """One op of the table. `results` is a count or `MANY`; `random` ops draw from the node's seed.
+
+    `since` is the opset version that it came with.
+    """
 
     name: str
     group: str
     parameters: dict[str, Parameter]
     results: int
     random: bool
+    since: int = 1
 
     def draws(self, node: Node) -> bool:
         """Whether this node really draws random numbers (attention with dropout 0 does not)."""
@@ -77,7 +82,10 @@ class Op:
         return True
 
 
-_LINE = re.compile(r"(?P<name>[\w.]+)\((?P<arguments>.*)\) -> (?P<results>\*|\d)(?P<random> random)?$")
+_LINE = re.compile(
+    r"(?P<name>[\w.]+)\((?P<arguments>.*)\) -> (?P<results>\*|\d)(?P<random> random)?(?: since \d+)?"
+)
+_SINCE = re.compile(r" since (\d+)$")
 _ARGUMENT = re.compile(
     r"(?P<base>Tensor\??(?=\[\])|\w+)(?:\((?P<words>[\w|]+)\))?(?P<list>\[\])?(?P<optional>\?)? "
     r"(?P<name>\w+)(?:=(?P<default>.+))?$"
@@ -97,6 +105,11 @@ def _parameter(text: str) -> Parameter:
     )
 
 
+def _since(line: str) -> int:
+    found = _SINCE.search(line)
+    return int(found[1]) if found else 1
+
+
 def _op(line: str, group: str) -> Op:
     match = _LINE.fullmatch(line)
     assert match, f"opset table: {line!r}"
@@ -107,6 +120,7 @@ def _op(line: str, group: str) -> Op:
         parameters={p.name: p for p in parameters},
         results=MANY if match["results"] == "*" else int(match["results"]),
         random=bool(match["random"]),
+        since=_since(line),
     )
 
 
@@ -118,10 +132,44 @@ def table() -> dict[str, Op]:
 
 
 @cache
-def version() -> str:
-    """A short hash of the whole table: equal on two machines only if their opsets are equal."""
-    text = "\n".join(f"{group}\n{lines}" for group, lines in GROUPS.items())
+def version() -> int:
+    """The newest version that the table has."""
+    return max(op.since for op in table().values())
+
+
+def needed_version(ops: Iterable[str]) -> int:
+    """The lowest version whose table holds all of these ops.
+
+    Raises
+    ------
+    GraphError
+        The opset has no such op.
+    """
+    return max((lookup(op).since for op in ops), default=1)
+
+
+@cache
+def schema_hash(version: int) -> str:
+    """A short hash of all lines up to `version`: two machines with equal ones mean the same by it."""
+    kept = {
+        group: [line for line in text.split("\n") if not line or _since(line) <= version]
+        for group, text in GROUPS.items()
+    }
+    text = "\n".join(f"{group}\n" + "\n".join(lines) for group, lines in kept.items() if any(lines))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def conflict(version_there: int, hash_there: str) -> str | None:
+    """Why a peer that announces this version with this hash cannot be understood; None where it can.
+
+    A newer version than ours is taken at its word: tables only grow.
+    """
+    if version_there > version() or hash_there == schema_hash(version_there):
+        return None
+    return (
+        f"its opset version {version_there} has the schema hash {hash_there}, here it has "
+        f"{schema_hash(version_there)}: somebody changed the table, install the same farflung on both"
+    )
 
 
 def lookup(name: str) -> Op:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.graph import Graph, Input, Node
+from farflung.opdag.opset import needed_version
 from farflung.opdag.segment import Segment
 
 
@@ -133,7 +134,7 @@ class Partition:
         known = made | receives | {entry.value for entry in inputs}
         return Segment(
             version=graph.version,
-            opset=graph.opset,
+            opset=needed_version(node.op for node in nodes),
             number=number,
             values={value: graph.values[value] for value in sorted(known)},
             inputs=inputs,

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.opdag.graph import Constant, Input, Name, Node, ValueId, ValueType
+from farflung.opdag.graph import Constant, Input, Name, Node, OpsetVersion, ValueId, ValueType
 
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,9 +20,9 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     version: int
-    opset: str
+    opset: OpsetVersion
     number: Annotated[int, Meta(ge=0, le=100_000)]
-    values: dict[ValueId, ValueType]
+    values: Annotated[dict[ValueId, ValueType], Meta(max_length=1_000_000)]
     inputs: Annotated[list[Input], Meta(max_length=100_000)]
     owned: Annotated[list[Name], Meta(max_length=100_000)]
     receives: Annotated[list[ValueId], Meta(max_length=100_000)]
@@ -30,5 +30,5 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sends: Annotated[list[ValueId], Meta(max_length=100_000)]
     differentiable: Annotated[list[ValueId], Meta(max_length=200_000)]
     loss: ValueId | None
-    mutations: dict[Name, ValueId]
-    constants: dict[Name, Constant]
+    mutations: Annotated[dict[Name, ValueId], Meta(max_length=100_000)]
+    constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]

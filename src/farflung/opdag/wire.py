@@ -13,11 +13,12 @@ from typing import TypeVar
 import msgspec
 
 from farflung.errors import GraphError
+from farflung.opdag import formats
 from farflung.opdag.graph import FLOATING, ITEM_BYTES, BatchSize, Constant, Graph, Input, Node, ValueType
 from farflung.opdag.opset import check_arguments, version
 from farflung.opdag.segment import Segment
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = formats.NEWEST
 MAXIMUM_BYTES = 64 * 2**20
 MAXIMUM_CONSTANT_BYTES = 16 * 2**20
 MAXIMUM_ELEMENTS = 2**31
@@ -41,7 +42,7 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
     """
     graph = _decode(data, Graph)
     types = dict(enumerate(graph.values))
-    defined = _check_values(types, graph.inputs, (), graph.nodes, batch)
+    defined = _check_values(types, graph.inputs, (), graph.nodes, batch, graph.opset)
     _check_defined([graph.loss, *graph.mutations.values()], defined, "the loss or a mutation")
     _check_names(graph.inputs, graph.constants, graph.mutations, types)
     _check_loss(types[graph.loss])
@@ -54,7 +55,9 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
 def load_segment(data: bytes, batch: int = 1) -> Segment:
     """Read and validate one segment; see `load_graph`."""
     segment = _decode(data, Segment)
-    defined = _check_values(segment.values, segment.inputs, segment.receives, segment.nodes, batch)
+    defined = _check_values(
+        segment.values, segment.inputs, segment.receives, segment.nodes, batch, segment.opset
+    )
     outputs = [*segment.sends, *segment.mutations.values()]
     _check_defined(outputs if segment.loss is None else [*outputs, segment.loss], defined, "an output")
     _check_names(segment.inputs, segment.constants, segment.mutations, segment.values)
@@ -74,19 +77,14 @@ def _decode(data: bytes, kind: type[Document]) -> Document:
     if len(data) > MAXIMUM_BYTES:
         raise GraphError(f"an OP-DAG of {len(data)} bytes is over the limit of {MAXIMUM_BYTES}")
     try:
-        document = msgspec.msgpack.decode(data, type=kind)
+        document = msgspec.msgpack.decode(formats.upgraded(data), type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         printable = "".join(c if c.isprintable() else "?" for c in str(error)[:200])  # it quotes what came
         raise GraphError(f"the OP-DAG cannot be read: {printable}") from None
-    if document.version != FORMAT_VERSION:
+    if document.opset > version():
         raise GraphError(
-            f"the OP-DAG has format version {document.version}, this farflung reads {FORMAT_VERSION}: "
-            "install the same farflung everywhere"
-        )
-    if document.opset != version():
-        raise GraphError(
-            f"the OP-DAG was made with opset {document.opset[:32]!r}, this farflung has {version()}: "
-            "install the same farflung everywhere"
+            f"the OP-DAG needs opset version {document.opset}, this farflung has {version()}: "
+            "install a newer farflung"
         )
     return document
 
@@ -97,6 +95,7 @@ def _check_values(
     receives: Iterable[int],
     nodes: Sequence[Node],
     batch: int,
+    opset: int,
 ) -> set[int]:
     """Check sizes, and that every value has a type and is defined exactly once, before its first use."""
     if not 1 <= batch <= MAXIMUM_BATCH:
@@ -108,7 +107,12 @@ def _check_values(
         _define(value, types, defined)
     numbers: set[int] = set()
     for node in nodes:
-        check_arguments(node)
+        op = check_arguments(node)
+        if op.since > opset:
+            raise GraphError(
+                f"node {node.number} ({node.op}): the op came with opset version {op.since}, "
+                f"the OP-DAG states {opset}"
+            )
         if node.number in numbers:
             raise GraphError(f"two nodes have the number {node.number}")
         numbers.add(node.number)

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
 from farflung.protocol.fields import Addresses, Count, Id, Message, Text
+from farflung.protocol.opset import Opset
 from farflung.runtime.training import Training
 
 
@@ -16,7 +17,7 @@ class Submit(Message, frozen=True):
     """A job: the OP-DAG on the wire (no weights), how to train it, on how many workers, and how to plan it.
 
     `workers` get a part each; 0 lets the plan take as many as serve it. `on` names those to choose from, who
-    must all be there; empty, it is whoever is idle.
+    must all be there; empty, it is whoever is idle. `opset` is what the graph was captured with.
     """
 
     name: Text
@@ -25,6 +26,7 @@ class Submit(Message, frozen=True):
     workers: Count
     on: Annotated[list[Id], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     wishes: Wishes = NO_WISHES
+    opset: Opset | None = None
 
     def __post_init__(self) -> None:
         if self.on and (self.workers > len(self.on) or len(set(self.on)) < len(self.on)):
@@ -43,7 +45,8 @@ class Planned(Message, frozen=True):
 
     `owned[s]` names the parameters and buffers that segment s owns: what the submitter sends to its worker
     and gets back at the end. A parameter used by several segments is owned by the first of them. What the
-    plan promises is in `prediction`, where something is known of workers and links.
+    plan promises is in `prediction`, where something is known of workers and links. `unable` says of workers
+    that lack ops of the model why they have no part.
     """
 
     job: Id
@@ -52,6 +55,7 @@ class Planned(Message, frozen=True):
     owned: list[list[str]]
     addresses: dict[Id, Addresses]
     prediction: Prediction | None = None
+    unable: dict[Id, Text] = msgspec.field(default_factory=dict)
 
 
 class Running(Message, frozen=True):

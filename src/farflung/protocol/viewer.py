@@ -16,9 +16,10 @@ class Ask(Message, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """One worker as `farflung status` shows it; `state` is idle, loading, running or lost.
+    """One worker as `farflung status` shows it; `state` is idle, loading, running, lost or left.
 
-    `framework` is what it computes with, and its version.
+    `framework` is what it computes with, and its version; `opset` is the version that it knows, `lacks` the ops
+    of it that its backend refuses.
     """
 
     worker: str
@@ -30,6 +31,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     job: str
     relay_mbps: float
     framework: str = ""
+    opset: int = 0
+    lacks: list[str] = []
 
 
 class JobStatus(msgspec.Struct, frozen=True):

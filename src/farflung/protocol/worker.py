@@ -8,13 +8,16 @@ import msgspec
 from msgspec import Meta
 
 from farflung.plan import Plan
+from farflung.plan.ability import Ability, Lacks
 from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import Addresses, Count, Id, Message, Name, Text
+from farflung.protocol.opset import Opset
 from farflung.runtime.training import Training
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker offers. `memory_bytes` is what its owner lets jobs use, `framework` what it runs.
+    """What a worker offers. `memory_bytes` is what its owner lets jobs use, `framework` what it runs,
+    `lacks` the ops of the opset that it refuses.
 
     `tflops` is what it sustains in float32 matrix products, as measured by the worker when it started; 0 is
     unknown.
@@ -25,8 +28,14 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cores: Count
     memory_bytes: Count
     framework: Text
-    opset: Text
+    opset: Opset
     tflops: Annotated[float, Meta(ge=0, le=MOST_TFLOPS)] = 0.0
+    lacks: Lacks = ()
+
+    @property
+    def ability(self) -> Ability:
+        """What of a model it can run."""
+        return Ability(self.opset.version, self.lacks, self.framework)
 
 
 class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

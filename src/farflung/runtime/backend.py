@@ -31,12 +31,16 @@ EMULATED = "emulated"
 
 
 class Offer(NamedTuple):
-    """The device as the broker is told; `framework` is what runs there, with its version."""
+    """The device as the broker is told; `framework` is what runs there, with its version.
+
+    `lacks` are ops of the opset that the backend refuses: no plan gives it a model that has them.
+    """
 
     kind: str
     name: str
     cores: int
     framework: str
+    lacks: tuple[str, ...] = ()
 
 
 class SegmentRunner(Protocol[Array]):

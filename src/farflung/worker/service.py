@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from farflung.errors import ConnectionFailed, FarflungError, GraphError
-from farflung.opdag import opset
 from farflung.plan import FEEDER
 from farflung.plan.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import Load, Message, Register, UnitReady
+from farflung.protocol.opset import Opset
 from farflung.protocol.parting import shutting_down
 from farflung.protocol.renewal import Renewal
 from farflung.protocol.worker import Device, HomeLine
@@ -82,7 +82,16 @@ def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
     """What this worker offers, as the broker is told; takes a moment, for the device is measured."""
     offer = backend.offer()
     tflops = min(backend.measure_tflops(), MOST_TFLOPS)
-    return Device(offer.kind, offer.name, offer.cores, memory_bytes, offer.framework, opset.version(), tflops)
+    return Device(
+        kind=offer.kind,
+        name=offer.name,
+        cores=offer.cores,
+        memory_bytes=memory_bytes,
+        framework=offer.framework,
+        opset=Opset.own(),
+        tflops=tflops,
+        lacks=offer.lacks,
+    )
 
 
 class WorkerService:

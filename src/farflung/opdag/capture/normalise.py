@@ -249,7 +249,7 @@ class Normaliser:
     def _finish(self, loss: int, mutations: dict[str, int]) -> Graph:
         graph = Graph(
             version=wire.FORMAT_VERSION,
-            opset=opset.version(),
+            opset=opset.needed_version(node.op for node in self._nodes),
             values=self._values,
             inputs=self._inputs,
             nodes=self._nodes,
@@ -270,7 +270,15 @@ class Normaliser:
         ]
         constants = {entry.name: self._constants[entry.name] for entry in inputs if entry.kind == "constant"}
         graph = Graph(
-            graph.version, graph.opset, graph.values, inputs, nodes, loss, mutations, graph.ties, constants
+            graph.version,
+            opset.needed_version(node.op for node in nodes),
+            graph.values,
+            inputs,
+            nodes,
+            loss,
+            mutations,
+            graph.ties,
+            constants,
         )
         try:
             return wire.load_graph(wire.dump(graph), batch=2)

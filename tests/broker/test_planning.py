@@ -4,6 +4,7 @@ import asyncio
 import logging
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from farflung.broker.questions import Broken, Question
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.plan import NO_WISHES, Topology, Wishes, WorkerSpec
+from farflung.plan.ability import Ability
 from farflung.runtime.training import Training
 from farflung.transport.timeouts import Timeouts
 
@@ -30,10 +32,11 @@ def answered(
     count: int | None = None,
     wishes: Wishes = NO_WISHES,
     measured: Measured | None = None,
+    abilities: Mapping[str, Ability] | None = None,
 ) -> object:
     """What comes of planning a graph; on workers of whom nothing is known, unless `measured` says more."""
     count = len(workers) if count is None else count
-    command = RunPlanner("job-1", 3, graph, training, workers, count, wishes)
+    command = RunPlanner("job-1", 3, graph, training, workers, count, wishes, abilities or {})
     return asyncio.run(plan(command, measured, Timeouts(), lambda: 7.0))
 
 
@@ -49,7 +52,7 @@ def test_a_defect_of_the_planner_keeps_its_traceback_for_the_log(monkeypatch: py
     def broken(*_: object) -> None:
         raise KeyError("node 7")
 
-    monkeypatch.setattr("farflung.broker.planner_process.plan_job", broken)
+    monkeypatch.setattr("farflung.broker.planner_process._answer", broken)
     found = planner_process.answer(Question(b"", training(), ["a"], 1))
     assert isinstance(found, Broken)
     assert found.error == "KeyError: 'node 7'" and "test_planning.py" in found.traceback
@@ -175,3 +178,27 @@ def test_a_planner_that_takes_too_much_memory_gives_up_before_the_machine_does()
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "gave up\n"
+
+
+NO_TANH = Ability(1, ("aten.tanh.default",), "jax 0.10.2")
+
+
+@pytest.mark.parametrize("measured", [None, Measured(fleet("a", "b", "c"), ())])
+def test_workers_that_lack_an_op_are_left_out_with_the_reason(measured: Measured | None) -> None:
+    abilities = {"a": Ability(1), "b": NO_TANH, "c": Ability(1)}
+    job = training(microbatch_size=4)
+    for count in (2, 0):
+        answer = answered(tower(), job, "a", "b", "c", count=count, measured=measured, abilities=abilities)
+        assert isinstance(answer, PlanMade) and "b" not in answer.plan.workers()
+        assert len(answer.plan.workers()) == 2 or not count
+        assert list(answer.unable) == ["b"] and "aten.tanh.default" in answer.unable["b"]
+
+
+@pytest.mark.parametrize("measured", [None, Measured(fleet("a", "b"), ())])
+def test_a_model_that_nobody_can_run_fails_before_anything_is_loaded(measured: Measured | None) -> None:
+    job, abilities = training(microbatch_size=4), {"a": NO_TANH, "b": NO_TANH}
+    answer = answered(tower(), job, "a", "b", count=0, measured=measured, abilities=abilities)
+    assert isinstance(answer, PlanFailed) and "\n" not in answer.reason
+    assert "no worker here can run the model's ops: a: its backend (jax 0.10.2) has no" in answer.reason
+    answer = answered(tower(), job, "a", "b", measured=measured, abilities={"b": NO_TANH})
+    assert isinstance(answer, PlanFailed) and "2 workers were asked for, 1 of 2" in answer.reason

@@ -5,7 +5,9 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.broker.scenario import (
+    DEVICE,
     EMULATED_DEVICE,
     Admit,
     Reject,
@@ -18,11 +20,12 @@ from tests.broker.scenario import (
     training,
 )
 
-from farflung.broker import events, facts
+from farflung.broker import events, facts, journal
 from farflung.broker.events import Send
 from farflung.broker.progress import next_unit
 from farflung.broker.state import durable, evolve, replay
 from farflung.errors import FarflungError, ProtocolError
+from farflung.plan.ability import Ability
 from farflung.protocol import messages
 from farflung.protocol.fields import TEXT_LENGTH
 from farflung.protocol.messages import (
@@ -45,6 +48,7 @@ from farflung.protocol.messages import (
     UnitDone,
     UnitReady,
 )
+from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Share
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
@@ -350,6 +354,53 @@ def test_a_second_process_with_a_live_workers_id_is_refused() -> None:
     assert isinstance(reject, Reject)
     assert "connected already" in reject.reason
     assert not outcome.facts
+
+
+def test_a_worker_with_another_table_of_the_same_version_is_refused_with_both_hashes() -> None:
+    story = Scenario("a")
+    own = Opset.own()
+    other = replace(DEVICE, opset=Opset(own.version, "0" * 16))
+    outcome = story.join("b", device=other)
+    (reject,) = outcome.commands
+    assert isinstance(reject, Reject) and not outcome.facts
+    assert "0" * 16 in reject.reason and own.schema in reject.reason
+    story.join("c", device=replace(DEVICE, opset=Opset(own.version + 1, "0" * 16)))
+    assert story.state.backup_pool() == ["a", "c"]
+
+
+def test_a_job_captured_with_another_table_of_the_same_version_is_denied() -> None:
+    story = Scenario("a")
+    own = Opset.own()
+    for opset, denied in ((own, False), (Opset(own.version, "0" * 16), True)):
+        message = Submit("gpt", b"graph", training(), 1, opset=opset)
+        outcome = story.feed(events.SubmitterSays(story.now, "ana", message, "192.0.2.9:50000"))
+        words = [
+            c.message.reason
+            for c in outcome.commands
+            if isinstance(c, Reply) and isinstance(c.message, Denied)
+        ]
+        assert bool(words) == denied and all(own.schema in word for word in words)
+    assert list(story.state.jobs) == ["job-1"]
+
+
+def test_the_planner_hears_what_each_worker_can_run() -> None:
+    story = Scenario("a")
+    story.join("b", device=replace(DEVICE, lacks=("aten.relu.default",)))
+    (command,) = [c for c in story.submit(2).commands if isinstance(c, RunPlanner)]
+    assert command.abilities["a"].lacks == ()
+    assert command.abilities["b"] == Ability(Opset.own().version, ("aten.relu.default",), DEVICE.framework)
+
+
+def test_the_submitter_and_the_log_hear_who_was_left_out_for_its_ops() -> None:
+    story = Scenario("a", "b")
+    story.submit(1)
+    unable = {"b": "its backend has no aten.relu.default"}
+    outcome = story.feed(
+        events.PlanMade(story.now, "job-1", 1, plan_over(["a"]), [], [[], []], unable=unable)
+    )
+    (planned,) = [message for message in told(outcome.commands) if isinstance(message, Planned)]
+    assert planned.unable == unable
+    assert "b is left out: its backend has no" in journal.line(outcome.facts[-1])
 
 
 @pytest.mark.parametrize(("boot", "heard"), [("boot-2", 5.0), ("boot-1", 0.1)])

@@ -20,7 +20,8 @@ def watch(observer: Observer) -> None:
     plan = Plan([Placement(0, ["lab-1"], 1_000_000, 2000, 3)], [], 4, 2)
     observer.waiting("waiting for 1 more worker (have 0, plan needs 1)")
     prediction = Prediction("auto", 0.4321, "the link lab-1 -> lab-2, busy 93%", 0.4, ["lab-3"], ["a guess"])
-    observer.planned(Planned("job-1", 1, plan, [[]], {}, prediction))
+    unable = {"lab-4": "its backend has no aten.relu.default"}
+    observer.planned(Planned("job-1", 1, plan, [[]], {}, prediction, unable))
     for sent in (0, 2000):
         observer.loading(sent, 2000)
     observer.running()
@@ -46,6 +47,7 @@ def test_a_run_is_shown(
         "waiting for 1 more worker (have 0, plan needs 1)",
         "lab-1",
         "planned by auto: 432 ms a step, held up by the link lab-1 -> lab-2, busy 93%",
+        "left out: lab-4: its backend has no aten.relu.default",
         "without a part: lab-3",
         "note: a guess",
         "2.0 kB of 2.0 kB",

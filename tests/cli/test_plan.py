@@ -298,3 +298,24 @@ def test_one_worker_is_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str])
     told = capsys.readouterr().out
     assert "on 1 worker," in told and "nothing crosses the network" in told
     assert "one more like lonely" in told
+
+
+def test_workers_that_lack_an_op_of_the_model_are_left_out_and_say_which(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = worker("lab", lacks=["aten.linear.default"])
+    workers = [worker("home-1", opset=1), worker("home-2"), lacking]
+    (folder / "fleet.json").write_text(json.dumps(fleet("home-1", "home-2", "lab", workers=workers)))
+    assert plan("--no-what-if") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "on 2 of 3 workers" in told
+    assert "left out lab: its backend has no aten.linear.default: join it with another --backend" in told
+    assert plan("--no-what-if", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["left_out"] == list(found["unable"]) == ["lab"]
+    (folder / "fleet.json").write_text(json.dumps(fleet("lab", workers=[lacking])))
+    assert plan("--no-what-if") == 2
+    assert_one_line(capsys.readouterr(), "no worker here can run the model's ops: lab: its backend has no")
+    (folder / "fleet.json").write_text(json.dumps(fleet("lab", workers=[worker("lab", lacks=["a b"])])))
+    assert plan("--no-what-if") == 2
+    assert_one_line(capsys.readouterr(), "lacks of worker lab must be")

@@ -120,6 +120,8 @@ class Machines:
 
     lease_seconds = LEASE_SECONDS
     listen = "127.0.0.1:0"
+    sources: Path | None = None
+    """The folder of another farflung, which commands run in place of this one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,8 +131,10 @@ class Machines:
         self._started: list[Command] = []
         self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
 
-    def start(self, home: str, *arguments: str, limit_bytes: int | None = None) -> Command:
-        """Start `farflung ARGUMENTS`, which may write files of at most `limit_bytes`."""
+    def start(
+        self, home: str, *arguments: str, limit_bytes: int | None = None, sources: Path | None = None
+    ) -> Command:
+        """Start `farflung ARGUMENTS` (of `sources`), which may write files of at most `limit_bytes`."""
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
         out, err = (logs / f"{len(self._started)}-{home}.{end}" for end in ("out", "err"))
@@ -142,9 +146,8 @@ class Machines:
 
         with out.open("wb") as to_out, err.open("wb") as to_err:
             process = subprocess.Popen(
-                command, env=self.environment(home), stdin=subprocess.DEVNULL, stdout=to_out, stderr=to_err,
-                cwd=self.folder,
-                preexec_fn=limit,
+                command, env=self.environment(home, sources), stdin=subprocess.DEVNULL,
+                stdout=to_out, stderr=to_err, cwd=self.folder, preexec_fn=limit,
             )  # fmt: skip
         self._started.append(Command(process, out, err))
         return self._started[-1]
@@ -181,10 +184,11 @@ class Machines:
         """A new token of the broker whose home it is."""
         return str(self.document(home, "token", "create", "--role", role, *arguments)["token"])
 
-    def worker(self, name: str, token: str | None = None) -> Command:
+    def worker(self, name: str, token: str | None = None, sources: Path | None = None) -> Command:
         """A worker of that name; without a token it has joined before."""
         arguments = ["join", self.address, "--name", name, "--listen", self.listen]
-        return self.start(name, *arguments, *(["--token", token] if token else []))
+        told = ["--token", token] if token else []
+        return self.start(name, *arguments, *told, sources=sources)
 
     def status(self) -> Any:
         """What `farflung status --json` prints for the submitter."""
@@ -209,10 +213,13 @@ class Machines:
         for command in self._started:
             command.process.wait()
 
-    def environment(self, home: str) -> dict[str, str]:
-        """The environment of its commands."""
+    def environment(self, home: str, sources: Path | None = None) -> dict[str, str]:
+        """The environment of its commands (of `sources`)."""
+        sources = sources or self.sources
         own = {"FARFLUNG_HOME": str(self.folder / home), "TMPDIR": str(self.temporary), MARK: self._mark}
         inherited = {key: value for key, value in os.environ.items() if key != "FARFLUNG_TOKEN"}
+        if sources is not None:
+            own["PYTHONPATH"] = str(sources)
         return {**inherited, "OMP_NUM_THREADS": "1", **own}
 
     def _is_ours(self, process: psutil.Process) -> bool:

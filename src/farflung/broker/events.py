@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
+from farflung.plan.ability import Ability
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,
@@ -101,7 +103,8 @@ class SubmitterLeaves(Event):
 class PlanMade(Event):
     """The planner is done; `programs` and `owned` have one entry a segment.
 
-    `prediction` is what the plan promises; None where nothing is known of workers and links.
+    `prediction` is what the plan promises; None where nothing is known of workers and links. `unable` says of
+    workers that lack ops of the model why they have no part.
     """
 
     job: str
@@ -110,6 +113,7 @@ class PlanMade(Event):
     programs: list[SegmentProgram]
     owned: list[list[str]]
     prediction: Prediction | None = None
+    unable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,8 @@ class Reject:
 class RunPlanner:
     """Plan the job on `count` of these workers, off the loop; answered by `PlanMade` or `PlanFailed`.
 
-    Each of the `count` gets a part; with 0 the plan takes as many as serve it.
+    Each of the `count` gets a part; with 0 the plan takes as many as serve it. `abilities` say what
+    each worker can compute; nothing is kept from one that has none.
     """
 
     job: str
@@ -173,6 +178,7 @@ class RunPlanner:
     workers: tuple[str, ...]
     count: int
     wishes: Wishes = NO_WISHES
+    abilities: Mapping[str, Ability] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

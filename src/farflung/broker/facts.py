@@ -77,11 +77,12 @@ class JobRequeued(Decision, frozen=True):
 
 
 class JobLoading(Decision, frozen=True):
-    """The plan is made; workers it does not name are free again."""
+    """The plan is made; workers it does not name are free again, and why some were `unable` is told."""
 
     job: str
     plan: Plan
     owned: list[list[str]]
+    unable: dict[str, str] = {}
 
 
 class JobRunning(Decision, frozen=True):

@@ -90,7 +90,7 @@ def loaded(turn: Turn, job: Job, worker: str) -> None:
 
 def load(turn: Turn, job: Job, made: PlanMade) -> None:
     """Hand the plan to its workers and to the submitter."""
-    turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned))
+    turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
     addresses = {name: list(turn.state.workers[name].addresses) for name in made.plan.workers()}
     for name in addresses:
         mine = set(made.plan.segments_of(name))
@@ -105,7 +105,10 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
             submitter=job.submitter,
         )
         turn.do(Send(name, message))
-    turn.tell(job.job, Planned(job.job, job.attempt, made.plan, made.owned, addresses, made.prediction))
+    planned = Planned(
+        job.job, job.attempt, made.plan, made.owned, addresses, made.prediction, dict(made.unable)
+    )
+    turn.tell(job.job, planned)
 
 
 def moved(turn: Turn, job: Job, worker: str) -> None:
@@ -195,7 +198,12 @@ def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
     pool = f"{len(workers)} worker" + "s" * (len(workers) != 1)
     count = f"{job.asked} of {pool}" if 0 < job.asked < len(workers) else pool
     turn.tell(job.job, Accepted(job.job, f"planning for {count}"))
-    turn.do(RunPlanner(job.job, attempt, job.graph, job.training, tuple(workers), job.asked, job.wishes))
+    abilities = {name: turn.state.workers[name].device.ability for name in workers}
+    turn.do(
+        RunPlanner(
+            job.job, attempt, job.graph, job.training, tuple(workers), job.asked, job.wishes, abilities
+        )
+    )
 
 
 def _waiting(job: Job, needs: int, usable: list[str]) -> str:

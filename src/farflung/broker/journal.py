@@ -54,7 +54,8 @@ def _(fact: facts.JobRequeued) -> str:
 
 @line.register
 def _(fact: facts.JobLoading) -> str:
-    return f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
+    words = f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
+    return "; ".join([words, *(f"{worker} is left out: {why}" for worker, why in fact.unable.items())])
 
 
 @line.register

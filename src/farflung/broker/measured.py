@@ -61,6 +61,8 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
             up_mbps=_line(worker.line.up_mbps, measurements.line_mbps(worker.worker, "up")),
             down_mbps=_line(worker.line.down_mbps, measurements.line_mbps(worker.worker, "down")),
             behind_nat=worker.worker in closed,
+            opset=worker.device.opset.version,
+            lacks=worker.device.lacks,
         )
         for worker in members
     ]

@@ -15,10 +15,12 @@ import msgspec
 from farflung.broker.questions import Answer, Broken, Impossible, Made, Question
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
+from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plan import Prediction, Topology, joined_part, only
 from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
+from farflung.planner.able import Needs, require_able, unable
 from farflung.planner.assignment import Options
 from farflung.planner.schedulers import scheduler
 from farflung.protocol.worker import SegmentProgram
@@ -64,28 +66,32 @@ def answer(question: Question) -> Answer:
 
 def _answer(question: Question) -> Made:
     training = question.training
-    made, prediction = (_balanced(question), None) if question.topology is None else _scheduled(question)
+    graph = wire.load_graph(question.graph, training.microbatch_size)
+    found = unable(Needs.of(graph), question.abilities)
+    require_able(len(question.workers), question.count, found)
+    question = msgspec.structs.replace(question, workers=[w for w in question.workers if w not in found])
+    if question.topology is None:
+        made, prediction = _balanced(question, graph), None
+    else:
+        made, prediction = _scheduled(question, graph)
     programs = [
         SegmentProgram(segment.number, program, _owned_bytes(segment, training))
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
     _check_size(sum(len(program.program) for program in programs))
-    return Made(made.plan, programs, [list(program.owned) for program in programs], prediction)
+    return Made(made.plan, programs, [list(program.owned) for program in programs], prediction, found)
 
 
-def _balanced(question: Question) -> PlannedJob:
+def _balanced(question: Question, graph: Graph) -> PlannedJob:
     """Equal shares for workers of whom nothing is known."""
     workers = question.workers[: question.count or None]
     training = question.training
-    return plan_job(
-        question.graph, training.microbatches, training.microbatch_size, workers, question.count > 0
-    )
+    return plan_job(graph, training.microbatches, training.microbatch_size, workers, question.count > 0)
 
 
-def _scheduled(question: Question) -> tuple[PlannedJob, Prediction]:
+def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction]:
     """The answer of the scheduler that the job asks for, on a topology."""
     training = question.training
-    graph = wire.load_graph(question.graph, training.microbatch_size)
     workload = workload_of(graph, training.microbatches, training.microbatch_size)
     topology = _of_these(question)
     options = Options(

@@ -36,7 +36,7 @@ async def plan(
     except PlanError as error:
         return PlanFailed(clock(), command.job, command.attempt, str(error))
     if isinstance(answer, Made):
-        made = (answer.plan, answer.programs, answer.owned, answer.prediction)
+        made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable)
         return PlanMade(clock(), command.job, command.attempt, *made)
     if isinstance(answer, Impossible):
         return PlanFailed(clock(), command.job, command.attempt, answer.reason)
@@ -59,6 +59,7 @@ def _question(command: RunPlanner, measured: Measured | None, search_seconds: fl
         measured=not is_own,
         assumed=[] if measured is None or is_own else list(measured.assumed),
         search_seconds=search_seconds,
+        abilities=dict(command.abilities),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farflung.plan import Plan, Prediction, Topology
+from farflung.plan.ability import Ability
 from farflung.plan.wishes import AUTO
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
@@ -14,7 +15,8 @@ class Question(msgspec.Struct, frozen=True):
     """What to plan, on `count` of `workers` (0: as many as serve it), by whose wishes, on what is known.
 
     `topology` is None where nothing is known of the workers; `measured` says that the fleet measured it, and
-    `assumed` what of it was not. A search ends after `search_seconds` of CPU time.
+    `assumed` what of it was not. A search ends after `search_seconds` of CPU time. `abilities` say what each
+    worker can compute.
     """
 
     graph: bytes
@@ -27,6 +29,7 @@ class Question(msgspec.Struct, frozen=True):
     measured: bool = False
     assumed: list[str] = []
     search_seconds: float = 0.0
+    abilities: dict[str, Ability] = {}
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
@@ -36,6 +39,7 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     programs: list[SegmentProgram]
     owned: list[list[str]]
     prediction: Prediction | None
+    unable: dict[str, str] = {}
 
 
 class Impossible(msgspec.Struct, frozen=True, tag=True):

@@ -58,6 +58,8 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
         job=worker.job or "",
         relay_mbps=worker.relay_mbps,
         framework=worker.device.framework,
+        opset=worker.device.opset.version,
+        lacks=list(worker.device.lacks),
     )
 
 

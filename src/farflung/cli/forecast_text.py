@@ -32,7 +32,10 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     yield f"  step         {seconds(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, simulated"
     yield from wrapped("bottleneck", found.bottleneck)
     yield f"  lower bound  {_bound(found)}"
-    if idle := [worker for worker in found.left_out if worker not in found.unreachable]:
+    for worker, lacking in found.unable.items():
+        yield from wrapped("left out", f"{worker}: {lacking}")
+    others = {*found.unreachable, *found.unable}
+    if idle := [worker for worker in found.left_out if worker not in others]:
         why = f"{counted(asked, 'worker')} {'were' if asked > 1 else 'was'} asked for"
         why = why if asked else f"the step is shorter without {'them' if len(idle) > 1 else 'it'}"
         yield from wrapped("left out", f"{listed(idle)}: {why}")

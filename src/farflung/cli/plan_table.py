@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from farflung.cli.output import listed, seconds, size
@@ -30,6 +31,11 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def unable_lines(unable: Mapping[str, str]) -> list[str]:
+    """Who is left out because of the model's ops, a line each for a person."""
+    return [printable(f"left out: {worker}: {why}") for worker, why in unable.items()]
 
 
 def prediction_lines(prediction: Prediction | None) -> list[str]:

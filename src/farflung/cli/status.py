@@ -64,12 +64,16 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
 
 
 def _lines(status: Status) -> Iterable[str]:
+    from farflung.local.opset_findings import opset_findings
+
     yield f"broker {status.version}, up {duration(status.uptime_seconds)}"
     yield f"{counted(len(status.workers), 'worker')}, {len(status.backup_pool)} in the backup pool"
     yield from table(
         ("worker", "state", "device", "computes with", "site", "address", "seen", "job"),
         map(_worker, status.workers),
     )
+    for finding in opset_findings(status.workers):
+        yield finding.found
     yield counted(len(status.jobs), "job")
     yield from table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}

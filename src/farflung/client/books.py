@@ -49,7 +49,13 @@ class Books:
         self.tally.planned(time.monotonic(), len(workers), message.prediction)
         self.observer.planned(message)
         await asyncio.to_thread(self.folder.write_plan, message.plan)
-        await self._record("planned", attempt=message.attempt, workers=workers, prediction=message.prediction)
+        await self._record(
+            "planned",
+            attempt=message.attempt,
+            workers=workers,
+            prediction=message.prediction,
+            unable=message.unable,
+        )
 
     async def running(self, sent_bytes: int) -> None:
         """Loading is over; `sent_bytes` have left over data links."""

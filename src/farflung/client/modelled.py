@@ -9,6 +9,7 @@ from typing import Literal
 from farflung.client.job import Job
 from farflung.errors import JobError
 from farflung.opdag.graph import Graph
+from farflung.planner.able import Needs
 from farflung.workload import Workload, workload_of
 
 MOST_ALTERNATIVES = 6
@@ -21,12 +22,13 @@ Microbatches = int | Literal["auto"] | None
 class Model:
     """A model to plan, in a job's number of microbatches and, as `alternatives`, in others.
 
-    `holds` names, for each node, the parameters that it is the first to read.
+    `holds` names, for each node, the parameters that it is the first to read; `needs` are its ops.
     """
 
     workload: Workload
     alternatives: tuple[Workload, ...]
     holds: tuple[tuple[str, ...], ...]
+    needs: Needs
 
 
 def number_of(job: Job, microbatches: Microbatches) -> int:
@@ -65,7 +67,7 @@ def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None =
     )
     if profile is not None:
         own, alternatives = _weighed(own, graph, profile), []
-    return Model(own, tuple(alternatives), _first_read(graph))
+    return Model(own, tuple(alternatives), _first_read(graph), Needs.of(graph))
 
 
 def _weighed(workload: Workload, graph: Graph, path: Path) -> Workload:

@@ -9,8 +9,9 @@ from pathlib import Path
 from farflung.client.job import Job
 from farflung.client.modelled import Microbatches, model_of, number_of
 from farflung.errors import PlanError, TopologyError
-from farflung.plan import Plan, Topology, joined_part, read_plan, read_topology
+from farflung.plan import Plan, Topology, joined_part, only, read_plan, read_topology
 from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
+from farflung.planner.able import require_able, unable
 from farflung.planner.assignment import Options
 from farflung.planner.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.schedulers import scheduler as scheduler_called
@@ -68,7 +69,8 @@ def plan(
     job
         Its model may be on the meta device.
     topology
-        The fleet, or the path of a topology file. Workers who cannot reach the others are left out.
+        The fleet, or the path of a topology file. Workers who cannot reach the others are left out, and so
+        are those that lack an op of the model.
     scheduler
         One of `farflung.planner.schedulers.SCHEDULERS`.
     workers
@@ -102,6 +104,9 @@ def plan(
     _require_possible(fleet, workers, budget, seed)
     tell("capturing the model")
     model = model_of(job, microbatches, profile)
+    out = unable(model.needs, fleet.abilities())
+    require_able(len(fleet.workers), workers or 0, out)
+    fleet = only(fleet, [number for number, id in enumerate(fleet.ids) if id not in out])
     options = Options(
         workers=workers,
         efficiency=efficiency,
@@ -126,7 +131,7 @@ def plan(
             seconds=WHAT_IF_SECONDS,
             tell=lambda words: tell(f"what if {next(tried)} of {MOST_CHANGES}: {words}"),
         )
-    return forecast(schedule, fleet, simulation, model.holds, effects)
+    return forecast(schedule, fleet, simulation, model.holds, effects, out)
 
 
 def simulate(

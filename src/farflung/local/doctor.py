@@ -15,6 +15,7 @@ from pathlib import Path
 from farflung.client.inquiry import ask_status
 from farflung.errors import FarflungError, IdentityError
 from farflung.local.finding import Finding
+from farflung.local.opset_findings import opset_findings
 from farflung.local.path_findings import path_findings
 from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport import stranger
@@ -153,4 +154,4 @@ async def _admitted(identity: Identity) -> list[Finding]:
     count = f"workers: {len(workers)}, idle: {len(status.backup_pool)}"
     admitted = Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {count}")
     holder = identity.id if identity.role == "worker" else None
-    return [admitted, *path_findings(holder, status.links, workers)]
+    return [admitted, *opset_findings(status.workers), *path_findings(holder, status.links, workers)]

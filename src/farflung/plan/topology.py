@@ -8,17 +8,21 @@ from collections.abc import Iterator
 
 import msgspec
 
+from farflung.plan.ability import MOST_LACKS, OP_NAME, Ability
+
 Row = tuple[float, ...]
 Matrix = tuple[Row, ...]
 
 MOST_WORKERS = 2048
 MOST_TFLOPS = 1e6
 MOST_GIGABYTES = 1e6
+MOST_OPSET = 10_000
 MOST_MILLISECONDS = 60_000.0
 MOST_CORES = 100_000
 LEAST_MBPS, MOST_MBPS = 1e-3, 1e6
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what a worker's certificate can name
+_OP = re.compile(OP_NAME)
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -26,7 +30,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `up_mbps` and `down_mbps` are shared by all of its links; None leaves each link to itself. Nobody can dial
     a worker that is `behind_nat`. Workers that name the same `machine` compute on its `cores`, no more of
-    them at a time.
+    them at a time. `opset` is the version of the opset that it knows (0: every op there is),
+    and `lacks` are ops of it that its backend refuses.
     """
 
     id: str
@@ -38,6 +43,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     behind_nat: bool = False
     machine: str | None = None
     cores: int | None = None
+    opset: int = 0
+    lacks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
@@ -59,6 +66,14 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"worker {self.id}: machine must be 1 to 128 printable characters")
         if self.cores is not None:
             _check(f"cores {whose}", self.cores, 1, MOST_CORES)
+        _check(f"opset {whose}", self.opset, 0, MOST_OPSET)
+        if len(self.lacks) > MOST_LACKS or not all(map(_OP.fullmatch, self.lacks)):
+            raise ValueError(f"lacks {whose} must be at most {MOST_LACKS} ops, such as aten.relu.default")
+
+    @property
+    def ability(self) -> Ability | None:
+        """What of a model it can run; None where it can run any."""
+        return Ability(self.opset or MOST_OPSET, self.lacks) if self.opset or self.lacks else None
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -133,6 +148,10 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     def ids(self) -> list[str]:
         """The workers' ids, in order."""
         return [worker.id for worker in self.workers]
+
+    def abilities(self) -> dict[str, Ability]:
+        """What those can run of a model who cannot run any, by their ids."""
+        return {worker.id: ability for worker in self.workers if (ability := worker.ability) is not None}
 
     @property
     def home(self) -> WorkerSpec:

@@ -15,7 +15,6 @@ from dataclasses import replace
 import numpy as np
 
 from farflung.errors import PlanError
-from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.planner.assignment import Assignment
 from farflung.planner.chain import ChainCut, Cutter
@@ -31,21 +30,18 @@ NEGLIGIBLE = 1e-3
 
 
 def plan_job(
-    graph: bytes, microbatches: int, microbatch_size: int, workers: Sequence[str], exactly: bool = True
+    graph: Graph, microbatches: int, microbatch_size: int, workers: Sequence[str], exactly: bool = True
 ) -> PlannedJob:
-    """Plan a graph that came over the wire; see `plan_graph`. With `exactly` false fewer workers may do.
+    """Plan a graph, see `plan_graph`; with `exactly` false fewer workers may do.
 
     Raises
     ------
-    GraphError
-        The bytes are not a valid OP-DAG.
     PlanError
         No cut of the graph fits this number of workers.
     """
-    loaded = wire.load_graph(graph, microbatch_size)
     for count in range(len(workers), 0, -1):
         try:
-            return plan_graph(loaded, microbatches, microbatch_size, workers[:count])
+            return plan_graph(graph, microbatches, microbatch_size, workers[:count])
         except PlanError:
             if exactly or count == 1:
                 raise

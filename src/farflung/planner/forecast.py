@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -62,7 +62,8 @@ class Forecast(msgspec.Struct, frozen=True):
     Times are simulated. No plan takes less than `lower_bound_seconds`, and `gap` is the step time over it;
     None where nothing is proven. `evaluated` plans were looked at; `capped` says that a limit on seconds
     ended the search. `left_out` are workers without a part, and of these `unreachable` those to
-    or from whom a way is missing. `what_if` is None where that was not asked for.
+    or from whom a way is missing, `unable` those that lack an op of the model, each with what it lacks.
+    `what_if` is None where that was not asked for.
     """
 
     model: str
@@ -86,6 +87,7 @@ class Forecast(msgspec.Struct, frozen=True):
     notes: list[str]
     what_if: list[EffectRow] | None
     plan: Plan
+    unable: dict[str, str] = {}
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -107,8 +109,12 @@ def forecast(
     simulation: Simulation,
     holds: Sequence[Sequence[str]],
     effects: Sequence[Effect] | None,
+    unable: Mapping[str, str],
 ) -> Forecast:
-    """All that is known of a schedule; `holds` are the parameters that each node is the first to read."""
+    """All that is known of a schedule on a topology of able workers.
+
+    `holds` are the parameters that each node is the first to read, `unable` says who else lacks what.
+    """
     workload, plan = schedule.workload, schedule.plan
     memory = {id: int(memory_of(workload, schedule.assignment, id)) for id in plan.workers()}
     ranges = schedule.assignment.ranges(len(workload))
@@ -129,13 +135,14 @@ def forecast(
         segments=_segments(plan, held),
         workers=_workers(plan, topology, simulation, memory),
         links=_links(topology, simulation),
-        left_out=[id for id in topology.ids if id not in used],
+        left_out=[*(id for id in topology.ids if id not in used), *unable],
         unreachable=list(joined_part(topology)[1]),
         evaluated=schedule.evaluated,
         capped=schedule.capped,
         notes=list(schedule.notes),
         what_if=None if effects is None else [EffectRow(e.words, e.step_seconds, e.change) for e in effects],
         plan=plan,
+        unable=dict(unable),
     )
 
 

@@ -18,8 +18,8 @@ class Ask(Message, frozen=True):
 class WorkerStatus(msgspec.Struct, frozen=True):
     """One worker as `farflung status` shows it; `state` is idle, loading, running, lost or left.
 
-    `framework` is what it computes with, and its version; `opset` is the version that it knows, `lacks` the ops
-    of it that its backend refuses.
+    `framework` is what it computes with, and its version; `opset` is the version that it knows, `lacks` the
+    ops of it that its backend refuses.
     """
 
     worker: str

@@ -25,7 +25,7 @@ train: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
-# A million damaged frames: hours on two busy cores (docs/measurements.md, Fuzzing).
+# A million damaged documents, and a million damaged frames: hours on two busy cores (docs/measurements.md, Fuzzing).
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz
 

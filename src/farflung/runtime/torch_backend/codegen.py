@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from farflung.opdag import opset
+from farflung.opdag.evaluation import EVALUATION
 from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
 from farflung.opdag.segment import Segment
 from farflung.runtime.seeds import mix
@@ -85,7 +86,7 @@ class _Writer:
         if not self._train:
             if node.op == "aten.native_dropout.default" and node.outputs[1] < 0:
                 return [f"    v{node.outputs[0]:d} = {self._argument(arguments['input'])}"]
-            arguments |= _EVALUATION.get(node.op, {})
+            arguments |= EVALUATION.get(node.op, {})
         lines = []
         if op.draws(Node(node.number, node.op, arguments, node.outputs)):
             lines.append(f"    reseed(seed, {node.number:d})")
@@ -133,13 +134,6 @@ class _Writer:
             self._names[key] = f"{prefix}{len(self._names):d}"
             self.namespace[self._names[key]] = value
         return self._names[key]
-
-
-_EVALUATION: dict[str, dict[str, Argument]] = {
-    "aten.native_dropout.default": {"train": False},
-    "aten._native_batch_norm_legit_functional.default": {"training": False},
-    "aten.scaled_dot_product_attention.default": {"dropout_p": 0.0},
-}
 
 
 def resolve(name: str) -> torch._ops.OpOverload:

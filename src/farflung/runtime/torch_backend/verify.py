@@ -16,6 +16,7 @@ from farflung.errors import GraphError
 from farflung.opdag import opset
 from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref, ValueType
 from farflung.opdag.segment import Segment
+from farflung.runtime.result_count import check_result_count
 from farflung.runtime.torch_backend.codegen import resolve
 from farflung.runtime.torch_backend.tensors import DTYPES
 
@@ -45,7 +46,8 @@ def _meta(value_type: ValueType, batch: int) -> Tensor:
 def _verify_node(node: Node, segment: Segment, values: dict[int, Tensor], batch: int) -> None:
     where = f"node {node.number} ({node.op})"
     arguments = {name: _value(argument, values, batch) for name, argument in node.arguments.items()}
-    _check_result_count(node, arguments, where)
+    if opset.lookup(node.op).results == opset.MANY:
+        check_result_count(node, arguments["self"].shape, arguments)
     _check_channels(node, arguments, where)
     schema = resolve(node.op)._schema.arguments
     if any(entry.name == "device" for entry in schema):
@@ -82,25 +84,6 @@ def _check_channels(node: Node, arguments: dict[str, Any], where: str) -> None:
         given = arguments.get(name)
         if given is not None and tuple(given.shape) != (channels,):
             raise GraphError(f"{where}: {name} has shape {list(given.shape)}, input has {channels} channels")
-
-
-def _check_result_count(node: Node, arguments: dict[str, Any], where: str) -> None:
-    """Ops that return a list must not be able to return a huge one before its length can be compared."""
-    if opset.lookup(node.op).results != opset.MANY:
-        return
-    tensor: Tensor = arguments["self"]
-    dimension = arguments.get("dim", 0)
-    if not -tensor.ndim <= dimension < tensor.ndim:
-        raise GraphError(f"{where} splits dimension {dimension} of {tensor.ndim}")
-    extent = tensor.shape[dimension]
-    if "split_size" in arguments:
-        count = -(-extent // max(1, arguments["split_size"]))
-    elif "split_sizes" in arguments:
-        count = len(arguments["split_sizes"])
-    else:
-        count = min(arguments.get("chunks", extent), extent)
-    if count > len(node.outputs):
-        raise GraphError(f"{where} would make {count} results, the graph states {len(node.outputs)}")
 
 
 def _value(argument: Argument | Sequence[Any], values: dict[int, Tensor], batch: int) -> Any:

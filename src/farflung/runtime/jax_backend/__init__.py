@@ -1,0 +1,1 @@
+"""Segments on JAX: lowerings of the opset, compiled segments, tapes, optimizer. No torch is imported here."""

@@ -1,0 +1,68 @@
+"""Arrays and the bytes that travel: element types by name, memory that links fill and that kernels can use.
+
+What has come over a link is a NumPy view of the link's memory, what a segment has made is a `jax.Array`; the
+compiled functions take both. So nothing is copied on a CPU, memory that is filled after it was given a shape
+(a job's state) is seen as it is then, and a GPU gets what it needs when it needs it.
+
+Importing this file fixes how the whole process computes: 64-bit types exist, as in PyTorch, and a float32
+product is a float32 product, where GPUs would round its factors to TF32.
+"""
+
+from __future__ import annotations
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from farflung.opdag.graph import Constant, DTypeName, ValueType
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_default_matmul_precision", "highest")
+
+AnyArray = jax.Array | np.ndarray
+
+ALIGNMENT_BYTES = 64  # XLA takes memory over as it is only where it is so aligned
+
+DTYPES: dict[DTypeName, np.dtype] = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int64": np.dtype(np.int64),
+    "int32": np.dtype(np.int32),
+    "int16": np.dtype(np.int16),
+    "int8": np.dtype(np.int8),
+    "uint8": np.dtype(np.uint8),
+    "bool": np.dtype(np.bool_),
+}
+
+
+def allocate(size: int) -> memoryview:
+    """`size` bytes of fresh, aligned memory."""
+    room = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    return memoryview(room[start : start + size])  # type: ignore[arg-type]
+
+
+def over(buffer: memoryview, value_type: ValueType, batch: int) -> np.ndarray:
+    """The array that `buffer` holds, sharing its memory."""
+    flat: np.ndarray = np.frombuffer(buffer, DTYPES[value_type.dtype])
+    return flat.reshape(value_type.shape_at(batch))
+
+
+def memory(array: AnyArray) -> memoryview:
+    """The bytes of an array, as a flat view; of memory that the device shares with the host it is no copy.
+
+    Nobody writes into a JAX array, and the view keeps it alive.
+    """
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def constant_array(constant: Constant) -> np.ndarray:
+    """A copy of a graph's constant."""
+    return np.frombuffer(bytearray(constant.data), DTYPES[constant.dtype]).reshape(constant.shape)
+
+
+def shape_of(value_type: ValueType, batch: int) -> jax.ShapeDtypeStruct:
+    """Shape and element type without memory."""
+    return jax.ShapeDtypeStruct(value_type.shape_at(batch), DTYPES[value_type.dtype])

@@ -1,0 +1,54 @@
+"""JAX as a backend of a worker: on the CPU, or whatever device JAX finds first."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+import psutil
+
+from farflung.opdag.graph import ValueType
+from farflung.opdag.segment import Segment
+from farflung.runtime.backend import Offer
+from farflung.runtime.jax_backend import arrays, speed
+from farflung.runtime.jax_backend.arrays import AnyArray
+from farflung.runtime.jax_backend.lowering import lacks
+from farflung.runtime.jax_backend.segment import JaxSegment
+from farflung.runtime.jax_backend.verify import verify_segment
+from farflung.runtime.training import Training
+
+
+class JaxBackend:
+    """See `runtime.backend.Backend`; arrays are JAX's, or NumPy's views of what has come over a link."""
+
+    def offer(self) -> Offer:
+        device = jax.devices()[0]
+        on_cpu = device.platform == "cpu"
+        name = (platform.processor() or platform.machine()) if on_cpu else device.device_kind
+        return Offer(device.platform, name, psutil.cpu_count() or 1, f"jax {jax.__version__}", lacks())
+
+    def measure_tflops(self) -> float:
+        return speed.measure_tflops()
+
+    def allocate(self, size: int) -> memoryview:
+        return arrays.allocate(size)
+
+    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> np.ndarray:
+        return arrays.over(buffer, value_type, batch)
+
+    def memory(self, array: AnyArray) -> memoryview:
+        return arrays.memory(array)
+
+    def verify(self, segment: Segment, batch: int) -> None:
+        verify_segment(segment, batch)
+
+    def runner(
+        self,
+        segment: Segment,
+        state: Mapping[str, AnyArray],
+        training: Training,
+        recompute: bool = False,
+    ) -> JaxSegment:
+        return JaxSegment(segment, state, training, recompute)

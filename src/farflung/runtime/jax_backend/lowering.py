@@ -1,0 +1,88 @@
+"""The table of lowerings: for each op of the opset the function that makes JAX compute what PyTorch computes.
+
+A lowering takes the op's arguments by the names of its schema, tensors as `jax.Array`, element types as
+NumPy's; random ones take `random_key` too. It runs while JAX traces, so it may look at shapes and types but
+at no number. `lowerings` holds them, one group of the opset a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from farflung.errors import GraphError
+from farflung.opdag import opset
+from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
+from farflung.runtime.jax_backend.arrays import DTYPES
+
+Lowering = Callable[..., Any]
+
+REFUSED: dict[str, str] = {}
+"""Ops of the opset that this backend does not run, each with the reason."""
+
+_GROUPS = (
+    "elementwise", "comparison", "reduction", "loss", "normalisation", "pooling", "resampling", "product",
+    "convolution", "attention", "view", "movement", "creation", "random",
+)  # fmt: skip
+_TABLE: dict[str, Lowering] = {}
+
+
+def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+    """Enter a function in the table under the names of the ops it lowers, without their `aten.`."""
+
+    def enter(function: Lowering) -> Lowering:
+        for name in names:
+            assert f"aten.{name}" not in _TABLE, name
+            _TABLE[f"aten.{name}"] = function
+        return function
+
+    return enter
+
+
+@cache
+def table() -> Mapping[str, Lowering]:
+    """Every lowering by the op's name."""
+    for group in _GROUPS:
+        import_module(f"farflung.runtime.jax_backend.lowerings.{group}")
+    return _TABLE
+
+
+def lacks() -> tuple[str, ...]:
+    """Ops of the opset that this backend does not run."""
+    return tuple(sorted(opset.table().keys() - table().keys()))
+
+
+def run(node: Node, values: Mapping[int, jax.Array], batch: int, random_key: jax.Array) -> list[jax.Array]:
+    """What the node makes of `values`, one array for each of its outputs.
+
+    Raises
+    ------
+    GraphError
+        This backend does not run the op.
+    """
+    function = table().get(node.op)
+    if function is None:
+        reason = REFUSED.get(node.op, "it has no lowering")
+        raise GraphError(f"the JAX backend does not run {node.op}: {reason}")
+    resolved = {name: _resolved(argument, values, batch) for name, argument in node.arguments.items()}
+    if opset.lookup(node.op).random:
+        resolved["random_key"] = random_key
+    results = function(**resolved)
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def _resolved(argument: Argument | Sequence[Any], values: Mapping[int, jax.Array], batch: int) -> Any:
+    if isinstance(argument, list):
+        return [_resolved(element, values, batch) for element in argument]
+    if isinstance(argument, Ref):
+        return jnp.asarray(values[argument.id])
+    if isinstance(argument, BatchSize):
+        return argument.at(batch)
+    if isinstance(argument, DType):
+        return DTYPES[argument.name]
+    return argument

@@ -1,0 +1,179 @@
+"""Elements picked, joined, laid out anew.
+
+An index that is out of range gives what is not a number (or the type's least one), where PyTorch raises:
+nothing that runs compiled can raise, and a loss that is not a number ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from farflung.runtime.jax_backend.axes import axis_of
+from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.promotion import BOOL, Number, result_type, to
+
+Array = jax.Array
+
+
+@lowers("embedding.default")
+def embedding(
+    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False
+) -> Array:
+    """No gradient comes from where an index is `padding_idx`."""
+    if weight.ndim != 2 or indices.dtype not in (np.int32, np.int64):
+        raise ValueError(f"an embedding of {weight.ndim} dimensions by {indices.dtype}")
+    rows = _taken(weight, indices, 0)
+    if scale_grad_by_freq:
+        counts = jnp.zeros(weight.shape[0], weight.dtype).at[indices.reshape(-1)].add(1)
+        rows = _with_gradient_times(rows, 1 / counts[indices][..., None])
+    if padding_idx >= 0:
+        rows = jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
+    return rows
+
+
+@jax.custom_vjp
+def _with_gradient_times(array: Array, factor: Array) -> Array:
+    return array
+
+
+_with_gradient_times.defvjp(
+    lambda array, factor: (array, factor),
+    lambda factor, gradient: (gradient * factor, jnp.zeros_like(factor)),
+)
+
+
+def _taken(array: Array, indices: Array, axis: int) -> Array:
+    """Slices along an axis; a negative index is out of range."""
+    size = array.shape[axis]
+    known = jnp.where(indices < 0, size, indices)
+    return jnp.take(array, known, axis, mode="fill")
+
+
+@lowers("index_select.default")
+def index_select(self: Array, dim: int, index: Array) -> Array:
+    if index.ndim > 1 or index.dtype not in (np.int32, np.int64):
+        raise ValueError(f"an index of {index.ndim} dimensions, {index.dtype}")
+    axis = axis_of(self, dim)
+    if not self.ndim:
+        return _taken(self.reshape(1), index.reshape(-1), 0).reshape(())
+    return _taken(self, index.reshape(-1), axis)
+
+
+@lowers("index.Tensor")
+def index(self: Array, indices: Sequence[Array | None]) -> Array:
+    """Integer indices, broadcast; negative ones count from the end."""
+    if len(indices) > self.ndim:
+        raise ValueError(f"{len(indices)} indices of {self.ndim} dimensions")
+    if any(one is not None and one.dtype not in (np.int32, np.int64) for one in indices):
+        raise ValueError("only integers are indices: the size of what a mask picks is not known")
+    if all(one is None for one in indices):
+        raise ValueError("at least one index must be given")
+    picked = tuple(slice(None) if one is None else one for one in indices)
+    return self.at[picked].get(mode="fill")
+
+
+@lowers("gather.default")
+def gather(self: Array, dim: int, index: Array) -> Array:
+    if index.dtype != np.int64 or max(1, index.ndim) != max(1, self.ndim):
+        raise ValueError(f"an index of {index.ndim} dimensions, {index.dtype}")
+    axis = axis_of(self, dim)
+    if not self.ndim or not index.ndim:
+        return _taken(self.reshape(-1), index.reshape(-1), 0).reshape(index.shape)
+    sizes = zip(self.shape, index.shape, strict=True)
+    if any(size < wanted for at, (size, wanted) in enumerate(sizes) if at != axis):
+        raise ValueError(f"an index of shape {list(index.shape)} into {list(self.shape)}")
+    limits = [self.shape[at] if at == axis else size for at, size in enumerate(index.shape)]
+    known = jnp.where(index < 0, self.shape[axis], index)
+    corner = lax.slice(self, [0] * self.ndim, limits)
+    return jnp.take_along_axis(corner, known, axis, mode="fill")
+
+
+@lowers("cat.default")
+def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
+    """Empty arrays of one dimension are passed over, as PyTorch does."""
+    dtype = result_type(*tensors)
+    parts = [tensor for tensor in tensors if tensor.shape != (0,)] or [tensors[0]]
+    if any(not part.ndim for part in parts):
+        raise ValueError("scalars cannot be joined")
+    return jnp.concatenate([to(part, dtype) for part in parts], axis_of(parts[0], dim))
+
+
+@lowers("stack.default")
+def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
+    dtype = result_type(*tensors)
+    return jnp.stack([to(tensor, dtype) for tensor in tensors], dim)
+
+
+@lowers("repeat.default")
+def repeat(self: Array, repeats: Sequence[int]) -> Array:
+    if len(repeats) < self.ndim or any(count < 0 for count in repeats):
+        raise ValueError(f"{len(repeats)} repeats of {self.ndim} dimensions")
+    return jnp.tile(self, tuple(repeats))
+
+
+@lowers("flip.default")
+def flip(self: Array, dims: Sequence[int]) -> Array:
+    axes = [axis_of(self, dim) for dim in dims]
+    if len(set(axes)) != len(axes):
+        raise ValueError("a dimension is named twice")
+    return jnp.flip(self, tuple(axes)) if self.ndim else self
+
+
+@lowers("roll.default")
+def roll(self: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
+    """Without dimensions, as if it were flat."""
+    if not dims and len(shifts) == 1:
+        return jnp.roll(self, shifts[0])
+    if len(shifts) != len(dims):
+        raise ValueError(f"{len(shifts)} shifts over {len(dims)} dimensions")
+    return jnp.roll(self, tuple(shifts), tuple(axis_of(self, dim) for dim in dims))
+
+
+@lowers("_to_copy.default")
+def to_copy(self: Array, dtype: np.dtype | None = None) -> Array:
+    if dtype is None or dtype == self.dtype:
+        return self
+    return self != 0 if dtype == BOOL else to(self, dtype)
+
+
+@lowers("constant_pad_nd.default")
+def constant_pad_nd(self: Array, pad: Sequence[int], value: Number = 0) -> Array:
+    """Negative padding cuts off."""
+    return lax.pad(self, to(value, self.dtype), [(low, high, 0) for low, high in _margins(self, pad)])
+
+
+@lowers("pad.default")
+def pad(self: Array, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Array:
+    if mode == "constant":
+        return constant_pad_nd(self, pad, 0 if value is None else value)
+    if value is not None:
+        raise ValueError(f"padding in mode {mode} takes no value")
+    if not 2 <= len(pad) <= 6 or self.ndim not in (len(pad) // 2 + 1, len(pad) // 2 + 2):
+        raise ValueError(f"{len(pad)} paddings of {self.ndim} dimensions in mode {mode}")
+    margins = _margins(self, pad)
+    for (low, high), size in zip(margins, self.shape, strict=True):
+        most = {"reflect": size - 1, "circular": size}.get(mode, 2**31)
+        if max(low, high) > most or not size:
+            raise ValueError(f"{mode} padding of {max(low, high)} around {size}")
+    grown = jnp.pad(self, [(max(low, 0), max(high, 0)) for low, high in margins], _PAD_MODES[mode])
+    cuts = [(min(low, 0), min(high, 0), 0) for low, high in margins]
+    return lax.pad(grown, jnp.zeros((), self.dtype), cuts)
+
+
+_PAD_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def _margins(self: Array, pad: Sequence[int]) -> list[tuple[int, int]]:
+    """What is laid before and after each dimension: pairs come for the last dimension first."""
+    if len(pad) % 2 or len(pad) > 2 * self.ndim:
+        raise ValueError(f"{len(pad)} paddings of {self.ndim} dimensions")
+    pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
+    margins = [(0, 0)] * (self.ndim - len(pairs)) + pairs
+    if any(low + size + high < 0 for (low, high), size in zip(margins, self.shape, strict=True)):
+        raise ValueError("more is cut off than there is")
+    return margins

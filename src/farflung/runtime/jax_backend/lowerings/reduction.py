@@ -1,0 +1,107 @@
+"""Sums, means, extremes, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farflung.runtime.jax_backend.axes import axes_of, axis_of
+from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.promotion import (
+    INT64,
+    Number,
+    accumulation_type,
+    compute_type,
+    floating_type,
+    is_floating,
+    to,
+)
+
+Array = jax.Array
+Dims = Sequence[int] | None
+
+
+@lowers("sum.default", "sum.dim_IntList")
+def total(self: Array, dim: Dims = None, keepdim: bool = False, dtype: np.dtype | None = None) -> Array:
+    result = dtype or (self.dtype if is_floating(self.dtype) else INT64)
+    wide = to(self, accumulation_type(result) if is_floating(result) else result)
+    return to(jnp.sum(wide, axes_of(self, dim), keepdims=keepdim, dtype=wide.dtype), result)
+
+
+@lowers("mean.default", "mean.dim")
+def mean(self: Array, dim: Dims = None, keepdim: bool = False, dtype: np.dtype | None = None) -> Array:
+    result = dtype or self.dtype
+    if not is_floating(result):
+        raise ValueError("integers have no mean: give a dtype")
+    return to(jnp.mean(to(self, compute_type(result)), axes_of(self, dim), keepdims=keepdim), result)
+
+
+@lowers("var.correction")
+def variance(self: Array, dim: Dims = None, correction: Number | None = None, keepdim: bool = False) -> Array:
+    if not is_floating(self.dtype):
+        raise ValueError("integers have no variance")
+    axes = axes_of(self, dim)
+    wide = to(self, compute_type(self.dtype))
+    centred = wide - jnp.mean(wide, axes, keepdims=True)
+    count = int(np.prod([self.shape[axis] for axis in axes], dtype=np.int64))
+    divisor = max(0.0, count - (1 if correction is None else correction))
+    squares = jnp.sum(centred * centred, axes, keepdims=keepdim)
+    return to(squares / to(divisor, wide.dtype), self.dtype)
+
+
+@lowers("amax.default")
+def amax(self: Array, dim: Sequence[int] = (), keepdim: bool = False) -> Array:
+    """Those that are equal share the gradient."""
+    return jnp.max(self, axes_of(self, dim), keepdims=keepdim)
+
+
+@lowers("argmax.default")
+def argmax(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The first of those that are equal."""
+    if dim is None:
+        found = to(jnp.argmax(self.reshape(-1)), INT64)
+        return found.reshape((1,) * self.ndim) if keepdim else found
+    axis = axis_of(self, dim)
+    if not self.ndim:
+        return jnp.zeros((), INT64)
+    return to(jnp.argmax(self, axis, keepdims=keepdim), INT64)
+
+
+@lowers("cumsum.default")
+def cumsum(self: Array, dim: int, dtype: np.dtype | None = None) -> Array:
+    result = dtype or (self.dtype if is_floating(self.dtype) else INT64)
+    axis = axis_of(self, dim)
+    wide = to(self, compute_type(result))
+    return to(jnp.cumsum(wide, axis, dtype=wide.dtype) if self.ndim else wide, result)
+
+
+def _along(self: Array, dim: int, dtype: np.dtype | None) -> tuple[Array, int, np.dtype]:
+    """What softmax works on: at least one dimension, in a type that is wide enough."""
+    result = dtype or self.dtype
+    if not is_floating(result):
+        raise ValueError("integers have no softmax: give a dtype")
+    axis = axis_of(self, dim)
+    wide = to(self, compute_type(result))
+    return (wide if self.ndim else wide.reshape(1)), axis, result
+
+
+@lowers("softmax.int")
+def softmax(self: Array, dim: int, dtype: np.dtype | None = None) -> Array:
+    wide, axis, result = _along(self, dim, dtype)
+    return to(jax.nn.softmax(wide, axis), result).reshape(self.shape)
+
+
+@lowers("log_softmax.int")
+def log_softmax(self: Array, dim: int, dtype: np.dtype | None = None) -> Array:
+    wide, axis, result = _along(self, dim, dtype)
+    return to(jax.nn.log_softmax(wide, axis), result).reshape(self.shape)
+
+
+@lowers("logsumexp.default")
+def logsumexp(self: Array, dim: Sequence[int], keepdim: bool = False) -> Array:
+    result = floating_type(self.dtype)
+    wide = to(self, compute_type(result))
+    return to(jax.nn.logsumexp(wide, axes_of(self, dim), keepdims=keepdim), result)

@@ -1,0 +1,118 @@
+"""AdamW and SGD from their declarations: the numbers of `torch.optim`, in the same order of operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farflung.runtime.jax_backend.later import Later
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
+
+Array = jax.Array
+Slots = tuple[Array, ...]
+
+# (parameter, scaled gradient, slots, the numbers of this step in the parameter's type) -> parameter and slots
+Rule = Callable[[Array, Array, Slots, Array], tuple[Array, Slots]]
+
+
+class Stepper:
+    """An optimizer's state over parameters of the given shapes, and its step, which is compiled meanwhile.
+
+    A parameter that has no gradient in a step is left as it is, and so are its moments; each counts its own
+    steps.
+    """
+
+    def __init__(self, declared: Optimizer, shapes: Sequence[jax.ShapeDtypeStruct]) -> None:
+        self._declared = declared
+        self._steps = [0] * len(shapes)
+        rule, slots = _rule(declared)
+        self._slots = [tuple(np.zeros(shape.shape, shape.dtype) for _ in range(slots)) for shape in shapes]
+
+        def update(
+            parameters: list[Array], gradients: list[Array], slots: list[Slots], moves: Array, numbers: Array
+        ) -> tuple[list[Array], list[Slots]]:
+            made = [
+                _moved(rule, *one) for one in zip(parameters, gradients, slots, moves, numbers, strict=True)
+            ]
+            return [parameter for parameter, _ in made], [slots for _, slots in made]
+
+        count = len(shapes)
+        numbers = jax.ShapeDtypeStruct((count, len(self._numbers(0, 1, 1.0))), np.float64)
+        arguments = list(shapes), list(shapes), [(shape,) * slots for shape in shapes]
+        moves = jax.ShapeDtypeStruct((count,), np.bool_)
+        self._update = Later(
+            lambda: jax.jit(update, donate_argnums=(0, 2)).lower(*arguments, moves, numbers).compile()
+        )
+
+    def step(
+        self,
+        parameters: Sequence[Any],
+        gradients: Sequence[Any],
+        has_gradient: Sequence[bool],
+        step: int,
+        scale: float,
+    ) -> list[Array]:
+        """The parameters after step `step` of the job; `parameters` are used up."""
+        self._steps = [count + has for count, has in zip(self._steps, has_gradient, strict=True)]
+        numbers = np.array([self._numbers(step, max(1, count), scale) for count in self._steps])
+        moved, self._slots = self._update.get()(
+            list(parameters), list(gradients), self._slots, np.array(has_gradient, np.bool_), numbers
+        )
+        return list(moved)
+
+    def _numbers(self, step: int, count: int, scale: float) -> list[float]:
+        """What one parameter's rule is told at its own step number `count`, from 1."""
+        rate = learning_rate(self._declared, step)
+        if isinstance(self._declared, AdamW):
+            first, second = (1 - beta**count for beta in self._declared.betas)
+            return [scale, 1 - rate * self._declared.weight_decay, -rate / first, math.sqrt(second)]
+        return [scale, -rate, 1.0 if count == 1 else 1 - self._declared.dampening]
+
+
+def _moved(
+    rule: Rule, parameter: Array, gradient: Array, slots: Slots, moves: Array, numbers: Array
+) -> tuple[Array, Slots]:
+    told = numbers.astype(parameter.dtype)
+    made, kept = rule(parameter, gradient * told[0], slots, told[1:])
+    return jnp.where(moves, made, parameter), tuple(
+        jnp.where(moves, new, old) for new, old in zip(kept, slots, strict=True)
+    )
+
+
+def _rule(declared: Optimizer) -> tuple[Rule, int]:
+    """The rule and how many arrays it keeps for each parameter."""
+    if isinstance(declared, AdamW):
+        return _adamw(declared), 2
+    return _sgd(declared), 1 if declared.momentum else 0
+
+
+def _adamw(declared: AdamW) -> Rule:
+    first, second = declared.betas
+
+    def rule(parameter: Array, gradient: Array, slots: Slots, told: Array) -> tuple[Array, Slots]:
+        decay, size, correction = told
+        mean, square = slots
+        mean = mean + (1 - first) * (gradient - mean)
+        square = square * second + (1 - second) * gradient * gradient
+        divisor = jnp.sqrt(square) / correction + declared.eps
+        return parameter * decay + size * (mean / divisor), (mean, square)
+
+    return rule
+
+
+def _sgd(declared: SGD) -> Rule:
+    def rule(parameter: Array, gradient: Array, slots: Slots, told: Array) -> tuple[Array, Slots]:
+        rate, share = told
+        direction = gradient + declared.weight_decay * parameter if declared.weight_decay else gradient
+        if slots:
+            buffer = slots[0] * declared.momentum + share * direction
+            slots = (buffer,)
+            direction = direction + declared.momentum * buffer if declared.nesterov else buffer
+        return parameter + rate * direction, slots
+
+    return rule

@@ -1,0 +1,220 @@
+"""One segment on JAX: compiled functions, a tape per microbatch, gradients in two parts, apply.
+
+See `runtime.backend.SegmentRunner`. Only the compute thread may call in; compiling happens beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from farflung.opdag.segment import Segment
+from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory, shape_of
+from farflung.runtime.jax_backend.compiled import Layout, evaluation_function, training_functions
+from farflung.runtime.jax_backend.differentiated import Tape
+from farflung.runtime.jax_backend.later import Later
+from farflung.runtime.jax_backend.optimizer import Stepper
+from farflung.runtime.jax_backend.reach import reached_from
+from farflung.runtime.seeds import microbatch_seed
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+GradientSink = Callable[[int, Any], None]
+Known = Mapping[int, Any]
+
+
+@dataclass
+class _Kept:
+    """What is kept of a microbatch: its tape, or what it was run on, and later the values with a gradient."""
+
+    tape: Tape | None
+    known: Known
+    seed: int
+    reached: frozenset[int] = frozenset()
+
+
+class JaxSegment:
+    """A segment's parameters, optimizer, buffers and tapes.
+
+    `state` maps every parameter and buffer that the segment holds to its array, which is read when the first
+    microbatch runs and never written. With `recompute` a microbatch keeps only what it was run on until its
+    gradients are wanted.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        state: Mapping[str, AnyArray],
+        training: Training,
+        recompute: bool = False,
+    ) -> None:
+        self.segment = segment
+        self._training = training
+        self._recompute = recompute
+        self._layout = Layout(segment)
+        entries = [entry for entry in segment.inputs if entry.kind != "input"]
+        self._arrays: dict[int, AnyArray] = {
+            e.value: constant_array(segment.constants[e.name]) if e.kind == "constant" else state[e.name]
+            for e in entries
+        }
+        self._values = {e.name: e.value for e in entries if e.kind != "constant"}
+        self._owned = set(segment.owned)
+        self._mine = [at for at, e in enumerate(self._layout.trainable) if e.name in self._owned]
+        self._borrowed = [e.name for e in entries if e.kind == "parameter" and e.name not in self._owned]
+        self._owners: Mapping[str, JaxSegment] = {}
+        self._on_device = False
+        batch = training.microbatch_size
+        self._train = Later(lambda: training_functions(segment, batch))
+        self._evaluate = cache(lambda: evaluation_function(segment, batch))
+        self._shapes = [shape_of(segment.values[e.value], batch) for e in self._layout.trainable]
+        mine = [self._shapes[at] for at in self._mine]
+        self._stepper = Stepper(training.optimizer, mine) if mine else None
+        self._reached = cache(lambda outputs: reached_from(segment, outputs))
+        self._kept: dict[int, _Kept] = {}
+        self._sums: list[Any] = []
+        self._summed: set[str] = set()
+        self._pending: dict[str, Any] = {}
+        self._losses: list[tuple[float, Any]] = []
+
+    def forward(self, unit: Unit, microbatch: int, values: Mapping[int, AnyArray]) -> dict[int, AnyArray]:
+        """Run one microbatch on its inputs and received values by id; returns the values to send."""
+        seed = microbatch_seed(self._training.seed, unit.train, unit.step, microbatch)
+        known = self._known(values)
+        if unit.train:
+            made, tape = self._train.get().forward(known, seed)
+            self._kept[microbatch] = _Kept(None if self._recompute else tape, known, seed)
+            if not self._recompute:
+                self._kept[microbatch].known = {}
+            self._pending.update((name, made[value]) for name, value in self.segment.mutations.items())
+        else:
+            made = self._evaluate().forward(known, seed)
+        if self.segment.loss is not None:
+            self._losses.append((1.0 / unit.microbatches, made[self.segment.loss]))
+        return jax.block_until_ready({value: made[value] for value in self.segment.sends})
+
+    def backward(
+        self, unit: Unit, microbatch: int, gradients: Mapping[int, AnyArray], send: GradientSink
+    ) -> None:
+        """Give each received value's gradient to `send`; those of parameters wait for `accumulate`."""
+        kept = self._kept[microbatch]
+        functions = self._train.get()
+        tape = kept.tape if kept.tape is not None else functions.forward(kept.known, kept.seed)[1]
+        arrived = set(gradients) & set(self._layout.outputs)
+        if self.segment.loss is not None:
+            arrived.add(self.segment.loss)
+        reached = self._reached(frozenset(arrived))
+        made, rest = functions.pull_inputs(tape, self._cotangents(unit, gradients))
+        self._kept[microbatch] = _Kept(rest, {}, 0, reached)
+        for value, gradient in made.items():
+            if value in reached:
+                send(value, jax.block_until_ready(gradient))
+
+    def accumulate(self, unit: Unit, microbatch: int) -> None:
+        """Add the gradients of parameters of a microbatch whose `backward` has run."""
+        kept = self._kept.pop(microbatch)
+        names = [entry.name for entry in self._layout.trainable if entry.value in kept.reached]
+        if not names:
+            return
+        assert kept.tape is not None
+        self._begin_sums()
+        self._sums = jax.block_until_ready(self._train.get().pull_weights(kept.tape, self._sums))
+        self._summed.update(names)
+
+    def share_gradients(self, owners: Mapping[str, JaxSegment]) -> None:
+        """Add the gradients of parameters that other segments of this worker own to theirs."""
+        self._owners = owners
+        for at, entry in enumerate(self._layout.trainable):
+            if entry.name in self._summed and entry.name not in self._owned:
+                owners[entry.name].add_gradient(entry.name, self._sums[at])
+                self._summed.remove(entry.name)
+
+    def add_gradient(self, name: str, gradient: Any) -> None:
+        """Add another use's gradient to an owned parameter's."""
+        at = next(at for at in self._mine if self._layout.trainable[at].name == name)
+        self._begin_sums()
+        self._sums[at] = self._sums[at] + gradient
+        self._summed.add(name)
+
+    def square_sum(self) -> float:
+        """Sum of squares over the gradients of owned parameters, in float64."""
+        return sum(float(_square_sum(gradient)) for gradient in self.gradients().values())
+
+    def take_loss(self) -> float:
+        """The float64 sum of w_m * loss_m since the last call."""
+        losses, self._losses = self._losses, []
+        return sum((weight * float(loss) for weight, loss in losses), 0.0)
+
+    def apply(self, step: int, scale: float) -> None:
+        """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
+        if self._stepper is not None and self._summed:
+            entries = [self._layout.trainable[at] for at in self._mine]
+            moved = self._stepper.step(
+                [self._arrays.pop(entry.value) for entry in entries],
+                [self._sums[at] for at in self._mine],
+                [entry.name in self._summed for entry in entries],
+                step,
+                scale,
+            )
+            self._arrays.update(zip((entry.value for entry in entries), moved, strict=True))
+        for name, array in self._pending.items():
+            self._arrays[self._values[name]] = array
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget gradients, tapes and pending buffers: what a dropped step leaves behind."""
+        self._sums = []
+        self._summed.clear()
+        self._pending.clear()
+        self._kept.clear()
+
+    def gradients(self) -> dict[str, Any]:
+        """Gradients of owned parameters by name, where there is one."""
+        entries = ((at, self._layout.trainable[at].name) for at in self._mine)
+        return {name: self._sums[at] for at, name in entries if name in self._summed}
+
+    def state(self) -> dict[str, AnyArray]:
+        """Owned parameters and buffers by name; the next step makes new ones."""
+        return {name: self._arrays[self._values[name]] for name in self.segment.owned}
+
+    def snapshot(self) -> Iterator[tuple[str, memoryview]]:
+        """Owned parameters and buffers by name, each as the bytes of a copy."""
+        for name, array in self.state().items():
+            yield name, memory(np.array(array, copy=True))
+
+    def _known(self, values: Mapping[int, AnyArray]) -> dict[int, Any]:
+        """Everything that a microbatch reads, by value id, on the device."""
+        if not self._on_device:
+            self._arrays = jax.device_put(self._arrays)
+            self._on_device = True
+        for name in self._borrowed:
+            if name in self._owners:
+                self._arrays[self._values[name]] = self._owners[name].state()[name]
+        pending = {self._values[name]: array for name, array in self._pending.items()}
+        return {**self._arrays, **pending, **jax.device_put(dict(values))}
+
+    def _cotangents(self, unit: Unit, gradients: Mapping[int, AnyArray]) -> list[AnyArray]:
+        """One gradient for each differentiable output: zeros where nobody had one."""
+        found: list[AnyArray] = []
+        for value in self._layout.outputs:
+            kind = self.segment.values[value]
+            shape = shape_of(kind, self._training.microbatch_size)
+            if value == self.segment.loss:
+                found.append(np.full((), 1.0 / unit.microbatches, shape.dtype))
+            else:
+                found.append(gradients[value] if value in gradients else np.zeros(shape.shape, shape.dtype))
+        return found
+
+    def _begin_sums(self) -> None:
+        if not self._sums:
+            self._sums = [jnp.zeros(shape.shape, shape.dtype) for shape in self._shapes]
+
+
+@jax.jit
+def _square_sum(gradient: Any) -> Any:
+    return jnp.sum(jnp.square(gradient.astype(np.float64)))

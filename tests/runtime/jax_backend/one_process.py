@@ -1,0 +1,128 @@
+"""A cut model on any mixture of backends in one process: executors as on workers, bytes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from farflung.opdag.graph import Graph
+from farflung.opdag.segment import Segment
+from farflung.plan import FEEDER, Plan
+from farflung.runtime.backend import AnyBackend
+from farflung.runtime.executor import Executor, Parcel, SegmentShare
+from farflung.runtime.torch_backend.tensors import memory
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+
+class _Worker:
+    """One executor, and what it has to say, as bytes."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        segments: Sequence[Segment],
+        state: Mapping[str, Tensor],
+        training: Training,
+        backend: AnyBackend,
+        recompute: bool,
+    ) -> None:
+        self._backend = backend
+        self._batch = training.microbatch_size
+        arrays: dict[str, Any] = {}
+        self.runners: dict[int, Any] = {}
+        for segment in segments:
+            backend.verify(segment, self._batch)
+            for entry in segment.inputs:
+                if entry.kind in ("parameter", "buffer") and entry.name not in arrays:
+                    arrays[entry.name] = self._array(state[entry.name], segment.values[entry.value])
+            self.runners[segment.number] = backend.runner(segment, arrays, training, recompute)
+        self._executor = Executor(plan, self.runners, training, self)
+        self.posted: list[Parcel[memoryview]] = []
+        self.shares: list[SegmentShare] | None = None
+        self.run_next = self._executor.run_next
+        self.decide = self._executor.decide
+
+    def _array(self, tensor: Tensor, stated: Any) -> Any:
+        """A copy, in memory that the backend gave."""
+        size = tensor.numel() * tensor.element_size()
+        buffer = self._backend.allocate(size) if size else memoryview(bytearray())
+        if size:
+            buffer[:] = memory(tensor.contiguous())
+        return self._backend.array(buffer, stated, self._batch)
+
+    def receive(self, parcel: Parcel[memoryview]) -> None:
+        array = None
+        if parcel.payload is not None or not parcel.gradient:
+            stated = self.runners[parcel.target].segment.values[parcel.value]
+            sent = parcel.payload if parcel.payload is not None else memoryview(bytearray())
+            buffer = self._backend.allocate(len(sent)) if len(sent) else memoryview(bytearray())
+            if len(sent):
+                buffer[:] = sent
+            array = self._backend.array(buffer, stated, self._batch)
+        self._executor.receive(Parcel(*parcel[:-1], array))
+
+    def send(self, parcel: Parcel[Any]) -> None:
+        payload = None if parcel.payload is None else self._backend.memory(parcel.payload)
+        self.posted.append(Parcel(*parcel[:-1], payload))
+
+    def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
+        self.shares = shares
+
+
+class Pipeline:
+    """Runs units of a plan; `backends` names what each worker of the plan computes with."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        segments: Sequence[Segment],
+        state: Mapping[str, Tensor],
+        training: Training,
+        backends: Sequence[AnyBackend],
+        recompute: bool = False,
+    ) -> None:
+        self._plan = plan
+        self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+        self._workers = {}
+        for at, worker in enumerate(plan.workers()):
+            mine = [s for s in segments if s.number in plan.segments_of(worker)]
+            backend = backends[at % len(backends)]
+            self._workers[worker] = _Worker(plan, mine, state, training, backend, recompute)
+
+    def run(self, unit: int, microbatches: Sequence[Mapping[str, Tensor]]) -> list[SegmentShare]:
+        """Run one unit up to *ready*; returns the shares in segment order. `decide` must follow."""
+        for number, batch in enumerate(microbatches):
+            for edge in self._plan.edges:
+                if edge.source == FEEDER:
+                    payload = memory(batch[self._names[edge.value]].contiguous())
+                    parcel = Parcel(unit, number, FEEDER, edge.target, edge.value, False, payload)
+                    self._workers[self._plan.worker_of(edge.target)].receive(parcel)
+        while any(worker.shares is None for worker in self._workers.values()):
+            ran = [worker.run_next() for worker in self._workers.values()]
+            waiting = any(worker.shares is None for worker in self._workers.values())
+            assert self._deliver() or any(ran) or not waiting, "nothing can run"
+        return sorted(s for worker in self._workers.values() for s in worker.shares or ())
+
+    def decide(self, unit: int, scale: float) -> None:
+        """Apply the unit's gradients times `scale` everywhere."""
+        for worker in self._workers.values():
+            worker.decide(unit, scale)
+            worker.shares = None
+
+    def runners(self) -> list[Any]:
+        """Every segment's runner."""
+        return [runner for worker in self._workers.values() for runner in worker.runners.values()]
+
+    def _deliver(self) -> bool:
+        delivered = False
+        for worker in self._workers.values():
+            posted, worker.posted = worker.posted, []
+            for parcel in posted:
+                delivered = True
+                if parcel.target != FEEDER:
+                    self._workers[self._plan.worker_of(parcel.target)].receive(parcel)
+        return delivered

@@ -1,0 +1,98 @@
+"""Models train on JAX as the user's module does on PyTorch, alone and next to segments on PyTorch.
+
+Without random ops: those draw other numbers here.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.models import case
+from tests.runtime.jax_backend.one_process import Pipeline
+from tests.runtime.side_by_side import captured, microbatches, planned
+from torch import Tensor
+
+from farflung.opdag.capture.capture import LossModule
+from farflung.runtime.backend import AnyBackend
+from farflung.runtime.check import gradient_difference, named_state, parameter_difference
+from farflung.runtime.jax_backend.backend import JaxBackend
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.reference import Reference
+from farflung.runtime.torch_backend.backend import TorchBackend
+from farflung.runtime.training import Training
+
+torch.set_num_threads(1)
+SAMPLES, MICROBATCHES = 2, 3
+JAX, TORCH = JaxBackend(), TorchBackend()
+NAMES = [
+    "gpt", "gpt-tied", "gpt2-mask", "gpt2-fused", "resnet", "long-skip", "frozen", "shared-module",
+    "masked-pair", "batch-norm",
+]  # fmt: skip
+
+
+def tensors(arrays: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.tensor(np.asarray(array)) for name, array in arrays.items()}
+
+
+class Run:
+    """A model on some backends beside eager PyTorch."""
+
+    def __init__(self, name: str, backends: list[AnyBackend], optimizer: Optimizer, workers: int) -> None:
+        self.case = case(name)
+        module, graph = captured(self.case, SAMPLES)
+        self.training = Training(100, MICROBATCHES, SAMPLES, optimizer, seed=5, clip=1.0)
+        plan = planned(graph, self.training, workers)
+        self.eager = copy.deepcopy(module)
+        wrapper = LossModule(self.eager, None)
+        self.reference = Reference(self.eager, lambda batch: wrapper(dict(batch)), graph, self.training)
+        state = {n: t.detach().clone() for n, t in named_state(module, graph).items()}
+        self.graph = graph
+        self.pipeline = Pipeline(graph, plan.plan, plan.segments, state, self.training, backends)
+        self._unit = 0
+
+    def step(self) -> tuple[float, float, float]:
+        """Losses of both sides and the worst difference of their gradients."""
+        batches = microbatches(self.case, SAMPLES, MICROBATCHES, self._unit)
+        shares = self.pipeline.run(self._unit, batches)
+        theirs = self.reference.accumulate(batches)
+        named = named_state(self.eager, self.graph)
+        expected = {name: t.grad for name, t in named.items() if t.grad is not None}
+        found = tensors({n: g for runner in self.pipeline.runners() for n, g in runner.gradients().items()})
+        assert found.keys() == expected.keys()
+        difference, _ = gradient_difference(found, expected)
+        norm = math.sqrt(sum(share.square_sum for share in shares))
+        self.pipeline.decide(self._unit, min(1.0, 1.0 / (norm + 1e-6)))
+        self.reference.apply()
+        self._unit += 1
+        return sum(share.loss for share in shares), theirs, difference
+
+    def state_difference(self) -> float:
+        ours = tensors({n: a for runner in self.pipeline.runners() for n, a in runner.state().items()})
+        return parameter_difference(ours, named_state(self.eager, self.graph))[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_trains_on_jax_as_eager(name: str, record_property: Any) -> None:
+    run = Run(name, [JAX], SGD(lr=0.05, momentum=0.9), workers=2)
+    worst = 0.0
+    for _ in range(2):
+        ours, theirs, difference = run.step()
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        worst = max(worst, difference)
+    record_property("worst_gradient_difference", worst)
+    assert worst < 1e-4
+    assert run.state_difference() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_segments_on_both_frameworks_train_one_model(name: str) -> None:
+    run = Run(name, [TORCH, JAX], AdamW(lr=1e-3), workers=4)
+    for _ in range(3):
+        ours, theirs, difference = run.step()
+        assert ours == pytest.approx(theirs, rel=1e-4)
+        assert difference < 1e-4

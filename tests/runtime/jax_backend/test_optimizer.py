@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from farflung.runtime.jax_backend.optimizer import Stepper
-from farflung.runtime.optimizer import SGD, AdamW, Constant, Optimizer, WarmupCosine, build, set_learning_rate
+from farflung.runtime.optimizer import SGD, AdamW, Constant, Optimizer, WarmupCosine
+from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
 
 STEPS = 100
 SHAPES = [(7, 5), (64,), ()]

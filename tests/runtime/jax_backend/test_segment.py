@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models import case
 from tests.runtime.side_by_side import captured, microbatches, planned
+from tests.zoo import case
 
 from farflung.opdag.segment import Segment
 from farflung.runtime.check import named_state

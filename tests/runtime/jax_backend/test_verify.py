@@ -8,9 +8,9 @@ import tracemalloc
 
 import msgspec
 import pytest
-from tests.models import case
 from tests.runtime.hostile import segment_of
 from tests.runtime.side_by_side import captured, workers
+from tests.zoo import case
 
 from farflung.errors import GraphError
 from farflung.opdag import wire

@@ -25,10 +25,12 @@ from farflung.broker.events import (
     Reject,
     RunPlanner,
 )
+from farflung.broker.jobs import is_planning
 from farflung.broker.line import Line
 from farflung.broker.measured import Measured, topology_of
 from farflung.broker.measurements import Measurements
 from farflung.broker.planning import Clock, plan
+from farflung.broker.rounds import Rounds
 from farflung.broker.state import Outcome, State, decide
 from farflung.broker.store import Store
 from farflung.broker.switchboard import Switchboard
@@ -59,7 +61,7 @@ class Dispatcher:
     ) -> None:
         self.state = state
         self.measurements = Measurements()
-        self._planning = asyncio.Lock()  # one planner at a time, in the order of the jobs
+        self._planning = Rounds()  # one planner at a time
         self._circuits = circuits
         self.switchboard = Switchboard()
         self._store = store
@@ -187,7 +189,9 @@ class Dispatcher:
                 yield command
 
     async def _plan(self, command: RunPlanner) -> None:
-        async with self._planning:
+        async with self._planning.turn(self.state.jobs[command.job].submitter):
+            if not is_planning(self.state.jobs[command.job], command.attempt):
+                return  # it ended while it waited, and others wait for the planner
             answer = await self._planned(command)
         self.put(Arrival(None, answer))
 

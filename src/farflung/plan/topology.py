@@ -21,7 +21,7 @@ MOST_MILLISECONDS = 60_000.0
 MOST_CORES = 100_000
 LEAST_MBPS, MOST_MBPS = 1e-3, 1e6
 
-_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what a worker's certificate can name
+WORKER_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what a worker's certificate can name
 _OP = re.compile(OP_NAME)
 
 
@@ -47,7 +47,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     lacks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not _ID.fullmatch(self.id):
+        if not WORKER_ID.fullmatch(self.id):
             raise ValueError(
                 f"{self.id[:60]!r} cannot be a worker's id: use 1 to 40 lowercase letters, digits and '-', "
                 "with no '-' at either end"

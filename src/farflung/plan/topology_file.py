@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from farflung.errors import TopologyError
 from farflung.files import write_atomically
-from farflung.plan.topology import Topology, WorkerSpec
+from farflung.plan.topology import WORKER_ID, Topology, WorkerSpec
 
 MOST_BYTES = 64 * 1024 * 1024
 _KINDS = {
@@ -60,7 +61,7 @@ def decode_topology(data: bytes) -> Topology:
     try:
         return msgspec.convert(known, Topology)
     except msgspec.ValidationError as error:
-        raise ValueError(_in_words(str(error))) from None
+        raise ValueError(_in_words(str(error), _ids(known))) from None
 
 
 def encode_topology(topology: Topology) -> bytes:
@@ -105,15 +106,44 @@ def _place(data: bytes, trouble: str) -> str:
     return f"{trouble[: found.start()]} in line {line}: {there!r}"
 
 
-def _in_words(trouble: str) -> str:
-    """What msgspec says of a value of the wrong type, in the words of JSON."""
-    found = re.fullmatch(r"Expected `([^`]+)`, got `([^`]+)`(?: - at `\$\.?(.*)`)?", trouble)
-    if found is None:
-        return trouble
+def _in_words(trouble: str, ids: Sequence[str]) -> str:
+    """What msgspec says of a value of the wrong type, in the words of JSON and of `Topology`'s own rules."""
+    found = re.fullmatch(r"(.*?)(?: - at `\$\.?([^`]*)`)?", trouble, re.DOTALL)
+    said, path = (found[1], found[2]) if found else (trouble, None)
+    kinds = re.fullmatch(r"Expected `([^`]+)`, got `([^`]+)`", said)
+    if kinds is None:  # a rule of ours names what it is about; msgspec's missing fields do not
+        return f"{_where(path, ids)}: {said}" if path and said.startswith("Object ") else said
     expected, got = (
-        " or ".join(_KINDS.get(kind, kind) for kind in kinds.split(" | ")) for kinds in found.groups()[:2]
+        " or ".join(_KINDS.get(kind, kind) for kind in each.split(" | ")) for each in kinds.groups()
     )
-    return f"{found[3] or 'it'}: expected {expected}, found {got}"
+    return f"{_where(path or '', ids)}: expected {expected}, found {got}"
+
+
+def _where(path: str, ids: Sequence[str]) -> str:
+    """What stands at a path such as `workers[0].tflops` or `latency_ms[0][1]`."""
+
+    def called(number: str) -> str:
+        return ids[int(number)] if int(number) < len(ids) else f"number {number}"
+
+    if found := re.fullmatch(r"workers\[(\d+)\]\.(\w+)", path):
+        return f"{found[2]} of worker {called(found[1])}"
+    if found := re.fullmatch(r"(\w+)\[(\d+)\]\[(\d+)\]", path):
+        return f"{found[1]} from {called(found[2])} to {called(found[3])}"
+    if found := re.fullmatch(r"workers\[(\d+)\]", path):
+        return f"worker {called(found[1])}"
+    if found := re.fullmatch(r"(\w+)\[(\d+)\]", path):
+        return f"{found[1]}, the entry of worker {called(found[2])}"
+    return path or "it"
+
+
+def _ids(document: dict[str, object]) -> list[str]:
+    """What the workers of a document call themselves; where that is no name, their numbers."""
+    workers = document.get("workers")
+    ids = [worker.get("id") for worker in workers] if isinstance(workers, list) else []
+    return [
+        id if isinstance(id, str) and WORKER_ID.fullmatch(id) else f"number {number}"
+        for number, id in enumerate(ids)
+    ]
 
 
 def _lines(values: tuple[object, ...]) -> str:

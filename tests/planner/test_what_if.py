@@ -85,11 +85,29 @@ def test_what_helps_is_told_the_best_first_and_is_true(seed: int) -> None:
     assert 0 < len(tried) <= 6 and len(set(tried)) == len(tried)
     assert {effect.words for effect in found} <= set(tried)
     assert [effect.change for effect in found] == sorted(effect.change for effect in found)
-    tops = {change.words: change.topology for change in changes_worth_a_try(topology, schedule, loads)}
+    tops = {c.words: c.topology for c in changes_worth_a_try(topology, schedule, loads, leaves_out=False)}
     for effect in found:
         after = equal(tops[effect.words], workload, replace(options, incumbent=schedule.assignment))
         assert effect.step_seconds == pytest.approx(after.step_seconds)
         assert effect.change == pytest.approx(after.step_seconds / schedule.step_seconds - 1)
+
+
+def test_who_slows_the_rest_down_is_told_where_a_plan_must_have_everybody() -> None:
+    slow = WorkerSpec("slow", "", tflops=1e-13, memory_gb=1.0)
+    workers = tuple(WorkerSpec(f"w{n}", "", tflops=1e-11, memory_gb=1.0) for n in range(3))
+    rows = tuple((100.0,) * 4 for _ in range(4))
+    topology, workload = Topology((*workers, slow), rows, rows), random_workload(3, 8)
+    for name, options in (("equal-compute", Options(budget=12)), ("auto", Options(budget=30, workers=4))):
+        schedule = SCHEDULERS[name](topology, workload, options)
+        loads = simulate(schedule.plan, topology).loads
+        found = what_if(topology, schedule, loads, SCHEDULERS[name], options)
+        assert "without slow" in {effect.words for effect in found}
+        assert "without w0" not in {effect.words for effect in found}  # where the submitter is
+    schedule = SCHEDULERS["auto"](topology, workload, Options(budget=12))
+    tried: list[str] = []
+    loads = simulate(schedule.plan, topology).loads
+    what_if(topology, schedule, loads, SCHEDULERS["auto"], Options(budget=12), tell=tried.append)
+    assert not any(words.startswith("without") for words in tried)
 
 
 def test_every_scheduler_is_found_by_its_name() -> None:

@@ -9,6 +9,7 @@ from itertools import islice
 
 from farflung.errors import PlanError
 from farflung.plan import Topology
+from farflung.plan.wishes import AUTO
 from farflung.planner import changes
 from farflung.planner.assignment import Options, Schedule, Scheduler, memory_of, unwatched
 from farflung.simulator import Load
@@ -56,12 +57,14 @@ def what_if(
     searching = replace(
         options, budget=max(1, options.budget // _EASIER), incumbent=schedule.assignment, watch=unwatched
     )
+    leaves_out = options.workers is None and schedule.scheduler == AUTO
     began = time.process_time()
     found: list[Effect] = []
-    for change in islice(changes_worth_a_try(topology, schedule, loads), most):
+    for change in islice(changes_worth_a_try(topology, schedule, loads, leaves_out), most):
         tell(change.words)
         try:
-            after = scheduler(change.topology, schedule.workload, searching).step_seconds
+            with_it = replace(searching, workers=_as_many(options.workers, change.topology))
+            after = scheduler(change.topology, schedule.workload, with_it).step_seconds
         except PlanError:
             continue  # a change that a scheduler cannot plan for helps nobody
         found.append(Effect(change.words, after, after / schedule.step_seconds - 1))
@@ -70,16 +73,28 @@ def what_if(
     return sorted((e for e in found if e.change <= -_WORTH_TELLING), key=lambda e: e.change)
 
 
-def changes_worth_a_try(topology: Topology, schedule: Schedule, loads: Sequence[Load]) -> Iterator[Change]:
-    """Changes of the fleet in the order of their promise, each once."""
+def _as_many(asked: int | None, topology: Topology) -> int | None:
+    """The workers that were asked for, or all if that is one more than there are."""
+    return None if asked is None else min(asked, len(topology.workers))
+
+
+def changes_worth_a_try(
+    topology: Topology, schedule: Schedule, loads: Sequence[Load], leaves_out: bool = True
+) -> Iterator[Change]:
+    """Changes of the fleet in the order of their promise, each once.
+
+    A fleet without one of its workers is among them unless the scheduler `leaves_out` whom it wants anyway.
+    """
     said: set[str] = set()
-    for change in _changes(topology, schedule, loads):
+    for change in _changes(topology, schedule, loads, leaves_out):
         if change.words not in said:
             said.add(change.words)
             yield change
 
 
-def _changes(topology: Topology, schedule: Schedule, loads: Sequence[Load]) -> Iterator[Change]:
+def _changes(
+    topology: Topology, schedule: Schedule, loads: Sequence[Load], leaves_out: bool
+) -> Iterator[Change]:
     numbers = {id: number for number, id in enumerate(topology.ids)}
     yield from _memory(topology, schedule, numbers)
     for load in loads:
@@ -96,6 +111,10 @@ def _changes(topology: Topology, schedule: Schedule, loads: Sequence[Load]) -> I
                 yield from _line(topology, number)
             if len(ends) == 2:
                 yield from _path(topology, *ends)
+        if not leaves_out:
+            for number in ends:
+                if topology.workers[number] != topology.home:
+                    yield Change(f"without {topology.ids[number]}", changes.without(topology, number))
     used, workload = set(schedule.plan.workers()), schedule.workload
     whole = workload.memory_bytes(0, len(workload), 1)
     for id, number in numbers.items():

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.planner.cycles import improved
+from farflung.planner.evolutionary.cycles import improved
 
 
 @settings(max_examples=60, deadline=None)

@@ -25,7 +25,8 @@ EfficiencyOption = Annotated[
     ),
 ]
 SchedulerOption = Annotated[
-    str, typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, exact or auto.")
+    str,
+    typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, evolutionary, exact or auto."),
 ]
 PictureOption = Annotated[
     Path | None,

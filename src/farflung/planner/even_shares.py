@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from farflung.plan import Topology
 from farflung.planner.answer import answer, assignment_of
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.balanced import indifferent
-from farflung.planner.chain import Cutter
-from farflung.planner.checks import Fleet, most_segments, refuse_memory, usable_fleet
+from farflung.planner.chain import ChainCut, Cutter
+from farflung.planner.checks import most_segments, refuse_memory, usable_fleet
 from farflung.planner.devices import Devices
 from farflung.planner.window import with_window
 from farflung.workload import Workload
@@ -33,16 +33,32 @@ def even_shares(
     """
     fleet = usable_fleet(topology, workload, options)
     count = fleet.count or min(len(fleet.devices), most_segments(workload, workload.legal))
-    devices = fleet.devices.take(range(count))
-    for window in windows(workload, options, count):
+    chains = [(fleet.devices.take(range(count)), 0)]
+    if fleet.count is None:
+        chains.append((fleet.devices, MOST_SKIPS))
+    chain, cut, window = even_cut(workload, weighed, chains, options)
+    assignment = with_window(workload, assignment_of(workload, chain, cut, window), fleet.topology, options)
+    return answer(scheduler, fleet, workload, assignment, options)
+
+
+def even_cut(
+    workload: Workload, weighed: Workload, chains: Sequence[tuple[Devices, int]], options: Options
+) -> tuple[Devices, ChainCut, int]:
+    """The first of `chains`, each with the devices it may skip, that can be cut so; its cut, and the window.
+
+    Raises
+    ------
+    PlanError
+        No such cut fits any of them.
+    """
+    first, (_, skips) = chains[0][0], chains[-1]
+    for window in windows(workload, options, len(first)):
         cutter = Cutter(weighed, window, options.recompute)
-        for chain, skips in _chains(fleet, devices):
-            cut = cutter.cut(indifferent(chain, weighed), skips)
+        for chain, most in chains:
+            cut = cutter.cut(indifferent(chain, weighed), most)
             if cut is not None:
-                cut_so = assignment_of(workload, chain, cut, window)
-                assignment = with_window(workload, cut_so, fleet.topology, options)
-                return answer(scheduler, fleet, workload, assignment, options)
-    raise refuse_memory(workload, devices, 0 if fleet.count else MOST_SKIPS, options)
+                return chain, cut, window
+    raise refuse_memory(workload, first, skips, options)
 
 
 def windows(workload: Workload, options: Options, segments: int) -> Iterator[int]:
@@ -52,9 +68,3 @@ def windows(workload: Workload, options: Options, segments: int) -> Iterator[int
     while window > 1 and options.window is None:
         window //= 2
         yield window
-
-
-def _chains(fleet: Fleet, devices: Devices) -> Iterator[tuple[Devices, int]]:
-    yield devices, 0
-    if fleet.count is None:
-        yield fleet.devices, MOST_SKIPS

@@ -30,6 +30,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "equal-count": _Lazily("equal_count", "equal_count"),
     "equal-compute": _Lazily("equal_compute", "equal_compute"),
     "op-fence": _Lazily("opfence", "opfence"),
+    "evolutionary": _Lazily("evolutionary", "evolutionary"),
     "exact": _Lazily("exact", "exact"),
     AUTO: _Lazily("auto", "auto"),
 }

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.plan import Topology
-from farflung.planner.cycles import improved
+from farflung.planner.evolutionary.cycles import improved
 from farflung.planner.grid.bound import lower_bound
 from farflung.planner.grid.budget import Budget
 from farflung.planner.grid.objective import Grid, GridCosts, GridObjective, grid_total

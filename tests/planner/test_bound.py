@@ -17,13 +17,13 @@ from tests.planner.workloads import (
 from farflung.errors import PlanError
 from farflung.plan import Topology, WorkerSpec
 from farflung.planner.assignment import Assignment, Options, memory_of, plan_of
-from farflung.planner.bound import lower_bound_seconds
+from farflung.planner.bounds import lower_bound_seconds
+from farflung.planner.bounds.gates import blocks_of
 from farflung.planner.equal_compute import equal_compute
 from farflung.planner.exact import exact
-from farflung.planner.gates import blocks_of
 from farflung.planner.objective import step_seconds
 from farflung.planner.opfence import opfence
-from farflung.simulator import simulate
+from farflung.simulator import Conditions, simulate
 from farflung.workload import Span, Workload
 
 CLOSE = 1 + 1e-9
@@ -57,33 +57,38 @@ def any_assignment(workload: Workload, topology: Topology, draw: random.Random) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
+@given(seed=st.integers(0, 10**6), split=st.booleans())
+def test_no_plan_is_faster_than_the_bound(seed: int, split: bool) -> None:
     topology, workload = case(seed)
-    bound = lower_bound_seconds(topology, workload)
+    bound = lower_bound_seconds(topology, workload, split_backward=split)
     draw = random.Random(seed)
     for _ in range(12):
         assignment = any_assignment(workload, topology, draw)
         if assignment is not None:
-            seconds = simulate(plan_of(workload, assignment), topology).step_seconds
+            conditions = Conditions(split_backward=split)
+            seconds = simulate(plan_of(workload, assignment), topology, conditions).step_seconds
             assert bound <= seconds * CLOSE, assignment
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_branches_that_run_beside_each_other_are_no_longer_than_the_longest(seed: int) -> None:
+@given(seed=st.integers(0, 10**6), split=st.booleans())
+def test_branches_that_run_beside_each_other_are_no_longer_than_the_longest(seed: int, split: bool) -> None:
     draw = random.Random(seed)
     workload = branching_workload(seed, draw.randint(2, 7))
     if draw.random() < 0.7:  # where nothing hides a round trip
         workload = replace(workload, microbatches=1)
     topology = random_topology(seed, draw.randint(2, 3), memory=1e5)
-    bounds = [lower_bound_seconds(topology, workload, replicas=replicas) for replicas in (1, 2)]
+    conditions = Conditions(split_backward=split)
+    bounds = [
+        lower_bound_seconds(topology, workload, replicas=replicas, split_backward=split)
+        for replicas in (1, 2)
+    ]
     for _ in range(60):
         assignment = any_assignment(workload, topology, draw)
         assert assignment is not None
         plan = plan_of(workload, assignment)
-        if step_seconds(plan, topology) < max(bounds):
-            assert simulate(plan, topology).step_seconds * CLOSE >= max(bounds), assignment
+        if step_seconds(plan, topology, conditions) < max(bounds):
+            assert simulate(plan, topology, conditions).step_seconds * CLOSE >= max(bounds), assignment
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

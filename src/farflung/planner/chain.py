@@ -79,8 +79,8 @@ class Cutter:
         self.workload = workload
         self.window = window
         self._recompute = recompute
-        self._straight = Positions.of(workload, window, parts, kept_together(workload))
-        self._loops = loops(workload, window, parts)
+        self._straight = Positions.of(workload, parts, kept_together(workload))
+        self._loops = loops(workload, parts)
 
     def cut(
         self,
@@ -123,10 +123,10 @@ class Cutter:
 
     def _variants(self, devices: Devices, skips: int, even: bool) -> Iterator[tuple[Positions, Rules]]:
         last = len(self._straight) - 1
-        yield self._straight, Rules(skips, self._recompute, 0, last, even)
+        yield self._straight, Rules(self.window, skips, self._recompute, 0, last, even)
         if len(devices) > 1:
             for positions, head, last_cut in self._loops:
-                yield positions, Rules(skips, self._recompute, head, last_cut, even)
+                yield positions, Rules(self.window, skips, self._recompute, head, last_cut, even)
 
 
 class _Search:
@@ -180,7 +180,7 @@ class _Search:
         )
 
     def _recomputes(self, piece: Piece) -> bool:
-        memory = self._positions.memory
+        memory = self._positions.need(self._rules.window)
         head = memory[self._rules.head, 0] if piece.device == len(self._devices) else 0.0
         room = self._devices.memory_bytes[piece.device % len(self._devices)] - head
         return self._rules.recompute and bool(memory[piece.stop, piece.start] > room)

@@ -23,6 +23,8 @@ class Rules:
 
     Parameters
     ----------
+    window
+        Microbatches in flight; None where memory does not count.
     skips
         How many devices in a row may be left out; if any, as many as one likes at the ends.
     recompute
@@ -37,6 +39,7 @@ class Rules:
         be as busy as the busiest get equal work. Links then only break ties.
     """
 
+    window: int | None
     skips: int
     recompute: bool
     head: int
@@ -138,12 +141,13 @@ class Cover:
     def _seconds(self, device: int, starts: slice, stops: slice) -> Floats:
         """Seconds that each segment takes on `device`, infinite where it may not be: [stops, starts]."""
         table, devices = self._positions, self._devices
-        work, memory = table.between[stops, starts], table.memory[stops, starts]
+        need = table.need(self._rules.window)
+        work, memory = table.between[stops, starts], need[stops, starts]
         head = self._rules.head if self._rules.head and device == len(devices) - 1 else 0
-        room = min(devices.memory_bytes[device], FINITE) - (table.memory[head, 0] if head else 0.0)
+        room = min(devices.memory_bytes[device], FINITE) - (need[head, 0] if head else 0.0)
         allowed = memory <= room
         if self._rules.recompute:
-            fits = table.memory_recomputed[stops, starts] <= room
+            fits = table.need(self._rules.window, recompute=True)[stops, starts] <= room
             work = np.where(allowed, work, work * RECOMPUTED)
             allowed = allowed | fits
         allowed &= work <= self._limit * devices.speeds[device] - table.work[head]

@@ -55,8 +55,9 @@ def exact(topology: Topology, workload: Workload, options: Options) -> Schedule:
     plans = _baseline(topology, workload, options)
     high = min((plan.step_seconds for plan in plans), default=np.inf)
     bound = np.inf
+    positions = Positions.of(workload, legal=legal)
     for window in _windows(workload, options):
-        case = _case(fleet, Positions.of(workload, window, legal=legal), options)
+        case = _case(fleet, positions, window, options)
         tables = Subsets(case)
         found, least = _least(tables, case, min(high, bound))
         bound = min(bound, least)
@@ -68,7 +69,7 @@ def exact(topology: Topology, workload: Workload, options: Options) -> Schedule:
         raise refuse_memory(workload, fleet.devices, 1, options)
     best = min(plans, key=lambda plan: plan.step_seconds)
     best, tried = _polished(best, fleet, legal, options)
-    proven = 0.0 if loops(workload, None, 1) else min(bound, best.step_seconds)
+    proven = 0.0 if loops(workload, 1) else min(bound, best.step_seconds)
     return replace(best, scheduler="exact", lower_bound_seconds=proven, evaluated=len(plans) + tried)
 
 
@@ -96,12 +97,13 @@ def _windows(workload: Workload, options: Options) -> list[int]:
     return sorted({-(-count // rounds) for rounds in range(1, count + 1)}, reverse=True)
 
 
-def _case(fleet: Fleet, positions: Positions, options: Options) -> Case:
+def _case(fleet: Fleet, positions: Positions, window: int, options: Options) -> Case:
     latency = fleet.devices.latency
     home = fleet.topology.ids.index(fleet.topology.home.id)
     return Case(
         positions=positions,
         devices=fleet.devices,
+        window=window,
         around=latency[home] + latency[:, home],
         sizes=(fleet.count or 1, fleet.count or len(fleet.devices)),
         recompute=options.recompute,
@@ -169,7 +171,7 @@ def _fits(workload: Workload, assignment: Assignment, devices: Devices) -> bool:
 
 def _assignment(case: Case, path: Path) -> Assignment:
     workload = case.positions.workload
-    window = case.positions.window or workload.microbatches
+    window = case.window
     edges = [0, *(int(case.positions.at[stop]) for stop in path.stops)]
     recompute = tuple(
         workload.memory_bytes(start, stop, window) > case.devices.memory_bytes[device]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.workload import BACKWARD_FACTOR, Workload
+from farflung.workload.arrays import before
 
 Floats = NDArray[np.float64]
+_Tables = dict[tuple[int | None, bool], Floats]
 
 FINE = 4096
 """Of how many parts of a model's work each keeps only its cheapest cuts: one part is 0.02 % of the work."""
@@ -23,27 +25,21 @@ RECOMPUTED = (2 + BACKWARD_FACTOR) / (1 + BACKWARD_FACTOR)
 class Positions:
     """P positions of a workload, both ends among them, and what lies between each two.
 
-    Tables are [stop, start]; where no segment may be (it would own no parameter, or end before it starts)
-    memory is infinite.
-
     Parameters
     ----------
     workload
         What is cut.
     at : int64 [P]
         Node positions, ascending.
-    window
-        Microbatches in flight, on which memory depends; None where memory does not count.
     """
 
     workload: Workload
     at: NDArray[np.int64]
-    window: int | None
+    _held: _Tables = field(default_factory=dict, repr=False, compare=False)
+    _need: _Tables = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
-    def of(
-        workload: Workload, window: int | None, parts: int = FINE, legal: NDArray[np.bool_] | None = None
-    ) -> Positions:
+    def of(workload: Workload, parts: int = FINE, legal: NDArray[np.bool_] | None = None) -> Positions:
         """Every legal position (of the workload, unless given), less those that can hardly matter.
 
         Of the positions within the same 1 / `parts` of the work only those are kept than which no other has
@@ -54,7 +50,7 @@ class Positions:
         at = np.flatnonzero(workload.legal if legal is None else legal)
         if len(at) > 256:
             at = at[_cheapest(workload, at, parts)]
-        return Positions(workload, at.astype(np.int64), window)
+        return Positions(workload, at.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.at)
@@ -75,29 +71,48 @@ class Positions:
         return self.workload.crossing_backward[self.at]
 
     @cached_property
+    def owned(self) -> NDArray[np.int64]:
+        """Parameters that are first read before each position: [P]."""
+        return self.workload.owned[self.at]
+
+    @cached_property
     def between(self) -> Floats:
-        """Operations between two positions: [P, P]."""
+        """Operations between two positions: [stop, start]."""
         return self.work[:, None] - self.work[None, :]
 
     @cached_property
-    def memory(self) -> Floats:
-        """Bytes a segment between two positions needs: [P, P]."""
-        return self._memory(recompute=False)
+    def fed(self) -> Floats:
+        """Bytes of model inputs that are first read before each position: [P]."""
+        first_read = np.zeros(len(self.workload))
+        for feed in self.workload.feeds:
+            first_read[feed.readers[0]] += feed.bytes
+        return before(first_read)[self.at]
 
-    @cached_property
-    def memory_recomputed(self) -> Floats:
-        """Bytes it needs if it runs forward once more in place of keeping its tape: [P, P]."""
-        return self._memory(recompute=True)
+    def held(self, window: int, recompute: bool = False) -> Floats:
+        """Bytes that the range between two positions needs with `window` microbatches in flight.
 
-    def _memory(self, recompute: bool) -> Floats:
-        owned = self.workload.owned[self.at]
-        table = np.zeros((len(self), len(self)))
-        for stop in range(1, len(self)):
-            if self.window is None:
-                break
-            needed = self.workload.memory_up_to(int(self.at[stop]), self.window, recompute)
-            table[stop, :stop] = needed[self.at[:stop]]
-        return np.where(owned[:, None] > owned[None, :], table, np.inf)
+        [stop, start]; 0 where it would end before it starts. With `recompute` it runs forward once more in
+        place of keeping its tape.
+        """
+        known = self._held.get((window, recompute))
+        if known is None:
+            known = self._held[window, recompute] = np.zeros((len(self), len(self)))
+            for stop in range(1, len(self)):
+                needed = self.workload.memory_up_to(int(self.at[stop]), window, recompute)
+                known[stop, :stop] = needed[self.at[:stop]]
+        return known
+
+    def need(self, window: int | None, recompute: bool = False) -> Floats:
+        """What `held` says, infinite where no segment may be since it would own no parameter: [stop, start].
+
+        With no window memory does not count.
+        """
+        known = self._need.get((window, recompute))
+        if known is None:
+            table = 0.0 if window is None else self.held(window, recompute)
+            may_be = self.owned[:, None] > self.owned[None, :]
+            known = self._need[window, recompute] = np.where(may_be, table, np.inf)
+        return known
 
 
 def _cheapest(workload: Workload, legal: NDArray[np.int64], parts: int) -> NDArray[np.bool_]:

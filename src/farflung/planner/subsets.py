@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.planner.certain import certain_crossing
+from farflung.planner.bounds.certain import certain_crossing
 from farflung.planner.cover import FINITE
 from farflung.planner.devices import Devices
+from farflung.planner.passes import on_the_way
 from farflung.planner.positions import RECOMPUTED, Positions
 
 Floats = NDArray[np.float64]
@@ -31,6 +32,8 @@ class Case:
     ----------
     positions, devices
         Where it may be cut, and for whom.
+    window
+        Microbatches in flight.
     around : float64 [n]
         Seconds that a step takes beside its microbatches if it begins and ends on each device.
     sizes
@@ -41,6 +44,7 @@ class Case:
 
     positions: Positions
     devices: Devices
+    window: int
     around: Floats
     sizes: tuple[int, int]
     recompute: bool
@@ -53,18 +57,19 @@ class Case:
     @property
     def rounds(self) -> int:
         """How often a step waits for a whole round trip, at the least."""
-        return -(-self.microbatches // (self.positions.window or self.microbatches))
+        return -(-self.microbatches // self.window)
 
 
 class Subsets:
     """Which step times can be reached.
 
-    Of a chain of devices with segments of c seconds (forward and backward), the time in which a microbatch
-    comes to a device and, from there, back to the start is u, and all the way there and back it is f. A step
-    of M microbatches takes at least u + M c for each device, f + (M - 1) t for t seconds on any link in
-    either direction, u without what the shared line itself carries + M t for all that a line carries, and
-    `rounds` f. Links and lines carry what they must carry whatever the other cuts are (`certain.py`), and
-    where that is no value, u begins anew. Each of these is a lower bound on the simulated step.
+    Of a chain of devices with segments of c seconds (forward and backward), of which w are on a microbatch's
+    way (`passes.on_the_way`), the time in which one comes to a device and, from there, back to the start is
+    u, and all the way there and back it is f. A step of M microbatches takes at least u + M w and M c for
+    each device, f + (M - 1) t for t seconds on any link in either direction, u without what the shared line
+    itself carries + M t for all that a line carries, and `rounds` f. Links and lines carry what they must
+    carry whatever the other cuts are (`certain.py`), and where that is no value with a gradient, u begins
+    anew. Each of these is a lower bound on the simulated step.
     """
 
     def __init__(self, case: Case) -> None:
@@ -73,6 +78,7 @@ class Subsets:
         certain = certain_crossing(table.workload)
         forward, backward = certain.forward[table.at], certain.backward[table.at]
         self.forward, self.backward, self.joined = forward, backward, certain.joined[table.at]
+        self.way = on_the_way()
         self.seconds = [self._segments(device) for device in range(len(devices))]
         rate = np.where(devices.bandwidth > 0, devices.bandwidth, np.nan)[:, :, None]
         self.sent = np.nan_to_num(forward / rate, nan=np.inf)
@@ -83,9 +89,10 @@ class Subsets:
         """Seconds of each segment on `device`, infinite where it does not fit: [stop, start]."""
         table, devices = self._case.positions, self._case.devices
         room = min(devices.memory_bytes[device], FINITE)
-        work = np.where(table.memory <= room, table.between, np.inf)
+        window = self._case.window
+        work = np.where(table.need(window) <= room, table.between, np.inf)
         if self._case.recompute:
-            again = np.where(table.memory_recomputed <= room, table.between * RECOMPUTED, np.inf)
+            again = np.where(table.need(window, recompute=True) <= room, table.between * RECOMPUTED, np.inf)
             work = np.minimum(work, again)
         return np.asarray(work / devices.speeds[device])
 
@@ -104,8 +111,9 @@ class Subsets:
                 link = max(link, sent, returned)
             up = (self.forward[stop] + self.backward[start]) / devices.up[device]
             down = (self.backward[stop] + self.forward[start]) / devices.down[device]
-            seconds = self.seconds[device][stop, start]
-            worst = max(worst, trip + count * seconds)
+            whole = self.seconds[device][stop, start]
+            seconds = whole * self.way
+            worst = max(worst, trip + count * seconds, float(self._case.around[device]) + count * whole)
             worst = max(worst, trip - returned + count * up, trip - sent + count * down)
             trip, start = trip + seconds, stop
         rounds = self._case.rounds
@@ -202,8 +210,11 @@ class _Pass:
     def _round_trips(self, device: int, arrived: Floats, stops: slice, starts: slice) -> Floats:
         """Of each segment on `device` that keeps the limit: [stops, starts]."""
         tables, devices, count = self._tables, self._case.devices, self._case.microbatches
-        seconds = tables.seconds[device][stops, starts]
-        allowed = arrived[0] + count * seconds <= self._limit
+        whole = tables.seconds[device][stops, starts]
+        seconds = whole * tables.way
+        allowed = (arrived[0] + count * seconds <= self._limit) & (
+            self._case.around[device] + count * whole <= self._limit
+        )
         lines = (
             (devices.up[device], arrived[1], tables.forward, tables.backward),
             (devices.down[device], arrived[2], tables.backward, tables.forward),

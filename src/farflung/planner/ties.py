@@ -31,7 +31,7 @@ def kept_together(workload: Workload, head: int = 0) -> NDArray[np.bool_]:
     return legal
 
 
-def loops(workload: Workload, window: int | None, parts: int) -> list[tuple[Positions, int, int]]:
+def loops(workload: Workload, parts: int) -> list[tuple[Positions, int, int]]:
     """For each loop worth trying its positions, and the indices of its first and last possible cut.
 
     The first cuts are the `HEADS` that the fewest bytes cross. Blocks that go from the first segment of a
@@ -41,7 +41,7 @@ def loops(workload: Workload, window: int | None, parts: int) -> list[tuple[Posi
     for head in _heads(workload)[:HEADS]:
         legal = kept_together(workload, head)
         legal[1:head] = False
-        positions = Positions.of(workload, window, parts, legal)
+        positions = Positions.of(workload, parts, legal)
         positions = replace(positions, at=np.union1d(positions.at, [head]))
         index = np.searchsorted(positions.at, [head, _last_cut(workload, head)], side="right") - 1
         found.append((positions, int(index[0]), int(index[1])))

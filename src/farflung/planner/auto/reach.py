@@ -3,9 +3,10 @@
 For one order and one step time T the cuts follow greedily: every worker takes the longest range that its
 time, its memory and its link to the next worker allow. With U the round trip of one microbatch through
 everything before a worker, its first forward pass begins no earlier than its part of U, and its last gradient
-still has the rest of U to travel, so M microbatches of its range have to fit into T - U. A link that one
-microbatch occupies for x seconds needs T >= (M - 1) x + the whole round trip. These are the terms of
-`planner.objective`.
+still has the rest of U to travel, so M microbatches of its range have to fit into T - U; gradients of
+parameters, where they come after those that are sent (`passes.on_the_way`), only into T less the part before
+it. A link that one microbatch occupies for x seconds needs T >= (M - 1) x + the whole round trip. These are
+the terms of `planner.objective`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from farflung.planner.auto.tables import Tables
 from farflung.planner.devices import Devices
+from farflung.planner.passes import FORWARD, on_the_way
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -25,6 +27,7 @@ Bools = NDArray[np.bool_]
 
 NOBODY = -1
 _ROOM = 1 + 1e-9
+WAY = on_the_way()
 
 
 Order = tuple[int, ...]
@@ -144,17 +147,18 @@ class _Reach:
         count = len(orders)
         self.rows = np.arange(count)
         self.at = np.zeros(count, dtype=np.int64)
-        self.trip = np.zeros(count)
+        self.trip = np.zeros(count)  # of a microbatch, there and back, up to where it is
+        self.ahead = np.zeros(count)  # of that the way there
         self.busiest = np.zeros(count)
         self.feeding = np.zeros(count)
         self.alive = np.ones(count, dtype=bool)
         self.stops = np.zeros_like(orders.workers)
         self.link_seconds = np.maximum(seconds - trips, 0.0) / max(1, ground.microbatches - 1)
-        self.need = self.tables.need(window)
-        self.slim = self.tables.need(window, recompute=True) if ground.recompute else None
+        self.held = self.tables.held(window)
+        self.slim = self.tables.held(window, recompute=True) if ground.recompute else None
         width = orders.workers.shape[1]
         self.spent = np.zeros((count, width))  # seconds a worker has used up to a visit of it
-        self.begun = np.zeros((count, width))  # the round trip before its first visit
+        self.rooms = np.zeros((count, width))  # seconds that it had at its first visit
         self.taken = np.zeros((count, width))  # bytes of its memory
 
     def run(self) -> Reached:
@@ -179,31 +183,33 @@ class _Reach:
         here = self.alive & (worker >= 0)
         worker = np.where(worker < 0, 0, worker)
         if visit:
-            self.trip = np.where(here, self.trip + self._hop(visit, worker), self.trip)
+            self._hop(visit, worker, here)
         earlier = self.orders.earlier[:, visit]
         again = earlier >= 0
-        begun = np.where(again, self.begun[self.rows, earlier], self.trip)
+        room = np.minimum((self.seconds - self.trip) / WAY, self.seconds - self.ahead)
+        first_room = np.where(again, self.rooms[self.rows, earlier], room)
         spent = np.where(again, self.spent[self.rows, earlier], 0.0)
         taken = np.where(again, self.taken[self.rows, earlier], 0.0)
         M = self.ground.microbatches  # noqa: N806
         share = self.orders.shares[:, visit]
-        limit = np.minimum(share * (self.seconds - begun) / M - spent, (self.seconds - self.trip) / M)
+        limit = np.minimum(share * first_room / M - spent, room / M)
         speed = devices.speeds[worker]
         free = share * devices.memory_bytes[worker] - taken
         stop = self._longest(np.maximum(limit, 0.0) * speed, free)
         last = visit == self.orders.lengths - 1
         stop = np.where(last, stop, self._cut(visit, worker, stop))
         if tables.loop is not None and visit == 0:
-            stop = np.where(self.need[0, tables.loop[0]] <= free, tables.loop[0], 0)
+            stop = np.where(self.held[tables.loop[0], 0] <= free, tables.loop[0], 0)
         moved = tables.owned[stop] > tables.owned[self.at]
         moved = moved & (~last | (stop == len(tables) - 1))
         if tables.loop is not None:
             moved = moved & (~last | (self.at <= tables.loop[1]))
         took, needed = self._cost(stop, free, speed)
         ok = here & moved
-        self.spent[:, visit], self.begun[:, visit] = spent + took, begun
+        self.spent[:, visit], self.rooms[:, visit] = spent + took, first_room
         self.taken[:, visit] = taken + needed
-        self.trip = np.where(ok, self.trip + took, self.trip)
+        self.trip = np.where(ok, self.trip + took * WAY, self.trip)
+        self.ahead = np.where(ok, self.ahead + took * FORWARD, self.ahead)
         self._occupy(visit, worker, stop, ok & ~last)
         fed = (tables.fed[stop] - tables.fed[self.at]) / devices.bandwidth[self.ground.home, worker]
         self.feeding = np.where(ok, np.maximum(self.feeding, fed), self.feeding)
@@ -211,30 +217,34 @@ class _Reach:
         self.at = np.where(ok, stop, self.at)
         self.stops[:, visit] = self.at
 
-    def _hop(self, visit: int, worker: Ints) -> Floats:
+    def _hop(self, visit: int, worker: Ints, here: Bools) -> None:
+        """Count the way to the next worker and back, for those orders that are still under way."""
         previous = np.maximum(self.orders.workers[:, visit - 1], 0)
         devices, tables = self.devices, self.tables
         with np.errstate(divide="ignore", invalid="ignore"):
             there = tables.forward[self.at] / devices.bandwidth[previous, worker]
             back = tables.backward[self.at] / devices.bandwidth[worker, previous]
-        total = there + back + devices.latency[previous, worker] + devices.latency[worker, previous]
-        return np.where(np.isfinite(total), total, np.inf)
+        there = there + devices.latency[previous, worker]
+        total = there + back + devices.latency[worker, previous]
+        total = np.where(np.isfinite(total), total, np.inf)
+        self.trip = np.where(here, self.trip + total, self.trip)
+        self.ahead = np.where(here, self.ahead + np.fmin(there, total), self.ahead)
 
     def _longest(self, operations: Floats, free: Floats) -> Ints:
         """The last position up to which both time and memory allow a range from here."""
         work = self.tables.work
         plain = np.searchsorted(work, (work[self.at] + operations) * _ROOM, side="right") - 1
-        plain = np.minimum(plain, self._fitting(self.need, free))
+        plain = np.minimum(plain, self._fitting(self.held, free))
         if self.slim is None:
             return np.asarray(plain)
         slim = np.searchsorted(work, (work[self.at] + operations * 0.75) * _ROOM, side="right") - 1
         return np.maximum(plain, np.minimum(slim, self._fitting(self.slim, free)))
 
-    def _fitting(self, need: Floats, free: Floats) -> Ints:
+    def _fitting(self, held: Floats, free: Floats) -> Ints:
         low, high = self.at.copy(), np.full_like(self.at, len(self.tables) - 1)
         while np.any(low < high):
             middle = (low + high + 1) // 2
-            fits = need[self.at, middle] <= free
+            fits = held[middle, self.at] <= free
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         return low
 
@@ -262,11 +272,11 @@ class _Reach:
     def _cost(self, stop: Ints, free: Floats, speed: Floats) -> tuple[Floats, Floats]:
         """Seconds of a microbatch, and bytes, of the range from here to `stop`."""
         work = (self.tables.work[stop] - self.tables.work[self.at]) / speed
-        needed = self.need[self.at, stop]
+        needed = self.held[stop, self.at]
         if self.slim is None:
             return work, needed
         tight = needed > free
-        return np.where(tight, work * 4 / 3, work), np.where(tight, self.slim[self.at, stop], needed)
+        return np.where(tight, work * 4 / 3, work), np.where(tight, self.slim[stop, self.at], needed)
 
     def _occupy(self, visit: int, worker: Ints, stop: Ints, crossing: Bools) -> None:
         """Count how long one microbatch occupies the links and lines to the next worker."""

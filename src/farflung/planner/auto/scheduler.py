@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Topology
-from farflung.planner.assignment import Assignment, Options, Schedule, plan_of
+from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler, plan_of
 from farflung.planner.auto.judge import Budget, Judge
 from farflung.planner.auto.polish import Judged
 from farflung.planner.auto.search import Search
 from farflung.planner.balanced import balanced_cut
-from farflung.planner.bound import lower_bound_seconds
+from farflung.planner.bounds import lower_bound_seconds
 from farflung.planner.checks import Fleet, advice, usable_fleet
 from farflung.planner.equal_compute import equal_compute
 from farflung.planner.equal_count import equal_count
+from farflung.planner.evolutionary import evolutionary
+from farflung.planner.exact import exact
 from farflung.planner.opfence import opfence
+from farflung.planner.ties import kept_together
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 
 MOST_RIVALLED = 200  # workers; with more, each rival would take longer than the whole search
 MOST_ALONE = 32
 ALIKE = 1.05  # of workers who share cores, plans that are so much slower count as equal
-RIVALS: tuple[Callable[[Topology, Workload, Options], Schedule], ...] = (equal_count, equal_compute, opfence)
+TINY_WORKERS, TINY_POSITIONS = 5, 64
+"""Of a case that `exact` is asked about too; that takes it up to half a CPU second (benchmarks/cuts.py)."""
+
+RIVALS: tuple[Scheduler, ...] = (equal_count, equal_compute, evolutionary, opfence)
 
 
 def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """The best plan found: never worse, simulated, than the incumbent's or any rival's.
 
-    The rivals are equal-count, equal-compute, OP-Fence, the plan for workers of whom nothing is known and one
-    worker alone.
+    The rivals are equal-count, equal-compute, evolutionary, OP-Fence, for few workers and places to cut the
+    exact scheduler, the plan for workers of whom nothing is known, and one worker alone.
     `options.budget` counts plans as `judge.Budget` does; the other schedulers' own work is not counted, and
     they are not asked for more than `MOST_RIVALLED` workers.
 
@@ -143,7 +149,7 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
         if simple is not None and _is_valid(fleet, workload, simple, judge):
             some = True
             yield Judged(judge.simulated(workload, simple), workload, simple)
-    for rival in RIVALS if len(fleet.devices) <= MOST_RIVALLED else ():
+    for rival in _rivals(fleet, workload):
         try:
             schedule = rival(fleet.topology, workload, alone)
         except PlanError as error:
@@ -153,6 +159,13 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
         yield Judged(schedule.step_seconds, workload, schedule.assignment)
     if not some and refusal is not None:
         raise refusal
+
+
+def _rivals(fleet: Fleet, workload: Workload) -> tuple[Scheduler, ...]:
+    if len(fleet.devices) > MOST_RIVALLED:
+        return ()
+    tiny = len(fleet.devices) <= TINY_WORKERS and kept_together(workload).sum() <= TINY_POSITIONS
+    return (*RIVALS, exact) if tiny else RIVALS
 
 
 def _is_valid(fleet: Fleet, workload: Workload, assignment: Assignment, judge: Judge) -> bool:

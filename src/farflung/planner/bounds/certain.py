@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Certain:
-    """At each position, [n + 1]: bytes forward and backward, and whether there is any value at all."""
+    """At each position, [n + 1]: bytes forward and backward, and whether any value has a gradient."""
 
     forward: Floats
     backward: Floats
@@ -43,8 +43,8 @@ def certain_crossing(workload: Workload) -> Certain:
         crossed = np.arange(span.made + 1, span.readers[-1] + 1)
         following = readers[np.searchsorted(readers, crossed)]
         sure = crossed[(starts[crossed] <= span.made) & (following < stops[crossed])]
-        joined[sure] = True
         forward[sure] += span.bytes
         if span.gradient:
             backward[sure] += span.bytes
+            joined[sure] = True
     return Certain(forward, backward, joined)

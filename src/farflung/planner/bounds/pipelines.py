@@ -1,0 +1,102 @@
+"""What no plan can undercut: a lower bound on the simulated time of a step, over all plans of one pipeline.
+
+A plan here is any assignment: any cuts, any workers in any order, each once or several times, any window. Let
+T be its step time, M its microbatches, and let all rates, speeds and latencies be those of the topology. The
+bound is the least T that breaks none of the following, each of which holds for every plan. (`gates.Block`:
+all work of a block comes after all work of the blocks before, forward, and before it, backward.)
+
+1. *Round trips.* If U is a lower bound on the time of one microbatch before it reaches a piece of work, plus
+   the time from its gradient leaving this work to the end of the step, then M times this piece fits into
+   T - U: the first forward pass cannot begin earlier, nor the last backward pass end later. Where gradients
+   of parameters come after those that are sent (`passes.on_the_way`), that is so for what is on the way, and
+   M times the whole piece fits into T less what is before it and less the word of its end to the broker.
+   What a microbatch does one after the other, at least, is the longest way through each block; and where a
+   hop is counted beside it, which may be on another way through its block, the shortest way through that one.
+   A way without a gradient has no way back.
+2. *New workers.* A worker with work in some block but in none before gets a value from another worker that
+   is on a way from the last gate to this work, at least `Block.forward_bytes`, and gives its gradient back.
+   So U before a worker's first work is at least the cheapest hops into all workers that came in earlier
+   blocks, one for each block, and into itself; at least the shortest way from the first worker to it; and at
+   least its own way to the broker and back, as it hears of the step and tells that it has ended.
+3. *Links.* Every such hop occupies a link M times, and before and after that the rest of one microbatch's
+   round trip must fit. Links that are too slow for T are out, and all workers of a row of blocks lie in one
+   component of what is left. A worker that is neither first nor last in the row gets a value and gives a
+   gradient, and passes a value on and gets a gradient; who cannot (his line is too slow for both, or he has
+   one neighbour left, and no second turn fits on their link) can only be the first or, as many as the last
+   block has operators, the last.
+4. *Work.* All work of the row is done by such workers, each within T - U; and what they hold fits into their
+   memory with the window that T asks for: M microbatches pass in T with no more than W at a time, so
+   W >= M x round trip / T. State and tapes of different operators add up (`_Items.fit`).
+5. *Operators.* An operator runs on one worker. So of any row of n operators at the end no more than n workers
+   do the work, and where every link is too slow for what crosses between two operators, they count as one.
+6. *Inputs.* Who runs the first operator is sent M times what this reads of the model's inputs.
+
+What is left out makes the bound looser, never wrong. With replicas only the speed of the whole fleet counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import dropwhile
+
+from farflung.plan import Topology
+from farflung.planner.bounds.gates import Block, blocks_of, longest_way
+from farflung.planner.bounds.interval import CLOSE, Home, Interval
+from farflung.planner.bounds.items import Items
+from farflung.planner.devices import Devices
+from farflung.planner.passes import FORWARD, on_the_way
+from farflung.simulator import Conditions
+from farflung.workload import Workload
+
+
+def lower_bound_seconds(
+    topology: Topology,
+    workload: Workload,
+    efficiency: float = 1.0,
+    replicas: int = 1,
+    recompute: bool = False,
+    split_backward: bool = Conditions().split_backward,
+) -> float:
+    """No plan of `workload` with up to `replicas` pipelines is simulated to take fewer seconds a step."""
+    devices = Devices.of(topology, efficiency)
+    fleet = workload.microbatches * workload.work[-1] / devices.speeds.sum()
+    if replicas > 1:
+        trip = FORWARD * longest_way(workload, 0, len(workload)) / devices.speeds.max()
+        return float(max(fleet, trip if split_backward else trip / FORWARD)) * (1 - CLOSE)
+    number = topology.ids.index(topology.home.id)
+    home = Home(devices.latency[number], devices.latency[:, number], devices.bandwidth[number])
+    best = float(fleet)
+    for blocks in _intervals(blocks_of(workload)) if workload.work[-1] else []:
+        items, fed = Items.of(workload, blocks, recompute), _fed_bytes(workload, blocks[0])
+        row = Interval(devices, workload.microbatches, blocks, home, items, fed, on_the_way(split_backward))
+        best = max(best, row.least(best))
+    return best * (1 - CLOSE)
+
+
+def _intervals(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:
+    """Rows of blocks between which at least so much crosses, for each amount: the longest rows.
+
+    Each begins with a block of one operator.
+    """
+    found = []
+    for least in sorted({block.forward_bytes for block in blocks[1:]}):
+        row: list[Block] = []
+        for block in blocks:
+            if row and block.forward_bytes < least:
+                found.append(tuple(row))
+                row = []
+            row.append(block)
+        found.append(tuple(row))
+    total = sum(block.work for block in blocks)
+    rows = {(row[0].start, row[-1].stop): row for row in map(_from_one, found or [blocks]) if row}
+    return [row for row in rows.values() if sum(block.work for block in row) > 0.05 * total]
+
+
+def _from_one(row: Sequence[Block]) -> tuple[Block, ...]:
+    """From the first single operator on: who works before it may send it little, and come from anywhere."""
+    return tuple(dropwhile(lambda block: block.workers > 1, row))
+
+
+def _fed_bytes(workload: Workload, block: Block) -> float:
+    """Model inputs that the one operator with work of a block reads itself, for one microbatch."""
+    return float(sum(feed.bytes for feed in workload.feeds if block.stop in feed.readers))

@@ -3,9 +3,16 @@
     python -m benchmarks.fleets [--instances 200] [--seed 0] [--budget 300] [--exact 10] [--json]
 
 Instance n is fleet `random_fleets.random_fleet(seed + n)` with one of seven captured models in turn, 32
-microbatches; an instance that nobody can plan (too little memory) is skipped and counted. All schedulers get
-the same options: one replica, no recomputation, the window theirs to choose. Ratios are over instances where
-the rival has a plan. `exact` is compared on fleets of 4 to 7 workers. Times are CPU seconds of this process.
+microbatches; an instance that nobody can plan (too little memory) is skipped and counted. Two answers of auto
+are held against the rivals:
+
+* `auto` has their options: one replica, no recomputation, 32 microbatches, the window its own to choose. The
+  gap to the lower bound is that of this one.
+* `auto-free` also chooses what the others are told: 16, 64 or 128 microbatches of the same batch where there
+  are samples for it, up to 8 replicas, recomputation.
+
+Ratios are over instances where the rival has a plan. `exact` is compared on fleets of 4 to 7 workers. Times
+are CPU seconds of this process.
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -30,7 +37,9 @@ from farflung.planner.assignment import Options, Schedule
 from farflung.planner.schedulers import SCHEDULERS
 from farflung.workload import Workload
 
-RIVALS = ("equal-count", "equal-compute", "op-fence")
+RIVALS = ("equal-count", "equal-compute", "evolutionary", "op-fence")
+FREE = "auto-free"
+MOST_REPLICAS = 8
 MODELS = (
     ("gpt2-small", 4),
     ("gpt2-medium", 2),
@@ -62,9 +71,9 @@ class Row:
         assert auto is not None
         return auto / self.lower_bound
 
-    def ratio(self, rival: str) -> float | None:
-        """How many times auto's step a rival's takes."""
-        other, auto = self.seconds.get(rival), self.seconds["auto"]
+    def ratio(self, rival: str, ours: str = "auto") -> float | None:
+        """How many times our step a rival's takes."""
+        other, auto = self.seconds.get(rival), self.seconds.get(ours)
         return None if other is None or auto is None else other / auto
 
 
@@ -76,19 +85,36 @@ def planned(name: str, topology: Topology, model: Workload, options: Options) ->
         return None
 
 
-def run(seed: int, topology: Topology, model: Workload, options: Options, names: Sequence[str]) -> Row | None:
-    """Plan one instance by auto and by the schedulers called `names`."""
+def run(
+    seed: int,
+    topology: Topology,
+    model: Workload,
+    options: Options,
+    names: Sequence[str],
+    free: Options | None = None,
+) -> Row | None:
+    """Plan one instance by auto, also with the options `free`, and by the schedulers called `names`."""
     begin = time.process_time()
     ours = planned("auto", topology, model, options)
     took = time.process_time() - begin
     if ours is None:
         return None
     seconds: dict[str, float | None] = {"auto": ours.step_seconds}
+    if free is not None:
+        found = planned("auto", topology, model, replace(free, incumbent=ours.assignment))
+        seconds[FREE] = found.step_seconds if found else None
     for name in names:
         schedule = planned(name, topology, model, options)
         seconds[name] = schedule.step_seconds if schedule else None
     workers = len(topology.workers)
     return Row(seed, model.name, workers, seconds, ours.lower_bound_seconds, took, ours.capped)
+
+
+def others(name: str, samples: int) -> tuple[Workload, ...]:
+    """The same batch in other numbers of microbatches."""
+    batch = MICROBATCHES * samples
+    counts = [n for n in (MICROBATCHES // 2, 2 * MICROBATCHES, 4 * MICROBATCHES) if batch % n == 0]
+    return tuple(workload(name, count, batch // count) for count in counts)
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
@@ -105,7 +131,10 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 def summary(rows: Sequence[Row], small: Sequence[Row], skipped: int) -> dict[str, object]:
     """What the benchmark answers."""
-    ratios = {name: [r for row in rows if (r := row.ratio(name)) is not None] for name in RIVALS}
+    ratios, free = (
+        {name: [r for row in rows if (r := row.ratio(name, ours)) is not None] for name in RIVALS}
+        for ours in ("auto", FREE)
+    )
     exact = [1 / r for row in small if (r := row.ratio("exact")) is not None]
     return {
         "instances": len(rows),
@@ -113,6 +142,17 @@ def summary(rows: Sequence[Row], small: Sequence[Row], skipped: int) -> dict[str
         "worse_than_a_rival": sum(any(r < 1 - 1e-9 for r in values) for values in ratios.values()),
         "times_faster_than": {
             name: quantiles(values) | {"plans": len(values)} for name, values in ratios.items()
+        },
+        "free_times_faster_than": {
+            name: quantiles(values) | {"plans": len(values)} for name, values in free.items()
+        },
+        "op_fence_by_model": {
+            name: [
+                round(statistics.median(found), 3)
+                for ours in ("auto", FREE)
+                if (found := [r for row in rows if row.model == name and (r := row.ratio("op-fence", ours))])
+            ]
+            for name, _ in MODELS
         },
         "gap_to_bound": quantiles([row.gap for row in rows]),
         "gap_by_model": {
@@ -138,13 +178,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     options = Options(budget=arguments.budget)
-    models = [workload(name, MICROBATCHES, size) for name, size in MODELS]
+    models = [(workload(name, MICROBATCHES, size), others(name, size)) for name, size in MODELS]
     begin = time.process_time()
     rows: list[Row] = []
     skipped = 0
     for number in range(arguments.instances):
         seed = arguments.seed + number
-        row = run(seed, random_fleet(seed), models[number % len(models)], options, RIVALS)
+        model, alternatives = models[number % len(models)]
+        free = replace(options, alternatives=alternatives, most_replicas=MOST_REPLICAS, recompute=True)
+        row = run(seed, random_fleet(seed), model, options, RIVALS, free)
         if row is None:
             skipped += 1
             continue
@@ -172,9 +214,9 @@ def main() -> None:
 def line(row: Row) -> str:
     """One instance in a line."""
     ratios = [(name, row.ratio(name)) for name in RIVALS]
-    others = "  ".join(f"{name} {ratio:7.2f}x" if ratio else f"{name}    none " for name, ratio in ratios)
-    ours = f"{row.seconds['auto']:9.3f} s  gap {row.gap:5.2f}"
-    return f"{row.seed:4d} {row.model:12s} {row.workers:3d} workers  {ours}  {others}"
+    rivals = "  ".join(f"{name} {ratio:7.2f}x" if ratio else f"{name}    none " for name, ratio in ratios)
+    ours = f"{row.seconds['auto']:9.3f} s  gap {row.gap:5.2f}  free {row.seconds[FREE] or 0:9.3f} s"
+    return f"{row.seed:4d} {row.model:12s} {row.workers:3d} workers  {ours}  {rivals}"
 
 
 if __name__ == "__main__":

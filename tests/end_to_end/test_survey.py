@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.end_to_end.homes import homes
-from tests.end_to_end.processes import Command, Machines, machines
+from tests.end_to_end.processes import Command, Machines, eventually, machines, train
 
 from farflung.errors import LabError
 from farflung.lab.machine import check_machine
@@ -88,6 +88,7 @@ def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
         found = topology(on.on, "--token", on.on.token("submitter"), "--broker", on.on.address)
         if off(found):
             found = topology(on.on, "--refresh")  # once more: the machine may have been too busy
+        planned = on.on.document("desk", "plan", "net.py", "--fleet", "--workers", "3", "--no-what-if")
         network_is_void = on.network.stats().void
         broker.stop()
         broker = on.broker()
@@ -102,6 +103,78 @@ def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
     assert [worker["site"] for worker in found["topology"]["workers"]] == ["home a", "home b", "home c"]
     assert [worker["tflops"] for worker in found["topology"]["workers"]] == [2.5] * 3
     assert not found["assumed"]
+    assert {row["worker"] for row in planned["workers"]} == set(LINES)
+    assert planned["step_seconds"] > 4 * 0.9 * LATENCY_MS / 1e3  # there and back over two links
+    names, rates = [w["id"] for w in found["topology"]["workers"]], found["topology"]["bandwidth_mbps"]
+    for row in planned["links"]:
+        if len(row["workers"]) == 2:
+            a, b = (names.index(worker) for worker in row["workers"])
+            assert row["mbps"] <= rates[a][b] * (1 + 1e-9)  # a line may be slower
+
+
+WIDE = """
+import torch
+import farflung
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv1d(1, 1, 3, padding=1) for _ in range(4))
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return nn.functional.mse_loss(x.mean(-1), y)
+
+
+class Items:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"x": torch.sin(torch.arange(65536.0) + index)[None], "y": torch.ones(1)}
+
+
+def job():
+    torch.manual_seed(1)
+    return farflung.Job(model=Net(), data=Items(), optimizer=farflung.SGD(lr=0.1),
+                        batch=8, microbatches=4, steps=1_000_000)
+"""
+"""A microbatch is half a megabyte at any cut: enough to see what the link carries."""
+
+
+def test_a_jobs_traffic_refreshes_the_rate_of_a_link(tmp_path: Path, lab_machine: None) -> None:
+    (tmp_path / "wide.py").write_text(WIDE)
+    slow, fast = 8.0, 24.0
+    with homes(tmp_path, Node("a"), Node("b")) as on:
+        on.network.set("a", "b", bandwidth_mbps=slow)
+        broker = on.broker()
+        workers = [on.worker(name) for name in "ab"]
+        broker.says("survey: over")
+        where = ["--token", on.on.token("submitter"), "--broker", on.on.address]
+        before = way(topology(on.on, *where), "a", "b")
+        on.network.set("a", "b", bandwidth_mbps=fast)
+        run = train(on.on, "run", "--on", "a,b", "--scheduler", "equal-compute", job="wide.py")
+        eventually("its traffic is known", lambda: way(topology(on.on), "a", "b")[1] == "traffic")
+        after = way(topology(on.on), "a", "b")
+        planned = on.on.document("desk", "plan", "wide.py", "--fleet", "--workers", "2", "--no-what-if")
+        run.command.stop()
+        for command in (*workers, broker):
+            command.stop()
+    assert before[1] == "probe" and before[0] == pytest.approx(slow, rel=0.2)
+    assert after[0] == pytest.approx(fast, rel=0.2)
+    (forward,) = [row for row in planned["links"] if row["name"] == "the link a -> b"]
+    assert slow < forward["mbps"] <= after[0] * 1.01
+
+
+def way(found: dict[str, Any], sender: str, receiver: str) -> tuple[float, str]:
+    """The rate from one worker to another, and where it comes from."""
+    names = [worker["id"] for worker in found["topology"]["workers"]]
+    rate = found["topology"]["bandwidth_mbps"][names.index(sender)][names.index(receiver)]
+    (source,) = [w["source"] for w in found["measured"] if (w["sender"], w["receiver"]) == (sender, receiver)]
+    return rate, source
 
 
 def test_who_stands_behind_nat_is_measured_all_the_same(tmp_path: Path, lab_machine: None) -> None:

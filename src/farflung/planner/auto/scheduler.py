@@ -27,7 +27,7 @@ MOST_RIVALLED = 200  # workers; with more, each rival would take longer than the
 MOST_ALONE = 32
 ALIKE = 1.05  # of workers who share cores, plans that are so much slower count as equal
 TINY_WORKERS, TINY_POSITIONS = 5, 64
-"""Of a case that `exact` is asked about too; that takes it up to half a CPU second (benchmarks/cuts.py)."""
+"""Of a case that `exact` is asked about too: it takes less than a CPU second for it."""
 
 RIVALS: tuple[Scheduler, ...] = (equal_count, equal_compute, evolutionary, opfence)
 

@@ -4,9 +4,10 @@
 40 sites, a segment each, with up to 25 replicas that add up gradients; every worker's links share its line.
 *agreement*: simulated step over closed form on random chains with unequal devices and links, where each link
 has a line to itself, in windows as planners choose them. *turns*: the same chains under a policy that runs
-backward passes first wherever one is ready, against ours.
+backward passes first wherever one is ready, against ours. *split*: those chains, and models on the shipped
+testbeds, with backward passes as one task, against gradients of parameters that wait.
 
-    python benchmarks/simulator.py [--chains 600] [--json]
+    python benchmarks/simulator.py [--chains 600] [--testbeds four-homes,lan] [--json]
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.models import library
 from tests.simulator.plans import chain, random_chain, topology
 
+from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
+from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
+from farflung.planner.assignment import Options
+from farflung.planner.auto import auto
 from farflung.planner.objective import step_seconds
 from farflung.planner.window import choose_window
 from farflung.schedule import Policy, Task
@@ -35,6 +41,8 @@ MICROBATCHES = 32
 PIPELINES = (8, 24, 64, 128, 256, 512, 1000)
 REPLICAS = (1, 5, 12, 25)  # of a pipeline over 40 sites
 MOST_SECONDS = 10.0
+TESTBEDS = ("four-homes", "two-sites", "three-sites", "good-wan", "lan", "eight-homes", "fusionllm-48")
+MODELS = {"gpt2-small": (32, 1), "resnet-101": (32, 4)}  # microbatches of so many samples
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ class BackwardFirst(Policy):
     """What the runtime did before: a backward pass wherever one is ready."""
 
     def next(self) -> Task | None:
-        return self._next_backward() or self._next_forward()
+        return self._next_backward() or self._next_forward() or self._next_accumulation()
 
 
 def deep(workers: int) -> tuple[Plan, Topology]:
@@ -184,9 +192,47 @@ def turns(chains: Sequence[tuple[Plan, Topology]]) -> Spread:
     return Spread.of(ratios)
 
 
+def split(chains: Sequence[tuple[Plan, Topology]]) -> Spread:
+    """The step with whole backward passes over ours, each in the window of the plan."""
+    ratios = []
+    for plan, places in chains:
+        whole = simulate(plan, places, Conditions(split_backward=False)).step_seconds
+        ratios.append(whole / simulate(plan, places).step_seconds)
+    return Spread.of(ratios)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A model on a testbed, as `auto` plans it: a step with whole backward passes, and with split ones."""
+
+    testbed: str
+    model: str
+    workers: int
+    whole_seconds: float
+    split_seconds: float
+
+    def line(self) -> str:
+        gain = self.whole_seconds / self.split_seconds
+        return (
+            f"split, {self.model} on {self.testbed} ({self.workers} workers): {self.split_seconds:.3g} s,"
+            f" whole {self.whole_seconds:.3g} s, ratio {gain:.3f}"
+        )
+
+
+def gain(testbed: str, model: str) -> Gain:
+    """Plan for split backward passes, simulate both; whole ones in the window that suits them."""
+    places, workload = load_testbed(testbed), library.workload(model, *MODELS[model])
+    found = auto(places, workload, Options(efficiency=DATA_SHEET_EFFICIENCY, budget=400, recompute=True))
+    whole = Conditions(efficiency=DATA_SHEET_EFFICIENCY, split_backward=False)
+    window = choose_window(found.plan, places, whole, found.plan.window)
+    seconds = simulate(found.plan, places, replace(whole, window=window)).step_seconds
+    return Gain(testbed, model, len(found.plan.workers()), seconds, found.step_seconds)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--chains", type=int, default=600, help="random chains; default: %(default)s")
+    parser.add_argument("--testbeds", default=",".join(TESTBEDS), help="default: %(default)s")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -201,10 +247,16 @@ def main() -> int:
         tell(f"simulated over closed form, {name}: {spread.line()}")
     gained = turns(drawn)
     tell(f"backward first over turns: {gained.line()}")
+    spread = split(drawn)
+    tell(f"whole backward passes over split: {spread.line()}")
+    gains = [gain(testbed, model) for testbed in options.testbeds.split(",") for model in MODELS]
+    for row in gains:
+        tell(row.line())
     ok = rows[len(PIPELINES) - 1].cpu_seconds <= MOST_SECONDS and rows[-1].cpu_seconds <= MOST_SECONDS
     if options.json:
         agreed = {name: asdict(spread) for name, spread in close.items()}
         document = {"growth": [asdict(row) for row in rows], "agreement": agreed, "turns": asdict(gained)}
+        document |= {"split": asdict(spread), "testbeds": [asdict(row) for row in gains]}
         print(json.dumps({**document, "ok": ok}))
     return 0 if ok else 1
 

@@ -22,6 +22,7 @@ from farflung.plan import FEEDER
 from farflung.planner import PlannedJob
 from farflung.runtime.check import gradient_difference
 from farflung.runtime.executor import Executor, Parcel, SegmentShare
+from farflung.runtime.footprint import required_bytes
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.torch_backend.segment import TorchSegment
@@ -41,7 +42,11 @@ class Network:
 
     def __init__(self, graph: Graph, job: PlannedJob, state: dict[str, Tensor], settings: Training) -> None:
         self.graph, self.plan = graph, job.plan
-        self.segments = [TorchSegment(segment, state, settings) for segment in job.segments]
+        self.segments = [
+            TorchSegment(segment, state, settings, placement.recompute)
+            for segment, placement in zip(job.segments, job.plan.placements, strict=True)
+        ]
+        self.most_held = 0
         self.parcels: list[Parcel[Tensor]] = []
         self.log: list[Parcel[Tensor]] = []
         self.shares: list[SegmentShare] = []
@@ -75,6 +80,7 @@ class Network:
                     self.executors[self.plan.worker_of(parcel.target)].receive(parcel)
             else:
                 draw.choice(list(self.executors.values())).run_next()
+                self.most_held = max(self.most_held, *(len(s._tapes) for s in self.segments))
         return sum(share.loss for share in sorted(self.shares, key=lambda share: share.segment))
 
     def gradients(self) -> dict[str, Tensor]:
@@ -179,3 +185,66 @@ def test_a_plan_without_progress_is_an_error() -> None:
     too_few = microbatches(case("chain"), SAMPLES, MICROBATCHES, 0)[:-1]
     with pytest.raises(PlanError, match="cannot make progress"):
         pipeline.run(0, too_few)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_many_microbatches_hold_no_more_than_the_window(again: bool) -> None:
+    """Gradient accumulation: 64 microbatches in a window of 4 are the sum that one process makes."""
+    module, graph = captured(case("chain"), SAMPLES)
+    settings = training(microbatches=64)
+    job = planned(graph, settings, 3)
+    placements = [msgspec.structs.replace(p, recompute=again) for p in job.plan.placements]
+    plan = msgspec.structs.replace(job.plan, window=4, placements=placements)
+    job = PlannedJob(plan, job.segments)
+    batches = microbatches(case("chain"), SAMPLES, 64, 0)
+    network = Network(graph, job, {n: t.detach().clone() for n, t in module.named_parameters()}, settings)
+    loss = network.run(0, batches, random.Random(4))
+    assert network.most_held <= 4
+    side = SideBySide(module, graph, job, settings)
+    ours, theirs = side.accumulate(batches)
+    assert loss == ours == theirs
+    gradients, expected = network.gradients(), side.gradients()[1]
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+
+
+def tensors_of(held: object, seen: set[int]) -> list[Tensor]:
+    """Every tensor that an object of ours, or a container, leads to."""
+    if isinstance(held, Tensor):
+        return [held]
+    if id(held) in seen:
+        return []
+    seen.add(id(held))
+    if isinstance(held, dict):
+        inner = list(held.values())
+    elif isinstance(held, list | tuple):
+        inner = list(held)
+    else:
+        inner = list(getattr(held, "__dict__", {}).values())
+    return [tensor for each in inner for tensor in tensors_of(each, seen)]
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt2-mask", "gpt2-fused-dropout", "resnet", "chain", "batch-norm"])
+def test_what_waits_to_be_accumulated_takes_no_more_than_a_tape(name: str) -> None:
+    """As the memory estimate counts tapes: values of a microbatch that take memory of their own."""
+    module, graph = captured(case(name), SAMPLES)
+    job = planned(graph, training(), 3)
+    side = SideBySide(module, graph, job, training())
+    names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+    batch = microbatches(case(name), SAMPLES, 1, 0)[0]
+    known = {value: batch[name] for value, name in names.items()}
+    unit = Unit(0, True, 0, MICROBATCHES)
+    for segment in side.pipeline.segments:
+        given = [e.value for e in segment.segment.inputs if e.kind == "input"] + segment.segment.receives
+        known |= segment.forward(unit, 0, {value: known[value] for value in given})
+    gradients: dict[int, Tensor] = {}
+    for segment in reversed(side.pipeline.segments[1:]):
+        segment.backward(unit, 0, gradients, gradients.__setitem__)
+        tape = segment._tapes[0]
+        state = {t.untyped_storage().data_ptr() for t in segment._state}
+        waiting = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in tensors_of({k: v for k, v in vars(tape).items() if k != "_way"}, set())
+        }
+        held = sum(size for pointer, size in waiting.items() if pointer not in state)
+        tape_bytes = required_bytes(segment.segment, SAMPLES, 2) - required_bytes(segment.segment, SAMPLES, 1)
+        assert held <= tape_bytes

@@ -5,6 +5,7 @@ import torch
 from tests.runtime.side_by_side import captured, microbatches, planned
 from tests.zoo import case
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag.segment import Segment
 from farflung.runtime.check import named_state
@@ -22,12 +23,12 @@ TRAINING = Training(5, MICROBATCHES, SAMPLES, SGD(lr=0.1), seed=3)
 class Pair:
     """The two segments of a model, driven by hand."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, recompute: bool = False) -> None:
         module, graph = captured(case(name), SAMPLES)
         self.state = {n: t.detach().clone() for n, t in named_state(module, graph).items()}
         self.names = {entry.value: entry.name for entry in graph.inputs_of("input")}
         self.definitions: list[Segment] = planned(graph, TRAINING, 2).segments
-        self.first, self.second = (TorchSegment(s, self.state, TRAINING) for s in self.definitions)
+        self.first, self.second = (TorchSegment(s, self.state, TRAINING, recompute) for s in self.definitions)
         self.batches = microbatches(case(name), SAMPLES, MICROBATCHES, 0)
 
     def fed(self, number: int, microbatch: int) -> dict[int, Tensor]:
@@ -44,6 +45,8 @@ class Pair:
         gradients: dict[int, Tensor] = {}
         self.second.backward(UNIT, microbatch, {}, gradients.__setitem__)
         self.first.backward(UNIT, microbatch, gradients, lambda value, gradient: None)
+        self.first.accumulate(UNIT, microbatch)
+        self.second.accumulate(UNIT, microbatch)
         return gradients
 
     def copies(self) -> dict[str, Tensor]:
@@ -126,6 +129,7 @@ def test_a_gradient_that_nobody_had_is_left_out() -> None:
     pair = Pair("chain")
     pair.forward(0)
     pair.first.backward(UNIT, 0, {}, lambda value, gradient: pytest.fail("nothing to send"))
+    pair.first.accumulate(UNIT, 0)
     assert not pair.first.gradients()
 
 
@@ -151,3 +155,54 @@ def test_state_shares_the_segments_memory() -> None:
     pair.first.apply(0, 1.0)
     assert all(torch.equal(tensor, pair.state[name]) for name, tensor in owned.items())
     assert not any(isinstance(tensor, nn.Parameter) or tensor.requires_grad for tensor in owned.values())
+
+
+class Watch(TorchDispatchMode):
+    """Writes down every op that makes a tensor of one of these shapes, and what `tell` says."""
+
+    def __init__(self, shapes: set[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.shapes = shapes
+        self.log: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):  # type: ignore[no-untyped-def]
+        made = function(*arguments, **(options or {}))
+        read = {t.untyped_storage().data_ptr() for t in arguments if isinstance(t, Tensor)}
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            is_weight = isinstance(tensor, Tensor) and tuple(tensor.shape) in self.shapes
+            if is_weight and tensor.untyped_storage().data_ptr() not in read:
+                self.log.append("weights")
+        return made
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt-dropout", "resnet", "chain", "frozen", "shared-module"])
+def test_gradients_leave_before_those_of_weights_are_computed(name: str) -> None:
+    """By what is run on the device: of matrices and kernels, whatever op reads them."""
+    pair = Pair(name)
+    owned = pair.second.state()
+    shapes = {tuple(t.shape) for t in owned.values() if t.dim() > 1}
+    for microbatch in range(MICROBATCHES):
+        pair.forward(microbatch)
+    for microbatch in range(MICROBATCHES):
+        with Watch(shapes) as watch:
+            pair.second.backward(UNIT, microbatch, {}, lambda value, gradient: watch.log.append("sent"))
+            watch.log.append("over")
+            pair.second.accumulate(UNIT, microbatch)
+        assert watch.log[: watch.log.index("over")] == ["sent"] * len(pair.definitions[1].receives)
+        assert watch.log.count("weights") >= len(shapes)
+
+
+@pytest.mark.parametrize("name", ["gpt-dropout", "resnet", "batch-norm", "masked-pair"])
+def test_recomputed_microbatches_have_the_same_bits(name: str) -> None:
+    """Dropout draws the same, and a buffer's new value is written once."""
+    kept, again = Pair(name), Pair(name, recompute=True)
+    for pair in (kept, again):
+        for _ in range(2):
+            for microbatch in range(MICROBATCHES):
+                pair.forward(microbatch)
+            for microbatch in range(MICROBATCHES):
+                pair.backward(microbatch)
+            for segment in (pair.first, pair.second):
+                segment.apply(0, 1.0)
+    assert kept.second.take_loss() == again.second.take_loss()
+    assert same(kept.state, again.state)

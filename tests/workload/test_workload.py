@@ -105,7 +105,7 @@ def test_recomputing_never_needs_more_and_keeps_what_came_in() -> None:
     kept = [workload.memory_bytes(start, stop, window) for window in (1, 4)]
     again = [workload.memory_bytes(start, stop, window, recompute=True) for window in (1, 4)]
     assert again[0] == kept[0] and again[1] < kept[1]
-    assert again[1] - again[0] == pytest.approx(3 * workload.crossing_forward[start])
+    assert again[1] - again[0] == pytest.approx(3 * 2 * workload.crossing_forward[start])
 
 
 def test_a_tied_parameter_is_held_once_by_its_worker() -> None:

@@ -44,7 +44,9 @@ class Job:
     batch
         Samples of one step, over all microbatches.
     microbatches
-        Equal parts of a batch, each sent through the pipeline by itself; divides `batch`.
+        Equal parts of a batch, each sent through the pipeline by itself; divides `batch`. Their gradients are
+        added up before the step is applied: this is gradient accumulation, too. However many there are, a
+        worker holds no more of them at once than the plan's window.
     steps
         Optimizer steps of the run.
     loss

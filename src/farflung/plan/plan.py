@@ -124,6 +124,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Numbers of the segments that `worker` runs, ascending."""
         return [p.segment for p in self.placements if worker in p.workers]
 
+    def recomputing(self) -> set[int]:
+        """Numbers of the segments that run forward twice in place of keeping what they computed."""
+        return {p.segment for p in self.placements if p.recompute}
+
     def workers(self) -> list[str]:
         """Every worker of the plan, in order of its first segment."""
         return list(dict.fromkeys(worker for p in self.placements for worker in p.workers))

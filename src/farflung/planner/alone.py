@@ -99,17 +99,17 @@ class Alone:
             forward[hop.target] = max(forward[hop.target], ready)
         backward = [start + costs.forward for start, costs in zip(forward, self.seconds, strict=True)]
         for hop in self._down:
-            ready = backward[hop.source] + self._sent(hop.source) + hop.whole
+            ready = backward[hop.source] + self.seconds[hop.source].backward + hop.whole
             backward[hop.target] = max(backward[hop.target], ready)
         return forward, backward
 
     def _follow(self) -> None:
         count = len(self.workers)
-        after_backward, after_forward = list(self.ends), [0.0] * count
+        after_backward = [costs.accumulate + end for costs, end in zip(self.seconds, self.ends, strict=True)]
+        after_forward = [0.0] * count
         for hop in reversed(self._down):
             reached = hop.whole + self.seconds[hop.target].backward + after_backward[hop.target]
-            late = reached - self.seconds[hop.source].early
-            after_backward[hop.source] = max(after_backward[hop.source], late)
+            after_backward[hop.source] = max(after_backward[hop.source], reached)
         for segment in range(count):
             after_forward[segment] = self.seconds[segment].backward + after_backward[segment]
         for hop in reversed(self._up):
@@ -131,21 +131,21 @@ class Alone:
         whole = encode + max(link, up, down) + latency + decode
         return _Hop(source, target, whole, encode, decode, latency, link, up, down)
 
-    def _sent(self, segment: int) -> float:
-        return self.seconds[segment].backward - self.seconds[segment].early
-
     def _gather(self) -> None:
         for segment, worker in enumerate(self.workers):
             costs = self.seconds[segment]
             device = self.works.setdefault(("device", worker, worker), [])
+            begun = self._backward[segment]
             device.append(_Work(costs.forward, self._forward[segment], self._after_forward[segment]))
-            device.append(_Work(costs.backward, self._backward[segment], self._after_backward[segment]))
+            device.append(_Work(costs.backward, begun, self._after_backward[segment]))
+            if costs.accumulate:
+                device.append(_Work(costs.accumulate, begun + costs.backward, self.ends[segment]))
         for hop in self._up:
             head = self._forward[hop.source] + self.seconds[hop.source].forward
             tail = self.seconds[hop.target].forward + self._after_forward[hop.target]
             self._ask_links(hop, head, tail)
         for hop in self._down:
-            head = self._backward[hop.source] + self._sent(hop.source)
+            head = self._backward[hop.source] + self.seconds[hop.source].backward
             tail = self.seconds[hop.target].backward + self._after_backward[hop.target]
             self._ask_links(hop, head, tail)
 
@@ -167,10 +167,14 @@ class Alone:
         self.works.setdefault((kind, worker, other), []).append(work)
 
     def _round_trip(self, source: int) -> float:
+        """From the admission of a microbatch at `source` until there is room for another in its place."""
+        return self._return(source) + self.seconds[source].accumulate
+
+    def _return(self, source: int) -> float:
         """From the admission of a microbatch at `source` to the end of its backward pass there."""
         begins = [0.0 if segment == source else -_NEVER for segment in range(len(self.workers))]
         return self._starts(begins)[1][source] + self.seconds[source].backward
 
     def _around(self, source: int) -> float:
         """The step of a single microbatch, as far as it concerns `source`."""
-        return self._forward[source] + self._round_trip(source) + self._after_backward[source]
+        return self._forward[source] + self._return(source) + self._after_backward[source]

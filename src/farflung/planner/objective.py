@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from farflung.plan import Plan, Topology
 from farflung.planner.alone import Alone
 from farflung.simulator import Conditions
-from farflung.simulator.costs import numbers_of, routes_of, task_seconds, throughput_seconds
+from farflung.simulator.costs import numbers_of, routes_of, segment_seconds, throughput_seconds
 from farflung.simulator.link_costs import LinkCosts
 
 _DEFAULT = Conditions()
@@ -34,14 +34,10 @@ def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAU
     routes = routes_of(plan.edges)
     ends = _ends(plan, replicas, costs, conditions)
     begins = _begins(plan, replicas, costs, conditions)
-    tflops = [worker.tflops for worker in topology.workers]
     best = max(ends)
     for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
         if share:
-            seconds = [
-                task_seconds(placement, tflops[worker], conditions)
-                for placement, worker in zip(plan.placements, workers, strict=True)
-            ]
+            seconds = segment_seconds(plan, topology, conditions, workers)
             alone = Alone(workers, seconds, routes, costs, begins, ends)
             best = max(best, alone.bound(share, conditions.window or plan.window))
     begun, ended = min(begins.values(), default=0.0), min(ends)
@@ -58,9 +54,9 @@ def _machine_seconds(
         return 0.0
     busy: dict[int, float] = defaultdict(float)
     for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
-        for placement, worker in zip(plan.placements, workers, strict=True):
-            seconds = task_seconds(placement, topology.workers[worker].tflops, conditions)
-            busy[worker] += share * (seconds.forward + seconds.backward)
+        all_seconds = segment_seconds(plan, topology, conditions, workers)
+        for seconds, worker in zip(all_seconds, workers, strict=True):
+            busy[worker] += share * (seconds.forward + seconds.backward + seconds.accumulate)
     return max(
         sum(busy[worker] for worker in numbers) / (topology.workers[numbers[0]].cores or 1)
         for numbers in machines.values()
@@ -81,7 +77,7 @@ def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts
 
 
 def _ends(plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions) -> list[float]:
-    """For each segment, the least time from its last backward pass to the end of the step."""
+    """For each segment, the least time from its last accumulation to the end of the step."""
     found = []
     for placement in plan.placements:
         workers = [replica[placement.segment] for replica in replicas]

@@ -44,7 +44,7 @@ class Offer(NamedTuple):
 
 
 class SegmentRunner(Protocol[Array]):
-    """One segment on a backend: forward, backward, apply. Only the compute thread may call in."""
+    """One segment on a backend: forward, backward, accumulate, apply. Only the compute thread may call in."""
 
     @property
     def segment(self) -> Segment:
@@ -63,7 +63,17 @@ class SegmentRunner(Protocol[Array]):
         gradients: Mapping[int, Array],
         send: Callable[[int, Array], None],
     ) -> None:
-        """Take the summed gradients of what was sent; give each received value's to `send` once complete."""
+        """Take the summed gradients of what was sent; give each received value's to `send` once complete.
+
+        Gradients of parameters may wait for `accumulate`, which others do not wait for.
+        """
+
+    def accumulate(self, unit: Unit, microbatch: int) -> None:
+        """Add up the gradients of parameters of a microbatch whose `backward` has run; forget its tape.
+
+        Called once for each microbatch of a training unit, in ascending order, before `share_gradients` and
+        `square_sum`. A backend that cannot tell the two apart computes everything in `backward`.
+        """
 
     def share_gradients(self, owners: Mapping[str, Self]) -> None:
         """Add the gradients of parameters that other segments of this worker own to theirs."""
@@ -109,11 +119,13 @@ class Backend(Protocol[Array]):
         """
 
     def runner(
-        self, segment: Segment, state: Mapping[str, Array], training: Training
+        self, segment: Segment, state: Mapping[str, Array], training: Training, recompute: bool = False
     ) -> SegmentRunner[Array]:
         """A runner over the named parameters and buffers, which it updates.
 
-        A parameter that another segment of this worker owns is that segment's own array.
+        A parameter that another segment of this worker owns is that segment's own array. With `recompute` a
+        microbatch keeps only what it received, and its forward pass runs once more before its gradients are
+        computed, with the same bits.
         """
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from farflung.plan import Edge, Plan
+from farflung.plan import FEEDER, Edge, Plan
 from farflung.runtime.backend import Array, SegmentRunner
 from farflung.runtime.training import Training
-from farflung.schedule import Policy, Task, Unit, UnitWindow, needs_of
+from farflung.schedule import Policy, Task, TaskKind, Unit, UnitWindow, needs_of
 
 Payload = TypeVar("Payload")
 
@@ -108,10 +108,12 @@ class Executor(Generic[Array]):
                 state.reported = True
                 self._report(state)
             return False
-        if task.backward:
+        if task.kind is TaskKind.FORWARD:
+            self._forward(state, task)
+        elif task.kind is TaskKind.BACKWARD:
             self._backward(state, task)
         else:
-            self._forward(state, task)
+            self._accumulate(state, task)
         state.policy.finished(task)
         return True
 
@@ -127,8 +129,9 @@ class Executor(Generic[Array]):
         """State of a unit, made when it is first heard of; None if it is over or beyond the job's last."""
         unit = self._window.get(number)
         if unit is not None and number not in self._units:
-            needs = needs_of(self._segments, self._plan.edges)
-            self._units[number] = _UnitState(unit, Policy(needs, unit.microbatches, self._plan.window))
+            needs = needs_of(self._segments, self._plan.edges, self._plan.recomputing())
+            policy = Policy(needs, unit.microbatches, self._plan.window, unit.train)
+            self._units[number] = _UnitState(unit, policy)
         return self._units.get(number)
 
     def _forward(self, state: _UnitState[Array], task: Task) -> None:
@@ -138,7 +141,7 @@ class Executor(Generic[Array]):
             self._send(state.unit, task, edge.target, edge.value, False, results[edge.value])
 
     def _backward(self, state: _UnitState[Array], task: Task) -> None:
-        """Gradients go out from inside autograd; every other edge gets its empty gradient after."""
+        """Gradients go out from inside autograd; an edge on which none travels gets an empty one after."""
         incoming = self._incoming.get(task.segment, [])
         sources = {edge.value: edge.source for edge in incoming if edge.differentiable}
         sent: set[int] = set()
@@ -152,8 +155,15 @@ class Executor(Generic[Array]):
             summed = _sum_gradients(arrived)
             self._segments[task.segment].backward(state.unit, task.microbatch, summed, emit)
         for edge in incoming:
-            if edge.value not in sent:
+            if edge.value not in sent and (edge.source != FEEDER or not state.unit.train):
                 self._send(state.unit, task, edge.source, edge.value, True, None)
+
+    def _accumulate(self, state: _UnitState[Array], task: Task) -> None:
+        """Only now are the model inputs of a microbatch given up: the feeder may send as many more."""
+        self._segments[task.segment].accumulate(state.unit, task.microbatch)
+        for edge in self._incoming.get(task.segment, []):
+            if edge.source == FEEDER:
+                self._send(state.unit, task, FEEDER, edge.value, True, None)
 
     def _send(
         self, unit: Unit, task: Task, target: int, value: int, gradient: bool, payload: Array | None

@@ -50,7 +50,10 @@ class InProcessPipeline:
     ) -> None:
         self._plan = plan
         self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
-        self.segments = [TorchSegment(segment, state, training) for segment in segments]
+        self.segments = [
+            TorchSegment(segment, state, training, placement.recompute)
+            for segment, placement in zip(segments, plan.placements, strict=True)
+        ]
         self._outlets = {worker: _Outlet() for worker in plan.workers()}
         self._executors = {
             worker: Executor(

@@ -1,7 +1,7 @@
 """The pure policy that says what runs next, and what is fed; runtime and simulator both drive it."""
 
 from farflung.schedule.feeding import WINDOWS_AHEAD, Feeding
-from farflung.schedule.policy import Needs, Policy, Task, needs_of
+from farflung.schedule.policy import Needs, Policy, Task, TaskKind, needs_of
 from farflung.schedule.units import Unit, UnitWindow, unit_sequence
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Needs",
     "Policy",
     "Task",
+    "TaskKind",
     "Unit",
     "UnitWindow",
     "needs_of",

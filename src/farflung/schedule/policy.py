@@ -1,32 +1,47 @@
-"""What a worker runs next: backward and forward in turns, later segments before earlier ones.
+"""What a worker runs next: backward and forward in turns, later segments before earlier ones, weights last.
+
+A microbatch takes three tasks of a segment: *forward*; *backward*, which makes the gradients of what was
+received and sends them; and *accumulate*, which adds up the gradients of parameters. Nobody waits for the
+last one, so it runs when nothing else is ready.
 
 Where one direction is ready it runs; where both are, the one that did not run last. Backward always first
 starves what comes after: a device with a backlog of gradients sends nothing on until it is through with them,
 and then waits for a whole round trip (on random chains of unequal devices and links, turns are more than 1 %
 faster in every fifth case and slower in hardly any: `benchmarks/simulator.py`).
 
-Readiness chooses between segments and directions, never between microbatches: within a segment forwards
-run in ascending microbatch order and so do backwards, because another order changes the sums (DESIGN: the
-same microbatches in another order move AdamW's parameters by 4e-5 in 50 steps).
+Readiness chooses between segments and kinds, never between microbatches: within a segment forwards run in
+ascending microbatch order and so do backwards and accumulations, because another order changes the sums
+(DESIGN: the same microbatches in another order move AdamW's parameters by 4e-5 in 50 steps).
 
 Admission is decided in one place: a *source* segment (one that reads model inputs only) admits microbatch m
-while m - (oldest unfinished) < W. Everything downstream is then bounded by W as well, and after admission
-nothing waits for memory, so no order and no limit can deadlock.
+while m - (oldest unfinished) < W. Everything downstream is then bounded by W as well. What waits to be
+accumulated is bounded with it: no segment holds more than W microbatches between their forward and the end of
+their accumulation, because a forward for which there is no room is preceded by the oldest accumulation, which
+waits for nobody. So after admission nothing waits for memory, and no order and no limit can deadlock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 
+class TaskKind(StrEnum):
+    """What a segment does for a microbatch, in this order."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    ACCUMULATE = "accumulate"
+
+
 class Task(NamedTuple):
-    """One run of one segment on one microbatch, forward or backward."""
+    """One run of one segment on one microbatch."""
 
     segment: int
-    backward: bool
+    kind: TaskKind
     microbatch: int
 
 
@@ -35,13 +50,15 @@ class Needs:
     """What a segment waits for: messages per microbatch before its forward and before its backward.
 
     `values` counts incoming edges (model inputs included), `gradients` outgoing ones. `source` is true for a
-    segment that no other segment feeds.
+    segment that no other segment feeds. One that `recomputes` has a tape only from a backward to its
+    accumulation, and no room for two of them.
     """
 
     segment: int
     values: int
     gradients: int
     source: bool
+    recomputes: bool = False
 
 
 class Crossing(Protocol):
@@ -54,8 +71,10 @@ class Crossing(Protocol):
     def target(self) -> int: ...
 
 
-def needs_of(segments: Iterable[int], edges: Iterable[Crossing]) -> list[Needs]:
-    """What each of `segments` waits for, given all edges of the plan."""
+def needs_of(
+    segments: Iterable[int], edges: Iterable[Crossing], recomputing: Container[int] = ()
+) -> list[Needs]:
+    """What each of `segments` waits for, given all edges of the plan and which segments recompute."""
     values: Counter[int] = Counter()
     gradients: Counter[int] = Counter()
     inner: set[int] = set()
@@ -65,7 +84,7 @@ def needs_of(segments: Iterable[int], edges: Iterable[Crossing]) -> list[Needs]:
         if edge.source >= 0:
             inner.add(edge.target)
     return [
-        Needs(segment, values[segment], gradients[segment], source=segment not in inner)
+        Needs(segment, values[segment], gradients[segment], segment not in inner, segment in recomputing)
         for segment in segments
     ]
 
@@ -79,22 +98,36 @@ class _Progress:
         self.gradients = [0] * microbatches
         self.forwards = 0
         self.backwards = 0
+        self.accumulations = 0
+
+    def task(self, kind: TaskKind) -> Task:
+        """The next task of this kind."""
+        if kind is TaskKind.FORWARD:
+            return Task(self.needs.segment, kind, self.forwards)
+        done = self.backwards if kind is TaskKind.BACKWARD else self.accumulations
+        return Task(self.needs.segment, kind, done)
+
+    @property
+    def can_accumulate(self) -> bool:
+        """Whether a backward has run whose accumulation has not."""
+        return self.accumulations < self.backwards
 
 
 class Policy:
     """Chooses tasks of one worker within one unit; holds no tensors, no clock, no sockets.
 
-    An evaluation pass has backward tasks too: they compute nothing and carry no bytes, they only release the
-    microbatch, so that one admission rule serves both.
+    An evaluation pass (`train` false) has backward tasks too: they compute nothing and carry no bytes, they
+    only release the microbatch, so that one admission rule serves both. It has nothing to accumulate.
     """
 
-    def __init__(self, segments: Sequence[Needs], microbatches: int, window: int) -> None:
+    def __init__(self, segments: Sequence[Needs], microbatches: int, window: int, train: bool = True) -> None:
         self._progress = {
             needs.segment: _Progress(needs, microbatches)
             for needs in sorted(segments, key=lambda n: -n.segment)
         }
         self._microbatches = microbatches
         self._window = window
+        self._train = train
         self._ran_backward = False
 
     def arrived(self, segment: int, microbatch: int, gradient: bool) -> None:
@@ -105,33 +138,52 @@ class Policy:
     def next(self) -> Task | None:
         """The task to run now, or None while everything waits for messages."""
         if self._ran_backward:
-            return self._next_forward() or self._next_backward()
-        return self._next_backward() or self._next_forward()
+            urgent = self._next_forward() or self._next_backward()
+        else:
+            urgent = self._next_backward() or self._next_forward()
+        return urgent or self._next_accumulation()
 
     def finished(self, task: Task) -> None:
         """Record that `task` has run."""
         progress = self._progress[task.segment]
-        self._ran_backward = task.backward
-        if task.backward:
-            progress.backwards += 1
-        else:
+        if task.kind is TaskKind.ACCUMULATE:
+            progress.accumulations += 1
+            return
+        self._ran_backward = task.kind is TaskKind.BACKWARD
+        if not self._ran_backward:
             progress.forwards += 1
+            return
+        progress.backwards += 1
+        if not self._train:
+            progress.accumulations += 1
 
     @property
     def done(self) -> bool:
-        """Whether every segment has run every microbatch forward and backward."""
-        return all(p.backwards == self._microbatches for p in self._progress.values())
+        """Whether every segment is through with every microbatch."""
+        return all(p.accumulations == self._microbatches for p in self._progress.values())
 
     def _next_backward(self) -> Task | None:
+        """The next backward, or the accumulation that makes room for it."""
         for progress in self._progress.values():
             if self._backward_ready(progress):
-                return Task(progress.needs.segment, True, progress.backwards)
+                is_full = progress.needs.recomputes and progress.can_accumulate
+                return progress.task(TaskKind.ACCUMULATE if is_full else TaskKind.BACKWARD)
         return None
 
     def _next_forward(self) -> Task | None:
+        """The next forward, or the accumulation that makes room for it."""
         for progress in self._progress.values():
             if self._forward_ready(progress):
-                return Task(progress.needs.segment, False, progress.forwards)
+                if progress.forwards - progress.accumulations < self._window:
+                    return progress.task(TaskKind.FORWARD)
+                if progress.can_accumulate:
+                    return progress.task(TaskKind.ACCUMULATE)
+        return None
+
+    def _next_accumulation(self) -> Task | None:
+        for progress in self._progress.values():
+            if progress.can_accumulate:
+                return progress.task(TaskKind.ACCUMULATE)
         return None
 
     def _backward_ready(self, progress: _Progress) -> bool:

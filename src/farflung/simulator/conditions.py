@@ -25,8 +25,8 @@ class Conditions:
     efficiency
         The part of its TFLOP/s that a device reaches.
     split_backward
-        Whether input gradients leave before weight gradients are computed. The runtime sends a gradient when
-        autograd has it, which for the first operator of a segment is the end of the pass, so: no.
+        Whether gradients of what was received are computed and sent before those of parameters, as the
+        runtime does. Without, a backward pass is one task.
     window
         W of the admission rule in place of the plan's.
     payload_share
@@ -42,7 +42,7 @@ class Conditions:
     """
 
     efficiency: float = 1.0
-    split_backward: bool = False
+    split_backward: bool = True
     window: int | None = None
     payload_share: float = PAYLOAD_SHARE
     commit: bool = True

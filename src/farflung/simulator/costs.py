@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
+from farflung.schedule import TaskKind
 from farflung.simulator.conditions import Conditions
 from farflung.simulator.link_costs import LinkCosts
-from farflung.workload.workload import BACKWARD_FACTOR
+from farflung.workload.workload import BACKWARD_FACTOR, WEIGHT_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,17 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class TaskSeconds:
-    """Of one segment on one device; gradients leave `early` seconds before a backward pass ends."""
+    """What the tasks of one segment take on one device."""
 
     forward: float
     backward: float
-    early: float
+    accumulate: float
+
+    def of(self, kind: TaskKind) -> float:
+        """What a task of this kind takes."""
+        if kind is TaskKind.FORWARD:
+            return self.forward
+        return self.backward if kind is TaskKind.BACKWARD else self.accumulate
 
 
 def routes_of(edges: Sequence[Edge]) -> list[Route]:
@@ -43,12 +50,30 @@ def routes_of(edges: Sequence[Edge]) -> list[Route]:
     return [Route(*pair, size, backward[pair]) for pair, size in forward.items()]
 
 
-def task_seconds(placement: Placement, tflops: float, conditions: Conditions) -> TaskSeconds:
-    """How long a segment takes on a device of `tflops`."""
+def task_seconds(
+    placement: Placement, sends_back: bool, tflops: float, conditions: Conditions
+) -> TaskSeconds:
+    """How long a segment's tasks take on a device of `tflops`; with `sends_back` it sends gradients upstream.
+
+    One that does not has gradients of parameters only, for which nobody waits.
+    """
     forward = placement.flops / (tflops * 1e12 * conditions.efficiency)
-    again = forward if placement.recompute else 0.0
-    early = forward * (BACKWARD_FACTOR - 1) if conditions.split_backward else 0.0
-    return TaskSeconds(forward, again + forward * BACKWARD_FACTOR, early)
+    whole = forward * (BACKWARD_FACTOR + placement.recompute)
+    if not conditions.split_backward:
+        return TaskSeconds(forward, whole, 0.0)
+    accumulate = forward * WEIGHT_FACTOR if sends_back else whole
+    return TaskSeconds(forward, whole - accumulate, accumulate)
+
+
+def segment_seconds(
+    plan: Plan, topology: Topology, conditions: Conditions, workers: Sequence[int]
+) -> list[TaskSeconds]:
+    """`task_seconds` of each segment of a replica on its worker."""
+    send_back = {edge.target for edge in plan.edges if edge.differentiable}
+    return [
+        task_seconds(placement, placement.segment in send_back, topology.workers[worker].tflops, conditions)
+        for placement, worker in zip(plan.placements, workers, strict=True)
+    ]
 
 
 def numbers_of(plan: Plan, topology: Topology) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from farflung.schedule import Needs, Policy, Task
+from farflung.schedule import Needs, Policy, Task, TaskKind
 from farflung.simulator.clock import Action, Clock
 from farflung.simulator.costs import TaskSeconds
 
@@ -37,7 +37,7 @@ class Cores:
 
 
 class Device:
-    """The segments of one worker. `send` takes a task whose results leave now, `ended` one that is over.
+    """The segments of one worker. `send` takes a task whose results leave, `ended` any task that is over.
 
     `cores` are those that it shares with others, if it has none of its own.
     """
@@ -99,28 +99,21 @@ class Device:
     def _run(self) -> None:
         task = self._policy.next()
         assert task is not None, "what is ready stays ready"
-        costs = self._seconds[task.segment]
-        seconds = costs.backward if task.backward else costs.forward
+        seconds = self._seconds[task.segment].of(task.kind)
         now = self._clock.now
         self.busy += seconds
         if self.tasks is not None:
             self.tasks.append((task, now, now + seconds))
-        if task.backward and costs.early:
-            self._clock.at(now + seconds - costs.early, self._send, task)
-            self._clock.at(now + seconds, self._ended, task)
-        else:
-            self._clock.at(now + seconds, self._done, task)
+        self._clock.at(now + seconds, self._done, task)
 
-    def _ended(self, task: Task) -> None:
+    def _done(self, task: Task) -> None:
+        if task.kind is not TaskKind.ACCUMULATE:
+            self._send(task)
         self._tell_ended(task)
         self._policy.finished(task)
         if self.cores is not None:
             self.cores.leave()
         self._freed(None)
-
-    def _done(self, task: Task) -> None:
-        self._send(task)
-        self._ended(task)
 
 
 class Coder:

@@ -22,6 +22,7 @@ LEAST_WIDTH = 0.4  # of a box, in pixels: what is shorter is drawn so
 COLOURS: dict[Kind, str] = {
     "forward": "#2563eb",
     "backward": "#15803d",
+    "accumulate": "#a16207",
     "activation": "#93c5fd",
     "gradient": "#86efac",
     "state": "#d4d4d4",
@@ -29,6 +30,7 @@ COLOURS: dict[Kind, str] = {
 _NAMES: dict[Kind, str] = {
     "forward": "forward",
     "backward": "backward",
+    "accumulate": "weights",
     "activation": "activations travel",
     "gradient": "gradients travel",
     "state": "replicas add gradients",
@@ -39,7 +41,8 @@ _MARK = "#c2410c"
 def gantt(simulation: Simulation, title: str = "") -> str:
     """An SVG of a simulation's timeline: devices in the order of their segments, under each what it sends.
 
-    Boxes are blue forward and green backward, pale on links, darker for odd microbatches. The bottleneck's
+    Boxes are blue forward, green backward, brown where gradients of weights are added up, pale on links,
+    darker for odd microbatches. The bottleneck's
     rows are marked, and how busy each device and link was stands at the end of its row.
 
     Raises

@@ -102,10 +102,11 @@ class Loads:
     def timeline(self) -> tuple[Span, ...]:
         """What ran since the step began, devices in the order of their first segments."""
         spans = [
-            Span(self._ids[worker], "backward" if task.backward else "forward", task.microbatch,
+            Span(self._ids[worker], task.kind.value, task.microbatch,
                  start - self._began, end - self._began)
             for worker, device in self._devices.items()
             for task, start, end in device.tasks or ()
+            if end > start
         ]  # fmt: skip
         spans += [
             Span(self._pair(*pair), _KINDS[priority], microbatch, start - self._began, end - self._began)

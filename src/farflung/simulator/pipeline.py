@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.plan import FEEDER
-from farflung.schedule import Feeding, Task, needs_of
+from farflung.schedule import Feeding, Task, TaskKind, needs_of
 from farflung.simulator.clock import Clock
 from farflung.simulator.costs import Route, TaskSeconds
 from farflung.simulator.device import Coder, Cores, Device
@@ -33,8 +33,8 @@ class _Way:
 class Pipeline:
     """A replica in steps of `microbatches`; `segment_ended` hears when a segment has run them all.
 
-    `workers` are the numbers of the segments' workers, `seconds` what their tasks take, `cores` what workers
-    of one machine share.
+    `workers` are the numbers of the segments' workers, `seconds` what their tasks take, `recomputing` those
+    segments that run forward twice, `cores` what workers of one machine share.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Pipeline:
         microbatches: int,
         window: int,
         seconds: Sequence[TaskSeconds],
+        recomputing: Container[int],
         segment_ended: Callable[[int], None],
         cores: Mapping[int, Cores],
     ) -> None:
@@ -58,7 +59,7 @@ class Pipeline:
         segments: dict[int, list[int]] = {}
         for segment, worker in enumerate(workers):
             segments.setdefault(worker, []).append(segment)
-        all_needs = needs_of(range(len(workers)), routes)
+        all_needs = needs_of(range(len(workers)), routes, recomputing)
         self.devices = {
             worker: Device(
                 clock,
@@ -114,7 +115,8 @@ class Pipeline:
 
     def _send(self, task: Task) -> None:
         """The results of `task` leave."""
-        segment, is_backward, microbatch = task
+        segment, kind, microbatch = task
+        is_backward = kind is TaskKind.BACKWARD
         for way in (self._backward if is_backward else self._forward)[segment]:
             arrival = (way.target, microbatch, is_backward)
             if way.link is None:
@@ -125,8 +127,8 @@ class Pipeline:
                 self._send_coded(way, way.link, arrival)
 
     def _ended(self, task: Task) -> None:
-        segment, is_backward, microbatch = task
-        if is_backward:
+        segment, kind, microbatch = task
+        if kind is TaskKind.ACCUMULATE:
             self.feeder.finished(segment)
             if microbatch == self._microbatches - 1:
                 self._segment_ended(segment)

@@ -7,7 +7,7 @@ from collections import Counter
 from farflung.plan import Plan, Topology
 from farflung.simulator.clock import Clock
 from farflung.simulator.conditions import Conditions
-from farflung.simulator.costs import numbers_of, routes_of, task_seconds, throughput_seconds
+from farflung.simulator.costs import numbers_of, routes_of, segment_seconds, throughput_seconds
 from farflung.simulator.device import Cores
 from farflung.simulator.link_costs import LinkCosts
 from farflung.simulator.loads import Loads
@@ -55,7 +55,6 @@ class _Run:
         self._replicas = numbers_of(plan, topology)
         self._routes = routes_of(plan.edges)
         self._window = conditions.window or plan.window
-        tflops = [worker.tflops for worker in topology.workers]
         cores = _shared_cores(topology)
         self._pipelines = [
             Pipeline(
@@ -65,10 +64,8 @@ class _Run:
                 workers,
                 share,
                 self._window,
-                [
-                    task_seconds(placement, tflops[worker], conditions)
-                    for placement, worker in zip(plan.placements, workers, strict=True)
-                ],
+                segment_seconds(plan, topology, conditions, workers),
+                plan.recomputing(),
                 self._segment_ended,
                 cores,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["forward", "backward", "gradient", "activation", "state"]
+Kind = Literal["forward", "backward", "accumulate", "gradient", "activation", "state"]
 
 
 @dataclass(frozen=True)

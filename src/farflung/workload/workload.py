@@ -16,6 +16,9 @@ from farflung.workload.touched import Touched
 BACKWARD_FACTOR = 2.0
 """Backward operations for each operation of a forward pass."""
 
+WEIGHT_FACTOR = 1.0
+"""Those of them that make gradients of parameters; the rest make gradients of what a segment received."""
+
 _MOST_NEEDS = 1 << 17  # ranges whose memory is remembered
 
 
@@ -171,14 +174,14 @@ class Workload:
 
     @cached_property
     def _touched(self) -> tuple[Touched, Touched, Touched]:
-        """State with optimizer; what is made on the way; what came in, twice for what the feeder sends."""
+        """State with optimizer; what is made on the way; what came in, for two windows."""
         state, made, came = [], [], []
         for repeat in self.repeats:
             for last, at in pairwise(repeat.readers):
                 state.append((last, at, repeat.state))
                 made.append((last, at, repeat.tape))
         for span in self.spans:
-            came += [(last, at, span.bytes) for last, at in pairwise((span.made, *span.readers))]
+            came += [(last, at, 2 * span.bytes) for last, at in pairwise((span.made, *span.readers))]
         fed = np.zeros(len(self))
         for feed in self.feeds:
             fed[feed.readers[0]] += 2 * feed.bytes

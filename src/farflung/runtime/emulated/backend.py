@@ -47,5 +47,7 @@ class EmulatedBackend:
     def verify(self, segment: Segment, batch: int) -> None:
         """Nothing of it will run."""
 
-    def runner(self, segment: Segment, state: Mapping[str, Payload], training: Training) -> EmulatedSegment:
-        return EmulatedSegment(segment, training.microbatch_size, self._device)
+    def runner(
+        self, segment: Segment, state: Mapping[str, Payload], training: Training, recompute: bool = False
+    ) -> EmulatedSegment:
+        return EmulatedSegment(segment, training.microbatch_size, self._device, recompute)

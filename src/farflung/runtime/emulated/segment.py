@@ -10,7 +10,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.schedule import Unit
 
-BACKWARD_FACTOR = 2  # a backward pass costs about twice its forward pass (opdag.cost)
+INPUT_FACTOR, WEIGHT_FACTOR = 1, 1  # gradients of either cost about as much as a forward pass (opdag.cost)
 
 
 class Payload(NamedTuple):
@@ -26,11 +26,13 @@ class Payload(NamedTuple):
 class EmulatedSegment:
     """See `runtime.backend.SegmentRunner`.
 
-    A forward pass takes as long as its operations take on the device, a backward pass twice that; gradients
-    leave at its end. Optimizer steps, and the time that memory takes, are left out.
+    A forward pass takes as long as its operations take on the device, the gradients of what was received as
+    long again, those of parameters too. A segment that received none has all of it to do when it accumulates.
+    With `recompute` each microbatch takes one forward pass more. Optimizer steps, and the time that memory
+    takes, are left out.
     """
 
-    def __init__(self, segment: Segment, batch: int, device: EmulatedDevice) -> None:
+    def __init__(self, segment: Segment, batch: int, device: EmulatedDevice, recompute: bool = False) -> None:
         self.segment = segment
         self._device = device
         self._flops = sum(flops(node, segment.values, batch) for node in segment.nodes)
@@ -38,6 +40,9 @@ class EmulatedSegment:
         self._payloads = {value: Payload(segment.values[value].bytes(batch)) for value in crossing}
         differentiable = set(segment.differentiable)
         self._answered = [value for value in segment.receives if value in differentiable]
+        again = (INPUT_FACTOR + recompute) * self._flops
+        self._backward_flops = again if self._answered else 0
+        self._accumulate_flops = WEIGHT_FACTOR * self._flops + (0 if self._answered else again)
 
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Payload]) -> dict[int, Payload]:
         self._device.work(self._flops)
@@ -50,9 +55,12 @@ class EmulatedSegment:
         gradients: Mapping[int, Payload],
         send: Callable[[int, Payload], None],
     ) -> None:
-        self._device.work(BACKWARD_FACTOR * self._flops)
+        self._device.work(self._backward_flops)
         for value in self._answered:
             send(value, self._payloads[value])
+
+    def accumulate(self, unit: Unit, microbatch: int) -> None:
+        self._device.work(self._accumulate_flops)
 
     def share_gradients(self, owners: Mapping[str, EmulatedSegment]) -> None:
         """There are none."""

@@ -41,5 +41,7 @@ class TorchBackend:
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)
 
-    def runner(self, segment: Segment, state: Mapping[str, Tensor], training: Training) -> TorchSegment:
-        return TorchSegment(segment, state, training)
+    def runner(
+        self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False
+    ) -> TorchSegment:
+        return TorchSegment(segment, state, training, recompute)

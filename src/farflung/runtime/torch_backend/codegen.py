@@ -10,7 +10,7 @@ same graph costs 37 % more on a small model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,14 +45,25 @@ class Program:
             self.results.append(segment.loss)
         if train:
             self.results.extend(segment.mutations.values())
-        writer = _Writer(segment, batch, train)
+        writer = Writer(segment, batch, train)
         self.source = writer.write(self)
-        namespace = writer.namespace
-        exec(compile(self.source, f"<segment {segment.number}>", "exec"), namespace)  # noqa: S102
-        self.run: Function = namespace["run"]
+        self.run: Function = execute(self.source, segment.number, writer.namespace)
+
+    def results_of(
+        self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
+    ) -> dict[int, Tensor]:
+        """Run on values by id; results by id."""
+        results = self.run(state, [values[value] for value in self.values], seed)
+        return dict(zip(self.results, results, strict=True))
 
 
-class _Writer:
+def execute(source: str, segment: int, namespace: dict[str, Any]) -> Any:
+    """The function `run` that a writer's source defines."""
+    exec(compile(source, f"<segment {segment}>", "exec"), namespace)  # noqa: S102
+    return namespace["run"]
+
+
+class Writer:
     """Builds the source of one function and the namespace it runs in."""
 
     def __init__(self, segment: Segment, batch: int, train: bool) -> None:
@@ -65,20 +76,29 @@ class _Writer:
     def write(self, program: Program) -> str:
         """The whole function, one line a node; a value is deleted after its last use."""
         lines = ["def run(state, values, seed):"]
-        lines += [f"    {self._unpack(ids)} = {name}" for ids, name in (
-            (program.state, "state"), (program.values, "values")) if ids]  # fmt: skip
-        keep = {*program.results, *program.state}
+        named = (self._given(program), "state"), (_listed("v", program.values), "values")
+        lines += [f"    {names} = {source}" for names, source in named if names]
+        keep = self._keep(program)
         last_use = {v: at for at, node in enumerate(self._segment.nodes) for v in node.reads()}
         for at, node in enumerate(self._segment.nodes):
             lines += self._node(node)
             dead = {v for v in (*node.reads(), *node.writes()) if last_use.get(v, at) == at} - keep
             if dead:
                 lines.append(f"    del {', '.join(f'v{v:d}' for v in sorted(dead))}")
-        lines.append(f"    return ({''.join(f'v{v:d}, ' for v in program.results)})")
+        lines.append(f"    return {self._made(program)}")
         return "\n".join(lines) + "\n"
 
-    def _unpack(self, ids: Sequence[int]) -> str:
-        return "".join(f"v{value:d}, " for value in ids)
+    def _keep(self, program: Program) -> set[int]:
+        """Values that are not deleted after their last use."""
+        return {*program.results, *program.state}
+
+    def _given(self, program: Program) -> str:
+        """Names for the state tensors."""
+        return _listed("v", program.state)
+
+    def _made(self, program: Program) -> str:
+        """What the function returns."""
+        return f"({_listed('v', program.results)})"
 
     def _node(self, node: Node) -> list[str]:
         op = opset.lookup(node.op)
@@ -95,11 +115,14 @@ class _Writer:
             drop = self._object(torch.ops.aten.dropout.default, "o")
             values = ", ".join(self._argument(arguments[name]) for name in ("input", "p", "train"))
             return [*lines, f"    v{node.outputs[0]:d} = {drop}({values})"]
-        call = f"{self._object(resolve(node.op), 'o')}({self._call(node.op, arguments)})"
+        call = f"{self._object(self._operator(node), 'o')}({self._call(node.op, arguments)})"
         if op.results == 1:
             return [*lines, f"    v{node.outputs[0]:d} = {call}"]
         targets = "".join(f"v{value:d}, " if value >= 0 else "_, " for value in node.outputs)
         return [*lines, f"    {targets}= {call}"]
+
+    def _operator(self, node: Node) -> Callable[..., Any]:
+        return resolve(node.op)
 
     def _call(self, op: str, arguments: dict[str, Argument]) -> str:
         """Positional arguments as far as the schema allows, then keywords (names from torch's schema)."""
@@ -118,7 +141,7 @@ class _Writer:
         if isinstance(argument, list):
             return f"[{', '.join(self._argument(element) for element in argument)}]"
         if isinstance(argument, Ref):
-            return f"v{argument.id:d}"
+            return self._value(argument.id)
         if isinstance(argument, BatchSize):
             return f"{argument.at(self._batch):d}"
         if isinstance(argument, DType):
@@ -127,6 +150,10 @@ class _Writer:
             return f"{argument:d}"
         return self._object(argument, "c")
 
+    def _value(self, value: int) -> str:
+        """The name under which a node reads a value."""
+        return f"v{value:d}"
+
     def _object(self, value: Any, prefix: str) -> str:
         """The name under which `value` stands in the namespace."""
         key = (type(value), repr(value) if isinstance(value, float) else value)  # -0.0 == 0.0, nan != nan
@@ -134,6 +161,10 @@ class _Writer:
             self._names[key] = f"{prefix}{len(self._names):d}"
             self.namespace[self._names[key]] = value
         return self._names[key]
+
+
+def _listed(prefix: str, values: Sequence[int]) -> str:
+    return "".join(f"{prefix}{value:d}, " for value in values)
 
 
 def resolve(name: str) -> torch._ops.OpOverload:

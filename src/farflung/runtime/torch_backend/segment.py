@@ -6,30 +6,21 @@ what was sent come back from every consumer, autograd runs in between. Only the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from farflung.opdag.joins import sides_of
 from farflung.opdag.segment import Segment
 from farflung.runtime.seeds import microbatch_seed
+from farflung.runtime.torch_backend.again import AgainPass
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
-from farflung.runtime.torch_backend.tensors import constant_tensor, memory, outgoing
+from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
+from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, memory, outgoing
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
-
-GradientSink = Callable[[int, Tensor], None]
-
-
-@dataclass
-class _Tape:
-    """What backward needs of one microbatch: the leaves it was fed, the outputs it made, its loss."""
-
-    leaves: dict[int, Tensor]
-    outputs: dict[int, Tensor]
-    loss: Tensor | None
 
 
 class TorchSegment:
@@ -40,10 +31,11 @@ class TorchSegment:
     segment's own tensor (it shares the memory, never the gradient).
     """
 
-    def __init__(self, segment: Segment, state: Mapping[str, Tensor], training: Training) -> None:
+    def __init__(
+        self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False
+    ) -> None:
         self.segment = segment
         self._training = training
-        self._train = Program(segment, training.microbatch_size, train=True)
         self._evaluate = Program(segment, training.microbatch_size, train=False)
         self._entries = [entry for entry in segment.inputs if entry.kind != "input"]
         self._state = [self._leaf(entry.name, entry.kind, entry.trainable, state) for entry in self._entries]
@@ -56,9 +48,21 @@ class TorchSegment:
         ]
         self._optimizer = build(training.optimizer, owned) if owned else None  # type: ignore[arg-type]
         self._pending: dict[str, Tensor] = {}
-        self._tapes: dict[int, _Tape] = {}
+        self._tapes: dict[int, Tape] = {}
         self._loss = 0.0
-        self._differentiable = set(segment.differentiable)
+        self._pass = self._make_pass()
+        if recompute:
+            self._pass = AgainPass(self._pass)
+        differentiable = set(segment.differentiable)
+        self._answered = [value for value in segment.sends if value in differentiable]
+
+    def _make_pass(self) -> Pass:
+        batch = self._training.microbatch_size
+        sides = sides_of(self.segment)
+        if sides is None:
+            return WholePass(self.segment, batch)
+        state = {entry.value: t for entry, t in zip(self._entries, self._state, strict=True)}
+        return SplitPass(self.segment, batch, sides, state)
 
     def _leaf(self, name: str, kind: str, trainable: bool, state: Mapping[str, Tensor]) -> Tensor:
         if kind == "constant":
@@ -75,39 +79,33 @@ class TorchSegment:
         weight = 1.0 / unit.microbatches
         if not unit.train:
             with torch.no_grad():
-                results = self._run(self._evaluate, values, seed)
+                results = self._evaluate.results_of(self._current(), values, seed)
             self._add_loss(results, weight)
             return {value: outgoing(results[value]) for value in self.segment.sends}
-        leaves = {v: t.detach() for v, t in values.items()}
-        for value in self.segment.receives:
-            leaves[value].requires_grad_(value in self._differentiable)
-        results = self._run(self._train, leaves, seed)
+        results, tape = self._pass.forward(self._current(), values, seed)
         for name, value in self.segment.mutations.items():
             self._pending[name] = results[value].detach()
         self._add_loss(results, weight)
-        outputs = {v: results[v] for v in self.segment.sends if v in self._differentiable}
-        loss = results[self.segment.loss] if self.segment.loss is not None else None
-        received = {v: leaves[v] for v in self.segment.receives if leaves[v].requires_grad}
-        self._tapes[microbatch] = _Tape(received, outputs, loss)
+        self._tapes[microbatch] = tape
         return {value: outgoing(results[value]) for value in self.segment.sends}
 
-    def backward(
-        self, unit: Unit, microbatch: int, gradients: Mapping[int, Tensor], send: GradientSink
-    ) -> None:
-        """Run autograd for one microbatch and give each received value's gradient to `send`.
+    def backward(self, unit: Unit, microbatch: int, gradients: Mapping[int, Tensor], send: Sink) -> None:
+        """Give the gradient of each received value to `send`.
 
         `gradients` holds, for each differentiable value that was sent, the sum over its consumers (absent
-        where nobody had one). `send` is called from inside autograd as soon as a gradient is complete,
-        before the rest of the backward pass is waited for. The loss is seeded with 1 / microbatches.
+        where nobody had one). `send` is called from inside autograd as soon as a gradient is complete, before
+        the rest of the pass is waited for and before gradients of parameters are computed (`accumulate`). The
+        loss is seeded with 1 / microbatches.
         """
-        tape = self._tapes.pop(microbatch)
-        for value, leaf in tape.leaves.items():
-            leaf.register_post_accumulate_grad_hook(lambda t, value=value: _emit(t, value, send))
-        pairs = [(t, gradients[v]) for v, t in tape.outputs.items() if v in gradients and t.requires_grad]
-        if tape.loss is not None:
-            pairs.append((tape.loss, torch.full_like(tape.loss, 1.0 / unit.microbatches)))
-        if pairs:
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        given = {value: gradients[value] for value in self._answered if value in gradients}
+        if self.segment.loss is not None:
+            dtype = DTYPES[self.segment.values[self.segment.loss].dtype]
+            given[self.segment.loss] = torch.full((), 1.0 / unit.microbatches, dtype=dtype)
+        self._tapes[microbatch].backward(given, send)
+
+    def accumulate(self, unit: Unit, microbatch: int) -> None:
+        """Add the microbatch's gradients of parameters to the step's, and forget its tape."""
+        self._tapes.pop(microbatch).accumulate()
 
     def share_gradients(self, owners: Mapping[str, TorchSegment]) -> None:
         """Add the gradients of parameters that other segments of this worker own to theirs."""
@@ -170,20 +168,13 @@ class TorchSegment:
         for name, tensor in self.state().items():
             yield name, memory(tensor.clone(memory_format=torch.contiguous_format))
 
-    def _run(self, program: Program, values: Mapping[int, Tensor], seed: int) -> dict[int, Tensor]:
-        state = [
+    def _current(self) -> list[Tensor]:
+        """The state, with buffers as the microbatches of this step have left them."""
+        return [
             self._pending.get(e.name, t) if self._pending else t
             for e, t in zip(self._entries, self._state, strict=True)
         ]
-        results = program.run(state, [values[v] for v in program.values], seed)
-        return dict(zip(program.results, results, strict=True))
 
     def _add_loss(self, results: Mapping[int, Tensor], weight: float) -> None:
         if self.segment.loss is not None:
             self._loss += weight * float(results[self.segment.loss].detach())
-
-
-def _emit(leaf: Tensor, value: int, send: GradientSink) -> None:
-    if leaf.grad is not None:
-        send(value, leaf.grad.contiguous())
-        leaf.grad = None

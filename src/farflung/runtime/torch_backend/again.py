@@ -1,0 +1,52 @@
+"""Recomputation: a microbatch keeps what came in, and its tape is made only when its gradients are due.
+
+With the same inputs, seed and buffers the second forward pass makes the same bits as the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from farflung.runtime.torch_backend.passes import Pass, Results, Sink, SplitPass, Tape
+
+
+class AgainPass:
+    """A pass that runs `inner` once without and once with its tape."""
+
+    def __init__(self, inner: Pass) -> None:
+        self.program = inner.program
+        self._inner = inner
+
+    def forward(
+        self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
+    ) -> tuple[Results, Tape]:
+        with torch.no_grad():
+            results = self.program.results_of(state, values, seed)
+        return results, _AgainTape(self._inner, state, values, seed)
+
+
+class _AgainTape:
+    """`state` holds the buffers as this microbatch found them; later ones write others in their place."""
+
+    def __init__(self, inner: Pass, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int) -> None:
+        self._inner = inner
+        self._given = (state, values, seed)
+        self._tape: Tape | None = None
+        self._gradients: tuple[Mapping[int, Tensor], Sink] | None = None
+
+    def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
+        if isinstance(self._inner, SplitPass):
+            self._tape = self._inner.forward(*self._given)[1]
+            self._tape.backward(gradients, send)
+        else:
+            self._gradients = (gradients, send)
+
+    def accumulate(self) -> None:
+        if self._tape is None and self._gradients is not None:
+            self._tape = self._inner.forward(*self._given)[1]
+            self._tape.backward(*self._gradients)
+        if self._tape is not None:
+            self._tape.accumulate()

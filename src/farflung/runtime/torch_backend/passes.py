@@ -1,0 +1,203 @@
+"""How a segment goes forward in training and what it keeps for its backward pass.
+
+A segment that sends no gradients has one backward pass, which nobody waits for (`WholePass`). Any other sends
+gradients before it computes those of parameters (`SplitPass`): its joins read weights without their gradient,
+so autograd runs from what the segment sent to what it received, past the joins, and returns beside the
+gradients to send those of what the joins made. What depends on weights follows from these when `accumulate`
+asks for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from farflung.opdag.joins import Join, Sides
+from farflung.opdag.opset import lookup
+from farflung.opdag.segment import Segment
+from farflung.runtime.torch_backend.codegen import Program
+from farflung.runtime.torch_backend.formulas import Formula, formula_of
+from farflung.runtime.torch_backend.split_program import DETACHED, LEAF, Joint, Split, SplitProgram
+
+Sink = Callable[[int, Tensor], None]
+Results = dict[int, Tensor]
+
+
+class Tape(Protocol):
+    """What one microbatch keeps from its forward pass until it is accumulated."""
+
+    def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
+        """Take the gradients of what was sent and of the loss; give `send` those of what was received."""
+
+    def accumulate(self) -> None:
+        """Add the gradients of parameters to what their `grad` holds."""
+
+
+class Pass(Protocol):
+    """A segment's forward pass in training."""
+
+    @property
+    def program(self) -> Program:
+        """What it runs, which also runs without a tape."""
+
+    def forward(
+        self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
+    ) -> tuple[Results, Tape]:
+        """Results by value, and the tape.
+
+        `state` are tensors in the order of `program.state`, `values` the model inputs and received values.
+        """
+
+
+class WholePass:
+    """Of a segment that receives nothing whose gradient travels back."""
+
+    def __init__(self, segment: Segment, batch: int) -> None:
+        self.program = Program(segment, batch, train=True)
+
+    def forward(
+        self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
+    ) -> tuple[Results, Tape]:
+        made = self.program.results_of(state, {v: t.detach() for v, t in values.items()}, seed)
+        return made, _WholeTape(made)
+
+
+class _WholeTape:
+    def __init__(self, made: Results) -> None:
+        self._made = made
+        self._gradients: Mapping[int, Tensor] = {}
+
+    def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
+        self._gradients = gradients
+
+    def accumulate(self) -> None:
+        _accumulate((self._made[value], gradient) for value, gradient in self._gradients.items())
+
+
+class SplitPass:
+    """Of a segment that sends gradients. `state` are the leaves that hold parameters, by value."""
+
+    def __init__(self, segment: Segment, batch: int, sides: Sides, state: Mapping[int, Tensor]) -> None:
+        self._received = [value for value in segment.receives if value in sides.received]
+        self.sides = sides
+        joined = [(join, _formula(join, segment, batch)) for join in sides.joins]
+        self.formulas = [(join, formula) for join, formula in joined if formula is not None]
+        joints = [_joint(join, formula) for join, formula in joined]
+        self.program = SplitProgram(segment, batch, sides.received, joints)
+        copies = [(how, state[value].detach()) for how, value in self.program.copies]
+        self._copies = [copy.requires_grad_(how == LEAF) for how, copy in copies]
+        self.parameters = {v: t for v, t in state.items() if v in sides.weights}
+        self.read_once = _read_once(segment, sides) & self.parameters.keys()
+
+    def forward(
+        self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
+    ) -> tuple[Results, Tape]:
+        given = {value: tensor.detach() for value, tensor in values.items()}
+        leaves = {value: given[value].requires_grad_() for value in self._received}
+        program = self.program
+        split = program.split([*state, *self._copies], [given[v] for v in program.values], seed)
+        made = dict(zip(program.results, split.results, strict=True))
+        return made, _SplitTape(self, leaves, made, split, seed)
+
+
+def _formula(join: Join, segment: Segment, batch: int) -> Formula | None:
+    """How the gradients of a join's weights are made later; None if they are made on the way.
+
+    The kernel that makes the gradient of what a normalisation read makes those of its weights as well. Which
+    one attention takes depends on whether its mask has a gradient.
+    """
+    if lookup(join.node.op).group in ("normalisation", "attention"):
+        return None
+    return formula_of(join, segment, batch)
+
+
+def _joint(join: Join, formula: Formula | None) -> Joint:
+    if formula is None:
+        return Joint(join.node.number, dict.fromkeys(join.weights, LEAF), (), ())
+    return Joint(join.node.number, dict.fromkeys(join.weights, DETACHED), formula.keeps, join.makes)
+
+
+def _read_once(segment: Segment, sides: Sides) -> set[int]:
+    """Weights that one argument of one join reads, and nobody else."""
+    reads = Counter(value for node in segment.nodes for value in node.reads())
+    return {value for join in sides.joins for value in join.weights if reads[value] == 1}
+
+
+class _SplitTape:
+    """The leaves and results of a microbatch until `backward`, then what its joins kept and were sent."""
+
+    def __init__(self, way: SplitPass, leaves: Results, made: Results, split: Split, seed: int) -> None:
+        self._way = way
+        self._leaves = leaves
+        self._made = made
+        self._edges, self._weights = split.edges, split.leaves
+        self._kept = dict(zip(way.program.kept, split.kept, strict=True))
+        self._roots = dict(zip(way.program.made, split.made, strict=True))
+        self._seed = seed
+        self._arrived: dict[int, Tensor] = {}
+        self._found: list[tuple[int, Tensor]] = []
+
+    def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
+        """Each gradient is sent from inside autograd, before the rest of the pass is waited for."""
+        sides, made = self._way.sides, self._made
+        self._found = [(v, g) for v, g in gradients.items() if v in sides.weights]
+        self._roots |= {value: made[value] for value, _ in self._found}
+        ends = [(made[v], g) for v, g in gradients.items() if v in sides.received and made[v].requires_grad]
+        if ends:
+            self._run(ends, send)
+        self._leaves, self._made, self._edges, self._weights = {}, {}, (), ()
+
+    def _run(self, ends: Sequence[tuple[Tensor, Tensor]], send: Sink) -> None:
+        for value, leaf in self._leaves.items():
+            leaf.register_hook(lambda gradient, value=value: send(value, gradient.contiguous()))
+        program = self._way.program
+        wanted: list[Tensor | GradientEdge] = [*self._leaves.values(), *self._edges, *self._weights]
+        tensors, given = zip(*ends, strict=True)
+        found = torch.autograd.grad(tensors, wanted, given, allow_unused=True)[len(self._leaves) :]  # type: ignore[arg-type]
+        edges = len(program.edges)
+        self._arrived = {v: g for v, g in zip(program.edges, found[:edges], strict=True) if g is not None}
+        self._found += [(v, g) for v, g in zip(program.leaves, found[edges:], strict=True) if g is not None]
+
+    def accumulate(self) -> None:
+        """Formulas in the order in which autograd would run them; what made weights is left to autograd."""
+        way = self._way
+        sums: dict[int, Tensor] = {}
+
+        def add(value: int, gradient: Tensor) -> None:
+            if value in way.read_once:
+                _add_to(way.parameters[value], gradient)
+            else:
+                sums[value] = sums[value] + gradient if value in sums else gradient
+
+        with torch.no_grad():
+            for value, gradient in self._found:
+                add(value, gradient)
+            for join, formula in reversed(way.formulas):
+                own = [self._arrived.pop(value, None) for value in join.makes]
+                for value, gradient in formula.make(own, self._kept, self._seed):
+                    add(value, gradient)
+        roots = self._roots | way.parameters
+        _accumulate((roots[value], gradient) for value, gradient in sums.items())
+
+
+def _add_to(parameter: Tensor, gradient: Tensor) -> None:
+    """What autograd does where the gradient of a parameter arrives; nobody else has `gradient`'s memory."""
+    if parameter.grad is not None:
+        parameter.grad += gradient
+    elif gradient.stride() == parameter.stride():
+        parameter.grad = gradient
+    else:
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
+def _accumulate(ends: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Run autograd from these tensors with these gradients to the parameters."""
+    pairs = [(tensor, gradient) for tensor, gradient in ends if tensor.requires_grad]
+    if pairs:
+        tensors, gradients = zip(*pairs, strict=True)
+        torch.autograd.backward(tensors, gradients)

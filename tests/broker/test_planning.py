@@ -49,7 +49,7 @@ def test_a_hostile_graph_is_a_reason_and_no_traceback() -> None:
 
 
 def test_a_defect_of_the_planner_keeps_its_traceback_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("node 7")
 
     monkeypatch.setattr("farflung.broker.planner_process._answer", broken)

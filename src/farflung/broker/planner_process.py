@@ -22,6 +22,7 @@ from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.able import Needs, require_able, unable
 from farflung.planner.assignment import Options
+from farflung.planner.recomputing import everywhere, recomputing_notes
 from farflung.planner.schedulers import scheduler
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
@@ -86,7 +87,14 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
     """Equal shares for workers of whom nothing is known."""
     workers = question.workers[: question.count or None]
     training = question.training
-    return plan_job(graph, training.microbatches, training.microbatch_size, workers, question.count > 0)
+    return plan_job(
+        graph,
+        training.microbatches,
+        training.microbatch_size,
+        workers,
+        exactly=question.count > 0,
+        recompute=question.recompute == "always",
+    )
 
 
 def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction]:
@@ -98,14 +106,17 @@ def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction
         workers=question.count or None,
         efficiency=question.efficiency,
         budget=BUDGET,
+        recompute=question.recompute != "never",
         seconds=question.search_seconds,
     )
     schedule = scheduler(question.scheduler)(topology, workload, options)
+    if question.recompute == "always":
+        schedule = everywhere(schedule, topology, options)
     made = place(graph, schedule.assignment, training.microbatch_size)
     joined, parted = joined_part(topology)
     simulation = simulate(made.plan, joined, Conditions(efficiency=question.efficiency))
     used = set(made.plan.workers())
-    notes = [*schedule.notes, *question.assumed]
+    notes = [*schedule.notes, *recomputing_notes(made.plan), *question.assumed]
     return made, Prediction(
         scheduler=schedule.scheduler,
         step_seconds=simulation.step_seconds,

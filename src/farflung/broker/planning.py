@@ -56,6 +56,7 @@ def _question(command: RunPlanner, measured: Measured | None, search_seconds: fl
         scheduler=wishes.scheduler,
         topology=wishes.topology if measured is None or is_own else measured.topology,
         efficiency=wishes.efficiency or (DATA_SHEET_EFFICIENCY if is_own else MEASURED_EFFICIENCY),
+        recompute=wishes.recompute,
         measured=not is_own,
         assumed=[] if measured is None or is_own else list(measured.assumed),
         search_seconds=search_seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farflung.plan import Plan, Prediction, Topology
+from farflung.plan import Plan, Prediction, Recompute, Topology
 from farflung.plan.ability import Ability
 from farflung.plan.wishes import AUTO
 from farflung.protocol.worker import SegmentProgram
@@ -26,6 +26,7 @@ class Question(msgspec.Struct, frozen=True):
     scheduler: str = AUTO
     topology: Topology | None = None
     efficiency: float = 1.0
+    recompute: Recompute = AUTO
     measured: bool = False
     assumed: list[str] = []
     search_seconds: float = 0.0

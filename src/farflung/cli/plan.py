@@ -13,9 +13,11 @@ from farflung.cli.output import note, print_json, print_text
 from farflung.cli.planning_options import (
     EfficiencyOption,
     PictureOption,
+    RecomputeOption,
     SchedulerOption,
     TopologyOption,
     the_efficiency,
+    the_recompute,
     the_topology,
 )
 from farflung.cli.quiet import quietly
@@ -42,6 +44,7 @@ def plan(
         typer.Option(metavar="N|auto", help="In place of the job's own; auto takes the best of several."),
     ] = None,
     efficiency: EfficiencyOption = None,
+    recompute: RecomputeOption = "auto",
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Count operators by their time: made by `capture JOB --profile`."),
@@ -81,7 +84,7 @@ def plan(
         reached, assumed = the_efficiency(efficiency, measured=True), told.assumed
     else:
         where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
-    number = _number(microbatches)
+    number, when = _number(microbatches), the_recompute(recompute)
     scheduler_called(scheduler)
     loaded = load_job(job)
     with searching() as tell, quietly():
@@ -92,6 +95,7 @@ def plan(
             workers=workers or None,
             microbatches=number,
             efficiency=reached,
+            recompute=when,
             profile=profile,
             budget=Options.budget if budget is None else budget,
             seed=seed,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
 from farflung.errors import PlanError
 
 if TYPE_CHECKING:
-    from farflung.plan import Topology
+    from farflung.plan import Recompute, Topology
 
 TopologyOption = Annotated[
     str | None,
@@ -28,6 +28,15 @@ SchedulerOption = Annotated[
     str,
     typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, evolutionary, exact or auto."),
 ]
+RecomputeOption = Annotated[
+    str,
+    typer.Option(
+        "--recompute",
+        metavar="WHEN",
+        help="Run forward twice in place of keeping what was computed: auto (where memory asks), always"
+        " or never.",
+    ),
+]
 PictureOption = Annotated[
     Path | None,
     typer.Option("--picture", metavar="FILE.svg", help="Draw a simulated step, and the plan beside it."),
@@ -39,6 +48,16 @@ def the_topology(name_or_path: str) -> Topology:
     from farflung.lab.testbeds.catalogue import find_topology
 
     return find_topology(name_or_path)
+
+
+def the_recompute(given: str) -> Recompute:
+    """When segments are to recompute; PlanError if the word says nothing."""
+    from farflung.plan import Recompute
+
+    for word in get_args(Recompute):
+        if given == word:
+            return word
+    raise PlanError(f"--recompute must be auto, always or never, found {given!r}")
 
 
 def the_efficiency(given: float | None, measured: bool = False) -> float:

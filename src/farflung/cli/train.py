@@ -15,9 +15,11 @@ from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.output import counted, note, print_error, print_json, print_text, seconds
 from farflung.cli.planning_options import (
     EfficiencyOption,
+    RecomputeOption,
     SchedulerOption,
     TopologyOption,
     the_efficiency,
+    the_recompute,
     the_topology,
 )
 from farflung.cli.quiet import quietly
@@ -64,6 +66,7 @@ def train(
     topology: TopologyOption = None,
     scheduler: SchedulerOption = "auto",
     efficiency: EfficiencyOption = None,
+    recompute: RecomputeOption = "auto",
     steps: Annotated[int | None, typer.Option(help="In place of the job's own steps.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB]")] = None,
     text: Annotated[
@@ -80,7 +83,7 @@ def train(
     _check_choice(local, broker, token, workers, on, topology)
     frameworks = _frameworks(local, backends)
     chosen = _chosen(on)
-    wishes = _wishes(topology, scheduler, efficiency, chosen)
+    wishes = _wishes(topology, scheduler, efficiency, chosen, recompute)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
     identity = None if local else _identity(folder_of("submitter", folder), broker, token)
     loaded, path = _load(job, steps, text, out)
@@ -94,7 +97,7 @@ def train(
         count = workers or len(chosen)
         work = _until_interrupted(prepared, identity, run, observer, count, on=pool, wishes=wishes)
     else:
-        work = _train_locally(prepared, run, observer, local or 1, frameworks)
+        work = _train_locally(prepared, run, observer, local or 1, frameworks, wishes)
     try:
         summary = asyncio.run(work)
     except asyncio.CancelledError:
@@ -155,7 +158,9 @@ def _chosen(on: str | None) -> list[str]:
     return ids
 
 
-def _wishes(topology: str | None, scheduler: str, efficiency: float | None, chosen: Sequence[str]) -> Wishes:
+def _wishes(
+    topology: str | None, scheduler: str, efficiency: float | None, chosen: Sequence[str], recompute: str
+) -> Wishes:
     """How the job is to be planned; what cannot be is said before a minute is spent on the model."""
     from farflung.plan import Wishes
     from farflung.planner.schedulers import scheduler as scheduler_called
@@ -166,7 +171,7 @@ def _wishes(topology: str | None, scheduler: str, efficiency: float | None, chos
     unknown = [id for id in chosen if found is not None and id not in found.ids]
     if unknown:
         raise JobError(f"--on names {unknown[0]}, which the topology does not have")
-    return Wishes(scheduler, found, efficiency)
+    return Wishes(scheduler, found, efficiency, the_recompute(recompute))
 
 
 def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
@@ -223,13 +228,20 @@ def _observer(prepared: Prepared, as_json: bool) -> Observer:
 
 
 async def _train_locally(
-    prepared: Prepared, run: RunFolder, observer: Observer, workers: int, frameworks: Sequence[str]
+    prepared: Prepared,
+    run: RunFolder,
+    observer: Observer,
+    workers: int,
+    frameworks: Sequence[str],
+    wishes: Wishes,
 ) -> Summary:
     from farflung.local.fleet import LocalFleet
 
     note(f"starting a broker and {counted(workers, 'worker')} on this machine")
     async with LocalFleet(workers, run.logs, backends=frameworks) as fleet:
-        return await _until_interrupted(prepared, fleet.identity, run, observer, workers, fleet.watch)
+        return await _until_interrupted(
+            prepared, fleet.identity, run, observer, workers, fleet.watch, wishes=wishes
+        )
 
 
 async def _until_interrupted(

@@ -9,11 +9,12 @@ from pathlib import Path
 from farflung.client.job import Job
 from farflung.client.modelled import Microbatches, model_of, number_of
 from farflung.errors import PlanError, TopologyError
-from farflung.plan import Plan, Topology, joined_part, only, read_plan, read_topology
+from farflung.plan import Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
 from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.able import require_able, unable
 from farflung.planner.assignment import Options
 from farflung.planner.forecast import Expected, Forecast, expected, forecast
+from farflung.planner.recomputing import everywhere
 from farflung.planner.schedulers import scheduler as scheduler_called
 from farflung.planner.what_if import MOST_CHANGES
 from farflung.planner.what_if import what_if as effects_of
@@ -55,6 +56,7 @@ def plan(
     workers: int | None = None,
     microbatches: Microbatches = None,
     efficiency: float = DATA_SHEET_EFFICIENCY,
+    recompute: Recompute = AUTO,
     profile: Path | None = None,
     budget: int = Options.budget,
     seconds: float | None = None,
@@ -79,6 +81,9 @@ def plan(
         In place of the job's own: a number that divides its batch, or "auto" for the best of several.
     efficiency
         The part of its TFLOP/s that a device reaches.
+    recompute
+        Whether segments run forward twice in place of keeping what they computed: "auto" where memory asks
+        for it, "always" or "never".
     profile
         What `farflung capture --profile` measured: operators then count by their time on that device, so
         `tflops` mean what a device sustains on this model.
@@ -110,6 +115,7 @@ def plan(
     options = Options(
         workers=workers,
         efficiency=efficiency,
+        recompute=recompute != "never",
         budget=budget,
         seconds=seconds,
         seed=seed,
@@ -117,6 +123,8 @@ def plan(
         watch=Search(tell, f"looking for a plan on {_counted(len(fleet.workers))} ({scheduler})"),
     )
     schedule = search(fleet, model.workload, options)
+    if recompute == "always":
+        schedule = everywhere(schedule, fleet, options)
     joined, _ = joined_part(fleet)
     simulation = simulated(schedule.plan, joined, conditions)
     effects = None

@@ -5,7 +5,7 @@ from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.plan.plan_file import read_plan, write_plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plan.topology_file import encode_topology, read_topology, write_topology
-from farflung.plan.wishes import NO_WISHES, Prediction, Wishes
+from farflung.plan.wishes import NO_WISHES, Prediction, Recompute, Wishes
 
 __all__ = [
     "FEEDER",
@@ -16,6 +16,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Prediction",
+    "Recompute",
     "Scale",
     "Topology",
     "Wishes",

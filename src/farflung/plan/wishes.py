@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,8 +14,9 @@ LINE_LENGTH = 2000
 Line = Annotated[str, Meta(max_length=LINE_LENGTH)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
+Recompute = Literal["auto", "always", "never"]
 
-AUTO = "auto"
+AUTO: Final = "auto"
 
 DATA_SHEET_EFFICIENCY = 0.4
 """Of the TFLOP/s on a device's data sheet, what training reaches."""
@@ -30,12 +31,14 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `topology` takes the place of what the fleet has measured; without either, segments are balanced over
     workers that are taken to be equal. `efficiency` is the part of their TFLOP/s that devices reach; None is
-    what the topology's kind suggests.
+    what the topology's kind suggests. `recompute` says whether segments run forward twice in place of keeping
+    what they computed: where memory asks for it, all of them, or none.
     """
 
     scheduler: Word = AUTO
     topology: Topology | None = None
     efficiency: Annotated[float, Meta(gt=0, le=1)] | None = None
+    recompute: Recompute = AUTO
 
 
 NO_WISHES = Wishes()

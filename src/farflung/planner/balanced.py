@@ -30,7 +30,13 @@ NEGLIGIBLE = 1e-3
 
 
 def plan_job(
-    graph: Graph, microbatches: int, microbatch_size: int, workers: Sequence[str], exactly: bool = True
+    graph: Graph,
+    microbatches: int,
+    microbatch_size: int,
+    workers: Sequence[str],
+    *,
+    exactly: bool = True,
+    recompute: bool = False,
 ) -> PlannedJob:
     """Plan a graph, see `plan_graph`; with `exactly` false fewer workers may do.
 
@@ -41,18 +47,25 @@ def plan_job(
     """
     for count in range(len(workers), 0, -1):
         try:
-            return plan_graph(graph, microbatches, microbatch_size, workers[:count])
+            return plan_graph(graph, microbatches, microbatch_size, workers[:count], recompute)
         except PlanError:
             if exactly or count == 1:
                 raise
     raise PlanError("a plan needs at least one worker, found none: start one with `farflung join`")
 
 
-def plan_graph(graph: Graph, microbatches: int, microbatch_size: int, workers: Sequence[str]) -> PlannedJob:
+def plan_graph(
+    graph: Graph,
+    microbatches: int,
+    microbatch_size: int,
+    workers: Sequence[str],
+    recompute: bool = False,
+) -> PlannedJob:
     """One contiguous segment for each worker, in order; a tied parameter's uses on one worker.
 
     Where a parameter is used at both ends of the graph (a tied embedding and head), the first worker gets
-    both end segments and there is one segment more than workers.
+    both end segments and there is one segment more than workers. With `recompute` every segment runs forward
+    twice.
 
     Raises
     ------
@@ -66,6 +79,7 @@ def plan_graph(graph: Graph, microbatches: int, microbatch_size: int, workers: S
         workers=tuple((workers[number],) for number in cut.devices),
         microbatches=microbatches,
         window=min(microbatches, 2 * len(cut.devices)),
+        recompute=(recompute,) * len(cut.devices),
     )
     return place(graph, assignment, microbatch_size)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from farflung.plan import Plan, Topology, joined_part
 from farflung.planner.assignment import Schedule, memory_of
+from farflung.planner.recomputing import recomputing_notes
 from farflung.planner.what_if import Effect
 from farflung.simulator import Simulation
 
@@ -139,7 +140,7 @@ def forecast(
         unreachable=list(joined_part(topology)[1]),
         evaluated=schedule.evaluated,
         capped=schedule.capped,
-        notes=list(schedule.notes),
+        notes=[*schedule.notes, *recomputing_notes(plan)],
         what_if=None if effects is None else [EffectRow(e.words, e.step_seconds, e.change) for e in effects],
         plan=plan,
         unable=dict(unable),

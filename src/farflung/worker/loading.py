@@ -35,16 +35,18 @@ def load_segments(
     for segment in segments.values():
         backend.verify(segment, batch)
         check_edges(load, segment)
-    needed = sum(required_bytes(segment, batch, load.plan.window) for segment in segments.values())
+    again = {p.segment: p.recompute for p in load.plan.placements}
+    window = load.plan.window
+    needed = sum(required_bytes(s, batch, window, again[n]) for n, s in segments.items())
     if needed > memory_bytes:
         raise GraphError(
             f"the segments need {needed} bytes, this worker gives {memory_bytes}: "
-            "raise `farflung join --memory` or use more workers"
+            "raise `farflung join --memory`, use more workers or recompute (`train --recompute always`)"
         )
     if emulated:
-        return {n: backend.runner(s, {}, load.training) for n, s in segments.items()}
+        return {n: backend.runner(s, {}, load.training, again[n]) for n, s in segments.items()}
     state = _shaped(segments, intake.buffers, batch, backend)
-    return {n: backend.runner(s, _state_of(s, state), load.training) for n, s in segments.items()}
+    return {n: backend.runner(s, _state_of(s, state), load.training, again[n]) for n, s in segments.items()}
 
 
 def _require_runnable(plan: Plan) -> None:
@@ -55,8 +57,6 @@ def _require_runnable(plan: Plan) -> None:
         raise GraphError(
             f"the plan asks for codec {plan.codecs[0].codec!r}: this worker's version sends dense"
         )
-    if any(placement.recompute for placement in plan.placements):
-        raise GraphError("the plan asks for recomputation: this worker's version keeps what it computed")
 
 
 def check_edges(load: Load, segment: Segment) -> None:

@@ -42,7 +42,8 @@ def memory(tensor: Tensor) -> memoryview:
 
     The caller keeps the tensor unchanged until the view's bytes have been sent or filled.
     """
-    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    # Of one element any stride is contiguous (an expanded one has 0), but not to `view`.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
@@ -104,7 +104,7 @@ class PlanMade(Event):
     """The planner is done; `programs` and `owned` have one entry a segment.
 
     `prediction` is what the plan promises; None where nothing is known of workers and links. `unable` says of
-    workers that lack ops of the model why they have no part.
+    workers that lack ops of the model why they have no part, `notes` what else the plan does not promise.
     """
 
     job: str
@@ -114,6 +114,7 @@ class PlanMade(Event):
     owned: list[list[str]]
     prediction: Prediction | None = None
     unable: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,14 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
         )
         turn.do(Send(name, message))
     planned = Planned(
-        job.job, job.attempt, made.plan, made.owned, addresses, made.prediction, dict(made.unable)
+        job.job,
+        job.attempt,
+        made.plan,
+        made.owned,
+        addresses,
+        made.prediction,
+        dict(made.unable),
+        list(made.notes),
     )
     turn.tell(job.job, planned)
 

@@ -11,9 +11,11 @@ from farflung.broker.measurements import Measurements
 from farflung.broker.records import Worker
 from farflung.plan import Topology, WorkerSpec
 from farflung.plan.topology import LEAST_MBPS, MOST_GIGABYTES, MOST_MBPS
+from farflung.transport.wording import printable
 
 ASSUMED_TFLOPS = 1.0
 _SITE_LENGTH = 128
+_FRAMEWORK_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
             behind_nat=worker.worker in closed,
             opset=worker.device.opset.version,
             lacks=worker.device.lacks,
+            framework=printable(worker.device.framework)[:_FRAMEWORK_LENGTH],
         )
         for worker in members
     ]

@@ -22,6 +22,7 @@ from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.able import Needs, require_able, unable
 from farflung.planner.assignment import Options
+from farflung.planner.draws import draws, draws_notes
 from farflung.planner.recomputing import everywhere, recomputing_notes
 from farflung.planner.schedulers import scheduler
 from farflung.protocol.worker import SegmentProgram
@@ -80,7 +81,10 @@ def _answer(question: Question) -> Made:
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
     _check_size(sum(len(program.program) for program in programs))
-    return Made(made.plan, programs, [list(program.owned) for program in programs], prediction, found)
+    owned = [list(program.owned) for program in programs]
+    frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
+    notes = draws_notes(draws(graph), made.plan.workers(), frameworks)
+    return Made(made.plan, programs, owned, prediction, found, notes)
 
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:

@@ -36,7 +36,7 @@ async def plan(
     except PlanError as error:
         return PlanFailed(clock(), command.job, command.attempt, str(error))
     if isinstance(answer, Made):
-        made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable)
+        made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable, answer.notes)
         return PlanMade(clock(), command.job, command.attempt, *made)
     if isinstance(answer, Impossible):
         return PlanFailed(clock(), command.job, command.attempt, answer.reason)

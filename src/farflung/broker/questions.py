@@ -41,6 +41,7 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     owned: list[list[str]]
     prediction: Prediction | None
     unable: dict[str, str] = {}
+    notes: list[str] = []
 
 
 class Impossible(msgspec.Struct, frozen=True, tag=True):

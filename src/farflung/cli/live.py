@@ -7,7 +7,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from farflung.cli.output import loss_words, size
-from farflung.cli.plan_table import plan_table, prediction_lines, unable_lines
+from farflung.cli.plan_table import plan_table, planned_lines
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
@@ -57,7 +57,7 @@ class LiveObserver(Observer):
 
     def planned(self, planned: Planned) -> None:
         self._console.print(plan_table(planned.plan))
-        for line in (*unable_lines(planned.unable), *prediction_lines(planned.prediction)):
+        for line in planned_lines(planned):
             self._console.print(line, markup=False)
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:

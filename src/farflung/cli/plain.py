@@ -6,7 +6,7 @@ import sys
 import time
 
 from farflung.cli.output import counted, duration, loss_words, note, size
-from farflung.cli.plan_table import plan_rows, prediction_lines, unable_lines
+from farflung.cli.plan_table import plan_rows, planned_lines
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
@@ -40,7 +40,7 @@ class PlainObserver(Observer):
                 f" {flops} MFLOP, {bytes_out} out a microbatch"
             )
 
-        for line in (*unable_lines(planned.unable), *prediction_lines(planned.prediction)):
+        for line in planned_lines(planned):
             note(line)
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:

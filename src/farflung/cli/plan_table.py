@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from farflung.cli.output import listed, seconds, size
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from farflung.plan import Plan, Prediction
+    from farflung.protocol.messages import Planned
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -33,9 +33,14 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
     return rows
 
 
-def unable_lines(unable: Mapping[str, str]) -> list[str]:
-    """Who is left out because of the model's ops, a line each for a person."""
-    return [printable(f"left out: {worker}: {why}") for worker, why in unable.items()]
+def planned_lines(planned: Planned) -> list[str]:
+    """What there is to say of a plan beside its table, a line each for a person.
+
+    Who is left out because of the model's ops, what the plan promises, and what it does not.
+    """
+    out = [printable(f"left out: {worker}: {why}") for worker, why in planned.unable.items()]
+    notes = [printable(f"note: {words}") for words in planned.notes]
+    return [*out, *prediction_lines(planned.prediction), *notes]
 
 
 def prediction_lines(prediction: Prediction | None) -> list[str]:

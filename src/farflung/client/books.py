@@ -55,6 +55,7 @@ class Books:
             workers=workers,
             prediction=message.prediction,
             unable=message.unable,
+            notes=message.notes,
         )
 
     async def running(self, sent_bytes: int) -> None:

@@ -10,6 +10,7 @@ from farflung.client.job import Job
 from farflung.errors import JobError
 from farflung.opdag.graph import Graph
 from farflung.planner.able import Needs
+from farflung.planner.draws import draws
 from farflung.workload import Workload, workload_of
 
 MOST_ALTERNATIVES = 6
@@ -22,13 +23,15 @@ Microbatches = int | Literal["auto"] | None
 class Model:
     """A model to plan, in a job's number of microbatches and, as `alternatives`, in others.
 
-    `holds` names, for each node, the parameters that it is the first to read; `needs` are its ops.
+    `holds` names, for each node, the parameters that it is the first to read; `needs` are its ops,
+    and `draws` says that some of them draw random numbers.
     """
 
     workload: Workload
     alternatives: tuple[Workload, ...]
     holds: tuple[tuple[str, ...], ...]
     needs: Needs
+    draws: bool
 
 
 def number_of(job: Job, microbatches: Microbatches) -> int:
@@ -67,7 +70,7 @@ def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None =
     )
     if profile is not None:
         own, alternatives = _weighed(own, graph, profile), []
-    return Model(own, tuple(alternatives), _first_read(graph), Needs.of(graph))
+    return Model(own, tuple(alternatives), _first_read(graph), Needs.of(graph), draws(graph))
 
 
 def _weighed(workload: Workload, graph: Graph, path: Path) -> Workload:

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from farflung.client.job import Job
 from farflung.client.modelled import Microbatches, model_of, number_of
 from farflung.errors import PlanError, TopologyError
@@ -13,6 +15,7 @@ from farflung.plan import Plan, Recompute, Topology, joined_part, only, read_pla
 from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.able import require_able, unable
 from farflung.planner.assignment import Options
+from farflung.planner.draws import draws_notes
 from farflung.planner.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.recomputing import everywhere
 from farflung.planner.schedulers import scheduler as scheduler_called
@@ -139,7 +142,10 @@ def plan(
             seconds=WHAT_IF_SECONDS,
             tell=lambda words: tell(f"what if {next(tried)} of {MOST_CHANGES}: {words}"),
         )
-    return forecast(schedule, fleet, simulation, model.holds, effects, out)
+    found = forecast(schedule, fleet, simulation, model.holds, effects, out)
+    frameworks = {worker.id: worker.framework for worker in fleet.workers}
+    notes = draws_notes(model.draws, schedule.plan.workers(), frameworks)
+    return msgspec.structs.replace(found, notes=[*found.notes, *notes])
 
 
 def simulate(

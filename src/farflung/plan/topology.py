@@ -31,7 +31,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     `up_mbps` and `down_mbps` are shared by all of its links; None leaves each link to itself. Nobody can dial
     a worker that is `behind_nat`. Workers that name the same `machine` compute on its `cores`, no more of
     them at a time. `opset` is the version of the opset that it knows (0: every op there is),
-    and `lacks` are ops of it that its backend refuses.
+    `lacks` are ops of it that its backend refuses, `framework` is what it computes with, and its version.
     """
 
     id: str
@@ -45,6 +45,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     cores: int | None = None
     opset: int = 0
     lacks: tuple[str, ...] = ()
+    framework: str = ""
 
     def __post_init__(self) -> None:
         if not WORKER_ID.fullmatch(self.id):
@@ -66,6 +67,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"worker {self.id}: machine must be 1 to 128 printable characters")
         if self.cores is not None:
             _check(f"cores {whose}", self.cores, 1, MOST_CORES)
+        if len(self.framework) > 128 or not self.framework.isprintable():
+            raise ValueError(f"worker {self.id}: framework must be at most 128 printable characters")
         _check(f"opset {whose}", self.opset, 0, MOST_OPSET)
         if len(self.lacks) > MOST_LACKS or not all(map(_OP.fullmatch, self.lacks)):
             raise ValueError(f"lacks {whose} must be at most {MOST_LACKS} ops, such as aten.relu.default")
@@ -73,7 +76,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def ability(self) -> Ability | None:
         """What of a model it can run; None where it can run any."""
-        return Ability(self.opset or MOST_OPSET, self.lacks) if self.opset or self.lacks else None
+        if not self.opset and not self.lacks:
+            return None
+        return Ability(self.opset or MOST_OPSET, self.lacks, self.framework)
 
 
 class Scale(msgspec.Struct, frozen=True):

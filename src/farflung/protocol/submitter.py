@@ -56,6 +56,7 @@ class Planned(Message, frozen=True):
     addresses: dict[Id, Addresses]
     prediction: Prediction | None = None
     unable: dict[Id, Text] = msgspec.field(default_factory=dict)
+    notes: list[Text] = msgspec.field(default_factory=list)
 
 
 class Running(Message, frozen=True):

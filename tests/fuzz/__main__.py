@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.documents:
-            fed = documents.run(folder, options.documents, options.seed)
+            fed = documents.run(folder, options.documents, options.seed, os.cpu_count() or 1)
             _tell(fed)
             test_documents.assert_stood(fed)
         if options.frames:

@@ -49,6 +49,7 @@ class DocumentMutator:
         if not parameter.is_list:
             return self._one(parameter.base, parameter, values)
         count = self._random.choice([0, 1, 1, 2, 2, 2, 3, 4, 5, 9])
+        count = 4000 if self._random.random() < 0.002 else count
         return [self._one(parameter.base, parameter, values) for _ in range(count)]
 
     def size(self) -> Any:

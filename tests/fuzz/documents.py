@@ -5,47 +5,81 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from tests.fuzz.loader import Figures
 
-STILL_SECONDS = 120.0
-"""After so long at one input the loader hangs."""
+STILL_SECONDS = 300.0
+"""After so long at one input the loader hangs, on however busy a machine."""
 
 _LOOK_SECONDS = 0.5
 _ROOT = Path(__file__).parents[2]
 
 
-def run(folder: Path, count: int, seed: int) -> Figures:
-    """Feed `count` inputs; AssertionError names the one that ended or stopped the process."""
-    progress, said = folder / "progress", folder / "said"
-    options = ["--count", str(count), "--seed", str(seed), "--progress", str(progress)]
-    with said.open("wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.loader", *options],
-            stdout=subprocess.PIPE, stderr=errors, cwd=_ROOT,
-        )  # fmt: skip
-        try:
-            is_over = _watch(process, progress)
-        finally:
-            process.kill()
-            output = process.communicate()[0]
-    last = progress.read_text().strip() if progress.exists() else "before the first"
-    assert is_over, f"input {last} of seed {seed}: nothing for {STILL_SECONDS:.0f} s"
-    words = said.read_text(errors="replace")[-3000:]
-    assert process.returncode == 0, f"input {last} of seed {seed}: exit {process.returncode}\n{words}"
-    return msgspec.json.decode(output, type=Figures)
+class Prey:
+    """One process that feeds inputs `first` to `first + count` to a loader of its own."""
+
+    def __init__(self, folder: Path, first: int, count: int, seed: int) -> None:
+        self._progress, self._said = folder / f"progress-{first}", folder / f"said-{first}"
+        self._seed = seed
+        options = ["--first", str(first), "--count", str(count), "--seed", str(seed)]
+        with self._said.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.loader", *options, "--progress", str(self._progress)],
+                stdout=subprocess.PIPE, stderr=errors, cwd=_ROOT,
+            )  # fmt: skip
+        self._last, self._since = "", time.monotonic()
+
+    def look(self) -> bool:
+        """Whether it is over; AssertionError names the input that ended or stopped it."""
+        if (code := self.process.poll()) is not None:
+            words = self._said.read_text(errors="replace")[-3000:]
+            assert code == 0, f"input {self._where()} of seed {self._seed}: exit {code}\n{words}"
+            return True
+        if (now := self._where()) != self._last:
+            self._last, self._since = now, time.monotonic()
+        still = time.monotonic() - self._since > STILL_SECONDS
+        assert not still, f"input {now} of seed {self._seed}: nothing for {STILL_SECONDS:.0f} s"
+        return False
+
+    def figures(self) -> Figures:
+        """What it says at its end."""
+        return msgspec.json.decode(self.process.communicate()[0], type=Figures)
+
+    def _where(self) -> str:
+        return self._progress.read_text().strip() if self._progress.exists() else "before the first"
 
 
-def _watch(process: subprocess.Popen[bytes], progress: Path) -> bool:
-    """Wait for the end; False if the process stays at one input."""
-    last, since = "", time.monotonic()
-    while process.poll() is None:
-        time.sleep(_LOOK_SECONDS)
-        now = progress.read_text() if progress.exists() else ""
-        if now != last:
-            last, since = now, time.monotonic()
-        if time.monotonic() - since > STILL_SECONDS:
-            return False
-    return True
+def run(folder: Path, count: int, seed: int, processes: int = 1) -> Figures:
+    """Feed `count` inputs, shared by so many processes; AssertionError if one of them gives way."""
+    starts = [count * number // processes for number in range(processes + 1)]
+    prey = [Prey(folder, first, end - first, seed) for first, end in zip(starts, starts[1:], strict=False)]
+    try:
+        while not all([one.look() for one in prey]):
+            time.sleep(_LOOK_SECONDS)
+        return _together([one.figures() for one in prey])
+    finally:
+        for one in prey:
+            one.process.kill()
+            one.process.wait()
+
+
+def _together(parts: Sequence[Figures]) -> Figures:
+    """Sums of what was done, and the worst of what it cost one process."""
+    outcomes = Counter[str]()
+    for part in parts:
+        outcomes.update(part.outcomes)
+    dearest = max(parts, key=lambda part: part.memory_peak - part.memory_before)
+    return Figures(
+        inputs=sum(part.inputs for part in parts),
+        largest_bytes=max(part.largest_bytes for part in parts),
+        outcomes=dict(outcomes.most_common()),
+        ops_resolved=max(part.ops_resolved for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        slowest_seconds=max(part.slowest_seconds for part in parts),
+        memory_before=dearest.memory_before,
+        memory_peak=dearest.memory_peak,
+    )

@@ -91,7 +91,7 @@ class Feeder:
         draw = random.random()
         if draw < 0.4:
             return self._encoded(Inventor(random).segment(), random), True, random
-        sample = random.choice(self._large if draw < 0.5 else self._small)
+        sample = random.choice(self._large if draw < 0.45 else self._small)
         if draw < 0.85:
             document = DocumentMutator(random).damaged(sample.document)
             return self._encoded(document, random), sample.is_segment, random

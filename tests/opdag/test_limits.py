@@ -12,7 +12,17 @@ import pytest
 
 from farflung.errors import GraphError
 from farflung.opdag import wire
-from farflung.opdag.graph import BatchSize, Constant, Dimension, DTypeName, Input, Node, Ref, ValueType
+from farflung.opdag.graph import (
+    Argument,
+    BatchSize,
+    Constant,
+    Dimension,
+    DTypeName,
+    Input,
+    Node,
+    Ref,
+    ValueType,
+)
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.verify import verify_segment
 
@@ -83,6 +93,19 @@ def test_bytes_of_constants() -> None:
     assert sum(len(c.data) for c in wire.load_segment(held([2**23, 2**23]), 2).constants.values()) == 2**24
     with pytest.raises(GraphError, match="constants take more than 16777216 bytes"):
         wire.load_segment(held([2**23, 2**23, 1]), 2)
+
+
+def test_numbers_in_a_list() -> None:
+    def rolled(count: int) -> bytes:
+        arguments: dict[str, Argument] = {"self": Ref(0), "shifts": [1] * count, "dims": [0] * count}
+        return chain([Node(0, "aten.roll.default", arguments, [1])], [of([2]), of([2])])
+
+    verify_segment(wire.load_segment(rolled(16), 2), 2)
+    with pytest.raises(GraphError, match=r"'shifts' must be int\[\] of at most 16"):
+        wire.load_segment(rolled(17), 2)
+    parts: dict[str, Argument] = {"self": Ref(0), "split_sizes": [1] * 4096}
+    data = chain([Node(0, "aten.split_with_sizes.default", parts, [1] + [-1] * 4095)], [of([4096]), of([1])])
+    verify_segment(wire.load_segment(data, 2), 2)
 
 
 def test_bytes_of_a_document() -> None:

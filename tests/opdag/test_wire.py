@@ -156,7 +156,16 @@ def test_every_value_is_defined_once_and_before_its_use() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [[-1], [2**40], [2**20, 2**20], [1] * 9, [{"k": "b", "factor": -1, "offset": 9}], [2.5], ["2"]],
+    [
+        [-1],
+        [2**40],
+        [2**20, 2**20],
+        [0, 2**31, 2],
+        [1] * 9,
+        [{"k": "b", "factor": -1, "offset": 9}],
+        [2.5],
+        ["2"],
+    ],
 )
 def test_hostile_sizes(shape: list[object]) -> None:
     refuse("chain", lambda document: document["values"][0].__setitem__(1, shape))

@@ -13,6 +13,9 @@ from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
 from farflung.opdag.opset_table import GROUPS
 
 MANY = -1  # the op returns a list
+LONGEST_LIST = 4096
+LONGEST_OF_NUMBERS = 16
+"""Two for each dimension; in a `roll` by 1,000 shifts, say, torch would look for half a second."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,17 @@ class Parameter:
     words: frozenset[str]
     required: bool
 
+    @property
+    def longest(self) -> int:
+        """How many elements it may have, if it is a list."""
+        return LONGEST_LIST if self.name in ("tensors", "split_sizes") else LONGEST_OF_NUMBERS
+
     def admits(self, argument: Argument) -> bool:
         """Whether `argument` has the type that the schema asks for."""
         if argument is None:
             return self.optional
         if self.is_list:
-            if not isinstance(argument, list):
+            if not isinstance(argument, list) or len(argument) > self.longest:
                 return False
             inner = self.base.rstrip("?")
             return all(
@@ -201,7 +209,8 @@ def check_arguments(node: Node) -> Op:
         if parameter is None:
             raise GraphError(f"{where}: the opset's schema has no argument {name[:40]!r}")
         if not parameter.admits(argument):
-            kind = parameter.base + ("[]" if parameter.is_list else "") + ("?" if parameter.optional else "")
+            kind = parameter.base + (f"[] of at most {parameter.longest}" if parameter.is_list else "")
+            kind += "?" if parameter.optional else ""
             raise GraphError(f"{where}: argument {name!r} must be {kind}, found {str(argument)[:60]!r}")
     missing = [p.name for p in op.parameters.values() if p.required and p.name not in node.arguments]
     if missing:

@@ -150,7 +150,7 @@ def _check_size(number: int, value_type: ValueType, batch: int) -> None:
         raise GraphError(f"value {number} would shrink with the batch")
     elements = 1
     for size in value_type.shape_at(batch):
-        elements *= size
+        elements *= max(size, 1)  # of no elements at all, strides are still counted
         if size < 0 or elements > MAXIMUM_ELEMENTS:
             raise GraphError(f"value {number} has a size outside 0 to {MAXIMUM_ELEMENTS} elements")
 

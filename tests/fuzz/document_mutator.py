@@ -123,7 +123,7 @@ class DocumentMutator:
         else:
             return
         found = values[at]
-        if self._random.random() < 0.5 or not isinstance(found, list) or not _list(found[-1]):
+        if self._random.random() < 0.5 or len(_list(found)) != 2 or not _list(found[1]):
             values[at] = self.type()
             return
         shape = list(found[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -56,9 +57,11 @@ class Prey:
 def run(folder: Path, count: int, seed: int, processes: int = 1) -> Figures:
     """Feed `count` inputs, shared by so many processes; AssertionError if one of them gives way."""
     starts = [count * number // processes for number in range(processes + 1)]
-    prey = [Prey(folder, first, end - first, seed) for first, end in zip(starts, starts[1:], strict=False)]
+    prey = [Prey(folder, first, end - first, seed) for first, end in itertools.pairwise(starts)]
     try:
-        while not all([one.look() for one in prey]):
+        while over := [one.look() for one in prey]:
+            if all(over):
+                break
             time.sleep(_LOOK_SECONDS)
         return _together([one.figures() for one in prey])
     finally:

@@ -32,13 +32,14 @@ from farflung.opdag import opset, wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import Partition
 from farflung.opdag.segment import Segment
+from farflung.runtime.jax_backend.verify import verify_segment as verify_on_jax
 from farflung.runtime.torch_backend import codegen, verify
 
 MOST_GROWTH_BYTES = 256 * 2**20
 """What loading may add to the memory of the process, whatever it is fed here."""
 
 _RUN_ELEMENTS = 100_000
-_RUN_SHARE, _ROUND_TRIP_SHARE = 0.3, 0.05
+_RUN_SHARE, _ROUND_TRIP_SHARE, _JAX_SHARE = 0.3, 0.05, 0.01
 
 
 class Figures(msgspec.Struct):
@@ -82,6 +83,7 @@ class Feeder:
         self._large = [sample for sample in self._samples if len(sample.data) > 4000]
         self._small = [sample for sample in self._samples if len(sample.data) <= 4000]
         self.resolved: set[str] = set()
+        self.outcomes = Counter[str]()
         for module in (codegen, verify):
             module.resolve = self._resolve  # type: ignore[attr-defined]
 
@@ -99,8 +101,11 @@ class Feeder:
         damage = random.choice([mutator.bytes, mutator.values, mutator.fields])
         return damage(sample.data), sample.is_segment ^ (random.random() < 0.02), random
 
-    def feed(self, data: bytes, is_segment: bool, random: Random) -> str:
-        """What becomes of an input. Whatever else it raises than GraphError is a defect."""
+    def feed(self, data: bytes, is_segment: bool, random: Random) -> None:
+        """Count what becomes of an input. Whatever else it raises than GraphError is a defect."""
+        self.outcomes[self._fed(data, is_segment, random)] += 1
+
+    def _fed(self, data: bytes, is_segment: bool, random: Random) -> str:
         try:
             document = (wire.load_segment if is_segment else wire.load_graph)(data, BATCH)
         except GraphError as error:
@@ -111,6 +116,8 @@ class Feeder:
             again = (wire.load_segment if is_segment else wire.load_graph)(wire.dump(document), BATCH)
             assert wire.dump(again) == wire.dump(document)
         segment = _as_segment(document)
+        if random.random() < _JAX_SHARE:
+            self.on_jax(segment)
         try:
             verify.verify_segment(segment, BATCH)
         except GraphError as error:
@@ -119,6 +126,16 @@ class Feeder:
         if random.random() > _RUN_SHARE or _elements(segment) > _RUN_ELEMENTS:
             return "verified"
         return _run(segment, train=random.random() < 0.7)
+
+    def on_jax(self, segment: Segment) -> None:
+        """Have the other backend verify it too."""
+        try:
+            verify_on_jax(segment, BATCH)
+        except GraphError as error:
+            _check_words(error)
+            self.outcomes["also refused by jax"] += 1
+        else:
+            self.outcomes["also verified by jax"] += 1
 
     def _encoded(self, document: Document, random: Random) -> bytes:
         try:
@@ -178,7 +195,9 @@ def attack(seed: int, first: int, count: int, progress: Path) -> Figures:
     feeder = Feeder(seed)
     for number in range(first, first + min(count, 200)):  # what is loaded and cached once is no growth
         feeder.feed(*feeder.make(number))
-    process, outcomes = psutil.Process(), Counter[str]()
+    feeder.on_jax(_as_segment(wire.load_graph(FILES[0].read_bytes(), BATCH)))
+    feeder.outcomes.clear()
+    process = psutil.Process()
     before = process.memory_info()
     limit = before.vms + MOST_GROWTH_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -188,14 +207,14 @@ def attack(seed: int, first: int, count: int, progress: Path) -> Figures:
         os.pwrite(file, b"%20d" % number, 0)
         data, is_segment, random = feeder.make(number)
         start = time.process_time()
-        outcomes[feeder.feed(data, is_segment, random)] += 1
+        feeder.feed(data, is_segment, random)
         slowest = max(slowest, time.process_time() - start)
         largest = max(largest, len(data))
     os.close(file)
     return Figures(
         inputs=count,
         largest_bytes=largest,
-        outcomes=dict(outcomes.most_common()),
+        outcomes=dict(feeder.outcomes.most_common()),
         ops_resolved=len(feeder.resolved),
         seconds=time.process_time() - began,
         slowest_seconds=slowest,

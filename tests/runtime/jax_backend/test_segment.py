@@ -200,7 +200,7 @@ def test_recomputation_gives_the_same_bits(name: str) -> None:
 
 
 def test_recomputation_keeps_no_tape() -> None:
-    pair = Pair("gpt", recompute=True)
+    pair = Pair("chain", recompute=True)
     pair.forward(0)
     assert all(kept.tape is None for kept in pair.second._kept.values())
 

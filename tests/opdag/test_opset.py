@@ -8,7 +8,7 @@ from tests.opdag.tables import NEW_OP, NEWER, another_table, newer_table
 
 from farflung.errors import GraphError
 from farflung.opdag import opset
-from farflung.opdag.graph import Node
+from farflung.opdag.graph import BatchSize, Node
 from farflung.runtime.torch_backend.codegen import resolve
 
 ABSENT = {
@@ -127,3 +127,12 @@ def test_two_tables_of_one_version_are_a_conflict() -> None:
     words = opset.conflict(own, "0" * 16)
     assert words is not None and "0" * 16 in words and opset.schema_hash(own) in words
     assert opset.conflict(1, "0" * 16) is not None
+
+
+def test_a_line_may_bound_a_number() -> None:
+    line = "diff.default(Tensor self, int(16) n=1, int dim=-1) -> 1"
+    with another_table("view", f"\n{line}\n"):
+        n, dim = (opset.lookup("aten.diff.default").parameters[name] for name in ("n", "dim"))
+        assert n.base == "int" and n.admits(16) and n.admits(-1)
+        assert not n.admits(17) and not n.admits(BatchSize(1)) and not n.admits(True)
+        assert dim.admits(17) and dim.admits(BatchSize(1))

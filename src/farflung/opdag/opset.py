@@ -20,7 +20,7 @@ LONGEST_OF_NUMBERS = 16
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a schema: base type, list and optional markers, allowed words, default as text."""
+    """One argument of a schema: base type, list and optional markers, allowed words or the largest number."""
 
     name: str
     base: str
@@ -28,6 +28,7 @@ class Parameter:
     optional: bool
     words: frozenset[str]
     required: bool
+    most: int | None = None
 
     @property
     def longest(self) -> int:
@@ -58,6 +59,8 @@ class Parameter:
             return isinstance(argument, bool)
         if base == "str":
             return isinstance(argument, str) and argument in self.words
+        if base == "int" and self.most is not None:
+            return isinstance(argument, int) and not isinstance(argument, bool) and argument <= self.most
         if base == "int":
             return isinstance(argument, int | BatchSize) and not isinstance(argument, bool)
         if base == "float":
@@ -110,6 +113,7 @@ def _parameter(text: str) -> Parameter:
         optional=bool(match["optional"]),
         words=frozenset((match["words"] or "").split("|")),
         required=match["default"] is None,
+        most=int(match["words"]) if match["words"] and match["base"] == "int" else None,
     )
 
 
@@ -211,6 +215,7 @@ def check_arguments(node: Node) -> Op:
         if not parameter.admits(argument):
             kind = parameter.base + (f"[] of at most {parameter.longest}" if parameter.is_list else "")
             kind += "?" if parameter.optional else ""
+            kind += "" if parameter.most is None else f" of at most {parameter.most}"
             raise GraphError(f"{where}: argument {name!r} must be {kind}, found {str(argument)[:60]!r}")
     missing = [p.name for p in op.parameters.values() if p.required and p.name not in node.arguments]
     if missing:

@@ -3,7 +3,7 @@
 One op a line: `name(type argument=default, ...) -> results`, a trailing `random` for ops that draw random
 numbers; `*` results means a list. Types: Tensor, Tensor? (may be absent), Tensor[] and Tensor?[] (lists),
 int, float, bool, Scalar (any number), Operand (a Tensor or a number), ScalarType (an element type), `str(a|b)`
-(one of), each with `[]` or `?`.
+(one of), `int(16)` (at most 16: kernels repeat their work so many times), each with `[]` or `?`.
 
 A line is never changed or taken away. A new one ends in `since N`, N being the opset version that is under way (2);
 one without is of version 1. So who has a version has all ops of those before it.

@@ -14,6 +14,9 @@ Floats = NDArray[np.float64]
 
 ROUNDING = 1 + 1e-9
 TIE = 1e-3
+ALIKE = 8
+"""Devices of a kind, on average, from which on what segments take there is computed once for all of them."""
+
 FINITE = 1e300  # bytes: what owns no parameter fits nowhere, however much memory there is
 
 
@@ -70,6 +73,8 @@ class Cover:
         self._limit = limit * ROUNDING
         count = len(devices)
         self._devices = devices.take([*range(count), 0]) if rules.head else devices
+        self._whole: dict[tuple[float, ...], Floats] = {}
+        self._are_alike = len({self._kind(device) for device in range(count)}) * ALIKE <= count
         self._arrived: list[Floats] = []
         self._left = np.full((len(self._devices), len(positions)), np.inf)
 
@@ -138,8 +143,23 @@ class Cover:
         left[rules.last_cut + 1 : -1] = np.inf
         return left
 
+    def _kind(self, device: int) -> tuple[float, ...]:
+        """What a segment's seconds depend on."""
+        devices = self._devices
+        ends_loop = bool(self._rules.head) and device == len(devices) - 1
+        numbers = (devices.speeds, devices.memory_bytes, devices.up, devices.down)
+        return (*(float(each[device]) for each in numbers), float(ends_loop))
+
     def _seconds(self, device: int, starts: slice, stops: slice) -> Floats:
         """Seconds that each segment takes on `device`, infinite where it may not be: [stops, starts]."""
+        if not self._are_alike:
+            return self._computed(device, starts, stops)
+        kind = self._kind(device)
+        if kind not in self._whole:
+            self._whole[kind] = self._computed(device, slice(None), slice(None))
+        return self._whole[kind][stops, starts]
+
+    def _computed(self, device: int, starts: slice, stops: slice) -> Floats:
         table, devices = self._positions, self._devices
         need = table.need(self._rules.window)
         work, memory = table.between[stops, starts], need[stops, starts]

@@ -14,8 +14,8 @@ LONGEST_RUN = 3  # of single workers that move together, beside whole sites
 class Moves:
     """Neighbours of orders over a set of workers, of which `count` are used, unless None.
 
-    With `again` a worker may also come a second time, which pays where memory is short; elsewhere turns
-    that interleave cost more, simulated, than they save (docs/planner.md). No worker follows itself.
+    With `again` a worker may also come a second time, which leads on where memory is short; turns that
+    interleave cost more, simulated, than they save (docs/planner.md). No worker follows itself.
     """
 
     def __init__(

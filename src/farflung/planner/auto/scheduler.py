@@ -71,7 +71,7 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
         assignment=best.assignment,
         plan=plan_of(best.workload, best.assignment),
         step_seconds=best.seconds,
-        lower_bound_seconds=min(_bound(fleet, one, options) for one in workloads),
+        lower_bound_seconds=min(best.seconds, *(_bound(fleet, one, options) for one in workloads)),
         evaluated=round(budget.evaluated),
         capped=budget.capped,
         notes=fleet.notes,

@@ -65,6 +65,7 @@ class Search:
         return [polished(self._with_tables(one), self.judge, self.options) for one in best]
 
     def _candidates(self, known: Sequence[Judged]) -> list[tuple[Candidate, Tables]]:
+        """What descents end with; on the way there a worker may come twice, which leads elsewhere."""
         budget = self.judge.budget.part(SEARCHED)
         moves, again = (
             Moves(range(len(self.devices)), self.site, self.devices.speeds, self.fleet.count, again)
@@ -79,7 +80,7 @@ class Search:
             tight = replace(descent, ground=self._ground(one, SLACKS[1]), moves=again)
             for start in self._starts(descent, known):
                 for candidate in self._descended(start, descent, tight):
-                    if candidate.found.fits:
+                    if candidate.found.fits and len(set(candidate.workers)) == len(candidate.workers):
                         found[candidate.workers, candidate.found.window, one.loop] = candidate, one
             budget.settle(descent.budget)
         self.judge.budget.settle(budget)

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from farflung.planner.bounds.gates import Block
 from farflung.planner.bounds.items import ALMOST, Items
+from farflung.planner.bounds.pieces import Pieces
+from farflung.planner.bounds.queue import Queue
 from farflung.planner.bounds.ways import components, shortest
 from farflung.planner.devices import Devices
 from farflung.planner.passes import FORWARD
@@ -47,11 +49,13 @@ class Interval:
         blocks: tuple[Block, ...],
         home: Home,
         items: Items,
+        pieces: Pieces | None,
         fed_bytes: float,
         trip: float,
     ) -> None:
         self.devices, self.microbatches, self.home, self.items = devices, microbatches, home, items
-        self.blocks, self.fed_bytes = blocks, fed_bytes
+        self.blocks, self.pieces, self.fed_bytes = blocks, pieces, fed_bytes
+        self.beside = max((block.work for block in blocks if block.workers > 1), default=0.0)
         self.work = np.array([block.work for block in blocks])
         self.longest = np.array([block.longest for block in blocks])
         apart = np.sort([block.longest - block.least for block in blocks[1:]])[::-1]
@@ -129,13 +133,20 @@ class Interval:
         ahead_hop = np.where(inside, self.ahead_hop[np.ix_(members, members)], np.inf)
         both = ways, _cheapest(ahead_hop)
         keep = self._kept(members, self._passing(seconds, members, inside))
-        if not (self._rows_fit(seconds, members, both) and self._ranked(seconds, members, both, keep)):
+        if not (
+            self._rows_fit(seconds, members, both)
+            and self._ranked(seconds, members, both, keep)
+            and self._filled(seconds, members, both, keep)
+        ):
             return False
         trip = alone + ways[:needed].sum()
         if len(members) > MOST_FIRST:
             return self._fit(seconds, members, self._room(seconds, around, around) * keep, trip)
         rooms = self._rooms(seconds, members, shortest(hop), shortest(ahead_hop))
-        return any(self._fit(seconds, members, rooms[first] * keep, trip) for first in np.flatnonzero(fed))
+        return any(
+            self._fit(seconds, members, rooms[first] * keep, trip, first)
+            for first in np.flatnonzero(fed).tolist()
+        )
 
     def _room(self, seconds: float, around: Floats, ahead: Floats) -> Floats:
         """Seconds of work, for all microbatches, of whose round trip so much is elsewhere.
@@ -178,11 +189,49 @@ class Interval:
         """Operations by which ways with so many hops may be shorter than the longest."""
         return np.asarray(self.apart[np.minimum(hops, len(self.apart) - 1)])
 
-    def _fit(self, seconds: float, members: NDArray[np.int64], time: Floats, trip: float) -> bool:
-        """Whether members with `time` each can do the work, with a window that covers `trip`."""
+    def _fit(
+        self, seconds: float, members: NDArray[np.int64], time: Floats, trip: float, first: int | None = None
+    ) -> bool:
+        """Whether members with `time` each can do the work, with a window that covers `trip`.
+
+        All but the `first`, where that may hold the last segment too, have one range each.
+        """
         room = np.maximum(time, 0.0) * self.devices.speeds[members] / self.microbatches
         window = max(1.0, self.microbatches * trip / seconds)
-        return self.items.fit(room, self.devices.memory_bytes[members], window)
+        memory = self.devices.memory_bytes[members]
+        if not self.items.fit(room, memory, window):
+            return False
+        if self.pieces is None or (self.pieces.tied and first is None):
+            return True
+        held = self.pieces.largest(room, self._carried(seconds, members))
+        if self.pieces.tied and first is not None:
+            held[first] = room[first]
+        return self.items.fit(held, memory, window)
+
+    def _carried(self, seconds: float, members: NDArray[np.int64]) -> float:
+        """Bytes of a microbatch that the best link carries M times."""
+        best = self.devices.bandwidth[np.ix_(members, members)].copy()
+        np.fill_diagonal(best, 0.0)
+        return float(best.max()) * seconds / max(1, self.microbatches - 1)
+
+    def _filled(
+        self, seconds: float, members: NDArray[np.int64], ways: tuple[Floats, Floats], keep: Bools
+    ) -> bool:
+        """Whether the work can be done by workers of whom each waits for those before it."""
+        home = self.home
+        around, ahead = (float(each[0]) if len(each) else np.inf for each in ways)
+        nearest = home.out[members].min() + home.back[members].min()
+        queue = Queue(
+            speeds=np.sort(self.devices.speeds[members][keep])[::-1],
+            microbatches=self.microbatches,
+            beside=self.beside,
+            tied=self.pieces is None or self.pieces.tied,
+        )
+        most = min(
+            queue.most((seconds - home.around[members].min()) / self.trip, 1.0, around / self.trip, seconds),
+            queue.most(seconds - nearest, FORWARD, ahead, seconds),
+        )
+        return most >= self.work.sum() * ALMOST
 
     def _needed(self, seconds: float, speeds: Floats) -> int:
         """How many hops there are at least between so many workers as the work needs."""
@@ -229,9 +278,7 @@ class Interval:
     def _rows_fit(self, seconds: float, members: NDArray[np.int64], ways: tuple[Floats, Floats]) -> bool:
         """Whether the last n operators, for every n, can be done by n workers; `ways` as of `_ranked`."""
         speeds = np.sort(self.devices.speeds[members])[::-1]
-        best = self.devices.bandwidth[np.ix_(members, members)].copy()
-        np.fill_diagonal(best, 0.0)
-        pieces, counts, before = self._pieces(best.max() * seconds / max(1, self.microbatches - 1))
+        pieces, counts, before = self._joined(self._carried(seconds, members))
         after = np.cumsum(pieces[::-1])[::-1]
         hosts = np.minimum(np.cumsum(counts[::-1])[::-1], len(speeds))
         most = np.cumsum(speeds)[hosts - 1]
@@ -241,7 +288,7 @@ class Interval:
         left = self._room(seconds, self.trip * before + around, FORWARD * before + ahead)
         return bool(np.all(self.microbatches * after * ALMOST <= left * most))
 
-    def _pieces(self, carried: float) -> tuple[Floats, NDArray[np.int64], Floats]:
+    def _joined(self, carried: float) -> tuple[Floats, NDArray[np.int64], Floats]:
         """Blocks between which nothing can cross made one: work, workers, and the longest way before."""
         work: list[float] = []
         counts: list[int] = []

@@ -1,9 +1,11 @@
 """What no plan can undercut: a lower bound on the simulated time of a step, over all plans of one pipeline.
 
-A plan here is any assignment: any cuts, any workers in any order, each once or several times, any window. Let
-T be its step time, M its microbatches, and let all rates, speeds and latencies be those of the topology. The
-bound is the least T that breaks none of the following, each of which holds for every plan. (`gates.Block`:
-all work of a block comes after all work of the blocks before, forward, and before it, backward.)
+A plan here is any assignment of contiguous segments to workers, one to each, but that the worker of the first
+one may hold the last one too where parameters are used in both: any cuts, any workers in any order, any
+window. Let T be its step time, M its microbatches, and let all rates, speeds and latencies be those of the
+topology. The bound is the least T that breaks none of the following, each of which holds for every plan.
+(`gates.Block`: all work of a block comes after all work of the blocks before, forward, and before it,
+backward.)
 
 1. *Round trips.* If U is a lower bound on the time of one microbatch before it reaches a piece of work, plus
    the time from its gradient leaving this work to the end of the step, then M times this piece fits into
@@ -26,10 +28,15 @@ all work of a block comes after all work of the blocks before, forward, and befo
    block has operators, the last.
 4. *Work.* All work of the row is done by such workers, each within T - U; and what they hold fits into their
    memory with the window that T asks for: M microbatches pass in T with no more than W at a time, so
-   W >= M x round trip / T. State and tapes of different operators add up (`_Items.fit`).
-5. *Operators.* An operator runs on one worker. So of any row of n operators at the end no more than n workers
+   W >= M x round trip / T. State and tapes of different operators add up (`Items.fit`).
+5. *Waiting.* Who holds a gate keeps all later workers waiting for all it has: U grows from worker to worker
+   by what each does of a microbatch. Then the fastest first, each with as much as fits, do the most
+   (`Interval._filled`; two neighbours in any other order do less, and a last one more never does harm).
+6. *Ranges.* What a worker has of the row is one range between two places where it may be cut, and no cut is
+   where no link carries M times what surely crosses there. So it fills its time with whole pieces.
+7. *Operators.* An operator runs on one worker. So of any row of n operators at the end no more than n workers
    do the work, and where every link is too slow for what crosses between two operators, they count as one.
-6. *Inputs.* Who runs the first operator is sent M times what this reads of the model's inputs.
+8. *Inputs.* Who runs the first operator is sent M times what this reads of the model's inputs.
 
 What is left out makes the bound looser, never wrong. With replicas only the speed of the whole fleet counts.
 """
@@ -43,6 +50,7 @@ from farflung.plan import Topology
 from farflung.planner.bounds.gates import Block, blocks_of, longest_way
 from farflung.planner.bounds.interval import CLOSE, Home, Interval
 from farflung.planner.bounds.items import Items
+from farflung.planner.bounds.pieces import Pieces
 from farflung.planner.devices import Devices
 from farflung.planner.passes import FORWARD, on_the_way
 from farflung.simulator import Conditions
@@ -67,8 +75,16 @@ def lower_bound_seconds(
     home = Home(devices.latency[number], devices.latency[:, number], devices.bandwidth[number])
     best = float(fleet)
     for blocks in _intervals(blocks_of(workload)) if workload.work[-1] else []:
-        items, fed = Items.of(workload, blocks, recompute), _fed_bytes(workload, blocks[0])
-        row = Interval(devices, workload.microbatches, blocks, home, items, fed, on_the_way(split_backward))
+        row = Interval(
+            devices,
+            workload.microbatches,
+            blocks,
+            home,
+            Items.of(workload, blocks, recompute),
+            Pieces.of(workload, blocks),
+            _fed_bytes(workload, blocks[0]),
+            on_the_way(split_backward),
+        )
         best = max(best, row.least(best))
     return best * (1 - CLOSE)
 

@@ -1,0 +1,43 @@
+"""Workers one after the other, each of which waits for what those before it do of a microbatch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Workers of `speeds`, the fastest first, who have one range each of M microbatches' work.
+
+    `beside` is the most work that a worker may have without holding up whoever comes later. `tied` says that
+    the first one may hold the last range too, so that its work need not lie before that of the others.
+    """
+
+    speeds: Floats
+    microbatches: int
+    beside: float
+    tied: bool
+
+    def most(self, room: float, part: float, hop: float, seconds: float) -> float:
+        """Operations of a microbatch that they do at most, if the first has `room` seconds for all of them.
+
+        Each leaves the next one less: by `part` of what it does of one microbatch, and by a `hop`. The
+        fastest first, and each as much as it can, do the most. Those so slow that they could only work beside
+        others are taken to wait for nobody, all `seconds` long.
+        """
+        slow = self.speeds * seconds < 2 * self.microbatches * self.beside
+        done = 0.0
+        for number, speed in enumerate(self.speeds[~slow].tolist()):
+            if number:
+                room = max(0.0, room - hop)
+            done += speed * room
+            if number or not self.tied:
+                room -= room * part / self.microbatches
+        if self.beside and room < seconds / 2:
+            return np.inf  # the last of them may work beside others, too: nothing is known
+        return (done + float(self.speeds[slow].sum()) * seconds) / self.microbatches

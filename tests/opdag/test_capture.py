@@ -234,6 +234,15 @@ def test_data_dependent_sizes_name_the_line() -> None:
     assert line_of(Base.forward, "self.body") in message
 
 
+def test_too_many_dimensions_name_the_line() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        return self.first(x).reshape(-1, *[1] * 9).mean() + y.mean()
+
+    message = refusal(Base(body))
+    assert "a tensor has 10 dimensions, at most 8 can be: reshape it" in message
+    assert line_of(Base.forward, "self.body") in message
+
+
 class Inner(nn.Module):
     """Holds an op that the opset lacks."""
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+MOST_RANK = 8
+
 ValueId = Annotated[int, Meta(ge=0, le=1_000_000)]
 Size = Annotated[int, Meta(ge=-(2**40), le=2**40)]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -59,7 +61,7 @@ class ValueType(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Element type and shape of a value."""
 
     dtype: DTypeName
-    shape: Annotated[list[Dimension], Meta(max_length=8)]
+    shape: Annotated[list[Dimension], Meta(max_length=MOST_RANK)]
 
     def shape_at(self, batch: int) -> tuple[int, ...]:
         """The shape for a microbatch of `batch` samples."""
@@ -118,7 +120,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor that the module holds outside its state: raw little-endian bytes, row major."""
 
     dtype: DTypeName
-    shape: Annotated[list[Annotated[int, Meta(ge=0, le=2**31)]], Meta(max_length=8)]
+    shape: Annotated[list[Annotated[int, Meta(ge=0, le=2**31)]], Meta(max_length=MOST_RANK)]
     data: bytes
 
 

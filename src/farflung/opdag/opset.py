@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from farflung.errors import GraphError
-from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
+from farflung.opdag.graph import MOST_RANK, Argument, BatchSize, DType, Node, Ref
 from farflung.opdag.opset_table import GROUPS
 
 MANY = -1  # the op returns a list
 LONGEST_LIST = 4096
-LONGEST_OF_NUMBERS = 16
+LONGEST_OF_NUMBERS = 2 * MOST_RANK
 """Two for each dimension; in a `roll` by 1,000 shifts, say, torch would look for half a second."""
 
 

@@ -176,7 +176,10 @@ def _check_names(
     for name, constant in constants.items():
         _check_constant(name, constant, wanted[name])
     if sum(len(constant.data) for constant in constants.values()) > MAXIMUM_CONSTANT_BYTES:
-        raise GraphError(f"the constants take more than {MAXIMUM_CONSTANT_BYTES} bytes")
+        raise GraphError(
+            f"the constants take more than {MAXIMUM_CONSTANT_BYTES} bytes: "
+            "register large tensors of the model as buffers"
+        )
 
 
 def _check_constant(name: str, constant: Constant, wanted: ValueType) -> None:

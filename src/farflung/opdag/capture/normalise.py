@@ -20,7 +20,7 @@ from farflung.opdag import opset, wire
 from farflung.opdag.analysis import live_nodes
 from farflung.opdag.capture.arguments import batch_size, dtype_name, to_argument
 from farflung.opdag.capture.lints import line_of_stack_trace
-from farflung.opdag.graph import Argument, Constant, Element, Graph, Input, Node, Ref, ValueType
+from farflung.opdag.graph import MOST_RANK, Argument, Constant, Element, Graph, Input, Node, Ref, ValueType
 
 _ALIASES = frozenset(
     {
@@ -111,6 +111,8 @@ class Normaliser:
         self._inputs.append(Input(value, kind, name, trainable))
 
     def _new_value(self, fake: Tensor) -> int:
+        if fake.ndim > MOST_RANK:
+            raise CaptureError(f"a tensor has {fake.ndim} dimensions, at most {MOST_RANK} can be: reshape it")
         self._values.append(ValueType(dtype_name(fake.dtype), [batch_size(size) for size in fake.shape]))
         return len(self._values) - 1
 

@@ -23,10 +23,10 @@ from farflung.client.load import load_job
 from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.plan import Topology, WorkerSpec
 from farflung.planner.assignment import Options
-from farflung.planner.chain import ChainCut, Cutter
+from farflung.planner.baselines.equal_compute import equal_compute
+from farflung.planner.baselines.equal_count import equal_count
+from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.devices import Devices
-from farflung.planner.equal_compute import equal_compute
-from farflung.planner.equal_count import equal_count
 from farflung.planner.exact import exact
 from farflung.planner.opfence import opfence
 from farflung.workload import Workload, workload_of

@@ -26,8 +26,8 @@ from benchmarks.models import library
 from farflung.lab.testbeds.fusionllm import FACTOR, fusionllm_48
 from farflung.plan import Topology
 from farflung.planner.assignment import Assignment, Options
-from farflung.planner.compressed import compressed
-from farflung.planner.compression import Policy, adatopk, dense, uniform_topk
+from farflung.planner.compression.planned import compressed
+from farflung.planner.compression.policies import Policy, adatopk, dense, uniform_topk
 from farflung.planner.schedulers import SCHEDULERS
 from farflung.simulator import Conditions
 from farflung.workload import Workload

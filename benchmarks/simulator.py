@@ -32,8 +32,8 @@ from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
 from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
 from farflung.planner.assignment import Options
 from farflung.planner.auto import auto
-from farflung.planner.objective import step_seconds
-from farflung.planner.window import choose_window
+from farflung.planner.objective.closed_form import step_seconds
+from farflung.planner.objective.window import choose_window
 from farflung.schedule import Policy, Task
 from farflung.simulator import Conditions, simulate
 

@@ -11,7 +11,7 @@ from benchmarks.consumer.fleet import HOMES, SERVER_CARDS, homes, server
 from tests.runtime.side_by_side import captured
 from tests.zoo import case
 
-from farflung.planner.compression import dense
+from farflung.planner.compression.policies import dense
 from farflung.simulator import Conditions
 from farflung.workload import workload_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from farflung.plan import Topology
 from farflung.planner.assignment import Schedule, memory_of, plan_of
-from farflung.planner.objective import step_seconds
+from farflung.planner.objective.closed_form import step_seconds
 from farflung.simulator import simulate
 
 

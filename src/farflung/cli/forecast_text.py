@@ -9,7 +9,7 @@ from farflung.cli.columns import bar, columns, paragraph, wrapped
 from farflung.cli.output import counted, listed, seconds, size
 
 if TYPE_CHECKING:
-    from farflung.planner.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
+    from farflung.planner.advice.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
 
 BRIEF_SECONDS = 1e-3
 MOST_ROWS = 24

@@ -26,7 +26,7 @@ from farflung.cli.topology_show import fleet_topology
 from farflung.errors import JobError, PlanError
 
 if TYPE_CHECKING:
-    from farflung.planner.forecast import Forecast
+    from farflung.planner.advice.forecast import Forecast
 
 
 def plan(

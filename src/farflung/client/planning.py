@@ -14,13 +14,13 @@ from farflung.errors import PlanError, TopologyError
 from farflung.plan import Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
 from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.able import require_able, unable
+from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
+from farflung.planner.advice.what_if import MOST_CHANGES
+from farflung.planner.advice.what_if import what_if as effects_of
 from farflung.planner.assignment import Options
 from farflung.planner.draws import draws_notes
-from farflung.planner.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.recomputing import everywhere
 from farflung.planner.schedulers import scheduler as scheduler_called
-from farflung.planner.what_if import MOST_CHANGES
-from farflung.planner.what_if import what_if as effects_of
 from farflung.simulator import Conditions
 from farflung.simulator import simulate as simulated
 

@@ -4,7 +4,7 @@
 -> Schedule in a file with its name.
 """
 
-from farflung.planner.balanced import plan_graph, plan_job
+from farflung.planner.cutting.balanced import plan_graph, plan_job
 from farflung.planner.placing import PlannedJob, place
 
 __all__ = ["PlannedJob", "place", "plan_graph", "plan_job"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from farflung.planner.assignment import Assignment, Options, Schedule, plan_of
-from farflung.planner.chain import ChainCut
 from farflung.planner.checks import Fleet
+from farflung.planner.cutting.chain import ChainCut
 from farflung.planner.devices import Devices
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload

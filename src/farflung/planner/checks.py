@@ -11,9 +11,9 @@ from farflung.errors import PlanError
 from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.plan import Topology, joined_part, why_parted
 from farflung.planner.assignment import Options
-from farflung.planner.chain import Cutter
+from farflung.planner.cutting.chain import Cutter
+from farflung.planner.cutting.ties import kept_together
 from farflung.planner.devices import Devices
-from farflung.planner.ties import kept_together
 from farflung.workload import Workload
 
 NOTHING_TO_TRAIN = (

@@ -27,8 +27,8 @@ class _Lazily:
 
 
 SCHEDULERS: Mapping[str, Scheduler] = {
-    "equal-count": _Lazily("equal_count", "equal_count"),
-    "equal-compute": _Lazily("equal_compute", "equal_compute"),
+    "equal-count": _Lazily("baselines.equal_count", "equal_count"),
+    "equal-compute": _Lazily("baselines.equal_compute", "equal_compute"),
     "op-fence": _Lazily("opfence", "opfence"),
     "evolutionary": _Lazily("evolutionary", "evolutionary"),
     "exact": _Lazily("exact", "exact"),

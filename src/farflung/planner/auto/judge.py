@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from farflung.plan import Topology
 from farflung.planner.assignment import Assignment, Watch, memory_of, plan_of, unwatched
-from farflung.planner.objective import step_seconds
+from farflung.planner.objective.closed_form import step_seconds
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 

@@ -6,7 +6,7 @@ everything before a worker, its first forward pass begins no earlier than its pa
 still has the rest of U to travel, so M microbatches of its range have to fit into T - U; gradients of
 parameters, where they come after those that are sent (`passes.on_the_way`), only into T less the part before
 it. A link that one microbatch occupies for x seconds needs T >= (M - 1) x + the whole round trip. These are
-the terms of `planner.objective`.
+the terms of `objective.closed_form`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from farflung.planner.auto.tables import Tables
 from farflung.planner.devices import Devices
-from farflung.planner.passes import FORWARD, on_the_way
+from farflung.planner.objective.passes import FORWARD, on_the_way
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

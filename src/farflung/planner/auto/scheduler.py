@@ -11,15 +11,15 @@ from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler
 from farflung.planner.auto.judge import Budget, Judge
 from farflung.planner.auto.polish import Judged
 from farflung.planner.auto.search import Search
-from farflung.planner.balanced import balanced_cut
+from farflung.planner.baselines.equal_compute import equal_compute
+from farflung.planner.baselines.equal_count import equal_count
 from farflung.planner.bounds import lower_bound_seconds
 from farflung.planner.checks import Fleet, advice, usable_fleet
-from farflung.planner.equal_compute import equal_compute
-from farflung.planner.equal_count import equal_count
+from farflung.planner.cutting.balanced import balanced_cut
+from farflung.planner.cutting.ties import kept_together
 from farflung.planner.evolutionary import evolutionary
 from farflung.planner.exact import exact
 from farflung.planner.opfence import opfence
-from farflung.planner.ties import kept_together
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 

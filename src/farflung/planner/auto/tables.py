@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.planner.positions import Positions
-from farflung.planner.ties import kept_together, loops
+from farflung.planner.cutting.positions import Positions
+from farflung.planner.cutting.ties import kept_together, loops
 from farflung.workload import Workload
 
 Floats = NDArray[np.float64]

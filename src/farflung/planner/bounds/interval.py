@@ -13,7 +13,7 @@ from farflung.planner.bounds.pieces import Pieces
 from farflung.planner.bounds.queue import Queue
 from farflung.planner.bounds.ways import components, shortest
 from farflung.planner.devices import Devices
-from farflung.planner.passes import FORWARD
+from farflung.planner.objective.passes import FORWARD
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -52,7 +52,7 @@ from farflung.planner.bounds.interval import CLOSE, Home, Interval
 from farflung.planner.bounds.items import Items
 from farflung.planner.bounds.pieces import Pieces
 from farflung.planner.devices import Devices
-from farflung.planner.passes import FORWARD, on_the_way
+from farflung.planner.objective.passes import FORWARD, on_the_way
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 

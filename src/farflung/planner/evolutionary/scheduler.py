@@ -21,14 +21,14 @@ from farflung.errors import PlanError
 from farflung.plan import Topology, only
 from farflung.planner.answer import answer, assignment_of
 from farflung.planner.assignment import Assignment, Options, Schedule
-from farflung.planner.chain import ChainCut
+from farflung.planner.baselines.even_shares import MOST_SKIPS, even_cut
 from farflung.planner.checks import Fleet, most_segments, usable_fleet
+from farflung.planner.cutting.chain import ChainCut
 from farflung.planner.devices import Devices
-from farflung.planner.even_shares import MOST_SKIPS, even_cut
 from farflung.planner.evolutionary.search import EVALUATIONS, evolve_grid
 from farflung.planner.grid.objective import GridObjective
 from farflung.planner.grid.search import MOST_SECONDS
-from farflung.planner.window import with_window
+from farflung.planner.objective.window import with_window
 from farflung.workload import Workload
 
 

@@ -1,0 +1,70 @@
+"""What both baselines do: each worker, in their order, gets an equal share by some weight of the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from farflung.plan import Topology
+from farflung.planner.answer import answer, assignment_of
+from farflung.planner.assignment import Options, Schedule
+from farflung.planner.checks import most_segments, refuse_memory, usable_fleet
+from farflung.planner.cutting.balanced import indifferent
+from farflung.planner.cutting.chain import ChainCut, Cutter
+from farflung.planner.devices import Devices
+from farflung.planner.objective.window import with_window
+from farflung.workload import Workload
+
+MOST_SKIPS = 16
+
+
+def even_shares(
+    scheduler: str, topology: Topology, workload: Workload, weighed: Workload, options: Options
+) -> Schedule:
+    """Segments of equal weight (the operations of `weighed`) as far as memory allows.
+
+    Neither speeds nor links count; of several such cuts the one that the fewest bytes cross is taken. Where
+    nothing else is asked for all workers are used, or as many of the first as there can be segments; if some
+    are too small for any segment, they are left out.
+
+    Raises
+    ------
+    PlanError
+        See `usable_fleet`; or no such cut fits the workers.
+    """
+    fleet = usable_fleet(topology, workload, options)
+    count = fleet.count or min(len(fleet.devices), most_segments(workload, workload.legal))
+    chains = [(fleet.devices.take(range(count)), 0)]
+    if fleet.count is None:
+        chains.append((fleet.devices, MOST_SKIPS))
+    chain, cut, window = even_cut(workload, weighed, chains, options)
+    assignment = with_window(workload, assignment_of(workload, chain, cut, window), fleet.topology, options)
+    return answer(scheduler, fleet, workload, assignment, options)
+
+
+def even_cut(
+    workload: Workload, weighed: Workload, chains: Sequence[tuple[Devices, int]], options: Options
+) -> tuple[Devices, ChainCut, int]:
+    """The first of `chains`, each with the devices it may skip, that can be cut so; its cut, and the window.
+
+    Raises
+    ------
+    PlanError
+        No such cut fits any of them.
+    """
+    first, (_, skips) = chains[0][0], chains[-1]
+    for window in windows(workload, options, len(first)):
+        cutter = Cutter(weighed, window, options.recompute)
+        for chain, most in chains:
+            cut = cutter.cut(indifferent(chain, weighed), most)
+            if cut is not None:
+                return chain, cut, window
+    raise refuse_memory(workload, first, skips, options)
+
+
+def windows(workload: Workload, options: Options, segments: int) -> Iterator[int]:
+    """Windows to cut for: twice the depth of the pipeline, then fewer microbatches as memory asks for it."""
+    window = options.window or min(workload.microbatches, 2 * segments)
+    yield window
+    while window > 1 and options.window is None:
+        window //= 2
+        yield window

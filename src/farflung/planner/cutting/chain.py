@@ -1,0 +1,196 @@
+"""The exact contiguous cut of a workload for an ordered list of unequal devices.
+
+The bottleneck is the most that any device, link direction or shared line is busy with each microbatch.
+Bisection finds the least bottleneck; for each limit on it one pass of dynamic programming over (device,
+position) finds the cut through which a microbatch passes fastest (`cover.py`). Exact or not:
+
+* Compute, both directions of each link, lines that several links share, memory, legal positions, ties and a
+  parameter for every segment are kept. The bottleneck is the least there is up to `PRECISION`.
+* A value with readers in several later segments is counted on every link between neighbours that it passes;
+  the runtime sends it straight to each reader. What the feeder sends is not counted.
+* Models of more than 256 legal positions are cut at the cheapest ones of each small part of their work
+  (`positions.py` says what that can cost).
+* Loops begin with one of few first cuts (`ties.py`). One that leaves out all but two devices is chosen as if
+  values and gradients did not meet on the links between these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from farflung.planner.cutting.cover import Cover, Piece, Rules
+from farflung.planner.cutting.loads import Chained
+from farflung.planner.cutting.positions import FINE, Positions
+from farflung.planner.cutting.ties import kept_together, loops
+from farflung.planner.devices import Devices
+from farflung.workload import Workload
+
+PRECISION = 1e-6
+
+
+@dataclass(frozen=True)
+class ChainCut:
+    """Where a workload is cut for a chain of devices.
+
+    Parameters
+    ----------
+    cuts
+        Node positions, ascending.
+    devices
+        For each segment the number of its device in the chain; a loop ends with the number it began with.
+    recompute
+        For each segment whether it must run forward once more in place of keeping its tape.
+    bottleneck_seconds
+        What the busiest device, link direction or shared line is busy with each microbatch.
+    fill_seconds
+        What one microbatch takes there and back if it is alone.
+    """
+
+    cuts: tuple[int, ...]
+    devices: tuple[int, ...]
+    recompute: tuple[bool, ...]
+    bottleneck_seconds: float
+    fill_seconds: float
+
+    def step_seconds(self, microbatches: int) -> float:
+        """A step's time as long as no window is too small: the fill, and the bottleneck for all others."""
+        return self.fill_seconds + (microbatches - 1) * self.bottleneck_seconds
+
+
+class Cutter:
+    """Cuts one workload for many chains: its tables are made once.
+
+    Parameters
+    ----------
+    workload, window
+        What is cut, and how many microbatches of it are in flight; None where memory does not count.
+    recompute
+        Whether segments may run forward twice where they would not fit otherwise.
+    parts
+        How finely positions are told apart (`Positions.of`); fewer are faster.
+    """
+
+    def __init__(
+        self, workload: Workload, window: int | None, recompute: bool = False, parts: int = FINE
+    ) -> None:
+        self.workload = workload
+        self.window = window
+        self._recompute = recompute
+        self._straight = Positions.of(workload, parts, kept_together(workload))
+        self._loops = loops(workload, parts)
+
+    def cut(
+        self,
+        devices: Devices,
+        skips: int = 0,
+        slacks: Sequence[float] = (0.0,),
+        below: float = np.inf,
+        even: bool = False,
+    ) -> ChainCut | None:
+        """The best cut for `devices` in their order, or None if there is none.
+
+        The bottleneck is the least there is. Of the cuts that exceed it by no more than one of `slacks` (a
+        share of it) that with the shortest step is taken.
+
+        Parameters
+        ----------
+        skips
+            How many devices in a row may be left out; if any, as many as one likes at the ends (of a loop at
+            its end only). 0 uses them all.
+        below
+            Seconds: only a bottleneck below this is sought. One pass tells if there is none.
+        even
+            Whether to prefer equal work over the least fill, where the bottleneck allows both.
+        """
+        found: ChainCut | None = None
+        for positions, rules in self._variants(devices, skips, even):
+            search = _Search(positions, _in_loop(devices) if rules.head else devices, rules)
+            least = search.least(below)
+            if least is None:
+                continue
+            below = min(below, least)
+            cuts = [search.answer(least * (1 + slack)) for slack in slacks]
+            best = min(cuts, key=self._step_seconds)
+            if found is None or self._step_seconds(best) < self._step_seconds(found):
+                found = best
+        return found
+
+    def _step_seconds(self, cut: ChainCut) -> float:
+        return cut.step_seconds(self.workload.microbatches)
+
+    def _variants(self, devices: Devices, skips: int, even: bool) -> Iterator[tuple[Positions, Rules]]:
+        last = len(self._straight) - 1
+        yield self._straight, Rules(self.window, skips, self._recompute, 0, last, even)
+        if len(devices) > 1:
+            for positions, head, last_cut in self._loops:
+                yield positions, Rules(self.window, skips, self._recompute, head, last_cut, even)
+
+
+class _Search:
+    def __init__(self, positions: Positions, devices: Devices, rules: Rules) -> None:
+        self._positions = positions
+        self._devices = devices
+        self._rules = rules
+
+    def least(self, below: float) -> float | None:
+        """The least bottleneck, up to `PRECISION`; None if it is not less than `below`."""
+        high = self._within(below * (1 - PRECISION))
+        if high is None:
+            return None
+        low = float(self._positions.work[-1] / self._devices.speeds.sum())
+        while high > low * (1 + PRECISION):
+            found = self._within((low + high) / 2)
+            if found is None:
+                low = (low + high) / 2
+                found = self._within(high * (1 - PRECISION))  # values are few: often nothing lies between
+                if found is None:
+                    break
+            high = found
+        return high
+
+    def answer(self, limit: float) -> ChainCut:
+        """The cut with the least fill under a limit that can be kept."""
+        found = self._under(limit)
+        assert found is not None
+        return ChainCut(
+            cuts=tuple(self._positions.at[found.marks[1:-1]].tolist()),
+            devices=tuple(found.chain.tolist()),
+            recompute=tuple(found.recompute.tolist()),
+            bottleneck_seconds=found.busiest_seconds,
+            fill_seconds=found.fill_seconds,
+        )
+
+    def _within(self, limit: float) -> float | None:
+        found = self._under(limit)
+        return None if found is None else min(limit, found.busiest_seconds)
+
+    def _under(self, limit: float) -> Chained | None:
+        pieces = Cover(self._positions, self._devices, self._rules, limit).best()
+        if pieces is None:
+            return None
+        return Chained.of(
+            self._positions,
+            self._devices,
+            chain=[piece.device % len(self._devices) for piece in pieces],
+            marks=[0, *(piece.stop for piece in pieces)],
+            recompute=[self._recomputes(piece) for piece in pieces],
+        )
+
+    def _recomputes(self, piece: Piece) -> bool:
+        memory = self._positions.need(self._rules.window)
+        head = memory[self._rules.head, 0] if piece.device == len(self._devices) else 0.0
+        room = self._devices.memory_bytes[piece.device % len(self._devices)] - head
+        return self._rules.recompute and bool(memory[piece.stop, piece.start] > room)
+
+
+def _in_loop(devices: Devices) -> Devices:
+    """The devices of a loop: between two of them each direction carries values and gradients."""
+    if len(devices) != 2:
+        return devices
+    up, down = devices.up.copy(), devices.down.copy()
+    up[1] = min(up[1], devices.bandwidth[1, 0])
+    down[1] = min(down[1], devices.bandwidth[0, 1])
+    return replace(devices, up=up, down=down)

@@ -1,0 +1,103 @@
+"""The time of a step in closed form: what no resource of a plan can undercut.
+
+Every resource r must work M times for each step: head_r + M busy_r + tail_r, where the head is the least time
+before its first work and the tail the least after its last, both on the path of one microbatch that is alone.
+The window gives one term more: a source cannot admit microbatch m before m - W is back. Each term is a true
+lower bound on what `simulate` finds and falls, if at all, when a device or a link gets faster; so does their
+maximum. DESIGN: iteration time is fill + (M - 1) x the bottleneck + synchronisation + commit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from farflung.plan import Plan, Topology
+from farflung.planner.objective.alone import Alone
+from farflung.simulator import Conditions
+from farflung.simulator.costs import numbers_of, routes_of, segment_seconds, throughput_seconds
+from farflung.simulator.link_costs import LinkCosts
+
+_DEFAULT = Conditions()
+
+
+def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAULT) -> float:
+    """A lower bound on the seconds of a step, in time linear in the plan's segments and edges.
+
+    Raises
+    ------
+    PlanError
+        See `simulator.simulate`.
+    """
+    replicas = numbers_of(plan, topology)
+    costs = LinkCosts(plan, topology, conditions)
+    routes = routes_of(plan.edges)
+    ends = _ends(plan, replicas, costs, conditions)
+    begins = _begins(plan, replicas, costs, conditions)
+    best = max(ends)
+    for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
+        if share:
+            seconds = segment_seconds(plan, topology, conditions, workers)
+            alone = Alone(workers, seconds, routes, costs, begins, ends)
+            best = max(best, alone.bound(share, conditions.window or plan.window))
+    begun, ended = min(begins.values(), default=0.0), min(ends)
+    best = max(best, begun + _machine_seconds(plan, topology, replicas, conditions) + ended)
+    return max(best, throughput_seconds(plan, replicas, routes, costs))
+
+
+def _machine_seconds(
+    plan: Plan, topology: Topology, replicas: Sequence[Sequence[int]], conditions: Conditions
+) -> float:
+    """What workers who share cores need them for, with all cores busy all the time."""
+    machines = topology.machines()
+    if not machines:
+        return 0.0
+    busy: dict[int, float] = defaultdict(float)
+    for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
+        all_seconds = segment_seconds(plan, topology, conditions, workers)
+        for seconds, worker in zip(all_seconds, workers, strict=True):
+            busy[worker] += share * (seconds.forward + seconds.backward + seconds.accumulate)
+    return max(
+        sum(busy[worker] for worker in numbers) / (topology.workers[numbers[0]].cores or 1)
+        for numbers in machines.values()
+    )
+
+
+def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts) -> float:
+    """DT-FM's time for the replicas of a segment to add up gradients: see `simulator.sync`."""
+    count = len(workers)
+    return max(
+        sum(
+            2 * (costs.seconds_away(a, b) + gradient_bytes / (count * costs.most(a, b)))
+            for b in workers
+            if b != a
+        )
+        for a in workers
+    )
+
+
+def _ends(plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions) -> list[float]:
+    """For each segment, the least time from its last accumulation to the end of the step."""
+    found = []
+    for placement in plan.placements:
+        workers = [replica[placement.segment] for replica in replicas]
+        away = max(costs.seconds_away(worker, costs.home) for worker in workers) if conditions.commit else 0.0
+        sync = sync_seconds(workers, placement.parameter_bytes, costs) if len(workers) > 1 else 0.0
+        found.append(sync + away)
+    return found
+
+
+def _begins(
+    plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions
+) -> dict[int, float]:
+    """For each worker, when it begins."""
+    owned: dict[int, int] = defaultdict(int)
+    for workers in replicas:
+        for placement, worker in zip(plan.placements, workers, strict=True):
+            owned[worker] += placement.parameter_bytes
+    rate = conditions.update_bytes_per_second
+    return {
+        worker: (costs.seconds_away(costs.home, worker) if conditions.commit else 0.0)
+        + (size / rate if rate else 0.0)
+        for worker, size in owned.items()
+    }

@@ -1,0 +1,117 @@
+"""What would help most: changes of a fleet, and what they bring, on models small enough to reckon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.workloads import random_topology, random_workload
+from tests.simulator.plans import on_cores
+
+from farflung.plan import Topology, WorkerSpec
+from farflung.planner.advice import changes
+from farflung.planner.advice.what_if import changes_worth_a_try, what_if
+from farflung.planner.assignment import Options
+from farflung.planner.schedulers import SCHEDULERS, scheduler
+from farflung.simulator import Conditions, simulate
+
+
+def homes(mbps: float = 8.0, **line: float) -> Topology:
+    """Two homes and a lab of two."""
+    workers = (
+        WorkerSpec("home-1", "home-1", 2.0, 8.0, **line),
+        WorkerSpec("home-2", "home-2", 2.0, 8.0),
+        WorkerSpec("gpu-1", "lab", 8.0, 8.0),
+        WorkerSpec("gpu-2", "lab", 9.0, 8.0),
+    )
+    rates = [[mbps] * 4 for _ in workers]
+    rates[2][3] = rates[3][2] = 1000.0
+    latency = [[20.0 * (a != b) for b in range(4)] for a in range(4)]
+    return Topology(workers, tuple(map(tuple, latency)), tuple(map(tuple, rates)))
+
+
+@pytest.mark.parametrize(("mbps", "rate"), [(8, 20), (10, 20), (50, 100), (0.3, 1), (60_000, None)])
+def test_a_line_is_the_next_that_one_can_order(mbps: float, rate: float | None) -> None:
+    assert changes.next_line_mbps(mbps) == rate
+
+
+def test_a_faster_line_makes_what_it_held_back_faster_and_nothing_else() -> None:
+    slow = homes()
+    rates = [list(row) for row in slow.bandwidth_mbps]
+    rates[0][1] = 2.0  # the path to the other home is slower than the line
+    topology = Topology(slow.workers, slow.latency_ms, tuple(map(tuple, rates)))
+    faster = changes.with_line(topology, 0, 20.0, None)
+    assert faster.bandwidth_mbps[0][1:] == (2.0, 20.0, 20.0)
+    assert [row[0] for row in faster.bandwidth_mbps[1:]] == [8.0] * 3
+    declared = changes.with_line(homes(up_mbps=8.0, down_mbps=100.0), 0, 20.0, None)
+    assert declared.workers[0].up_mbps == 20.0 and declared.workers[0].down_mbps == 100.0
+    assert changes.uplink_mbps(homes(), 2) is None  # the lab's line is not one worker's
+
+
+def test_a_twin_is_like_its_template_and_near_it() -> None:
+    grown = changes.with_twin(homes(), 3)
+    assert grown.ids[-1] not in homes().ids and grown.workers[-1].site == "lab"
+    assert grown.bandwidth_mbps[4] == (8.0, 8.0, 1000.0, 1000.0, 0.0)
+    assert grown.bandwidth_mbps[2][4] == grown.bandwidth_mbps[2][3]
+    alone = changes.with_twin(homes(), 0)
+    assert alone.bandwidth_mbps[0][4] == changes.NEIGHBOUR_MBPS
+    assert alone.latency_ms[4][0] == changes.NEIGHBOUR_MS
+
+
+def test_cores_are_for_all_of_a_machine_and_a_twin_has_its_own() -> None:
+    shared = on_cores(homes(), 2)
+    assert [worker.cores for worker in changes.with_cores(shared, [0, 1, 2, 3], 2).workers] == [4] * 4
+    assert changes.with_twin(shared, 3).workers[-1].machine is None
+
+
+def test_paths_devices_and_memory() -> None:
+    wider = changes.with_path(homes(), "home-1", "lab", 2)
+    assert wider.bandwidth_mbps[0][2] == wider.bandwidth_mbps[3][0] == 16.0
+    assert wider.bandwidth_mbps[0][1] == 8.0 and wider.bandwidth_mbps[2][3] == 1000.0
+    assert changes.with_path(homes(), "lab", "lab", 2).bandwidth_mbps[2][3] == 2000.0
+    assert changes.with_device(homes(), 0, 2).workers[0].tflops == 4.0
+    assert changes.with_memory(homes(), 0, 2).workers[0].memory_gb == 16.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_helps_is_told_the_best_first_and_is_true(seed: int) -> None:
+    topology, workload = random_topology(seed, 4), random_workload(seed, 30)
+    options = Options(budget=60, efficiency=1.0)
+    equal = SCHEDULERS["equal-compute"]
+    schedule = equal(topology, workload, options)
+    loads = simulate(schedule.plan, topology, Conditions()).loads
+    tried: list[str] = []
+    found = what_if(topology, schedule, loads, equal, options, most=6, tell=tried.append)
+    assert 0 < len(tried) <= 6 and len(set(tried)) == len(tried)
+    assert {effect.words for effect in found} <= set(tried)
+    assert [effect.change for effect in found] == sorted(effect.change for effect in found)
+    tops = {c.words: c.topology for c in changes_worth_a_try(topology, schedule, loads, leaves_out=False)}
+    for effect in found:
+        after = equal(tops[effect.words], workload, replace(options, incumbent=schedule.assignment))
+        assert effect.step_seconds == pytest.approx(after.step_seconds)
+        assert effect.change == pytest.approx(after.step_seconds / schedule.step_seconds - 1)
+
+
+def test_who_slows_the_rest_down_is_told_where_a_plan_must_have_everybody() -> None:
+    slow = WorkerSpec("slow", "", tflops=1e-13, memory_gb=1.0)
+    workers = tuple(WorkerSpec(f"w{n}", "", tflops=1e-11, memory_gb=1.0) for n in range(3))
+    rows = tuple((100.0,) * 4 for _ in range(4))
+    topology, workload = Topology((*workers, slow), rows, rows), random_workload(3, 8)
+    for name, options in (("equal-compute", Options(budget=12)), ("auto", Options(budget=30, workers=4))):
+        schedule = SCHEDULERS[name](topology, workload, options)
+        loads = simulate(schedule.plan, topology).loads
+        found = what_if(topology, schedule, loads, SCHEDULERS[name], options)
+        assert "without slow" in {effect.words for effect in found}
+        assert "without w0" not in {effect.words for effect in found}  # where the submitter is
+    schedule = SCHEDULERS["auto"](topology, workload, Options(budget=12))
+    tried: list[str] = []
+    loads = simulate(schedule.plan, topology).loads
+    what_if(topology, schedule, loads, SCHEDULERS["auto"], Options(budget=12), tell=tried.append)
+    assert not any(words.startswith("without") for words in tried)
+
+
+def test_every_scheduler_is_found_by_its_name() -> None:
+    topology, workload = random_topology(1, 3, memory=1e9), random_workload(1, 20)
+    for name in SCHEDULERS:
+        found = scheduler(name)(topology, workload, Options(budget=30))
+        assert found.scheduler == name and found.step_seconds > 0

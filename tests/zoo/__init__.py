@@ -1,18 +1,29 @@
 """The models that tests capture, cut and train, one file a family.
 
-`CASES` are small modules of our own that many tests run through; `case(name)` finds any.
+`CASES` are small modules of our own that many tests run through, `MODELS` the architectures that farflung
+answers for (docs/models.md); `case(name)` finds any.
 """
 
 from __future__ import annotations
 
-from tests.zoo import gpt, resnet, structures
+from tests.zoo import gpt, inputs, language, precision, recurrent, resnet, stereo, structures, unet, vision
 from tests.zoo.case import Batch, Case, RealSize
 
 CASES: list[Case] = [*gpt.CASES, *resnet.CASES, *structures.CASES]
 
-__all__ = ["Batch", "CASES", "Case", "RealSize", "case"]
+MODELS: list[Case] = [
+    *language.CASES,
+    *vision.CASES,
+    *unet.CASES,
+    *stereo.CASES,
+    *recurrent.CASES,
+    *inputs.CASES,
+    *precision.CASES,
+]
+
+__all__ = ["CASES", "MODELS", "Batch", "Case", "RealSize", "case"]
 
 
 def case(name: str) -> Case:
     """The case called `name`."""
-    return next(found for found in CASES if found.name == name)
+    return next(found for found in (*CASES, *MODELS) if found.name == name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tests.zoo.case import Batch
 
@@ -10,22 +12,37 @@ SEQUENCE = 12
 WIDTH = 16
 
 
-def tokens(samples: int, seed: int) -> Batch:
-    """Random symbols and random targets, (samples, SEQUENCE)."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (samples, SEQUENCE)
-    return {
-        "tokens": torch.randint(0, SYMBOLS, shape, generator=generator),
-        "targets": torch.randint(0, SYMBOLS, shape, generator=generator),
-    }
+def texts(sequence: int, symbols: int) -> Callable[[int, int], Batch]:
+    """Random symbols and random targets, (samples, sequence)."""
+
+    def batch(samples: int, seed: int) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (samples, sequence)
+        return {
+            "tokens": torch.randint(0, symbols, shape, generator=generator),
+            "targets": torch.randint(0, symbols, shape, generator=generator),
+        }
+
+    return batch
 
 
-def labelled_tokens(samples: int, seed: int) -> Batch:
+tokens = texts(SEQUENCE, SYMBOLS)
+
+
+def labelled_texts(sequence: int, symbols: int) -> Callable[[int, int], Batch]:
     """As Hugging Face names them; a few labels are not counted."""
-    batch = tokens(samples, seed)
-    labels = batch["targets"].clone()
-    labels[:, 3] = -100
-    return {"input_ids": batch["tokens"], "labels": labels}
+    plain = texts(sequence, symbols)
+
+    def batch(samples: int, seed: int) -> Batch:
+        given = plain(samples, seed)
+        labels = given["targets"].clone()
+        labels[:, 3] = -100
+        return {"input_ids": given["tokens"], "labels": labels}
+
+    return batch
+
+
+labelled_tokens = labelled_texts(SEQUENCE, SYMBOLS)
 
 
 def images(samples: int, seed: int) -> Batch:

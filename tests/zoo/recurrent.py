@@ -1,0 +1,36 @@
+"""A language model of LSTM layers: capture unrolls them, so that a cut may lie between any two symbols."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from tests.zoo.batches import SYMBOLS, WIDTH, texts, tokens
+from tests.zoo.case import Case, RealSize, seeded
+from torch import Tensor, nn
+
+
+class LSTM(nn.Module):
+    """Predicts the next symbol."""
+
+    def __init__(self, kinds: int, width: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.symbol = nn.Embedding(kinds, width)
+        self.layers = nn.LSTM(width, width, layers, batch_first=True, dropout=dropout)
+        self.head = nn.Linear(width, kinds)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        states, _ = self.layers(self.symbol(tokens))
+        return F.cross_entropy(self.head(states).flatten(0, 1), targets.flatten())
+
+
+CASES = [
+    Case(
+        "lstm",
+        seeded(lambda: LSTM(SYMBOLS, WIDTH, 2, 0.0)),
+        tokens,
+        tolerance=1e-5,
+        notes="Unrolled; eager runs a fused kernel, and adds a weight's uses at all symbols at once.",
+        real=RealSize(
+            "2 LSTM layers of 650, 35 symbols", lambda: LSTM(10_000, 650, 2, 0.0), texts(35, 10_000)
+        ),
+    )
+]

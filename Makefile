@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test fuzz lint bench clean
+.PHONY: setup train test fuzz lint bench models clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,10 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/transport.py
+
+# Minutes on one core: every model of the zoo is captured, most at their usual size too.
+models: $(STAMP)
+	$(BIN)/python -m benchmarks.model_table --page docs/models.md
 
 clean:
 	rm -rf $(VENV) runs

@@ -44,7 +44,9 @@ def _product(node: Node, types: Types, batch: int) -> int:
 
 
 def _convolution(node: Node, types: Types, batch: int) -> int:
-    weight = _shape(node, "weight", types, batch)  # [out, in / groups, *kernel]
+    weight = _shape(node, "weight", types, batch)  # [out, in / groups, *kernel], transposed [in, ...]
+    if node.op.startswith("aten.conv_transpose"):  # each element of the input is spread, not gathered
+        return 2 * math.prod(_shape(node, "input", types, batch)) * math.prod(weight[1:])
     return 2 * _output_elements(node, types, batch) * math.prod(weight[1:])
 
 
@@ -53,6 +55,12 @@ def _attention(node: Node, types: Types, batch: int) -> int:
     keys = _shape(node, "key", types, batch)[-2]
     values = _shape(node, "value", types, batch)[-1]
     return 2 * math.prod(query[:-1]) * keys * (query[-1] + values)
+
+
+def _resampling(node: Node, types: Types, batch: int) -> int:
+    """Each element mixes its two neighbours in every dimension."""
+    neighbours = 2 ** (len(_shape(node, "input", types, batch)) - 2)
+    return 2 * neighbours * _output_elements(node, types, batch)
 
 
 def _pooling(node: Node, types: Types, batch: int) -> int:
@@ -64,6 +72,7 @@ _FORMULAS: dict[str, Callable[[Node, Types, int], int]] = {
     "convolution": _convolution,
     "attention": _attention,
     "pooling": _pooling,
+    "resampling": _resampling,
 }
 
 

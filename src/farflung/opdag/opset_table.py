@@ -95,6 +95,7 @@ mse_loss.default(Tensor self, Tensor target, int reduction=1) -> 1
 cross_entropy_loss.default(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, int ignore_index=-100, float label_smoothing=0.) -> 1
 nll_loss_nd.default(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, int ignore_index=-100) -> 1
 binary_cross_entropy_with_logits.default(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=1) -> 1
+smooth_l1_loss.default(Tensor self, Tensor target, int reduction=1, float beta=1.0) -> 1
 """
 NORMALISATION = """
 layer_norm.default(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> 1
@@ -107,6 +108,10 @@ POOLING = """
 max_pool2d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] padding=0, int[] dilation=1, bool ceil_mode=False) -> 1
 avg_pool2d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> 1
 adaptive_avg_pool2d.default(Tensor self, int[] output_size) -> 1
+"""
+RESAMPLING = """
+upsample_bilinear2d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1
+upsample_trilinear3d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1
 """
 PRODUCT = """
 matmul.default(Tensor self, Tensor other) -> 1
@@ -121,6 +126,8 @@ conv1d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1],
 conv2d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], int[] padding=[0, 0], int[] dilation=[1, 1], int groups=1) -> 1
 conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], str(valid|same) padding=valid, int[] dilation=[1, 1], int groups=1) -> 1
 conv3d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], int[] padding=[0, 0, 0], int[] dilation=[1, 1, 1], int groups=1) -> 1
+conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], int[] padding=[0, 0], int[] output_padding=[0, 0], int groups=1, int[] dilation=[1, 1]) -> 1
+conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], int[] padding=[0, 0, 0], int[] output_padding=[0, 0, 0], int groups=1, int[] dilation=[1, 1, 1]) -> 1
 """
 ATTENTION = """
 scaled_dot_product_attention.default(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, float? scale=None, bool enable_gqa=False) -> 1 random
@@ -185,6 +192,7 @@ GROUPS = {
     "reduction": REDUCTION,
     "normalisation": NORMALISATION,
     "pooling": POOLING,
+    "resampling": RESAMPLING,
     "product": PRODUCT,
     "convolution": CONVOLUTION,
     "attention": ATTENTION,

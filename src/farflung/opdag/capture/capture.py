@@ -24,6 +24,7 @@ from farflung.opdag.capture.lints import (
     watch_checkpointing,
 )
 from farflung.opdag.capture.normalise import Normaliser, Origin
+from farflung.opdag.capture.recurrent import unroll_recurrent_layers
 from farflung.opdag.graph import Graph
 
 LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
@@ -120,7 +121,7 @@ def capture(module: nn.Module, example: Mapping[str, Tensor], loss: LossFunction
 
 def _export(wrapper: nn.Module, batch: dict[str, Tensor]) -> torch.export.ExportedProgram:
     shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
-    with quiet():
+    with quiet(), unroll_recurrent_layers():
         try:
             exported = torch.export.export(wrapper, (batch,), strict=False, dynamic_shapes=shapes)
             inline_gradient_modes(exported)

@@ -1,0 +1,139 @@
+"""Recurrent layers, unrolled: LSTM, GRU and RNN layers and cells become ordinary ops, one set for each place.
+
+So they may be cut anywhere and run on every backend. Export's own way is not taken: it loses the dropout
+between layers without a word (`_rnn_helper` of torch 2.13), and unrolls a layer or not by where it lies.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from farflung.errors import CaptureError
+from farflung.opdag.capture.lints import user_line
+
+State = tuple[Tensor, ...]
+"""Of one layer: its output so far, and an LSTM's cell; each [samples, width]."""
+Cell = Callable[[Tensor, State, Tensor, Tensor | None, Tensor | None], State]
+"""(gates from the input, state, weight of the state, its bias, projection) -> next state."""
+
+
+def _lstm(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> State:
+    into, forget, cell, out = (gates + F.linear(state[0], weight, bias)).chunk(4, dim=-1)
+    kept = torch.sigmoid(forget) * state[1] + torch.sigmoid(into) * torch.tanh(cell)
+    shown = torch.sigmoid(out) * torch.tanh(kept)
+    return (shown if down is None else F.linear(shown, down)), kept
+
+
+def _gru(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> State:
+    reset, update, fresh = gates.chunk(3, dim=-1)
+    reset_state, update_state, fresh_state = F.linear(state[0], weight, bias).chunk(3, dim=-1)
+    made = torch.tanh(fresh + torch.sigmoid(reset + reset_state) * fresh_state)
+    return (made + torch.sigmoid(update + update_state) * (state[0] - made),)
+
+
+def _plain(activation: Callable[[Tensor], Tensor]) -> Cell:
+    def cell(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> State:
+        return (activation(gates + F.linear(state[0], weight, bias)),)
+
+    return cell
+
+
+_CELLS: dict[str, Cell] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": _plain(torch.tanh),
+    "rnn_relu": _plain(torch.relu),
+}
+
+
+@contextmanager
+def unroll_recurrent_layers() -> Iterator[None]:
+    """Within, torch's recurrent layers and cells run as the ops that they are made of."""
+    functions = {name: _layers(name, cell) for name, cell in _CELLS.items()}
+    functions |= {f"{name}_cell": _one_step(name, cell) for name, cell in _CELLS.items()}
+    for name, function in functions.items():
+        setattr(torch._VF, name, function)
+    try:
+        yield
+    finally:
+        for name in functions:
+            delattr(torch._VF, name)  # they hide what is looked up in torch._C
+
+
+def _layers(name: str, cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
+    def run(
+        x: Tensor,
+        initial: Any,
+        weights: Any,
+        has_biases: bool,
+        count: int,
+        dropout: float,
+        train: bool,
+        both_ways: bool,
+        batch_first: bool,
+    ) -> tuple[Tensor, ...]:
+        if not isinstance(weights, list):  # the packed form: (data, batch sizes, initial, weights, ...)
+            line = user_line(traceback.extract_stack()) or "unknown place"
+            raise CaptureError(
+                f"a packed sequence is given to {name.upper()} ({line}): its sizes depend on data; "
+                "pad the sequences and mask the loss instead"
+            )
+        ways = 2 if both_ways else 1
+        each = len(weights) // (count * ways)
+        initials = initial if name == "lstm" else (initial,)
+        x = x.transpose(0, 1) if batch_first else x
+        finals: list[State] = []
+        for layer in range(count):
+            if layer and train and dropout:
+                x = F.dropout(x, dropout)
+            outputs = []
+            for way in range(ways):
+                at = layer * ways + way
+                state = tuple(part[at] for part in initials)
+                own = weights[at * each : (at + 1) * each]
+                shown, state = _over_time(cell, x, state, own, has_biases, backwards=way == 1)
+                outputs.append(shown)
+                finals.append(state)
+            x = outputs[0] if ways == 1 else torch.cat(outputs, dim=-1)
+        x = x.transpose(0, 1) if batch_first else x
+        return x, *(torch.stack(part) for part in zip(*finals, strict=True))
+
+    return run
+
+
+def _over_time(
+    cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], has_biases: bool, backwards: bool
+) -> tuple[Tensor, State]:
+    """One layer in one direction over x, [places, samples, width]: outputs at all places, last state."""
+    of_input, of_state, *rest = weights
+    bias, state_bias, *rest = rest if has_biases else [None, None, *rest]
+    down = rest[0] if rest else None
+    places = list(F.linear(x, of_input, bias).unbind(0))
+    outputs: list[Tensor] = []
+    for gates in reversed(places) if backwards else places:
+        state = cell(gates, state, of_state, state_bias, down)
+        outputs.append(state[0])
+    return torch.stack(outputs[::-1] if backwards else outputs), state
+
+
+def _one_step(name: str, cell: Cell) -> Callable[..., Any]:
+    def run(
+        x: Tensor,
+        state: Any,
+        of_input: Tensor,
+        of_state: Tensor,
+        bias: Tensor | None = None,
+        state_bias: Tensor | None = None,
+    ) -> Any:
+        given = state if name == "lstm" else (state,)
+        made = cell(F.linear(x, of_input, bias), given, of_state, state_bias, None)
+        return made if name == "lstm" else made[0]
+
+    return run

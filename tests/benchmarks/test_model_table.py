@@ -1,0 +1,48 @@
+"""`make models`: rows that are measured, a page whose tables are filled in, and no model forgotten on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.model_page import filled, notes, table
+from benchmarks.model_table import available, rows
+from tests.zoo import CASES, MODELS, case
+
+from farflung.errors import GraphError
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def test_a_row_is_measured() -> None:
+    (row,) = rows([case("chain")], available())
+    assert (row.nodes, row.ops, row.parameters) == (11, 3, 5 * (16 * 16 + 16))
+    assert row.size == "as tested"
+    assert row.differences["torch"] == 0.0
+    assert 0 < row.compressed_bytes < row.ir_bytes
+    assert row.cut_bytes == 3 * 2 * 16 * 4  # three cuts, there and back, of 16 floats
+
+
+def test_a_backend_that_refuses_a_model_says_why() -> None:
+    def refuse(_: object) -> float:
+        raise GraphError("has no sine")
+
+    (row,) = rows([case("chain")], available() | {"abacus": refuse})
+    assert row.differences["abacus"] is None
+    assert notes(row)[-1] == "* `chain` on abacus: has no sine"
+    assert table([row]).splitlines()[-1].endswith("| 0 | 0 | - |")
+
+
+def test_only_what_stands_between_marks_is_replaced() -> None:
+    page = "above\n<!-- made: a -->\nold\n<!-- end -->\nbetween\n<!-- made: b -->\n<!-- end -->\nbelow\n"
+    assert filled(page, {"a": "new", "b": "more"}) == (
+        "above\n<!-- made: a -->\nnew\n<!-- end -->\nbetween\n<!-- made: b -->\nmore\n<!-- end -->\nbelow\n"
+    )
+    with pytest.raises(ValueError, match="made: c"):
+        filled(page, {"c": ""})
+
+
+def test_the_page_shows_every_model() -> None:
+    shown = PAGE.read_text()
+    missing = [entry.name for entry in (*MODELS, *CASES) if f"| `{entry.name}` |" not in shown]
+    assert not missing, f"run `make models`: {missing} are not on {PAGE.name}"

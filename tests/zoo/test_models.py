@@ -1,0 +1,111 @@
+"""The models that farflung answers for: captured, cut anywhere, trained with microbatches in flight.
+
+Eager trains once per model; each cut is held against what it found. A model whose tolerance is 0 agrees in
+every bit; where others may differ, and by how much, stands with the model.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from tests.runtime.side_by_side import placed, planned, workers
+from tests.zoo import MODELS
+from tests.zoo.parity import (
+    MICROBATCHES,
+    SAMPLES,
+    Step,
+    Subject,
+    by_eager,
+    by_segments,
+    subject_of,
+    training,
+    worst_difference,
+)
+
+from farflung.opdag.capture.capture import LossModule
+from farflung.opdag.cuts import legal_positions
+from farflung.opdag.graph import Graph
+from farflung.planner import PlannedJob
+from farflung.runtime.check import Comparison, received
+from farflung.runtime.optimizer import SGD
+from farflung.runtime.training import Training
+
+torch.set_num_threads(1)
+STEPS = 3
+RANDOM_CUTS = 30
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda case: case.name)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return subject_of(request.param, STEPS)
+
+
+def require_same(subject: Subject, ours: Iterator[Step], theirs: Sequence[Step]) -> None:
+    tolerance = subject.case.tolerance
+    difference = worst_difference(ours, theirs)
+    assert difference.gradient <= tolerance
+    assert difference.state <= tolerance
+    assert difference.loss <= tolerance
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_trains_as_eager_at_the_planners_cuts(subject: Subject, count: int) -> None:
+    plan = planned(subject.graph, training(), count)
+    assert plan.plan.workers() == workers(count)
+    require_same(subject, by_segments(subject, plan, SAMPLES, STEPS), subject.eager)
+
+
+def test_trains_as_eager_at_random_legal_cuts(subject: Subject) -> None:
+    draw = random.Random(subject.case.name)
+    for _ in range(RANDOM_CUTS):
+        plan = random_plan(subject.graph, draw)
+        require_same(subject, by_segments(subject, plan, SAMPLES, 1), subject.eager[:1])
+
+
+def random_plan(graph: Graph, draw: random.Random) -> PlannedJob:
+    """Cut at up to six legal places, dealt to up to four workers, those that share a parameter together."""
+    legal = [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
+    cuts = sorted(draw.sample(legal, draw.randint(1, 6)))
+    names = workers(draw.randint(1, 4))
+    placement = [draw.choice(names) for _ in range(len(cuts) + 1)]
+    together = users_together(graph, cuts)
+    return placed(graph, cuts, [placement[first] for first in together], MICROBATCHES, SAMPLES)
+
+
+def users_together(graph: Graph, cuts: Sequence[int]) -> list[int]:
+    """For each segment the first one that it shares parameters with, directly or by way of others."""
+    first = list(range(len(cuts) + 1))
+    for entry in graph.inputs_of("parameter"):
+        users = {bisect_right(cuts, at) for at, node in enumerate(graph.nodes) if entry.value in node.reads()}
+        groups = {first[segment] for segment in users}
+        first = [min(groups) if group in groups else group for group in first]
+    return first
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_any_microbatch_size_trains(subject: Subject, samples: int) -> None:
+    """Captured with 2 samples; one sample is too few for BatchNorm at a single point."""
+    samples = max(samples, 3) if subject.graph.mutations else samples
+    theirs = by_eager(subject.case, subject.module, subject.graph, samples, 1)
+    plan = planned(subject.graph, training(samples), 2)
+    require_same(subject, by_segments(subject, plan, samples, 1), theirs)
+
+
+def test_evaluates_as_the_module_in_evaluation_mode(subject: Subject) -> None:
+    settings = Training(1, MICROBATCHES, SAMPLES, SGD(lr=0.1), seed=5, validation_microbatches=1)
+    plan = planned(subject.graph, settings, 3)
+    loss = subject.case.loss
+    comparison = Comparison(
+        subject.module,
+        lambda module: lambda batch: LossModule(module, loss)(dict(batch)),
+        subject.graph,
+        plan.plan,
+        received(plan.programs, SAMPLES),
+        settings,
+    )
+    batch = subject.case.batch(SAMPLES, 9)
+    assert comparison.evaluation_difference(batch) <= max(subject.case.tolerance, 1e-6)

@@ -78,6 +78,7 @@ bitwise_not.default(Tensor self) -> 1
 tril.default(Tensor self, int diagonal=0) -> 1
 triu.default(Tensor self, int diagonal=0) -> 1
 native_dropout.default(Tensor input, float p, bool? train) -> 2 random
+diff.default(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> 1
 """
 REDUCTION = """
 cumsum.default(Tensor self, int dim, ScalarType? dtype=None) -> 1
@@ -96,6 +97,7 @@ cross_entropy_loss.default(Tensor self, Tensor target, Tensor? weight=None, int 
 nll_loss_nd.default(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, int ignore_index=-100) -> 1
 binary_cross_entropy_with_logits.default(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=1) -> 1
 smooth_l1_loss.default(Tensor self, Tensor target, int reduction=1, float beta=1.0) -> 1
+topk.default(Tensor self, int k, int dim=-1, bool largest=True, bool sorted=True) -> 2
 """
 NORMALISATION = """
 layer_norm.default(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> 1
@@ -165,6 +167,9 @@ roll.default(Tensor self, int[] shifts, int[] dims=[]) -> 1
 _to_copy.default(Tensor self, ScalarType? dtype=None) -> 1
 pad.default(Tensor self, int[] pad, str(constant|reflect|replicate|circular) mode=constant, float? value=None) -> 1
 constant_pad_nd.default(Tensor self, int[] pad, Scalar value=0) -> 1
+repeat_interleave.self_int(Tensor self, int repeats, int? dim=None, int? output_size=None) -> 1
+select_scatter.default(Tensor self, Tensor src, int dim, int index) -> 1
+slice_scatter.default(Tensor self, Tensor src, int dim=0, int? start=None, int? end=None, int step=1) -> 1
 """
 CREATION = """
 arange.default(Scalar end, ScalarType? dtype=None) -> 1

@@ -20,7 +20,18 @@ from farflung.opdag import opset, wire
 from farflung.opdag.analysis import live_nodes
 from farflung.opdag.capture.arguments import batch_size, dtype_name, to_argument
 from farflung.opdag.capture.lints import line_of_stack_trace
-from farflung.opdag.graph import MOST_RANK, Argument, Constant, Element, Graph, Input, Node, Ref, ValueType
+from farflung.opdag.graph import (
+    MOST_RANK,
+    Argument,
+    Constant,
+    DType,
+    Element,
+    Graph,
+    Input,
+    Node,
+    Ref,
+    ValueType,
+)
 
 _ALIASES = frozenset(
     {
@@ -32,7 +43,16 @@ _ALIASES = frozenset(
         "_assert_tensor_metadata",
     }
 )
-_RENAMED = {"view": "reshape", "_unsafe_view": "reshape", "view_copy": "reshape", "to": "_to_copy"}
+_RENAMED = {
+    "view": "reshape.default",
+    "_unsafe_view": "reshape.default",
+    "view_copy": "reshape.default",
+    "to": "_to_copy.default",
+    "__and__": "bitwise_and.Tensor",
+    "__or__": "bitwise_or.Tensor",
+    "min.other": "minimum.default",
+    "max.other": "maximum.default",
+}
 _IGNORED_ARGUMENTS = frozenset(
     {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "generator"}
 )
@@ -134,6 +154,8 @@ class Normaliser:
             return
         if name == "broadcast_tensors":
             self._broadcast(node)
+        elif name == "fill":
+            self._fill(node)
         elif not self._alias(node, name, meta):
             self._add_node(node, target, name, meta)
 
@@ -151,6 +173,33 @@ class Normaliser:
                 self._append(node, "aten.expand.default", {"self": Ref(before), "size": size}, ids[-1:])
         self._ids[node] = ids
 
+    def _fill(self, node: fx.Node) -> None:
+        """What assigning one value to a part becomes: that value everywhere, gradients to it included."""
+        filled, value = node.args
+        made = self._new_value(node.meta["val"])
+        self._ids[node] = made
+        if not isinstance(value, fx.Node):
+            self._append(
+                node, "aten.full_like.default", {"self": self._ref(filled), "fill_value": value}, [made]
+            )
+            return
+        source = self._ref(value)
+        if self._values[source.id].dtype != self._values[made].dtype:
+            cast = ValueType(self._values[made].dtype, self._values[source.id].shape)
+            self._values.append(cast)
+            converted = Ref(len(self._values) - 1)
+            self._append(
+                node, "aten._to_copy.default", {"self": source, "dtype": DType(cast.dtype)}, [converted.id]
+            )
+            source = converted
+        size: list[Element] = list(self._values[made].shape)
+        self._append(node, "aten.expand.default", {"self": source, "size": size}, [made])
+
+    def _ref(self, source: Any) -> Ref:
+        found = self._ids[source]
+        assert isinstance(found, int)
+        return Ref(found)
+
     def _alias(self, node: fx.Node, name: str, meta: Any) -> bool:
         """Ops that only copy are their source; true if the node was one."""
         if name == "copy" and node.args[0].meta["val"].shape == node.args[1].meta["val"].shape:  # type: ignore[union-attr]
@@ -165,7 +214,8 @@ class Normaliser:
         return True
 
     def _add_node(self, node: fx.Node, target: torch._ops.OpOverload, name: str, meta: Any) -> None:
-        op_name = f"aten.{_RENAMED.get(name, name)}.{self._overload(name, target)}"
+        overload = target._overloadname or "default"
+        op_name = "aten." + (_RENAMED.get(name) or _RENAMED.get(f"{name}.{overload}") or f"{name}.{overload}")
         if target.namespace != "aten" or op_name not in opset.table():
             shown = f"{target.namespace}.{name}.{target._overloadname}"
             advice = _ADVICE.get(target.namespace, "replace it by ops of the opset (docs/opset.md)")
@@ -184,9 +234,6 @@ class Normaliser:
         self._origins[len(self._nodes)] = self._origin(node)
         self._nodes.append(Node(len(self._nodes), op_name, arguments, ids))
 
-    def _overload(self, name: str, target: torch._ops.OpOverload) -> str:
-        return "default" if name in _RENAMED else target._overloadname or "default"
-
     def _used_outputs(self, node: fx.Node, count: int) -> set[int]:
         if not isinstance(node.meta["val"], list | tuple):
             return {0}
@@ -204,7 +251,7 @@ class Normaliser:
                 entry.has_default_value() and value == entry.default_value
             ):
                 continue
-            if op_name == "aten.slice.Tensor" and entry.name == "end" and value == _TO_THE_END:
+            if entry.name == "end" and value == _TO_THE_END:  # of slice and slice_scatter
                 continue
             name = "shape" if op_name == "aten.reshape.default" and entry.name == "size" else entry.name
             if name not in known:

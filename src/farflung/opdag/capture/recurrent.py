@@ -1,6 +1,6 @@
 """Recurrent layers, unrolled: LSTM, GRU and RNN layers and cells become ordinary ops, one set for each place.
 
-So they may be cut anywhere and run on every backend. Export's own way is not taken: it loses the dropout
+So they run on every backend. Export's own way is not taken: it loses the dropout
 between layers without a word (`_rnn_helper` of torch 2.13), and unrolls a layer or not by where it lies.
 """
 

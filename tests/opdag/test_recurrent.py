@@ -92,6 +92,6 @@ def test_packed_sequences_are_refused_with_the_line() -> None:
             packed = pack_padded_sequence(x, lengths, batch_first=True)
             return self.layers(packed)[0].data.mean()
 
-    with pytest.raises(CaptureError, match=r"pad the sequences and mask the loss|sizes|data") as raised:
+    with pytest.raises(CaptureError, match="keep them padded and mask the loss") as raised:
         capture(Packed(), {"x": torch.randn(2, PLACES, WIDTH)})
     assert "test_recurrent.py" in str(raised.value)

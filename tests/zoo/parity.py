@@ -10,6 +10,7 @@ from tests.runtime.side_by_side import captured, microbatches
 from tests.zoo.case import Case
 from torch import Tensor, nn
 
+from farflung.opdag import wire
 from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob
@@ -77,10 +78,16 @@ def by_eager(case: Case, module: nn.Module, graph: Graph, samples: int, steps: i
     return found
 
 
-def by_segments(subject: Subject, planned: PlannedJob, samples: int, steps: int) -> Iterator[Step]:
-    """The cut model, its segments as a worker gets them; a step's state changes with the next step."""
+def by_segments(
+    subject: Subject, planned: PlannedJob, samples: int, steps: int, verified: bool = True
+) -> Iterator[Step]:
+    """The cut model, its segments as a worker gets them; a step's state changes with the next step.
+
+    Without `verified` shapes are not recomputed first, which takes as long as training does.
+    """
     state = named_state(copy.deepcopy(subject.module), subject.graph)
-    segments = received(planned.programs, samples)
+    programs = planned.programs
+    segments = received(programs, samples) if verified else [wire.load_segment(p, samples) for p in programs]
     pipeline = InProcessPipeline(subject.graph, planned.plan, segments, state, training(samples))
     for step in range(steps):
         shares = pipeline.run(step, microbatches(subject.case, samples, MICROBATCHES, step))

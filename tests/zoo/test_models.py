@@ -63,7 +63,7 @@ def test_trains_as_eager_at_random_legal_cuts(subject: Subject) -> None:
     draw = random.Random(subject.case.name)
     for _ in range(RANDOM_CUTS):
         plan = random_plan(subject.graph, draw)
-        require_same(subject, by_segments(subject, plan, SAMPLES, 1), subject.eager[:1])
+        require_same(subject, by_segments(subject, plan, SAMPLES, 1, verified=False), subject.eager[:1])
 
 
 def random_plan(graph: Graph, draw: random.Random) -> PlannedJob:

@@ -32,6 +32,7 @@ from farflung.opdag.graph import (
     Ref,
     ValueType,
 )
+from farflung.opdag.ordering import uses_together
 
 _ALIASES = frozenset(
     {
@@ -175,7 +176,8 @@ class Normaliser:
 
     def _fill(self, node: fx.Node) -> None:
         """What assigning one value to a part becomes: that value everywhere, gradients to it included."""
-        filled, value = node.args
+        arguments: Any = node.args
+        filled, value = arguments
         made = self._new_value(node.meta["val"])
         self._ids[node] = made
         if not isinstance(value, fx.Node):
@@ -330,7 +332,7 @@ class Normaliser:
             constants,
         )
         try:
-            return wire.load_graph(wire.dump(graph), batch=2)
+            return wire.load_graph(wire.dump(uses_together(graph)), batch=2)
         except GraphError as error:
             raise CaptureError(f"the captured graph breaks its own rules: {error}") from error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -55,9 +55,10 @@ _CELLS: dict[str, Cell] = {
 
 @contextmanager
 def unroll_recurrent_layers() -> Iterator[None]:
-    """Within, torch's recurrent layers and cells run as the ops that they are made of."""
-    functions = {name: _layers(name, cell) for name, cell in _CELLS.items()}
+    """Within, torch's recurrent layers and cells run as the ops that they are made of; packing is refused."""
+    functions: dict[str, Callable[..., Any]] = {name: _layers(name, cell) for name, cell in _CELLS.items()}
     functions |= {f"{name}_cell": _one_step(name, cell) for name, cell in _CELLS.items()}
+    functions["_pack_padded_sequence"] = _refuse_packing
     for name, function in functions.items():
         setattr(torch._VF, name, function)
     try:
@@ -67,11 +68,18 @@ def unroll_recurrent_layers() -> Iterator[None]:
             delattr(torch._VF, name)  # they hide what is looked up in torch._C
 
 
+def _refuse_packing(*_: object) -> NoReturn:
+    line = user_line(traceback.extract_stack()) or "unknown place"
+    raise CaptureError(
+        f"sequences are packed, so that sizes depend on data ({line}): keep them padded and mask the loss"
+    )
+
+
 def _layers(name: str, cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
     def run(
         x: Tensor,
         initial: Any,
-        weights: Any,
+        weights: list[Tensor],
         has_biases: bool,
         count: int,
         dropout: float,
@@ -79,12 +87,6 @@ def _layers(name: str, cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
         both_ways: bool,
         batch_first: bool,
     ) -> tuple[Tensor, ...]:
-        if not isinstance(weights, list):  # the packed form: (data, batch sizes, initial, weights, ...)
-            line = user_line(traceback.extract_stack()) or "unknown place"
-            raise CaptureError(
-                f"a packed sequence is given to {name.upper()} ({line}): its sizes depend on data; "
-                "pad the sequences and mask the loss instead"
-            )
         ways = 2 if both_ways else 1
         each = len(weights) // (count * ways)
         initials = initial if name == "lstm" else (initial,)
@@ -113,8 +115,8 @@ def _over_time(
 ) -> tuple[Tensor, State]:
     """One layer in one direction over x, [places, samples, width]: outputs at all places, last state."""
     of_input, of_state, *rest = weights
-    bias, state_bias, *rest = rest if has_biases else [None, None, *rest]
-    down = rest[0] if rest else None
+    bias, state_bias = rest[:2] if has_biases else (None, None)
+    down = rest[-1] if len(rest) % 2 else None
     places = list(F.linear(x, of_input, bias).unbind(0))
     outputs: list[Tensor] = []
     for gates in reversed(places) if backwards else places:

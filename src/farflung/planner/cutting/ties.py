@@ -16,6 +16,9 @@ from farflung.workload import Workload
 
 HEADS = 3
 
+ROOMY = 3 / 4
+"""Of all work, what at least one loop that is tried leaves to others than its first worker, if one does."""
+
 
 def kept_together(workload: Workload, head: int = 0) -> NDArray[np.bool_]:
     """Legal positions that part no two uses of a parameter, where uses before `head` do not count."""
@@ -35,10 +38,11 @@ def loops(workload: Workload, parts: int) -> list[tuple[Positions, int, int]]:
     """For each loop worth trying its positions, and the indices of its first and last possible cut.
 
     The first cuts are the `HEADS` that the fewest bytes cross. Blocks that go from the first segment of a
-    loop to its last one change nothing for the others, so little is lost by trying few.
+    loop to its last one change nothing for the others, so little is lost by trying few. Where all of
+    these leave little to share (they come late, behind an encoder, say), the cheapest that does not is added.
     """
     found = []
-    for head in _heads(workload)[:HEADS]:
+    for head in _tried(workload):
         legal = kept_together(workload, head)
         legal[1:head] = False
         positions = Positions.of(workload, parts, legal)
@@ -46,6 +50,18 @@ def loops(workload: Workload, parts: int) -> list[tuple[Positions, int, int]]:
         index = np.searchsorted(positions.at, [head, _last_cut(workload, head)], side="right") - 1
         found.append((positions, int(index[0]), int(index[1])))
     return found
+
+
+def _tried(workload: Workload) -> list[int]:
+    def is_roomy(head: int) -> bool:
+        between = workload.work[_last_cut(workload, head)] - workload.work[head]
+        return bool(between >= ROOMY * workload.work[-1])
+
+    heads = _heads(workload)
+    tried = heads[:HEADS]
+    if any(is_roomy(head) for head in tried):
+        return tried
+    return tried + [head for head in heads if is_roomy(head)][:1]
 
 
 def _heads(workload: Workload) -> list[int]:

@@ -78,7 +78,7 @@ bitwise_not.default(Tensor self) -> 1
 tril.default(Tensor self, int diagonal=0) -> 1
 triu.default(Tensor self, int diagonal=0) -> 1
 native_dropout.default(Tensor input, float p, bool? train) -> 2 random
-diff.default(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> 1
+diff.default(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> 1 since 2
 """
 REDUCTION = """
 cumsum.default(Tensor self, int dim, ScalarType? dtype=None) -> 1
@@ -96,8 +96,8 @@ mse_loss.default(Tensor self, Tensor target, int reduction=1) -> 1
 cross_entropy_loss.default(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, int ignore_index=-100, float label_smoothing=0.) -> 1
 nll_loss_nd.default(Tensor self, Tensor target, Tensor? weight=None, int reduction=1, int ignore_index=-100) -> 1
 binary_cross_entropy_with_logits.default(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=1) -> 1
-smooth_l1_loss.default(Tensor self, Tensor target, int reduction=1, float beta=1.0) -> 1
-topk.default(Tensor self, int k, int dim=-1, bool largest=True, bool sorted=True) -> 2
+smooth_l1_loss.default(Tensor self, Tensor target, int reduction=1, float beta=1.0) -> 1 since 2
+topk.default(Tensor self, int k, int dim=-1, bool largest=True, bool sorted=True) -> 2 since 2
 """
 NORMALISATION = """
 layer_norm.default(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> 1
@@ -112,8 +112,8 @@ avg_pool2d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] paddin
 adaptive_avg_pool2d.default(Tensor self, int[] output_size) -> 1
 """
 RESAMPLING = """
-upsample_bilinear2d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1
-upsample_trilinear3d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1
+upsample_bilinear2d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1 since 2
+upsample_trilinear3d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1 since 2
 """
 PRODUCT = """
 matmul.default(Tensor self, Tensor other) -> 1
@@ -128,8 +128,8 @@ conv1d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1],
 conv2d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], int[] padding=[0, 0], int[] dilation=[1, 1], int groups=1) -> 1
 conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], str(valid|same) padding=valid, int[] dilation=[1, 1], int groups=1) -> 1
 conv3d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], int[] padding=[0, 0, 0], int[] dilation=[1, 1, 1], int groups=1) -> 1
-conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], int[] padding=[0, 0], int[] output_padding=[0, 0], int groups=1, int[] dilation=[1, 1]) -> 1
-conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], int[] padding=[0, 0, 0], int[] output_padding=[0, 0, 0], int groups=1, int[] dilation=[1, 1, 1]) -> 1
+conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], int[] padding=[0, 0], int[] output_padding=[0, 0], int groups=1, int[] dilation=[1, 1]) -> 1 since 2
+conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], int[] padding=[0, 0, 0], int[] output_padding=[0, 0, 0], int groups=1, int[] dilation=[1, 1, 1]) -> 1 since 2
 """
 ATTENTION = """
 scaled_dot_product_attention.default(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, float? scale=None, bool enable_gqa=False) -> 1 random
@@ -167,9 +167,9 @@ roll.default(Tensor self, int[] shifts, int[] dims=[]) -> 1
 _to_copy.default(Tensor self, ScalarType? dtype=None) -> 1
 pad.default(Tensor self, int[] pad, str(constant|reflect|replicate|circular) mode=constant, float? value=None) -> 1
 constant_pad_nd.default(Tensor self, int[] pad, Scalar value=0) -> 1
-repeat_interleave.self_int(Tensor self, int repeats, int? dim=None, int? output_size=None) -> 1
-select_scatter.default(Tensor self, Tensor src, int dim, int index) -> 1
-slice_scatter.default(Tensor self, Tensor src, int dim=0, int? start=None, int? end=None, int step=1) -> 1
+repeat_interleave.self_int(Tensor self, int repeats, int? dim=None, int? output_size=None) -> 1 since 2
+select_scatter.default(Tensor self, Tensor src, int dim, int index) -> 1 since 2
+slice_scatter.default(Tensor self, Tensor src, int dim=0, int? start=None, int? end=None, int step=1) -> 1 since 2
 """
 CREATION = """
 arange.default(Scalar end, ScalarType? dtype=None) -> 1

@@ -146,6 +146,12 @@ REDUCTIONS = [
     _call("logsumexp.default", self=n, dim=[-1], keepdim=True),
     *(_call("cumsum.default", HALF if a is h else 2e-6, self=a, dim=d) for a in (x, h, n, flags(3, 4)) for d in (0, -1)),
     _call("cumsum.default", self=n, dim=1, dtype=torch.float32),
+    *(_call("diff.default", HALF if a is h else 2e-6, self=a, n=times, dim=d) for a in (x, h, n, flags(3, 4)) for times, d in ((1, -1), (2, 0), (0, 1), (5, 1))),
+    _call("diff.default", self=n, prepend=n[:, :1] - 1),
+    _call("diff.default", self=x, dim=0, prepend=y[:2], append=n[:1]),
+    *(_call("topk.default", self=a, k=2, dim=d, largest=way) for a in (x, h) for d in (0, -1) for way in (True, False)),
+    _call("topk.default", self=x, k=4, sorted=True),
+    _call("topk.default", self=torch.tensor([3, -5, 7, 0]), k=3, largest=False),
 ]  # fmt: skip
 
 scores, classes = floats(5, 7), whole(5, high=7)
@@ -312,6 +318,11 @@ MOVEMENTS = [
     _call("pad.default", self=x, pad=[-1, 2], value=0.5),
     _call("pad.default", self=floats(2, 3, 4), pad=[2, -1], mode="replicate"),
     _call("constant_pad_nd.default", self=n, pad=[1, 0, 2, -1], value=7),
+    *(_call("repeat_interleave.self_int", self=a, repeats=times, dim=d) for a in (x, n) for times, d in ((3, None), (2, 0), (2, -1), (0, 1))),
+    _call("repeat_interleave.self_int", self=x, repeats=2, dim=0, output_size=6),
+    *(_call("select_scatter.default", self=a, src=b, dim=d, index=at) for a, b, d, at in ((x, y[0], 0, 1), (x, y[:, 0], 1, -1), (n, m[0], 0, 2), (h, g[0], 0, 0))),
+    *(_call("slice_scatter.default", self=x, src=y[:, :2], dim=1, start=start, end=end) for start, end in ((0, 2), (-2, None), (1, 3), (2, 99))),
+    _call("slice_scatter.default", self=n, src=m[:, ::2], dim=1, step=2),
 ]  # fmt: skip
 
 CREATIONS = [

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from farflung.runtime.jax_backend.axes import axis_of
+from farflung.runtime.jax_backend.axes import axis_of, position
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.promotion import BOOL, Number, result_type, to
 
@@ -139,6 +139,43 @@ def to_copy(self: Array, dtype: np.dtype | None = None) -> Array:
     if dtype is None or dtype == self.dtype:
         return self
     return self != 0 if dtype == BOOL else to(self, dtype)
+
+
+@lowers("repeat_interleave.self_int")
+def repeat_interleave(
+    self: Array, repeats: int, dim: int | None = None, output_size: int | None = None
+) -> Array:
+    """Each element in a row, `repeats` times; without a dimension, as if it were flat."""
+    rows = self.reshape(-1) if dim is None or not self.ndim else self
+    axis = axis_of(rows, 0 if dim is None else dim)
+    if repeats < 0 or output_size not in (None, rows.shape[axis] * repeats):
+        raise ValueError(f"{repeats} repeats of {rows.shape[axis]} to {output_size}")
+    return jnp.repeat(rows, repeats, axis)
+
+
+@lowers("select_scatter.default")
+def select_scatter(self: Array, src: Array, dim: int, index: int) -> Array:
+    if not self.ndim:
+        raise ValueError("a scalar has no part")
+    axis = axis_of(self, dim)
+    return _replaced(self, src, axis, position(index, self.shape[axis]))
+
+
+@lowers("slice_scatter.default")
+def slice_scatter(
+    self: Array, src: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Array:
+    if not self.ndim or step < 1:
+        raise ValueError(f"a part of {self.ndim} dimensions by steps of {step}")
+    return _replaced(self, src, axis_of(self, dim), slice(start, end, step))
+
+
+def _replaced(self: Array, source: Array, axis: int, part: int | slice) -> Array:
+    at = self.at[(slice(None),) * axis + (part,)]
+    wanted = jax.eval_shape(at.get).shape
+    if source.shape != wanted:
+        raise ValueError(f"{list(source.shape)} into a part of shape {list(wanted)}")
+    return at.set(to(source, self.dtype))
 
 
 @lowers("constant_pad_nd.default")

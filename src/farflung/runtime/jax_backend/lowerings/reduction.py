@@ -7,16 +7,19 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from farflung.runtime.jax_backend.axes import axes_of, axis_of
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.promotion import (
+    BOOL,
     INT64,
     Number,
     accumulation_type,
     compute_type,
     floating_type,
     is_floating,
+    result_type,
     to,
 )
 
@@ -76,6 +79,42 @@ def cumsum(self: Array, dim: int, dtype: np.dtype | None = None) -> Array:
     axis = axis_of(self, dim)
     wide = to(self, compute_type(result))
     return to(jnp.cumsum(wide, axis, dtype=wide.dtype) if self.ndim else wide, result)
+
+
+@lowers("diff.default")
+def diff(
+    self: Array, n: int = 1, dim: int = -1, prepend: Array | None = None, append: Array | None = None
+) -> Array:
+    """Differences of neighbours, n times; of booleans whether they differ."""
+    if not self.ndim or n < 0:
+        raise ValueError(f"{n} differences along {self.ndim} dimensions")
+    axis = axis_of(self, dim)
+    parts = [part for part in (prepend, self, append) if part is not None]
+    result = result_type(*parts)
+    joined = jnp.concatenate([to(part, result) for part in parts], axis) if n else self
+    for _ in range(min(n, joined.shape[axis])):
+        size = joined.shape[axis]
+        after = lax.slice_in_dim(joined, 1, size, axis=axis)
+        before = lax.slice_in_dim(joined, 0, size - 1, axis=axis)
+        joined = after ^ before if result == BOOL else after - before
+    return joined
+
+
+@lowers("topk.default")
+def topk(
+    self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Array, Array]:
+    """The k largest or smallest, in order, and where they are; of equal ones the first."""
+    axis = axis_of(self, dim)
+    if not self.ndim:
+        if k > 1:
+            raise ValueError(f"the best {k} of one")
+        return self, jnp.zeros((), INT64)
+    if not 0 <= k <= self.shape[axis]:
+        raise ValueError(f"the best {k} of {self.shape[axis]}")
+    order = jnp.argsort(self, axis, stable=True, descending=largest)
+    places = lax.slice_in_dim(order, 0, k, axis=axis)
+    return jnp.take_along_axis(self, places, axis), to(places, INT64)
 
 
 def _along(self: Array, dim: int, dtype: np.dtype | None) -> tuple[Array, int, np.dtype]:

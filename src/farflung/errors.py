@@ -14,7 +14,14 @@ class FarflungError(Exception):
 
 
 class CaptureError(FarflungError):
-    """The model cannot become an OP-DAG; names the op, the module path and the user's source line."""
+    """The model cannot become an OP-DAG; names the op, the module path and the user's source line.
+
+    `lint` is the check that refused it (`opdag.capture.verdicts.LINTS`).
+    """
+
+    def __init__(self, message: str, lint: str = "opset") -> None:
+        super().__init__(message)
+        self.lint = lint
 
 
 class GraphError(FarflungError):

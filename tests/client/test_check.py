@@ -97,7 +97,7 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
 
 
 class Hooked(nn.Module):
-    """Uses another gradient than its forward has."""
+    """Uses another gradient than its forward has, by a hook that nobody can see."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,13 +105,13 @@ class Hooked(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         z = self.layer(x)
-        if z.requires_grad:
-            z.register_hook(lambda gradient: 2 * gradient)
+        if z.grad_fn is not None:
+            z.grad_fn.register_prehook(lambda gradients: tuple(2 * g for g in gradients))
         return F.mse_loss(z, y)
 
 
 def test_the_self_check_finds_what_no_lint_knows() -> None:
-    """A tensor hook changes gradients, and export drops it."""
+    """A hook of a backward node changes gradients, and export drops it."""
     with pytest.raises(CaptureError, match="does not compute what the module does"):
         capture_job(job_of(Case("hooked", Hooked, case("chain").batch)))
 

@@ -17,6 +17,7 @@ from farflung.client.check import capture_shapes
 from farflung.data import SampleOrder
 from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.opdag.capture.capture import LossModule
+from farflung.opdag.precision import Precision
 from farflung.plan import Wishes, only
 from farflung.runtime.check import gradient_difference, parameter_difference
 from farflung.runtime.reference import Reference
@@ -47,7 +48,13 @@ class Items:
         return {name: tensor[index] for name, tensor in self._batch.items()}
 
 
-def job_of(name: str, steps: int, optimizer: object, clip: float | None = None) -> farflung.Job:
+def job_of(
+    name: str,
+    steps: int,
+    optimizer: object,
+    clip: float | None = None,
+    precision: Precision = "float32",
+) -> farflung.Job:
     which = case(name)
     return farflung.Job(
         model=which.build(),
@@ -57,6 +64,7 @@ def job_of(name: str, steps: int, optimizer: object, clip: float | None = None) 
         microbatches=MICROBATCHES,
         steps=steps,
         clip=clip,
+        precision=precision,
         seed=11,
     )
 
@@ -72,7 +80,7 @@ def microbatches_of(job: farflung.Job, step: int, parts: int = MICROBATCHES) -> 
 def eager(job: farflung.Job, parts: int = MICROBATCHES) -> tuple[list[float], dict[str, Tensor], nn.Module]:
     """Losses of every step, gradients of the first, and the trained module, in this process."""
     module = copy.deepcopy(job.model)
-    wrapper = LossModule(module, None)
+    wrapper = LossModule(module, None, job.precision)
     graph = capture_shapes(job).graph
     reference = Reference(module, lambda batch: wrapper(dict(batch)), graph, job.training())
     losses: list[float] = []
@@ -97,6 +105,21 @@ def test_losses_and_state_equal_one_process_bit_for_bit(fleet: Fleet, name: str,
     assert [row["loss"] for row in rows] == losses
     ours = trained_state(folder, copy.deepcopy(job.model))
     assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
+
+
+def test_bfloat16_equals_eager_under_autocast_at_half_the_bytes(fleet: Fleet) -> None:
+    """Each layer's weight is used once, so no sum has another order: bit for bit, in bfloat16 too."""
+    bytes_on_wire = {}
+    for precision in ("float32", "bfloat16"):
+        job = job_of("chain", 10, farflung.AdamW(lr=3e-3), precision=precision)  # type: ignore[arg-type]
+        losses, _, module = eager(job)
+        _, rows, folder = fleet.run(job, 3)
+        assert [row["loss"] for row in rows] == losses
+        ours = trained_state(folder, copy.deepcopy(job.model))
+        assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
+        assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
+        bytes_on_wire[precision] = rows[-1]["bytes_on_wire"]
+    assert bytes_on_wire["bfloat16"] < bytes_on_wire["float32"]
 
 
 @pytest.mark.parametrize("scheduler", ["auto", "op-fence"])

@@ -6,95 +6,31 @@ loss and another gradient, or none.
 
 from __future__ import annotations
 
-import copy
-import inspect
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.opdag.bodies import (
+    WIDTH,
+    Base,
+    Forward,
+    error,
+    line_of,
+    pairs,
+    refusal,
+    require_gradients_of_eager,
+)
 from tests.zoo import CASES, Batch, Case
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from farflung.errors import CaptureError
-from farflung.opdag.capture import Capture, capture
-from farflung.opdag.capture.capture import LossModule
+from farflung.opdag.capture import capture
 from farflung.opdag.graph import BatchSize
-from farflung.planner import plan_graph
-from farflung.runtime.check import gradient_difference, named_state
-from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizer import SGD
-from farflung.runtime.reference import Reference
-from farflung.runtime.training import Training
-
-torch.set_num_threads(1)
-WIDTH = 4
-Forward = Callable[["Base", Tensor, Tensor], object]
 
 
-class Base(nn.Module):
-    """Two layers, two buffers, and a forward given by the test."""
-
-    def __init__(self, body: Forward) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.body = body
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.second = nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("mean", torch.zeros(WIDTH))
-
-    def forward(self, x: Tensor, y: Tensor) -> object:
-        return self.body(self, x, y)
-
-
-def pairs(samples: int = 3, seed: int = 0) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(samples, WIDTH, generator=generator) for name in ("x", "y")}
-
-
-def error(z: Tensor, y: Tensor) -> Tensor:
-    return ((z - y) ** 2).mean()
-
-
-def require_gradients_of_eager(
-    module: nn.Module,
-    captured: Capture,
-    loss: Callable[[object, Batch], Tensor] | None = None,
-    batch: Batch | None = None,
-) -> None:
-    """One step of two microbatches on both sides: loss and every gradient."""
-    graph, training = captured.graph, Training(1, 2, 3, SGD(lr=0.1))
-    planned = plan_graph(graph, 2, 3, ["here"])
-    eager = copy.deepcopy(module)
-    wrapper = LossModule(eager, loss)
-    batches = [batch, batch] if batch else [pairs(seed=1), pairs(seed=2)]
-    reference = Reference(eager, lambda b: wrapper(dict(b)), graph, training)
-    state = named_state(copy.deepcopy(module), graph)
-    pipeline = InProcessPipeline(graph, planned.plan, planned.segments, state, training)
-    expected = reference.accumulate(batches)
-    assert sum(share.loss for share in pipeline.run(0, batches)) == pytest.approx(expected, rel=1e-6)
-    theirs = {n: t.grad for n, t in named_state(eager, graph).items() if t.grad is not None}
-    every = {n: p for n, p in eager.named_parameters() if p.grad is not None}
-    assert len(theirs) == len(every)
-    ours = {n: g for segment in pipeline.segments for n, g in segment.gradients().items()}
-    assert ours.keys() == theirs.keys()
-    assert gradient_difference(ours, theirs)[0] < 1e-6
-
-
-def line_of(function: Callable[..., object], text: str) -> str:
-    """`file:line` of the first line of `function` that contains `text`."""
-    lines, start = inspect.getsourcelines(function)
-    at = next(number for number, line in enumerate(lines) if text in line)
-    return f"{inspect.getsourcefile(function)}:{start + at}"
-
-
-def refusal(module: nn.Module, batch: Batch | None = None) -> str:
-    with pytest.raises(CaptureError) as raised:
-        capture(module, batch or pairs())
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+def text_of(module: nn.Module, batch: Batch | None = None) -> str:
+    return str(refusal(module, batch))
 
 
 def test_the_same_tensor_given_twice_stays_two_inputs() -> None:
@@ -118,7 +54,7 @@ def test_a_custom_function_is_refused() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         return error(Doubled.apply(self.first(x)), y)
 
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "Doubled is a custom autograd.Function" in message
     assert line_of(body, "Doubled.apply") in message
     assert torch.equal(Doubled.apply(torch.ones(1)), torch.full((1,), 2.0))
@@ -166,7 +102,7 @@ def test_detach_cuts_the_gradient() -> None:
 
 
 def test_data_is_refused() -> None:
-    assert "write .detach()" in refusal(Base(lambda self, x, y: error(self.first(x).data, y)))
+    assert "write .detach()" in text_of(Base(lambda self, x, y: error(self.first(x).data, y)))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -187,7 +123,7 @@ def test_higher_order_ops_are_refused() -> None:
         z = torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t * 3, (self.first(x),))
         return error(z, y)
 
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "higher-order op" in message
     assert line_of(body, "torch.cond") in message
 
@@ -197,7 +133,7 @@ def test_assigned_buffers_are_refused() -> None:
         self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
         return error(self.first(x) - self.mean, y)
 
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "write self.mean.copy_(...)" in message
     assert line_of(body, "self.mean = ") in message
 
@@ -219,7 +155,7 @@ def test_data_dependent_control_flow_names_the_line(capfd: pytest.CaptureFixture
             z = z * 2
         return error(z, y)
 
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "control flow depends on a tensor's data" in message
     assert line_of(body, "if z.sum()") in message
     assert capfd.readouterr() == ("", "")
@@ -229,7 +165,7 @@ def test_data_dependent_sizes_name_the_line() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         return self.first(x)[y > 0].mean()
 
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "depends on a tensor's data" in message
     assert line_of(Base.forward, "self.body") in message
 
@@ -238,7 +174,7 @@ def test_too_many_dimensions_name_the_line() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         return self.first(x).reshape(-1, *[1] * 9).mean() + y.mean()
 
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "a tensor has 10 dimensions, at most 8 can be: reshape it" in message
     assert line_of(Base.forward, "self.body") in message
 
@@ -264,7 +200,7 @@ class Outer(nn.Module):
 
 
 def test_an_op_outside_the_opset_is_named_with_module_and_line() -> None:
-    message = refusal(Outer())
+    message = text_of(Outer())
     assert "i0" in message
     assert "in module layers.1" in message
     assert line_of(Inner.forward, "special.i0") in message
@@ -274,13 +210,13 @@ def test_an_error_in_forward_names_its_line() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         raise RuntimeError("not today")
 
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "not today" in message
     assert line_of(body, "raise") in message
 
 
 def test_an_unused_input_is_refused() -> None:
-    assert "does not depend on input 'y'" in refusal(Base(lambda self, x, y: self.first(x).mean()))
+    assert "does not depend on input 'y'" in text_of(Base(lambda self, x, y: self.first(x).mean()))
 
 
 def test_a_changed_input_is_refused() -> None:
@@ -288,7 +224,7 @@ def test_a_changed_input_is_refused() -> None:
         x.mul_(2)
         return error(self.first(x), y)
 
-    assert "in place" in refusal(Base(body))
+    assert "in place" in text_of(Base(body))
 
 
 @pytest.mark.parametrize(
@@ -301,17 +237,17 @@ def test_a_changed_input_is_refused() -> None:
     ],
 )
 def test_what_is_no_scalar_loss_is_refused(body: Forward, found: str) -> None:
-    message = refusal(Base(body))
+    message = text_of(Base(body))
     assert "mean loss as a scalar tensor" in message
     assert found in message
 
 
 def test_a_loss_of_another_type_is_refused() -> None:
-    assert "float32 scalar" in refusal(Base(lambda self, x, y: error(self.first(x), y).double()))
+    assert "float32 scalar" in text_of(Base(lambda self, x, y: error(self.first(x), y).double()))
 
 
 def test_examples_hold_two_samples() -> None:
-    assert "at least 2 samples" in refusal(Base(lambda self, x, y: error(self.first(x), y)), pairs(1))
+    assert "at least 2 samples" in text_of(Base(lambda self, x, y: error(self.first(x), y)), pairs(1))
 
 
 class Output:

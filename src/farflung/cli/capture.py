@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
-from farflung.cli.output import counted, print_json, size
+from farflung.cli.output import counted, note, print_json, size
 from farflung.cli.quiet import quietly
+from farflung.errors import CaptureError
 
 if TYPE_CHECKING:
-    from farflung.client.prepared import Prepared
-
-
-class ProfileReport(msgspec.Struct, frozen=True):
-    """A profile that was written: where, of which device, and what that sustains on the whole model."""
-
-    path: str
-    device: str
-    kinds: int
-    tflops: float
-
-
-class CaptureReport(msgspec.Struct, frozen=True):
-    """What was captured. `flops` is one microbatch forward, `graph_bytes` the OP-DAG on the wire."""
-
-    nodes: int
-    operators: dict[str, int]
-    parameters: int
-    parameter_bytes: int
-    flops: int
-    graph_bytes: int
-    ties: dict[str, str]
-    remarks: list[str]
-    profile: ProfileReport | None = None
+    from farflung.client.capture_report import CaptureReport, ProfileReport
+    from farflung.client.job import Job
+    from farflung.opdag.capture import Capture, Verdict
 
 
 def capture(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    report: Annotated[
+        bool, typer.Option("--report", help="Also tell what each lint found, and where the model may be cut.")
+    ] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw what would cross a cut over the model's depth, as SVG."),
+    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Time each kind of operator on this device, for `plan --profile`."),
@@ -48,60 +34,132 @@ def capture(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Capture a job's model, hold it beside eager, and say what it is made of."""
-    report = _report(job, profile)
+    from farflung.client.capture_report import report_of
+    from farflung.client.check import capture_job
+    from farflung.client.load import load_job
+
+    declared = load_job(job)
+    try:
+        with quietly():
+            captured = capture_job(declared)
+            profiled = _profile(declared, captured, profile) if profile else None
+            made = report_of(declared, captured, report, profiled)
+    except CaptureError as error:
+        if report:
+            _tell_refusal(error, as_json)
+        raise
+    if picture is not None:
+        _draw(picture, declared, captured)
     if as_json:
-        print_json(report)
+        print_json(made)
         return
-    typer.echo(
-        f"{counted(report.nodes, 'node')} of {counted(len(report.operators), 'operator')},"
-        f" {size(report.graph_bytes)} on the wire"
+    for line in (*_facts(made), *_details(declared, captured, made)):
+        typer.echo(line)
+
+
+def _facts(made: CaptureReport) -> Iterator[str]:
+    yield (
+        f"{counted(made.nodes, 'node')} of {counted(len(made.operators), 'operator')},"
+        f" {size(made.graph_bytes)} on the wire"
     )
-    typer.echo(f"{report.parameters:,} parameters, {size(report.parameter_bytes)}")
-    typer.echo(f"{report.flops / 1e6:,.1f} MFLOP forward a microbatch")
-    for name, count in report.operators.items():
-        typer.echo(f"{count:6d}  {name}")
-    for alias, name in report.ties.items():
-        typer.echo(f"tied: {alias} = {name}")
-    for remark in report.remarks:
-        typer.echo(f"note: {remark}")
-    if (made := report.profile) is not None:
-        typer.echo(
-            f"{made.device}: {made.tflops:.3g} TFLOP/s over {made.kinds} kinds of operators, in {made.path}"
+    yield f"{made.parameters:,} parameters, {size(made.parameter_bytes)}"
+    yield f"{made.flops / 1e6:,.1f} MFLOP forward a microbatch"
+    for name, count in made.operators.items():
+        yield f"{count:6d}  {name}"
+    for alias, name in made.ties.items():
+        yield f"tied: {alias} = {name}"
+    for remark in made.remarks if made.verdicts is None else ():
+        yield f"note: {remark}"
+    if (profile := made.profile) is not None:
+        yield (
+            f"{profile.device}: {profile.tflops:.3g} TFLOP/s over {profile.kinds} kinds of operators, in"
+            f" {profile.path}"
         )
 
 
-def _profile(prepared: Prepared, path: Path) -> ProfileReport:
+def _details(declared: Job, captured: Capture, made: CaptureReport) -> Iterator[str]:
+    """What a full report has beyond the facts."""
+    if made.verdicts is None or made.cuts is None:
+        return
+    from farflung.cli.depth_text import sparkline
+    from farflung.workload import workload_of
+
+    yield (
+        f"trained in {made.precision}: {size(made.training_bytes)} with gradients and AdamW,"
+        f" {size(made.activation_bytes)} kept of a microbatch"
+    )
+    yield ""
+    yield from _verdict_lines(made.verdicts)
+    yield ""
+    workload = workload_of(captured.graph, declared.microbatches, declared.microbatch_size)
+    crossing, legal = workload.crossing_forward.tolist(), workload.legal.tolist()
+    least = min((cut.forward_bytes for cut in made.cuts), default=0)
+    most = max((cut.forward_bytes for cut in made.cuts), default=0)
+    yield f"{counted(len(made.cuts), 'place')} to cut; {size(least)} to {size(most)} of a microbatch cross:"
+    yield f"  {sparkline(crossing, legal)}"
+    for division in made.divisions or ():
+        yield (
+            f"in {division.segments} parts {size(division.forward_bytes)} cross, cut in"
+            f" {', '.join(name or 'the model itself' for name in division.modules)}"
+        )
+
+
+def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
+    from farflung.cli.columns import wrapped
+    from farflung.opdag.capture import LINTS
+
+    for verdict in verdicts:
+        words = verdict.words or LINTS[verdict.lint]
+        first, *others = wrapped(verdict.outcome, f"{verdict.lint}: {words}")
+        yield first
+        yield from others
+
+
+def _tell_refusal(error: CaptureError, as_json: bool) -> None:
+    """Name the lint that refused the model; in words the error itself is told where all errors are."""
+    from farflung.client.capture_report import Refusal
+    from farflung.opdag.capture import Verdict
+
+    verdicts = [Verdict(error.lint, "refused", str(error))]
+    if as_json:
+        print_json(Refusal(str(error), verdicts))
+        note(f"error: {error}")
+        raise typer.Exit(error.exit_code)
+    for line in _verdict_lines(verdicts):
+        typer.echo(line)
+
+
+def _draw(path: Path, declared: Job, captured: Capture) -> None:
+    from farflung.client.capture_report import divisions_of
+    from farflung.files import write_atomically
+    from farflung.picture.depth import Depth, draw_depth
+    from farflung.workload import workload_of
+
+    workload = workload_of(captured.graph, declared.microbatches, declared.microbatch_size)
+    parts = [captured.origins[node.number].module for node in captured.graph.nodes]
+    divisions = divisions_of(captured, workload)
+    cuts = next((d.positions for d in reversed(divisions) if d.segments <= 4), [])
+    depth = Depth(workload.crossing_forward.tolist(), workload.legal.tolist(), parts, cuts)
+    try:
+        write_atomically(path, draw_depth(declared.name or "job", depth).encode())
+    except OSError as error:
+        raise CaptureError(f"cannot write the picture {path}: {error.strerror or error}") from None
+    note(f"the picture is in {path}")
+
+
+def _profile(declared: Job, captured: Capture, path: Path) -> ProfileReport:
+    from farflung.client.capture_report import ProfileReport
     from farflung.client.check import first_microbatch
+    from farflung.errors import ProfileError
+    from farflung.runtime.check import named_state
     from farflung.runtime.torch_backend.profile import profile_graph
     from farflung.workload import workload_of
     from farflung.workload.profile import sustained_tflops, write_profile
 
-    job, graph = prepared.job, prepared.graph
-    made = profile_graph(graph, prepared.state, first_microbatch(job))
+    if not declared.has_values:
+        raise ProfileError("the model is on the meta device and has no values: nothing can be timed")
+    graph = captured.graph
+    made = profile_graph(graph, named_state(declared.model, graph), first_microbatch(declared))
     write_profile(path, made)
-    workload = workload_of(graph, job.microbatches, job.microbatch_size)
+    workload = workload_of(graph, declared.microbatches, declared.microbatch_size)
     return ProfileReport(str(path), made.device, len(made.times), sustained_tflops(workload, graph, made))
-
-
-def _report(path: Path, profile: Path | None) -> CaptureReport:
-    from farflung.client.load import load_job
-    from farflung.client.prepared import prepare
-    from farflung.opdag.cost import flops
-
-    job = load_job(path)
-    with quietly():
-        prepared = prepare(job)
-        profiled = _profile(prepared, profile) if profile else None
-    graph = prepared.graph
-    parameters = [prepared.state[entry.name] for entry in graph.inputs_of("parameter")]
-    return CaptureReport(
-        nodes=len(graph.nodes),
-        operators=dict(Counter(node.op for node in graph.nodes).most_common()),
-        parameters=sum(parameter.numel() for parameter in parameters),
-        parameter_bytes=sum(parameter.nbytes for parameter in parameters),
-        flops=sum(flops(node, graph.values, job.microbatch_size) for node in graph.nodes),
-        graph_bytes=len(prepared.program),
-        ties=dict(graph.ties),
-        remarks=list(prepared.remarks),
-        profile=profiled,
-    )

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from farflung.client.job import Job
 from farflung.client.microbatches import read_batch
+from farflung.client.self_check import check_itself
 from farflung.data import SampleOrder
-from farflung.errors import CaptureError, JobError
-from farflung.opdag.capture import Capture, capture
-from farflung.opdag.capture.capture import LossModule
+from farflung.errors import JobError
+from farflung.opdag.capture import Capture, LossModule, capture
 from farflung.planner import plan_graph
 from farflung.runtime.check import (
     GRADIENT_TOLERANCE,
@@ -23,7 +22,6 @@ from farflung.runtime.check import (
     Comparison,
     compare,
     received,
-    require_same,
 )
 from farflung.runtime.optimizer import SGD
 
@@ -43,29 +41,17 @@ def first_microbatch(job: Job) -> Batch:
 
 
 def capture_job(job: Job) -> Capture:
-    """Capture the job's model, and hold one training step of the graph against eager.
+    """Capture the job's model, and hold one microbatch of the graph against eager.
+
+    A model without values is captured and not compared; its verdicts say so.
 
     Raises
     ------
     CaptureError
         The model cannot be captured, or the graph does not compute what the module does.
     """
-    if _without_data(job.model):
-        raise CaptureError(
-            "the model is on the meta device, so its parameters have no values: only an emulated run"
-            " (`farflung lab run --emulate-devices`) needs none"
-        )
-    captured = capture(job.model, example_batch(job), job.loss)
-    report = _compare(job, captured, segments=1, steps=1)
-    require_same(msgspec.structs.replace(report, ok=_trains_as_eager(report)), "the captured graph")
-    if report.evaluation_difference > LOSS_TOLERANCE:
-        remark = "forward branches on self.training: the captured evaluation loss is not that of model.eval()"
-        if job.validation is not None:
-            raise CaptureError(
-                f"{remark}: leave `validation` out of the job, or use dropout and BatchNorm only"
-            )
-        return Capture(captured.graph, captured.origins, (*captured.lints, remark))
-    return captured
+    captured = capture_shapes(job)
+    return check_itself(job, captured, first_microbatch(job))
 
 
 def capture_shapes(job: Job) -> Capture:
@@ -76,15 +62,7 @@ def capture_shapes(job: Job) -> Capture:
     CaptureError
         The model cannot be captured.
     """
-    example = example_batch(job)
-    if not _without_data(job.model):
-        return capture(job.model, example, job.loss)
-    with torch.device("meta"):  # for what the model's forward makes
-        return capture(job.model, {name: tensor.to("meta") for name, tensor in example.items()}, job.loss)
-
-
-def _without_data(model: nn.Module) -> bool:
-    return any(parameter.is_meta for parameter in model.parameters())
+    return capture(job.model, example_batch(job), job.loss, job.precision)
 
 
 def check_job(
@@ -101,9 +79,11 @@ def check_job(
     """
     if segments < 1 or steps < 1:
         raise JobError(f"check needs at least 1 segment and 1 step, found {segments} and {steps}")
+    if not job.has_values:
+        raise JobError("the model is on the meta device and has no values to compute with: check another")
     tell = progress or (lambda _: None)
     tell("capturing the model")
-    captured = capture(job.model, example_batch(job), job.loss)
+    captured = capture_shapes(job)
     tell(
         f"{len(captured.graph.nodes)} node{'s' * (len(captured.graph.nodes) != 1)};"
         f" training {steps} step{'s' * (steps != 1)} beside eager"
@@ -139,10 +119,12 @@ def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckRep
     programs = received(planned.programs, training.microbatch_size)
 
     def loss_of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        wrapper = LossModule(module, job.loss)
+        wrapper = LossModule(module, job.loss, job.precision)
         return lambda batch: wrapper(dict(batch))
 
-    comparison = Comparison(job.model, loss_of, captured.graph, planned.plan, programs, training)
+    comparison = Comparison(
+        job.model, loss_of, captured.graph, planned.plan, programs, training, captured.draws
+    )
     batches = [_microbatches(job, step, job.microbatch_size) for step in range(steps)]
     return compare(comparison, batches, planned.cut_bytes, segments)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from farflung.data import Collate, collate
 from farflung.errors import JobError
+from farflung.opdag.precision import Precision
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training
 
@@ -36,7 +38,8 @@ class Job:
     ----------
     model
         Called with a collated batch as keyword arguments; returns the mean scalar loss, or an object or
-        dict with `loss`, unless `loss` makes it.
+        dict with `loss`, unless `loss` makes it. It may be on the meta device: then it can be captured,
+        planned and emulated, and trained with `weights`.
     data, validation
         Map-style data sets whose items are dicts of tensors of equal shapes.
     optimizer
@@ -59,6 +62,12 @@ class Job:
         Steps between evaluations; the first and the last step have one whenever `validation` is given.
     validation_batches
         Microbatch-sized batches of one evaluation, spread evenly over `validation`.
+    precision
+        "bfloat16" trains as under `torch.autocast`: products and their values in bfloat16; parameters, the
+        optimizer and the loss stay float32.
+    weights
+        Values for a model on the meta device: a safetensors file, or a folder with shards and their index.
+        They are read one tensor at a time.
     collate
         Makes a batch, a dict of tensors, of a list of items; without it tensors are stacked.
     sample
@@ -84,6 +93,8 @@ class Job:
     clip: float | None = None
     validate_every: int | None = None
     validation_batches: int = 8
+    precision: Precision = "float32"
+    weights: Path | str | None = None
     collate: Collate | None = None
     sample: Callable[[Any], str] | None = None
     name: str | None = None
@@ -103,6 +114,10 @@ class Job:
             _require_callable(name, getattr(self, name))
         if self.name is not None and (not isinstance(self.name, str) or not 0 < len(self.name) <= 64):
             raise JobError(f"name must be a text of 1 to 64 characters, found {self.name!r}")
+        if self.precision not in get_args(Precision):
+            known = " or ".join(map(repr, get_args(Precision)))
+            raise JobError(f"precision must be {known}, found {self.precision!r}")
+        _require_weights(self.weights, self.model)
         self._require_even_batch()
         self._require_items("data", self.data, self.batch)
         if self.validation is not None:
@@ -120,6 +135,11 @@ class Job:
             return 0
         return min(self.validation_batches, len(self.validation) // self.microbatch_size)
 
+    @property
+    def has_values(self) -> bool:
+        """Whether the model's parameters and buffers are in memory; on the meta device they are not."""
+        return _has_values(self.model)
+
     def training(self) -> Training:
         """How the job is trained, as workers and broker are told."""
         return Training(
@@ -131,6 +151,7 @@ class Job:
             clip=self.clip,
             validate_every=self.validate_every,
             validation_microbatches=self.validation_microbatches,
+            precision=self.precision,
         )
 
     def _require_even_batch(self) -> None:
@@ -167,6 +188,19 @@ def _require_module(model: object) -> None:
         raise JobError(f"model must be a module, found the class {model.__name__}: call it")
     if not isinstance(model, nn.Module):
         raise JobError(f"model must be a torch.nn.Module, found {_kind(model)}")
+
+
+def _has_values(model: nn.Module) -> bool:
+    return not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _require_weights(weights: object, model: nn.Module) -> None:
+    if weights is None:
+        return
+    if not isinstance(weights, str | Path):
+        raise JobError(f"weights must be the path of a safetensors file or folder, found {_kind(weights)}")
+    if _has_values(model):
+        raise JobError("weights are for a model on the meta device, this one has its own: load them into it")
 
 
 def _require_optimizer(optimizer: object) -> None:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from farflung.client.job import Job
+from farflung.errors import CaptureError
 from farflung.opdag.graph import Graph
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from farflung.opdag.capture import Capture
+
 
 @dataclass(frozen=True)
 class Prepared:
     """A job with its OP-DAG, and the parameters and buffers that the graph names.
 
-    `state` holds the tensors of the job's own module, `program` the graph as it is submitted, `remarks` what
-    the user should know of the capture. An `emulated` job runs on emulated devices and has no state.
+    `state` holds the tensors of the job's own module, or reads them from its stored weights; `program` is the
+    graph as it is submitted, `remarks` what the user should know of the capture. An `emulated` job runs on
+    emulated devices and has no state.
     """
 
     job: Job
@@ -45,16 +50,16 @@ def prepare(job: Job, workers: int = 0) -> Prepared:
     Raises
     ------
     CaptureError
-        The model cannot become an OP-DAG.
+        The model cannot become an OP-DAG, or has no values to train.
     JobError
-        The items cannot be read.
+        The items or the stored weights cannot be read.
     PlanError
         The model cannot be cut for so many workers.
     """
     from farflung.client.check import capture_job
     from farflung.opdag import wire
-    from farflung.runtime.check import named_state
 
+    _require_values(job)
     captured = capture_job(job)
     graph = captured.graph
     if workers:
@@ -62,7 +67,38 @@ def prepare(job: Job, workers: int = 0) -> Prepared:
 
         names = [f"worker-{number}" for number in range(workers)]
         plan_graph(graph, job.microbatches, job.microbatch_size, names)
-    return Prepared(job, graph, wire.dump(graph), named_state(job.model, graph), captured.lints)
+    return Prepared(job, graph, wire.dump(graph), _state(job, graph), _remarks(captured))
+
+
+def _require_values(job: Job) -> None:
+    if not job.has_values and job.weights is None:
+        raise CaptureError(
+            "the model is on the meta device, so its parameters have no values: give Job(weights=...); only"
+            " an emulated run (`farflung lab run --emulate-devices`) needs none",
+            "state",
+        )
+
+
+def _state(job: Job, graph: Graph) -> Mapping[str, Tensor]:
+    if job.has_values:
+        from farflung.runtime.check import named_state
+
+        return named_state(job.model, graph)
+    from farflung.client.stored import StoredState
+
+    assert job.weights is not None
+    tensors = dict(job.model.named_buffers()) | dict(job.model.named_parameters())
+    own = {name: tensor.detach() for name, tensor in tensors.items() if not tensor.is_meta}
+    return StoredState(Path(job.weights), graph, own)
+
+
+def _remarks(captured: Capture) -> tuple[str, ...]:
+    unchecked = (
+        f"{verdict.lint} was not checked: {verdict.words}"
+        for verdict in captured.verdicts
+        if verdict.outcome == "not checked"
+    )
+    return (*captured.lints, *unchecked)
 
 
 def prepare_emulated(job: Job, program: bytes) -> Prepared:

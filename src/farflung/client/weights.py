@@ -63,7 +63,8 @@ def load_weights(path: Path, module: nn.Module) -> None:
                 if where.startswith(TIE):
                     state[alias] = state[where.removeprefix(TIE)]
         extra = {name: value for name, value in module.state_dict().items() if not _is_tensor(value)}
-        module.load_state_dict({**state, **extra}, strict=True)
+        has_no_values = any(tensor.is_meta for tensor in module.parameters())
+        module.load_state_dict({**state, **extra}, strict=True, assign=has_no_values)
     except (OSError, SafetensorError, RuntimeError, KeyError) as error:
         line = " ".join(str(error).split())[:300]
         raise JobError(f"{path} does not fit the model: {line}") from error
@@ -81,7 +82,9 @@ def _distinct(
         first = ties.get(name) or written.setdefault(id(own), name)
         if first != name:
             metadata[name] = TIE + first
-        else:
+        elif (
+            name in trained or not own.is_meta
+        ):  # else the loss does not depend on it, and nobody has a value
             # A copy: safetensors refuses tensors that share memory.
             tensors[name] = (trained[name] if name in trained else own.detach().clone()).cpu().contiguous()
     return tensors, metadata

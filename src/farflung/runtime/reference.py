@@ -55,14 +55,22 @@ def random_numbers(graph: Graph) -> list[int]:
 
 
 class Reference:
-    """Eager training of `loss_module` (batch -> scalar loss) beside which a distributed run is held."""
+    """Eager training of `loss_of` (batch -> scalar loss) beside which a distributed run is held.
+
+    `draws` are the numbers from which its random ops are seeded, in order; by default those of the graph.
+    """
 
     def __init__(
-        self, module: nn.Module, loss_of: Callable[[Batch], Tensor], graph: Graph, training: Training
+        self,
+        module: nn.Module,
+        loss_of: Callable[[Batch], Tensor],
+        graph: Graph,
+        training: Training,
+        draws: Sequence[int] | None = None,
     ) -> None:
         self._module = module
         self._loss_of = loss_of
-        self._numbers = random_numbers(graph)
+        self._numbers = random_numbers(graph) if draws is None else draws
         self._training = training
         trainable = [p for p in module.parameters() if p.requires_grad]
         self._optimizer = build(training.optimizer, trainable)

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from farflung.opdag.precision import Precision
 from farflung.runtime.optimizer import Optimizer
 from farflung.schedule import Unit, unit_sequence
 
@@ -21,7 +22,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     A step runs `microbatches` of `microbatch_size` samples; the loss of each is weighted 1/microbatches.
     `clip` bounds the global gradient norm. Evaluation runs `validation_microbatches` (0: none) before the
     first step, after the last and after each `validate_every` steps. An `emulated` job runs on emulated
-    devices only: its inputs and messages are real, its state never moves and it has no losses.
+    devices only: its inputs and messages are real, its state never moves and it has no losses. `precision`
+    says how the graph was captured; its casts are nodes, so it changes nothing in how the graph runs.
     """
 
     steps: Whole
@@ -33,6 +35,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     validate_every: Whole | None = None
     validation_microbatches: Annotated[int, Meta(ge=0, le=10**6)] = 0
     emulated: bool = False
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):

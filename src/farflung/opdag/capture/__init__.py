@@ -1,5 +1,12 @@
-"""An `nn.Module` and its loss to an OP-DAG, by `torch.export`; the only part of `opdag` that needs torch."""
+"""An `nn.Module` and its loss to an OP-DAG, by `torch.export`; the only part of `opdag` that needs torch.
 
-from farflung.opdag.capture.capture import Capture, Origin, capture
+`lints`, `watch`, `module_state`, `python_state`, `regions` and `batch` each keep something from going wrong
+in silence; `verdicts` says what they found.
+"""
 
-__all__ = ["Capture", "Origin", "capture"]
+from farflung.opdag.capture.capture import Capture, capture
+from farflung.opdag.capture.loss import LossModule
+from farflung.opdag.capture.normalise import Origin
+from farflung.opdag.capture.verdicts import LINTS, Verdict
+
+__all__ = ["LINTS", "Capture", "LossModule", "Origin", "Verdict", "capture"]

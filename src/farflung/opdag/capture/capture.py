@@ -7,126 +7,193 @@ table only makes the graph functional.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from farflung.errors import CaptureError
-from farflung.opdag.capture.grad_mode import inline_gradient_modes
+from farflung.opdag import wire
+from farflung.opdag.capture import python_state
+from farflung.opdag.capture.batch import check_batch
+from farflung.opdag.capture.draws import all_draws, live_draws
+from farflung.opdag.capture.failures import explain_failure, quiet
 from farflung.opdag.capture.lints import (
-    explain_failure,
     forbid_buffer_assignment,
     forbid_custom_functions,
-    quiet,
     watch_checkpointing,
 )
+from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule
+from farflung.opdag.capture.module_state import require_buffers_apart, require_capturable
 from farflung.opdag.capture.normalise import Normaliser, Origin
 from farflung.opdag.capture.recurrent import unroll_recurrent_layers
+from farflung.opdag.capture.regions import inline_regions
+from farflung.opdag.capture.verdicts import Remarks, Verdict
+from farflung.opdag.capture.watch import Watch
+from farflung.opdag.capture.weightless import as_if_on_cpu
 from farflung.opdag.graph import Graph
-
-LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
+from farflung.opdag.precision import Precision
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured model: the graph, where each node came from, and what the user should know.
+    """A captured model: the graph, where each node came from, and what each lint has to say.
 
-    `origins` maps a node's number to the module path and source line; `lints` are remarks that stop nothing.
+    `origins` maps a node's number to the module path and source line. `draws` are the numbers of all nodes
+    that draw random numbers, with those that the graph lacks because nothing depends on them: eager has them.
     """
 
     graph: Graph
     origins: Mapping[int, Origin]
-    lints: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    draws: tuple[int, ...]
+
+    @property
+    def lints(self) -> tuple[str, ...]:
+        """What the user should know: remarks, which stop nothing."""
+        return tuple(verdict.words for verdict in self.verdicts if verdict.outcome == "remark")
 
 
-class LossModule(nn.Module):
-    """Calls the user's module on a batch and returns its scalar loss.
-
-    The batch goes in as keyword arguments. The loss is the result itself, its `loss` attribute or key, or
-    what the job's `loss(outputs, batch)` makes of it; with such a function the module is given only the
-    entries that its `forward` names.
-    """
-
-    def __init__(self, module: nn.Module, loss: LossFunction | None) -> None:
-        super().__init__()
-        self.module = module
-        self._loss = loss
-        self._accepted = _accepted_names(module) if loss is not None else None
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        accepted = self._accepted
-        outputs = self.module(**{k: v for k, v in batch.items() if accepted is None or k in accepted})
-        if self._loss is not None:
-            return _scalar(self._loss(outputs, batch))
-        if isinstance(outputs, Mapping) and "loss" in outputs:
-            outputs = outputs["loss"]
-        return _scalar(getattr(outputs, "loss", outputs))
-
-
-def _accepted_names(module: nn.Module) -> set[str] | None:
-    import inspect
-
-    parameters = inspect.signature(module.forward).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return {p.name for p in parameters}
-
-
-def _scalar(loss: object) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.ndim != 0:
-        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise CaptureError(
-            f"the model must return its mean loss as a scalar tensor (or an object with `loss`), found "
-            f"{found}: return one, or give Job(loss=...)"
-        )
-    return loss
-
-
-def capture(module: nn.Module, example: Mapping[str, Tensor], loss: LossFunction | None = None) -> Capture:
+def capture(
+    module: nn.Module,
+    example: Mapping[str, Tensor],
+    loss: LossFunction | None = None,
+    precision: Precision = "float32",
+) -> Capture:
     """Capture `module` in train mode on `example`, a collated batch of at least two samples.
 
     Only the first dimension of the inputs may vary afterwards. The module's state is not changed and not
-    part of the result.
+    part of the result; it may be on the meta device. In bfloat16 it is captured as it runs under
+    `torch.autocast`.
 
     Raises
     ------
     CaptureError
-        Data-dependent control flow, a custom `autograd.Function`, an op outside the opset, or an input that
-        nothing reads; names the op, the module path and the user's source line.
+        What a graph cannot hold: data-dependent control flow, a custom `autograd.Function`, an op outside the
+        opset, an input that nothing reads (docs/capture.md lists all); names the op, the module path and the
+        user's source line.
     """
-    wrapper = LossModule(module, loss)
-    names = sorted(example)
-    batch = {name: example[name].detach().clone() for name in names}
+    remarks = Remarks()
+    require_capturable(module, remarks)
+    given, module = module, as_if_on_cpu(module)
+    batch = {name: example[name].detach().clone() for name in sorted(example)}
     if any(tensor.ndim == 0 or tensor.shape[0] < 2 for tensor in batch.values()):
-        raise CaptureError("the example batch must hold at least 2 samples, first dimension first")
-    for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            raise CaptureError(
-                f"parameter {name!r} has a gradient hook, which no worker would run: remove it"
+        raise CaptureError(
+            "the example batch must hold at least 2 samples, first dimension first", "batch-size"
+        )
+    with _left_alone(module) as before:
+        found = _trace(module, batch, loss, precision, remarks)
+        if changed := python_state.changed(before, found.left):
+            words = ", ".join(changed[:4])
+            python_state.put(module, found.left)
+            again = _trace(module, batch, loss, precision, Remarks())
+            if wire.dump(again.graph) != wire.dump(found.graph):
+                raise CaptureError(
+                    f"forward changes {words} and then computes something else, which a graph cannot: keep it"
+                    " in a buffer",
+                    "python-state",
+                )
+            remarks.add(
+                "python-state", f"forward changes {words}, which workers do not; the graph is the same"
             )
+    graph = found.graph
+    require_buffers_apart(given, graph.mutations)
+    return Capture(graph, found.origins, remarks.verdicts(), found.draws)
+
+
+@contextmanager
+def _left_alone(module: nn.Module) -> Iterator[python_state.Attributes]:
+    """Train mode for a while; afterwards modes and attributes are what they were."""
     modes = [(part, part.training) for part in module.modules()]
-    wrapper.train()
+    before = python_state.attributes(module)
+    module.train()
     try:
-        with forbid_custom_functions(), forbid_buffer_assignment(), watch_checkpointing() as remarks:
-            exported = _export(wrapper, batch)
+        yield before
     finally:
+        python_state.put(module, before)
         for part, training in modes:
             part.training = training
-    graph, origins, lints = Normaliser(exported, names, module).run()
-    return Capture(graph, origins, (*remarks, *lints))
 
 
-def _export(wrapper: nn.Module, batch: dict[str, Tensor]) -> torch.export.ExportedProgram:
-    shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
-    with quiet(), unroll_recurrent_layers():
+@dataclass(frozen=True)
+class _Traced:
+    """A graph, and what forward left behind in the module's attributes."""
+
+    graph: Graph
+    origins: Mapping[int, Origin]
+    draws: tuple[int, ...]
+    left: python_state.Attributes
+
+
+class _Observed(LossModule):
+    """The loss, with every torch call of the user's code looked at."""
+
+    def __init__(self, module: nn.Module, loss: LossFunction | None, precision: Precision) -> None:
+        super().__init__(module, loss, precision)
+        self.watch = Watch()
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        self.watch.follow(batch)
+        before = python_state.attributes(self.module)
+        with python_state.forbid_foreign_randomness(), self.watch:
+            result = super().forward(batch)
+        self.watch.left = python_state.left_by(self.module, before)  # export puts back attributes of modules
+        return result
+
+
+def _trace(
+    module: nn.Module,
+    batch: Mapping[str, Tensor],
+    loss: LossFunction | None,
+    precision: Precision,
+    remarks: Remarks,
+) -> _Traced:
+    wrapper = _Observed(module, loss, precision)
+    with (
+        forbid_custom_functions(),
+        forbid_buffer_assignment(),
+        watch_checkpointing(remarks),
+        unroll_recurrent_layers(),
+        quiet(),
+    ):
         try:
-            exported = torch.export.export(wrapper, (batch,), strict=False, dynamic_shapes=shapes)
-            inline_gradient_modes(exported)
-            return exported.run_decompositions({})
-        except CaptureError:
-            raise
+            exported, is_live = _export(wrapper, dict(batch), CASTS[precision], remarks)
+        except CaptureError as error:
+            raise _more_exact(error, wrapper.watch.dependent) from None
         except Exception as error:
-            raise explain_failure(error) from error
+            if "compiled_fn" in str(error):  # how torch fails where a buffer that changes has a view
+                require_buffers_apart(module, dict(module.named_buffers()))
+            raise explain_failure(error, wrapper.watch.dependent) from error
+    names = list(batch)
+    normaliser = Normaliser(exported, names, module)
+    try:
+        check_batch(exported, names, wrapper.watch.fixed_at, remarks)
+        graph, origins = normaliser.run()
+    except CaptureError as error:
+        raise _more_exact(error, wrapper.watch.dependent) from None
+    draws = all_draws(normaliser.draws(), is_live, len(origins))
+    return _Traced(graph, origins, draws, wrapper.watch.left)
+
+
+def _more_exact(error: CaptureError, dependent: str | None) -> CaptureError:
+    """Where forward asked for data, what that led to later has no better reason than that."""
+    if dependent is not None and error.lint in ("opset", "control-flow"):
+        return CaptureError(dependent, "control-flow")
+    return error
+
+
+def _export(
+    wrapper: LossModule, batch: dict[str, Tensor], casts_to: torch.dtype | None, remarks: Remarks
+) -> tuple[torch.export.ExportedProgram, list[bool]]:
+    """The functional program, and of each random node before whether anything depends on it.
+
+    Casts are made while the graph becomes functional: that keeps each node's source line.
+    """
+    shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
+    exported = torch.export.export(wrapper, (batch,), strict=False, dynamic_shapes=shapes)
+    inline_regions(exported, casts_to, remarks)
+    is_live = live_draws(exported.graph)
+    with wrapper.casting():
+        return exported.run_decompositions({}), is_live

@@ -18,8 +18,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from farflung.errors import CaptureError, GraphError
 from farflung.opdag import opset, wire
 from farflung.opdag.analysis import live_nodes
+from farflung.opdag.capture import advice
 from farflung.opdag.capture.arguments import batch_size, dtype_name, to_argument
-from farflung.opdag.capture.lints import line_of_stack_trace
+from farflung.opdag.capture.failures import line_of_stack_trace
 from farflung.opdag.graph import (
     MOST_RANK,
     Argument,
@@ -54,15 +55,9 @@ _RENAMED = {
     "min.other": "minimum.default",
     "max.other": "maximum.default",
 }
-_IGNORED_ARGUMENTS = frozenset(
-    {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "generator"}
-)
+_IGNORED_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 _TO_THE_END = 2**63 - 1  # how torch writes the open end of x[3:]
 _ASSERTS = ("_assert", "sym_", "_check", "runtime_assert")
-_ADVICE = {
-    "transformers": "set experts_implementation='batched_mm' in the model's configuration",
-    "torchvision": "use a plain torch op",
-}
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ class Origin:
 
 
 class Normaliser:
-    """One pass over an exported program; `run` returns the graph, the origins and the remarks."""
+    """One pass over an exported program; `run` returns the graph and the origins."""
 
     def __init__(
         self, exported: torch.export.ExportedProgram, input_names: list[str], module: nn.Module
@@ -91,21 +86,47 @@ class Normaliser:
         self._constants: dict[str, Constant] = {}
         self._origins: dict[int, Origin] = {}
         self._ids: dict[fx.Node, int | list[int]] = {}
-        self._lints: list[str] = []
 
-    def run(self) -> tuple[Graph, Mapping[int, Origin], tuple[str, ...]]:
+    def run(self) -> tuple[Graph, Mapping[int, Origin]]:
         """Walk the exported graph once and validate what comes out as if it came from outside."""
         nodes = list(self._exported.graph.nodes)
+        self._forbid_nested(nodes)
         self._add_inputs([node for node in nodes if node.op == "placeholder"])
         for node in nodes:
             if node.op == "call_function":
                 self._add_call(node)
             elif node.op == "get_attr":
-                raise CaptureError(f"a nested graph cannot be captured: {self._origin(node)}")
+                raise CaptureError(f"a nested graph cannot be captured: {self._origin(node)}", "control-flow")
         loss, mutations = self._outputs(next(node for node in nodes if node.op == "output"))
         graph = self._finish(loss, mutations)
         self._check_inputs_used(graph)
-        return graph, self._origins, tuple(self._lints)
+        return graph, self._origins
+
+    def draws(self) -> list[int]:
+        """Numbers of the nodes that draw random numbers."""
+        return [node.number for node in self._nodes if opset.lookup(node.op).draws(node)]
+
+    def _forbid_nested(self, nodes: list[fx.Node]) -> None:
+        for node in nodes:
+            if isinstance(node.target, torch._ops.HigherOrderOperator):
+                name = _display(node.target)
+                raise CaptureError(
+                    f"higher-order op {name} cannot be captured: {self._origin(node)}"
+                    + advice.for_higher_order(name),
+                    "control-flow",
+                )
+        for node in nodes:  # what is private says more than an op that happens to stand before it
+            target = node.target
+            is_private = isinstance(target, torch._ops.OpOverload) and target.namespace != "aten"
+            if is_private and node.meta.get("val") is not None:
+                raise self._unknown(node, target)
+
+    def _unknown(self, node: fx.Node, target: Any) -> CaptureError:
+        name = target._schema.name.split("::")[-1]
+        shown = f"{target.namespace}.{name}.{target._overloadname or 'default'}"
+        return CaptureError(
+            f"op {shown} is not in the opset: {self._origin(node)}: {advice.for_op(target.namespace)}"
+        )
 
     def _add_inputs(self, placeholders: list[fx.Node]) -> None:
         user_names = iter(self._names)
@@ -219,9 +240,7 @@ class Normaliser:
         overload = target._overloadname or "default"
         op_name = "aten." + (_RENAMED.get(name) or _RENAMED.get(f"{name}.{overload}") or f"{name}.{overload}")
         if target.namespace != "aten" or op_name not in opset.table():
-            shown = f"{target.namespace}.{name}.{target._overloadname}"
-            advice = _ADVICE.get(target.namespace, "replace it by ops of the opset (docs/opset.md)")
-            raise CaptureError(f"op {shown} is not in the opset: {self._origin(node)}: {advice}")
+            raise self._unknown(node, target)
         arguments = self._arguments(node, target, op_name)
         outputs = meta if isinstance(meta, list | tuple) else [meta]
         used = self._used_outputs(node, len(outputs))
@@ -259,6 +278,7 @@ class Normaliser:
             if name not in known:
                 raise CaptureError(
                     f"argument {name}={value} of {op_name} is not in the opset: {self._origin(node)}"
+                    + advice.for_argument(name)
                 )
             arguments[name] = self._argument(value, known[name], node)
         return arguments
@@ -290,12 +310,25 @@ class Normaliser:
             if spec.kind is OutputKind.USER_OUTPUT:
                 loss = value
             elif spec.kind is OutputKind.BUFFER_MUTATION and value < len(self._inputs):
-                raise CaptureError(f"buffer {spec.target} becomes an input as it is: keep a computed value")
+                raise CaptureError(
+                    f"buffer {spec.target} becomes an input as it is: keep a computed value", "buffers"
+                )
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 mutations[str(spec.target).removeprefix("module.")] = value
             else:
-                raise CaptureError(f"the model changes an input in place ({spec.target}): copy it first")
+                raise self._changed(str(spec.target), spec.kind, node)
         return loss, mutations
+
+    def _changed(self, target: str, kind: OutputKind, node: fx.Node) -> CaptureError:
+        what = target.removeprefix("module.").removeprefix("batch_")
+        if kind is OutputKind.USER_INPUT_MUTATION:
+            words = (
+                f"forward changes input {what!r} in place: {self._origin(node)}: copy it first (x.clone())"
+            )
+            return CaptureError(words, "inputs")
+        return CaptureError(
+            f"forward changes {what} in place: {self._origin(node)}: register it as a buffer", "buffers"
+        )
 
     def _finish(self, loss: int, mutations: dict[str, int]) -> Graph:
         graph = Graph(
@@ -354,7 +387,8 @@ class Normaliser:
         for entry in graph.inputs_of("input"):
             if entry.value not in read:
                 raise CaptureError(
-                    f"the loss does not depend on input {entry.name!r}: leave it out of the data set's items"
+                    f"the loss does not depend on input {entry.name!r}: leave it out of the data set's items",
+                    "inputs",
                 )
 
     def _origin(self, node: fx.Node) -> Origin:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farflung.errors import CaptureError
-from farflung.opdag.capture.lints import user_line
+from farflung.opdag.capture.failures import user_line
 
 State = tuple[Tensor, ...]
 """Of one layer: its output so far, and an LSTM's cell; each [samples, width]."""

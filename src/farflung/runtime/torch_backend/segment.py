@@ -159,6 +159,13 @@ class TorchSegment:
         pairs = zip(self._entries, self._state, strict=True)
         return {e.name: t.grad for e, t in pairs if e.name in self._owned and t.grad is not None}
 
+    def take_gradients(self) -> dict[str, Tensor]:
+        """The gradients of owned parameters, which the segment then forgets."""
+        found = self.gradients()
+        for tensor in self._state:
+            tensor.grad = None
+        return found
+
     def state(self) -> dict[str, Tensor]:
         """Owned parameters and buffers by name, detached; they share the segment's memory."""
         return {name: self._state[self._index[name]].detach() for name in self.segment.owned}

@@ -1,0 +1,123 @@
+"""Where the user's own line is, and what an exception of `torch.export` means."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+import torch
+
+from farflung.errors import CaptureError
+
+_TORCH = str(Path(torch.__file__).parent)
+_SELF = str(Path(__file__).parent)
+_UNKNOWN = "unknown place"
+
+
+def user_line(frames: traceback.StackSummary) -> str | None:
+    """`file:line in function` of the innermost frame outside torch and farflung, or None."""
+    for frame in reversed(frames):
+        if not is_of_torch(frame.filename) and "importlib" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return None
+
+
+def here() -> str:
+    """The user's line that is running now."""
+    return user_line(traceback.extract_stack()) or _UNKNOWN
+
+
+def is_of_torch(filename: str) -> bool:
+    """Whether code is torch's or capture's own, or was generated."""
+    return filename.startswith((_TORCH, _SELF, "<"))
+
+
+def line_of_stack_trace(text: str | None) -> str:
+    """`file:line` of the innermost user frame in a stack trace that export attached to a node."""
+    for match in reversed(re.findall(r'File "([^"]+)", line (\d+)', text or "")):
+        if not match[0].startswith((_TORCH, _SELF)) and not match[0].startswith("torch/"):
+            return f"{match[0]}:{match[1]}"
+    return ""
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what `torch.export` prints when it fails (whole graphs) away: the error says it in one line."""
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+DECIDE = "use torch.where or move the decision out of forward"
+_KNOWN = (
+    (
+        "UncapturedHigherOrderOpError",
+        "control-flow",
+        "a higher-order op cannot be captured",
+        "for torch.cond use torch.where, for while_loop a loop of fixed length",
+    ),
+    ("GuardOnDataDependentSymNode", "control-flow", "control flow depends on a tensor's data", DECIDE),
+    ("DataDependent", "control-flow", "control flow depends on a tensor's data", DECIDE),
+    (
+        "DynamicOutputShape",
+        "control-flow",
+        "an op's output size depends on a tensor's data",
+        "use torch.where or a mask",
+    ),
+    (
+        ".numpy() is not supported",
+        "control-flow",
+        "`.numpy()` takes data out of torch",
+        "write it with torch ops",
+    ),
+    (
+        "exported program constant's list",
+        "gradient-modes",
+        "a tensor that was made outside of forward is used",
+        "register it as a buffer",
+    ),
+    (
+        "ConstraintViolation",
+        "batch-size",
+        "the batch dimension is used in a way that fixes it",
+        "take sizes from x.shape",
+    ),
+)
+
+
+def explain_failure(error: Exception, dependent: str | None = None) -> CaptureError:
+    """The one-line form of an exception that `torch.export` raised, with the user's source line.
+
+    `dependent` says where data was last asked for, if it was: a more exact reason than export's.
+    """
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for cause in causes:
+        if isinstance(cause, CaptureError):
+            return cause
+    lines = [user_line(traceback.extract_tb(cause.__traceback__)) for cause in causes]
+    line = next((found for found in reversed(lines) if found), _UNKNOWN)
+    text = " ".join(type(cause).__name__ + " " + str(cause)[:400] for cause in causes)
+    for name, lint, meaning, hint in _KNOWN:
+        if name in text:
+            if lint == "control-flow" and dependent:
+                return CaptureError(dependent, lint)
+            return CaptureError(f"{meaning} at {line}: {hint}", lint)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    message = f"the model cannot be captured: {type(error).__name__}: {first[:300]} (at {line})"
+    return CaptureError(message, "opset")

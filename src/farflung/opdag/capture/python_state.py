@@ -1,0 +1,122 @@
+"""Python's own state around a forward: attributes of modules, and random numbers that torch does not draw."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farflung.errors import CaptureError
+from farflung.opdag.capture.failures import here
+
+_PLAIN = (bool, int, float, str, type(None))
+_KEPT_BY_TORCH = frozenset({"training", "_is_full_backward_hook", "_compiled_call_impl"})
+
+Attributes = Mapping[tuple[str, str], object]
+"""Attributes by (module path, name)."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor without values that forward kept as an attribute: what it looks like."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def attributes(module: nn.Module) -> Attributes:
+    """Attributes of a module and its parts: numbers, texts, truth values, None, tensors that are no state."""
+    return {
+        (path, name): value
+        for path, part in module.named_modules()
+        for name, value in part.__dict__.items()
+        if isinstance(value, (*_PLAIN, Tensor)) and name not in _KEPT_BY_TORCH
+    }
+
+
+def left_by(module: nn.Module, before: Attributes) -> Attributes:
+    """What forward leaves behind: attributes as they are now; what stands for a tensor that is new."""
+    return {
+        key: _description(value) if isinstance(value, Tensor) and value is not before.get(key) else value
+        for key, value in attributes(module).items()
+    }
+
+
+def _description(tensor: Tensor) -> Kept:
+    sizes: Iterable[Any] = tensor.shape  # fake tensors have symbols in them
+    numbers = (size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes)
+    return Kept(tensor.dtype, tuple(int(number) for number in numbers))
+
+
+def changed(before: Attributes, after: Attributes) -> list[str]:
+    """Those that differ, as `path.name`."""
+    missing = object()
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, name in sorted({*before, *after})
+        if not _same(before.get((path, name), missing), after.get((path, name), missing))
+    ]
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    return type(one) is type(other) and (one == other or one != one)
+
+
+def put(module: nn.Module, wanted: Attributes) -> None:
+    """Give every attribute its wanted value; what is not wanted is removed, zeros stand for what was kept."""
+    parts = dict(module.named_modules())
+    for path, name in attributes(module).keys() - wanted.keys():
+        del parts[path].__dict__[name]
+    for (path, name), value in wanted.items():
+        kept = torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, Kept) else value
+        parts[path].__dict__[name] = kept
+
+
+@contextmanager
+def forbid_foreign_randomness() -> Iterator[None]:
+    """Refuse a forward that draws from Python's or numpy's generator, or seeds torch's.
+
+    Such a number would be drawn once, at capture, and be the same in every step.
+    """
+    seeds = {"manual_seed": torch.manual_seed, "seed": torch.seed}
+    before = _generators()
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError(
+            f"forward seeds torch's generator ({here()}): draws come from the job's seed, leave it out",
+            "random-numbers",
+        )
+
+    try:
+        for name in seeds:
+            setattr(torch, name, refuse)
+            setattr(torch.random, name, refuse)
+        yield
+    finally:
+        for name, original in seeds.items():
+            setattr(torch, name, original)
+            setattr(torch.random, name, original)
+    for library, state in _generators().items():
+        if state != before.get(library, state):
+            raise CaptureError(
+                f"forward draws random numbers from {library}, which capture would keep as they are: draw"
+                " them with torch (torch.rand, dropout), or in the data set",
+                "random-numbers",
+            )
+
+
+def _generators() -> dict[str, object]:
+    found: dict[str, object] = {"Python's random": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        found["numpy.random"] = (kind, keys.tobytes(), *rest)
+    return found

@@ -1,0 +1,187 @@
+"""Sees every torch call that the user's forward makes while it is exported, with the line that makes it.
+
+What export would get wrong in silence is refused at that line; what it refuses in its own words later is
+remembered, so that the error can name the line and the fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from farflung.errors import CaptureError
+from farflung.opdag.capture.failures import DECIDE, here
+from farflung.opdag.capture.python_state import Attributes
+
+_REFUSED: dict[str, tuple[str, str, str]] = {
+    "register_hook": ("hooks", "a gradient hook is registered", "no worker would run it: leave it out"),
+    "register_post_accumulate_grad_hook": (
+        "hooks", "a gradient hook is registered", "no worker would run it: leave it out",
+    ),
+    "requires_grad_": (
+        "gradient-modes", "requires_grad is changed in forward", "use .detach(), or freeze it before",
+    ),
+    "requires_grad.__set__": (
+        "gradient-modes", "requires_grad is changed in forward", "use .detach(), or freeze it before",
+    ),
+    "data.__get__": ("gradient-modes", "`.data` is read", "write .detach()"),
+    "data.__set__": ("gradient-modes", "`.data` is written", "change a buffer in place with copy_"),
+    "backward": ("gradient-modes", "backward runs inside forward", "return the loss"),
+    "grad": ("gradient-modes", "gradients are computed inside forward", "no second derivative is captured"),
+}  # fmt: skip
+
+_ASKS = {
+    "item": ("`.item()` takes a number out of a tensor", "keep it a tensor of no dimensions"),
+    "tolist": ("`.tolist()` takes numbers out of a tensor", "keep them a tensor"),
+    "numpy": ("`.numpy()` takes data out of torch", "write it with torch ops"),
+    "__array__": ("numpy takes data out of torch", "write it with torch ops"),
+    "__bool__": ("control flow depends on a tensor's data", DECIDE),
+    "__int__": ("int(tensor) depends on a tensor's data", "keep it a tensor of no dimensions"),
+    "__float__": ("float(tensor) depends on a tensor's data", "keep it a tensor of no dimensions"),
+    "__index__": ("an index depends on a tensor's data", "use torch.gather or torch.index_select"),
+}
+_MASK = "keep the size: torch.where(mask, x, 0), or (x * mask).sum() / mask.sum() for a mean"
+_SIZES = {
+    "nonzero": "keep the size: use the mask itself, with torch.where",
+    "__getitem__": _MASK,
+    "masked_select": _MASK,
+}
+
+
+class Watch(TorchFunctionMode):
+    """Refuses what the graph could not hold.
+
+    `dependent` says where data was last asked for, if it was; `fixed_at` which line fixed one of the sizes,
+    `left` what forward left behind in the module's attributes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dependent: str | None = None
+        self.fixed_at = "unknown place"
+        self.left: Attributes = {}
+        self._sizes: list[int | torch.SymInt] = []
+        self._inputs: dict[str, tuple[Tensor, int]] = {}
+        self._has_cast = False
+
+    def follow(self, batch: Mapping[str, Tensor]) -> None:
+        """Look out for when an input changes, or its first size becomes a plain number."""
+        self._sizes = [t.shape[0] for t in batch.values() if not _is_fixed(t.shape[0])]
+        self._inputs = {name: (tensor, tensor._version) for name, tensor in batch.items()}
+
+    def _require_unchanged(self) -> None:
+        for name, (tensor, version) in self._inputs.items():
+            if tensor._version != version:
+                raise CaptureError(
+                    f"forward changes input {name!r} in place ({here()}): copy it first (x.clone())", "inputs"
+                )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = _name(func)
+        if name in _REFUSED:
+            lint, what, fix = _REFUSED[name]
+            raise CaptureError(f"{what} ({here()}): {fix}", lint)
+        if any(isinstance(value, torch.Generator) for value in (*args, *(kwargs or {}).values())):
+            words = f"{name} draws from a generator of its own ({here()}): draws come from the job's seed"
+            raise CaptureError(f"{words}, leave it out", "random-numbers")
+        if torch.is_inference_mode_enabled():
+            raise CaptureError(f"inference_mode is used ({here()}): use torch.no_grad()", "gradient-modes")
+        try:
+            result = func(*args, **(kwargs or {}))
+        except CaptureError:
+            raise
+        except Exception:
+            self._note(name)
+            raise
+        self._look(name, result)
+        if name.endswith("_") and self._inputs:
+            self._require_unchanged()
+        if any(map(_is_fixed, self._sizes)):
+            self.fixed_at, self._sizes = here(), []
+        self._has_cast = self._has_cast or torch.is_autocast_enabled("cpu")
+        if self._has_cast and not torch.is_grad_enabled() and not any(result is value for value in args):
+            return _detached(result)  # export loses `no_grad` within autocast
+        return result
+
+    def _note(self, name: str) -> None:
+        if self.dependent is not None:  # what came first led to the rest
+            return
+        if name in _ASKS:
+            what, fix = _ASKS[name]
+            self.dependent = f"{what} at {here()}: {fix}"
+        elif name in _SIZES:
+            self.dependent = (
+                f"the size of {_shown(name)} depends on a tensor's data at {here()}: {_SIZES[name]}"
+            )
+
+    def _look(self, name: str, result: Any) -> None:
+        if name in _ASKS and _depends(result):
+            self._note(name)
+        for tensor in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(tensor, Tensor):
+                self._look_at(name, tensor)
+
+    def _look_at(self, name: str, tensor: Tensor) -> None:
+        if tensor.dtype.is_complex:
+            raise CaptureError(
+                f"complex numbers are made by {_shown(name)} ({here()}): write them as pairs of real ones,"
+                " a rotation with cos and sin"
+            )
+        if tensor.layout != torch.strided:
+            raise CaptureError(f"a sparse tensor is made by {_shown(name)} ({here()}): keep it dense")
+        if tensor.is_quantized:
+            raise CaptureError(
+                f"a quantised tensor is made by {_shown(name)} ({here()}): train in floating point"
+            )
+        if self.dependent is None and any(map(_depends, tensor.shape)):
+            fix = _SIZES.get(name, "use torch.where or a mask")
+            self.dependent = f"the size of {_shown(name)} depends on a tensor's data at {here()}: {fix}"
+
+
+def _name(func: Callable[..., Any]) -> str:
+    """A function's name; for what reads or writes an attribute, which one."""
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        return f"{getattr(getattr(func, '__self__', None), '__name__', '')}.{name}"
+    return name
+
+
+def _shown(name: str) -> str:
+    return "x[mask]" if name == "__getitem__" else name
+
+
+def _detached(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.detach() if result.is_floating_point() else result
+    if type(result) in (tuple, list):
+        return type(result)(map(_detached, result))
+    return result
+
+
+def _is_fixed(size: int | torch.SymInt) -> bool:
+    return not isinstance(size, torch.SymInt) or not size.node.expr.free_symbols
+
+
+def _depends(value: object) -> bool:
+    """Whether a number, or any of several, is only known when the data is."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return any(str(symbol).startswith(("u", "zuf")) for symbol in value.node.expr.free_symbols)
+    return isinstance(value, list) and any(map(_depends, _flat(value)))
+
+
+def _flat(values: Iterable[Any]) -> Iterable[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value

@@ -1,4 +1,4 @@
-"""Files that a killed process leaves either old or new, never half written."""
+"""Files that a killed process leaves either old or new, and where what can be made again is kept."""
 
 from __future__ import annotations
 
@@ -26,6 +26,13 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can make again: `cache` in FARFLUNG_HOME if that is set."""
+    if home := os.environ.get("FARFLUNG_HOME"):
+        return Path(home).expanduser() / "cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "farflung"
 
 
 def _sync_folder(folder: Path) -> None:

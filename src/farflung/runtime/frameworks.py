@@ -6,10 +6,10 @@ A backend's framework is imported when the backend is made, and no other: a work
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from importlib.util import find_spec
 
 from farflung.errors import JobError
+from farflung.files import cache_folder
 from farflung.runtime.backend import EMULATED, AnyBackend
 
 AUTO = "auto"
@@ -76,9 +76,9 @@ def backend_called(name: str, tflops: float | None = None) -> AnyBackend:
     if tflops is not None:
         raise JobError(f"--tflops is for --backend emulated: {backend} computes as fast as it can")
     if backend == "jax":
-        made: AnyBackend = import_module("farflung.runtime.jax_backend.backend").JaxBackend()
+        from farflung.runtime.jax_backend.backend import JaxBackend
 
-        return made
+        return JaxBackend(cache_folder() / "xla")
     from farflung.runtime.torch_backend.backend import TorchBackend
 
     return TorchBackend()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import psutil
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.runtime.backend import Offer
-from farflung.runtime.jax_backend import arrays, speed
+from farflung.runtime.jax_backend import arrays, speed, store
 from farflung.runtime.jax_backend.arrays import AnyArray
 from farflung.runtime.jax_backend.lowering import lacks
 from farflung.runtime.jax_backend.segment import JaxSegment
@@ -21,7 +22,15 @@ from farflung.runtime.training import Training
 
 
 class JaxBackend:
-    """See `runtime.backend.Backend`; arrays are JAX's, or NumPy's views of what has come over a link."""
+    """See `runtime.backend.Backend`; arrays are JAX's, or NumPy's views of what has come over a link.
+
+    What is compiled is kept in the folder `kept`, if one is given.
+    """
+
+    def __init__(self, kept: Path | None = None) -> None:
+        self._kept = kept
+        if kept is not None:
+            store.keep_in(kept)
 
     def offer(self) -> Offer:
         device = jax.devices()[0]
@@ -51,4 +60,6 @@ class JaxBackend:
         training: Training,
         recompute: bool = False,
     ) -> JaxSegment:
+        if self._kept is not None:
+            store.prune(self._kept)
         return JaxSegment(segment, state, training, recompute)

@@ -71,7 +71,8 @@ class JaxSegment:
         self._on_device = False
         batch = training.microbatch_size
         self._train = Later(lambda: training_functions(segment, batch))
-        self._evaluate = cache(lambda: evaluation_function(segment, batch))
+        evaluate = cache(lambda: evaluation_function(segment, batch))
+        self._evaluate = Later(evaluate).get if training.validation_microbatches else evaluate
         self._shapes = [shape_of(segment.values[e.value], batch) for e in self._layout.trainable]
         mine = [self._shapes[at] for at in self._mine]
         self._stepper = Stepper(training.optimizer, mine) if mine else None

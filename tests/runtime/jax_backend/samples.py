@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from farflung.opdag import opset
-
 inf, nan = float("inf"), float("nan")
 
 
@@ -346,7 +344,7 @@ CREATIONS = [
     _call("native_dropout.default", input=x, p=1.0, train=True),
 ]  # fmt: skip
 
-_GROUPS: dict[str, list[Sample]] = {
+GROUPS: dict[str, list[Sample]] = {
     "arithmetic": ARITHMETIC,
     "functions": FUNCTIONS,
     "reductions": REDUCTIONS,
@@ -358,9 +356,4 @@ _GROUPS: dict[str, list[Sample]] = {
     "views": VIEWS,
     "movements": MOVEMENTS,
     "creations": CREATIONS,
-}
-
-GROUPS = {
-    group: [sample for sample in samples if f"aten.{sample.op}" in opset.table()]
-    for group, samples in _GROUPS.items()
 }

@@ -26,6 +26,9 @@ from farflung.runtime.jax_backend.promotion import (
 Array = jax.Array
 Dims = Sequence[int] | None
 
+MOST_DIFFERENCES = 64
+"""How often differences may be taken: each time is an op of its own."""
+
 
 @lowers("sum.default", "sum.dim_IntList")
 def total(self: Array, dim: Dims = None, keepdim: bool = False, dtype: np.dtype | None = None) -> Array:
@@ -86,7 +89,7 @@ def diff(
     self: Array, n: int = 1, dim: int = -1, prepend: Array | None = None, append: Array | None = None
 ) -> Array:
     """Differences of neighbours, n times; of booleans whether they differ."""
-    if not self.ndim or n < 0:
+    if not self.ndim or not 0 <= n <= MOST_DIFFERENCES:
         raise ValueError(f"{n} differences along {self.ndim} dimensions")
     axis = axis_of(self, dim)
     parts = [part for part in (prepend, self, append) if part is not None]

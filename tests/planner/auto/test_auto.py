@@ -197,7 +197,7 @@ def test_no_worker_alone_is_faster(seed: int) -> None:
 
 def test_workers_who_share_cores_are_not_sent_bytes_for_little() -> None:
     """Four workers on two cores: a loop is little faster and sends twice as much or more."""
-    count, workload = 4, chain_workload([2e9] * 16, [10**6] * 15)
+    count, workload = 4, chain_workload([2e9] * 16, [10**5] * 15)
     rates = tuple(tuple(400.0 * (a != b) for b in range(count)) for a in range(count))
     near = tuple(tuple(1.0 * (a != b) for b in range(count)) for a in range(count))
     apart = Topology(tuple(WorkerSpec(f"w{n}", "lab", 0.05, 8.0) for n in range(count)), near, rates)

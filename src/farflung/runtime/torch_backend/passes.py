@@ -86,13 +86,19 @@ class SplitPass:
         self._received = [value for value in segment.receives if value in sides.received]
         self.sides = sides
         joined = [(join, _formula(join, segment, batch)) for join in sides.joins]
-        self.formulas = [(join, formula) for join, formula in joined if formula is not None]
         joints = [_joint(join, formula) for join, formula in joined]
         self.program = SplitProgram(segment, batch, sides.received, joints)
         copies = [(how, state[value].detach()) for how, value in self.program.copies]
         self._copies = [copy.requires_grad_(how == LEAF) for how, copy in copies]
         self.parameters = {v: t for v, t in state.items() if v in sides.weights}
         self.read_once = _read_once(segment, sides) & self.parameters.keys()
+        self.formulas = self._in_order([(j, formula) for j, formula in joined if formula is not None])
+
+    def _in_order(self, formulas: list[tuple[Join, Formula]]) -> list[tuple[Join, Formula]]:
+        """First joins by themselves, from where autograd ended, which is warm; then, as it would, the others."""
+        alone = [(join, f) for join, f in formulas if self.read_once.issuperset(join.weights)]
+        shared = [(join, f) for join, f in formulas if not self.read_once.issuperset(join.weights)]
+        return [*alone, *reversed(shared)]
 
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
@@ -164,7 +170,7 @@ class _SplitTape:
         self._found += [(v, g) for v, g in zip(program.leaves, found[edges:], strict=True) if g is not None]
 
     def accumulate(self) -> None:
-        """Formulas in the order in which autograd would run them; what made weights is left to autograd."""
+        """Formulas, and from weights that were made on to parameters autograd."""
         way = self._way
         sums: dict[int, Tensor] = {}
 
@@ -177,7 +183,7 @@ class _SplitTape:
         with torch.no_grad():
             for value, gradient in self._found:
                 add(value, gradient)
-            for join, formula in reversed(way.formulas):
+            for join, formula in way.formulas:
                 own = [self._arrived.pop(value, None) for value in join.makes]
                 for value, gradient in formula.make(own, self._kept, self._seed):
                     add(value, gradient)

@@ -155,6 +155,17 @@ def test_a_prediction_beyond_all_bounds_ends_only_the_job() -> None:
     assert isinstance(answer, PlanFailed) and "no such plan can be told" in answer.reason
 
 
+@pytest.mark.parametrize("measured", [None, Measured(fleet("a", "b"), ())])
+def test_all_segments_recompute_if_that_is_wished_for(measured: Measured | None) -> None:
+    job = training(microbatch_size=4)
+    for when, recomputing in (("always", {0, 1}), ("auto", set()), ("never", set())):
+        wishes = Wishes(recompute=when)  # type: ignore[arg-type]
+        answer = answered(tower(), job, "a", "b", wishes=wishes, measured=measured)
+        assert isinstance(answer, PlanMade) and answer.plan.recomputing() == recomputing
+        if measured is not None and recomputing:
+            assert answer.prediction is not None and "forward twice" in answer.prediction.notes[0]
+
+
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [

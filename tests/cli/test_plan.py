@@ -190,6 +190,7 @@ def test_a_topology_that_cannot_be_is_one_line(
         ),
         (["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "few"], "a number or auto"),
         (["plan", "tower.py", "--topology", "fleet.json", "--efficiency", "2"], "--efficiency must be"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--recompute", "often"], "--recompute must be"),
         (["plan", "tower.py", "--topology", "fleet.json", "--profile", "fleet.json"], "is no profile"),
         (["simulate", "nothing.json", "--topology", "fleet.json"], "cannot read the plan"),
         (["simulate", "fleet.json", "--topology", "fleet.json"], "fleet.json is a topology, not a plan"),

@@ -30,6 +30,7 @@ from farflung.client.submitter import Submitter
 from farflung.client.weights import load_weights
 from farflung.errors import RunFailed
 from farflung.local.fleet import LocalFleet
+from farflung.plan import NO_WISHES, Wishes, read_plan
 
 pytestmark = pytest.mark.processes
 
@@ -63,13 +64,19 @@ def folders(temporary: Path) -> set[Path]:
 
 
 async def train(
-    fleet: LocalFleet, prepared: Prepared, declared: Job, path: Path, act: Act | None = None
+    fleet: LocalFleet,
+    prepared: Prepared,
+    declared: Job,
+    path: Path,
+    act: Act | None = None,
+    wishes: Wishes = NO_WISHES,
 ) -> Summary:
     """Run a job on two workers; `act` is called after step 3. No task may be left of it."""
     run = RunFolder.create(path)
     tasks = asyncio.all_tasks()
     observer = AtStep(3, lambda: act(submitter) if act else None)
-    submitter = Submitter(replace(prepared, job=declared), fleet.identity, run, observer, 2)
+    ready = replace(prepared, job=declared)
+    submitter = Submitter(ready, fleet.identity, run, observer, 2, wishes=wishes)
     summary = await submitter.run()
     assert {task for task in asyncio.all_tasks() if not task.done()} == tasks
     run.close()
@@ -110,9 +117,9 @@ def fleet(
 def run(runner: asyncio.Runner, fleet: LocalFleet, prepared: Prepared) -> Callable[..., Summary]:
     """Runs a job of these changes on the shared fleet."""
 
-    def run(path: Path, act: Act | None = None, **changes: Any) -> Summary:
+    def run(path: Path, act: Act | None = None, wishes: Wishes = NO_WISHES, **changes: Any) -> Summary:
         declared = job(model=prepared.job.model, **changes)
-        return runner.run(train(fleet, prepared, declared, path, act))
+        return runner.run(train(fleet, prepared, declared, path, act, wishes))
 
     return run
 
@@ -141,6 +148,15 @@ def test_a_repeated_run_has_the_same_losses(run: Callable[..., Summary], tmp_pat
         run(tmp_path / name, steps=4)
     losses = [[row["loss"] for row in rows(tmp_path / name)] for name in ("a", "b")]
     assert losses[0] == losses[1]
+
+
+def test_a_run_that_recomputes_has_the_same_losses(run: Callable[..., Summary], tmp_path: Path) -> None:
+    for when in ("never", "always"):
+        run(tmp_path / when, steps=4, wishes=Wishes(recompute=when))  # type: ignore[arg-type]
+    losses = [[row["loss"] for row in rows(tmp_path / when)] for when in ("never", "always")]
+    assert losses[0] == losses[1]
+    plans = [read_plan(tmp_path / when) for when in ("never", "always")]
+    assert [plan.recomputing() for plan in plans] == [set(), {0, 1}]
 
 
 def test_stopping_brings_the_weights_of_the_last_step_home(

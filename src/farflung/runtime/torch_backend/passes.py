@@ -95,7 +95,7 @@ class SplitPass:
         self.formulas = self._in_order([(j, formula) for j, formula in joined if formula is not None])
 
     def _in_order(self, formulas: list[tuple[Join, Formula]]) -> list[tuple[Join, Formula]]:
-        """First joins by themselves, from where autograd ended, which is warm; then, as it would, the others."""
+        """First joins by themselves, from where autograd ended, which is warm; then the others as it did."""
         alone = [(join, f) for join, f in formulas if self.read_once.issuperset(join.weights)]
         shared = [(join, f) for join, f in formulas if not self.read_once.issuperset(join.weights)]
         return [*alone, *reversed(shared)]

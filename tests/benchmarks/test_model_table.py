@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.model_backends import on_torch, without_dropout
 from benchmarks.model_page import filled, notes, table
-from benchmarks.model_table import available, rows
+from benchmarks.model_table import rows
+from tests.runtime.side_by_side import captured
 from tests.zoo import case
 
 from farflung.errors import GraphError
+from farflung.runtime.reference import random_numbers
 
 
 def test_a_row_is_measured() -> None:
-    (row,) = rows([case("chain")], available())
+    (row,) = rows([case("chain")], {"torch": on_torch})
     assert (row.nodes, row.ops, row.parameters) == (11, 3, 5 * (16 * 16 + 16))
     assert row.size == "as tested"
     assert row.differences["torch"] == 0.0
@@ -20,13 +23,19 @@ def test_a_row_is_measured() -> None:
 
 
 def test_a_backend_that_refuses_a_model_says_why() -> None:
-    def refuse(_: object) -> float:
+    def refuse(*_: object) -> float:
         raise GraphError("has no sine")
 
-    (row,) = rows([case("chain")], available() | {"abacus": refuse})
+    (row,) = rows([case("chain")], {"torch": on_torch, "abacus": refuse})
     assert row.differences["abacus"] is None
     assert notes(row)[-1] == "* `chain` on abacus: has no sine"
     assert table([row]).splitlines()[-1].endswith("| 0 | 0 | - |")
+
+
+def test_without_dropout_nothing_is_drawn() -> None:
+    _, graph = captured(case("gpt2-fused-dropout"), 2)
+    assert random_numbers(graph)
+    assert not random_numbers(without_dropout(graph))
 
 
 def test_only_what_stands_between_marks_is_replaced() -> None:

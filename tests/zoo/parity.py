@@ -41,6 +41,7 @@ class Subject:
     module: nn.Module
     graph: Graph
     eager: list[Step]
+    samples: int = SAMPLES
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ def training(samples: int = SAMPLES) -> Training:
     return Training(100, MICROBATCHES, samples, SGD(lr=0.05, momentum=0.9), seed=5)
 
 
-def subject_of(case: Case, steps: int) -> Subject:
+def subject_of(case: Case, steps: int, samples: int = SAMPLES) -> Subject:
     """The model captured, and trained eagerly for some steps."""
     module, graph = captured(case, SAMPLES)
-    return Subject(case, module, graph, by_eager(case, module, graph, SAMPLES, steps))
+    return Subject(case, module, graph, by_eager(case, module, graph, samples, steps), samples)
 
 
 def by_eager(case: Case, module: nn.Module, graph: Graph, samples: int, steps: int) -> list[Step]:

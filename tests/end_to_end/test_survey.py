@@ -88,7 +88,8 @@ def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
         found = topology(on.on, "--token", on.on.token("submitter"), "--broker", on.on.address)
         if off(found):
             found = topology(on.on, "--refresh")  # once more: the machine may have been too busy
-        planned = on.on.document("desk", "plan", "net.py", "--fleet", "--workers", "3", "--no-what-if")
+        asked = "--workers", "3", "--budget", "50", "--no-what-if"
+        planned = on.on.document("desk", "plan", "net.py", "--fleet", *asked)
         network_is_void = on.network.stats().void
         broker.stop()
         broker = on.broker()
@@ -159,8 +160,9 @@ def test_a_jobs_traffic_refreshes_the_rate_of_a_link(tmp_path: Path, lab_machine
         run = train(on.on, "run", "--on", "a,b", "--scheduler", "equal-compute", job="wide.py")
         eventually("its traffic is known", lambda: way(topology(on.on), "a", "b")[1] == "traffic")
         after = way(topology(on.on), "a", "b")
-        planned = on.on.document("desk", "plan", "wide.py", "--fleet", "--workers", "2", "--no-what-if")
         run.command.stop()
+        light = "--scheduler", "equal-compute", "--no-what-if"
+        planned = on.on.document("desk", "plan", "wide.py", "--fleet", *light)
         for command in (*workers, broker):
             command.stop()
     assert before[1] == "probe" and before[0] == pytest.approx(slow, rel=0.2)

@@ -197,9 +197,12 @@ def pad(self: Array, pad: Sequence[int], mode: str = "constant", value: float | 
         most = {"reflect": size - 1, "circular": size}.get(mode, 2**31)
         if max(low, high) > most or not size:
             raise ValueError(f"{mode} padding of {max(low, high)} around {size}")
-    grown = jnp.pad(self, [(max(low, 0), max(high, 0)) for low, high in margins], _PAD_MODES[mode])
+    growth = [(max(low, 0), max(high, 0)) for low, high in margins]
     cuts = [(min(low, 0), min(high, 0), 0) for low, high in margins]
-    return lax.pad(grown, jnp.zeros((), self.dtype), cuts)
+    nothing = jnp.zeros((), self.dtype)
+    if mode == "circular":  # what is cut off is not there to be wrapped around
+        return jnp.pad(lax.pad(self, nothing, cuts), growth, _PAD_MODES[mode])
+    return lax.pad(jnp.pad(self, growth, _PAD_MODES[mode]), nothing, cuts)
 
 
 _PAD_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}

@@ -220,7 +220,7 @@ class Machines:
         inherited = {key: value for key, value in os.environ.items() if key != "FARFLUNG_TOKEN"}
         if sources is not None:
             own["PYTHONPATH"] = str(sources)
-        return {**inherited, "OMP_NUM_THREADS": "1", **own}
+        return {**inherited, "OMP_NUM_THREADS": "1", "NPROC": "1", **own}
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:

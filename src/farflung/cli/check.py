@@ -18,10 +18,11 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
-    from farflung.client.check import check_job
     from farflung.client.load import load_job
 
     declared = load_job(job)
+    from farflung.client.check import check_job  # imports torch, which `load_job` has seen to be there
+
     with quietly() as tell:
         report = check_job(declared, segments, steps, tell)
     if as_json:

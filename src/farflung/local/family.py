@@ -18,7 +18,7 @@ from farflung.transport.tokens import Token
 
 
 class Family(ABC):
-    """A broker and workers with identities of their own, each a process with one thread for torch.
+    """A broker and workers with identities of their own, each a process with one thread to compute with.
 
     The identities lie in a temporary folder; on leaving the block the processes are reaped and the folder is
     removed. If this process is killed, they end by themselves. What they say goes to `logs/broker.log` and
@@ -99,7 +99,8 @@ class Family(ABC):
         self, name: str, arguments: Sequence[str], environment: dict[str, str], prefix: Sequence[str]
     ) -> Child:
         log = self.logs / f"{name}.log"
-        environment = {"OMP_NUM_THREADS": "1", **environment}
+        # One thread each to compute with: torch heeds the one name, XLA the other.
+        environment = {"OMP_NUM_THREADS": "1", "NPROC": "1", **environment}
         return await Child.start(name, arguments, log, environment, self._folder, prefix)
 
     def kill(self) -> None:

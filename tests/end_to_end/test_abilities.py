@@ -57,6 +57,7 @@ def unable(run: Run) -> Any:
     return event["unable"]
 
 
+@pytest.mark.timeout(600)
 def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Machines) -> None:
     run = trained(on, "newer.py", "newer")
     assert run.command.code() == 0, run.command.err

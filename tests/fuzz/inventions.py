@@ -38,7 +38,7 @@ class Inventor:
         }
         count = random.choice([1, 2, 3, 4]) if op.results == opset.MANY else op.results
         made = [random.choice([*given, self._mutator.type()]) for _ in range(count)]
-        if random.random() < 0.5:
+        if random.random() < 0.5 and not _endless(op, arguments):
             made = _made(op.name, arguments, given) or made
         outputs = [len(given) + number for number in range(len(made))]
         return {
@@ -63,6 +63,12 @@ class Inventor:
 
     def _dtype(self) -> str:
         return self._random.choice(["float32", "float32", "float32", "int64", "bool", "bfloat16", "float64"])
+
+
+def _endless(op: opset.Op, arguments: dict[str, Any]) -> bool:
+    """Whether torch would repeat its work more often than the table lets anybody ask for."""
+    bounded = [name for name, parameter in op.parameters.items() if parameter.most is not None]
+    return any(name in arguments and not op.parameters[name].admits(arguments[name]) for name in bounded)
 
 
 def _made(name: str, arguments: dict[str, Any], given: list[list[Any]]) -> list[list[Any]] | None:

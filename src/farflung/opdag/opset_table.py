@@ -78,7 +78,7 @@ bitwise_not.default(Tensor self) -> 1
 tril.default(Tensor self, int diagonal=0) -> 1
 triu.default(Tensor self, int diagonal=0) -> 1
 native_dropout.default(Tensor input, float p, bool? train) -> 2 random
-diff.default(Tensor self, int n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> 1 since 2
+diff.default(Tensor self, int(16) n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> 1 since 2
 """
 REDUCTION = """
 cumsum.default(Tensor self, int dim, ScalarType? dtype=None) -> 1

@@ -13,7 +13,7 @@ from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.planner import plan_graph
 
-MODELS = ("gpt", "resnet", "gpt2-mask-dropout")
+MODELS = ("gpt", "resnet", "gpt2-mask-dropout", "stereo")
 
 
 def main(folder: Path) -> None:
@@ -21,7 +21,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     expected: dict[str, dict[str, list[float]]] = {}
     for name in MODELS:
-        graph = capture(case(name).build(), case(name).batch(BATCH, 1)).graph
+        model = case(name)
+        graph = capture(model.build(), model.batch(BATCH, 1), model.loss).graph
         segment = plan_graph(graph, 2, BATCH, ["a", "b", "c"]).segments[1]
         for kind, document in (("graph", graph), ("segment", segment)):
             data = wire.dump(document)

@@ -12,7 +12,7 @@ from benchmarks.models import library
 
 from farflung.planner.compression.policies import dense, uniform
 from farflung.simulator import Conditions
-from farflung.workload import Workload
+from farflung.workload import Live, Workload
 from farflung.workload.codecs import CODECS, Rung, faster
 
 RATES_MBPS = tuple(round(10 ** (2 + number / 2)) for number in range(7))  # 100 Mbit/s to 100 Gbit/s
@@ -41,10 +41,12 @@ def mixed_precision(workload: Workload) -> Workload:
     Parameters, gradients and AdamW's moments stay fp32. So do the values between segments, because the ratio
     of a codec is that to fp32: a link that sends what the card computes has codec bf16.
     """
+    live = workload.live
     return replace(
         workload,
         tape_bytes=workload.tape_bytes / 2,
-        largest_bytes=workload.largest_bytes / 2,
+        live=Live(live.forward / 2, live.node / 2, live.returning / 2, live.left / 2),
+        unkept=tuple((made, last, size // 2) for made, last, size in workload.unkept),
         repeats=tuple(replace(repeat, tape=repeat.tape / 2) for repeat in workload.repeats),
     )
 

@@ -120,10 +120,12 @@ def test_a_plan_as_a_document(folder: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_profile_says_what_each_operator_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = load_job(folder / "tower.py")
     kinds = dict.fromkeys(filter(None, signatures(capture_shapes(job).graph, job.microbatch_size)))
-    times = [OpTime(kind, 1.0, 2.0) if "linear" in kind else OpTime(kind, 1e-9, 1e-9) for kind in kinds]
+    times = [
+        OpTime(kind, 1.0, 1.0, 1.0) if "linear" in kind else OpTime(kind, 1e-9, 1e-9, 0.0) for kind in kinds
+    ]
     first = next(kind for kind in kinds if "linear" in kind)  # its input needs no gradient
-    times = [OpTime(first, 50.0, 50.0) if time.signature == first else time for time in times]
-    write_profile(folder / "device.json", DeviceProfile("d", "torch", 1, job.microbatch_size, times))
+    times = [OpTime(first, 50.0, 25.0, 25.0) if time.signature == first else time for time in times]
+    write_profile(folder / "device.json", DeviceProfile("d", "torch", "o", 1, job.microbatch_size, times))
     asked = ("--scheduler", "equal-compute", "--workers", "2", "--no-what-if")
     assert plan(*asked, "--json", "--profile", "device.json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from farflung.plan import Topology, WorkerSpec
-from farflung.workload import Span, Workload
-from farflung.workload.workload import Feed
+from farflung.workload import Feed, Live, Span, Workload
 
 UNIT = 100_000  # bytes
 
@@ -42,7 +41,7 @@ def random_workload(seed: int, nodes: int, ties: bool = False) -> Workload:
         trainable_bytes=held,
         state_bytes=held,
         tape_bytes=np.array([float(UNIT * draw.randint(0, 10)) for _ in range(nodes)]),
-        largest_bytes=np.array([float(UNIT * draw.randint(0, 10)) for _ in range(nodes)]),
+        live=Live(*(np.array([float(UNIT * draw.randint(0, 10)) for _ in range(nodes)]) for _ in range(4))),
         spans=tuple(spans),
         feeds=(),
         ties=tuple(tied),
@@ -86,7 +85,7 @@ def chain_workload(flops: Sequence[float], crossing: Sequence[int], microbatches
         trainable_bytes=ones,
         state_bytes=ones,
         tape_bytes=ones,
-        largest_bytes=ones,
+        live=Live(ones, ones, ones, ones),
         spans=tuple(Span(at, at, (at + 1,), size, True) for at, size in enumerate(crossing)),
         feeds=(),
     )

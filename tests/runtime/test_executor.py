@@ -246,5 +246,5 @@ def test_what_waits_to_be_accumulated_takes_no_more_than_a_tape(name: str) -> No
             for t in tensors_of({k: v for k, v in vars(tape).items() if k != "_way"}, set())
         }
         held = sum(size for pointer, size in waiting.items() if pointer not in state)
-        tape_bytes = required_bytes(segment.segment, SAMPLES, 2) - required_bytes(segment.segment, SAMPLES, 1)
-        assert held <= tape_bytes
+        eight, nine = (required_bytes(segment.segment, SAMPLES, window) for window in (8, 9))
+        assert held <= nine - eight

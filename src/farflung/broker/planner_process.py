@@ -104,7 +104,8 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
 def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction]:
     """The answer of the scheduler that the job asks for, on a topology."""
     training = question.training
-    workload = workload_of(graph, training.microbatches, training.microbatch_size)
+    moments = training.optimizer.moments
+    workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=moments)
     topology = _of_these(question)
     options = Options(
         workers=question.count or None,

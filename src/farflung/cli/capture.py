@@ -152,14 +152,23 @@ def _profile(declared: Job, captured: Capture, path: Path) -> ProfileReport:
     from farflung.client.check import first_microbatch
     from farflung.errors import ProfileError
     from farflung.runtime.check import named_state
-    from farflung.runtime.torch_backend.profile import profile_graph
+    from farflung.runtime.torch_backend.profile import profile_graph, this_device
     from farflung.workload import workload_of
     from farflung.workload.profile import sustained_tflops, write_profile
+    from farflung.workload.profile_store import cache_folder, recall, remember
 
     if not declared.has_values:
         raise ProfileError("the model is on the meta device and has no values: nothing can be timed")
-    graph = captured.graph
-    made = profile_graph(graph, named_state(declared.model, graph), first_microbatch(declared))
+    graph, device, folder = captured.graph, this_device(), cache_folder()
+    made = profile_graph(
+        graph,
+        declared.microbatch_size,
+        named_state(declared.model, graph),
+        first_microbatch(declared),
+        declared.optimizer,
+        recall(device, folder),
+    )
+    remember(device, made, folder)
     write_profile(path, made)
     workload = workload_of(graph, declared.microbatches, declared.microbatch_size)
     return ProfileReport(str(path), made.device, len(made.times), sustained_tflops(workload, graph, made))

@@ -66,7 +66,8 @@ def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None =
     graph = capture_shapes(job).graph
     others = _near(job.batch, count) if microbatches == "auto" else []
     own, *alternatives = (
-        workload_of(graph, number, job.batch // number, job.name or "job") for number in (count, *others)
+        workload_of(graph, number, job.batch // number, job.name or "job", job.optimizer.moments)
+        for number in (count, *others)
     )
     if profile is not None:
         own, alternatives = _weighed(own, graph, profile), []

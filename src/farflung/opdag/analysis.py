@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from farflung.opdag.graph import FLOATING, Graph
+from collections.abc import Iterable
+
+from farflung.opdag.cost import Types
+from farflung.opdag.graph import FLOATING, Graph, Node
 from farflung.opdag.opset import lookup
 
 
 def differentiable_values(graph: Graph) -> set[int]:
     """Values whose gradient is needed: floating point and dependent on a trainable parameter."""
-    found = {entry.value for entry in graph.inputs if entry.trainable}
-    for node in graph.nodes:
+    return differentiable_from(graph.nodes, graph.values, (e.value for e in graph.inputs if e.trainable))
+
+
+def differentiable_from(nodes: Iterable[Node], types: Types, wanted: Iterable[int]) -> set[int]:
+    """`wanted`, and the values that `nodes` make of them and through which their gradients come."""
+    found = set(wanted)
+    for node in nodes:
         if node.op != "aten.detach.default" and any(value in found for value in node.reads()):
-            found.update(v for v in node.writes() if graph.values[v].dtype in FLOATING)
+            found.update(v for v in node.writes() if types[v].dtype in FLOATING)
     return found
 
 

@@ -1,25 +1,22 @@
 """Which values take memory of their own: most of a graph's nodes only look at another value differently.
 
-What is said here holds for PyTorch's kernels on contiguous inputs. Where an op may or may not copy, it is
-taken to copy: an estimate that is too high refuses a plan, one that is too low ends a worker.
+What is said here holds for PyTorch's kernels on the CPU and for contiguous inputs, as they are when they come
+over a link. Where the order of elements is not known, an op that may copy is taken to copy: an estimate
+that is too high refuses a plan, one that is too low ends a worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from farflung.opdag.graph import Node
+from farflung.opdag.cost import Types
+from farflung.opdag.graph import Node, Ref
+from farflung.opdag.layout import Strides, contiguous, is_contiguous, like, reshaped, viewed
 from farflung.opdag.opset import lookup
 
 _MAY_COPY = frozenset({"aten.reshape.default", "aten.flatten.using_ints"})
-_KEEP_ORDER = frozenset(
-    {
-        "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.default", "aten.squeeze.dims",
-        "aten.detach.default",
-    }
-)  # fmt: skip
-_IN_ORDER = frozenset({"product", "creation"})  # groups whose results are contiguous whatever they read
+_ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 @dataclass
@@ -34,26 +31,110 @@ class Storage:
         Values that are copies because elements lie in another order than they are read, with the position of
         the last node that changed the order. If that ran elsewhere and its result came over a link, there is
         no copy.
+    spared
+        Values that are no copies because elements already lie in the order of what attention asked for, with
+        the position of the node that gave them that order. If that ran elsewhere, they are copies.
+    shapes
+        Of every value that a node reads or makes.
+    laid
+        Strides of what nodes make, `None` where they are not known.
+    roots
+        For each of the `shared`, the value whose memory it is.
     """
 
     shared: set[int] = field(default_factory=set)
     copied: dict[int, int] = field(default_factory=dict)
+    spared: dict[int, int] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    laid: dict[int, Strides | None] = field(default_factory=dict)
+    roots: dict[int, int] = field(default_factory=dict)
+
+    def root(self, value: int) -> int:
+        """The value whose memory `value` looks at: itself, or what a view is a view of."""
+        return self.roots.get(value, value)
+
+    def strides(self, value: int) -> Strides | None:
+        """How the elements of a value lie; contiguous if no node here made it."""
+        return self.laid[value] if value in self.laid else contiguous(self.shapes[value])
+
+    def is_contiguous(self, value: int) -> bool:
+        """Whether the value's elements lie row major and without gaps."""
+        return is_contiguous(self.shapes[value], self.strides(value))
 
 
-def storage_of(nodes: Iterable[Node]) -> Storage:
-    """Of all values that `nodes` make, in their order; what they do not make is taken to be contiguous."""
+def storage_of(nodes: Iterable[Node], types: Types, batch: int) -> Storage:
+    """Of all values that `nodes` make, in their order, for microbatches of `batch` samples."""
     found = Storage()
-    permuted: dict[int, int] = {}  # value -> position of the last node that changed the order
+    reordered: dict[int, int] = {}  # value -> position of the last node that changed the order
+    attended: dict[int, int] = {}  # what attention made -> position of the node that ordered its queries
     for at, node in enumerate(nodes):
-        group = lookup(node.op).group
-        by = max((permuted[value] for value in node.reads() if value in permuted), default=None)
-        if group == "view" and (node.op not in _MAY_COPY or by is None):
-            found.shared.update(node.writes())
-        elif node.op in _MAY_COPY and by is not None:
-            found.copied.update(dict.fromkeys(node.writes(), by))
-            continue
-        if group == "attention" or (group == "view" and node.op not in _MAY_COPY | _KEEP_ORDER):
-            permuted.update(dict.fromkeys(node.writes(), at))
-        elif by is not None and group not in _IN_ORDER:
-            permuted.update(dict.fromkeys(node.writes(), by))
+        for value in (*node.reads(), *node.writes()):
+            found.shapes.setdefault(value, types[value].shape_at(batch))
+        by = max((reordered[value] for value in node.reads() if value in reordered), default=None)
+        for value in node.writes():
+            is_copy = _lay(found, node, value)
+            if node.op == _ATTENTION and (query := _reference(node, "query")) in reordered:
+                attended[value] = reordered[query]
+            if is_copy and by is not None:
+                found.copied[value] = by
+            elif node.op in _MAY_COPY and (root := found.root(value)) in attended:
+                found.spared[value] = attended[root]
+            elif not found.is_contiguous(value):
+                reordered[value] = at if by is None or _turns(found, node) else by
     return found
+
+
+def uses_fused_attention(node: Node, storage: Storage, gradients: Collection[int] = ()) -> bool:
+    """Whether attention runs as one kernel, which keeps no table of all pairs.
+
+    PyTorch's CPU kernel takes no dropout, no values of another width than keys, no mask that has a gradient.
+    """
+    query, key, value = (storage.shapes[_reference(node, name)] for name in ("query", "key", "value"))
+    same = query[-1] == key[-1] == value[-1] and len(query) == len(key) == 4
+    mask = node.arguments.get("attn_mask")
+    learns = isinstance(mask, Ref) and mask.id in gradients
+    return same and not learns and not node.arguments.get("dropout_p")
+
+
+def _lay(found: Storage, node: Node, value: int) -> bool:
+    """Note where a result lies, and whether it is a copy that an op of the group of views had to make."""
+    group, shape = lookup(node.op).group, found.shapes[value]
+    if group != "view":
+        found.laid[value] = _fresh(found, node, shape)
+        return False
+    source = node.reads()[0]
+    theirs, strides = found.shapes[source], found.strides(source)
+    if node.op in _MAY_COPY:
+        seen = None if strides is None else reshaped(theirs, strides, shape)
+        if seen is None:
+            found.laid[value] = contiguous(shape)
+            return True
+    else:
+        seen = None if strides is None else viewed(node, theirs, strides, shape)
+    found.laid[value] = seen
+    found.shared.add(value)
+    found.roots[value] = found.root(source)
+    return False
+
+
+def _fresh(found: Storage, node: Node, shape: tuple[int, ...]) -> Strides | None:
+    if lookup(node.op).group == "elementwise" or node.op == "aten._to_copy.default":
+        return like(shape, [(found.shapes[v], found.strides(v)) for v in node.reads()])
+    if node.op == _ATTENTION and uses_fused_attention(node, found):
+        query = _reference(node, "query")
+        return like(shape, [(found.shapes[query], found.strides(query))])
+    return contiguous(shape)
+
+
+def _turns(found: Storage, node: Node) -> bool:
+    """Whether a view's elements lie in another order than those of what it looks at."""
+    if lookup(node.op).group != "view":
+        return False
+    made, source = node.writes()[0], node.reads()[0]
+    return found.strides(made) != found.strides(source) and node.op not in _MAY_COPY
+
+
+def _reference(node: Node, name: str) -> int:
+    argument = node.arguments[name]
+    assert isinstance(argument, Ref)
+    return argument.id

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import PlanError
-from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.plan import Topology, joined_part, why_parted
 from farflung.planner.assignment import Options
 from farflung.planner.cutting.chain import Cutter
@@ -105,8 +104,11 @@ def advice(workload: Workload, held_bytes: float) -> str:
     shrink with them would fit into `held_bytes`.
     """
     shrinks = workload.tape_bytes.sum() > 0 and workload.microbatch_size > 1
-    fixed = workload.state_bytes.sum() + (OPTIMIZER_COPIES - 1) * workload.trainable_bytes.sum()
-    return "add workers, or use smaller microbatches" if shrinks and fixed <= held_bytes else "add workers"
+    return (
+        "add workers, or use smaller microbatches"
+        if shrinks and workload.fixed_bytes.sum() <= held_bytes
+        else "add workers"
+    )
 
 
 def most_segments(workload: Workload, legal: NDArray[np.bool_]) -> int:

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-from farflung.opdag.cost import OPTIMIZER_COPIES
+from farflung.opdag.analysis import differentiable_from
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
 from farflung.opdag.storage import storage_of
+from farflung.workload.tape import Tape, tape_of
 
 
-def required_bytes(segment: Segment, batch: int, window: int, recompute: bool = False) -> int:
-    """An estimate of the memory a segment needs, in bytes: state, optimizer, `window` tapes of every value
-    that takes memory of its own. With `recompute` there is one tape, and `window` times what came in.
+def required_bytes(
+    segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
+) -> int:
+    """An estimate of the memory a segment needs at its peak, in bytes.
 
-    Of a parameter that another segment of the same worker owns it has its own gradient only. What comes in
-    may be two windows ahead: of the feeder both, of a segment one while another waits to be accumulated.
-    Autograd holds gradients of the values it works on: room for two copies of the largest. Kernels' own
-    workspaces are not counted.
+    State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs; of the
+    others in `window` what came in and the tape, or what there is of it until the gradients of parameters are
+    added up (with `recompute` only what came in); or after the last microbatch an update, or a copy of the
+    state to hand out, if that takes more. Of a parameter that another segment of the same worker owns it has
+    its own gradient only. What comes in may be two windows ahead: of the feeder both, of a segment one
+    while another waits to be accumulated.
     """
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
     owned = set(segment.owned)
-    held = sum(_held(entry, sizes[entry.value], entry.name in owned) for entry in segment.inputs)
-    state = {entry.value for entry in segment.inputs if entry.kind != "input"}
-    shared = storage_of(segment.nodes).shared
-    tape = sum(size for number, size in sizes.items() if number not in state and number not in shared)
-    came = [entry.value for entry in segment.inputs if entry.kind == "input"]
-    ahead = sum(sizes[value] for value in came)
-    ahead += sum(sizes[value] for value in segment.receives if value in segment.differentiable)
-    working = 2 * max((size for number, size in sizes.items() if number not in state), default=0)
-    if recompute:
-        kept = sum(sizes[value] for value in [*came, *segment.receives])
-        return held + tape - kept + window * (kept + ahead) + working
-    return held + window * (tape + ahead) + working
+    state = [entry for entry in segment.inputs if entry.kind != "input"]
+    held = sum(_held(entry, sizes[entry.value], entry.name in owned, moments) for entry in state)
+    fed = {entry.value for entry in segment.inputs if entry.kind == "input"}
+    gradients = set(segment.differentiable)
+    came = sum(sizes[value] * (2 if value in gradients | fed else 1) for value in (*segment.receives, *fed))
+    tape = segment_tape(segment, batch)
+    whole = gradients.isdisjoint(segment.receives)
+    returned = sum(sizes[value] for value in segment.sends if value in gradients)
+    waiting = float(max(tape.kept.sum(), tape.left.sum()))
+    if whole:
+        waiting = float(tape.kept.sum()) + returned
+    update = 2 * max((sizes[entry.value] for entry in state if entry.trainable), default=0)
+    copied = sum(sizes[entry.value] for entry in state if entry.name in owned)
+    running = max(tape.peak_bytes(whole), waiting)
+    others = (window - 1) * (came if recompute else came + waiting)
+    return int(held + max(running + came + others, update, copied))
 
 
-def _held(entry: Input, size: int, owned: bool) -> int:
-    if entry.kind == "input":
-        return 0
+def segment_tape(segment: Segment, batch: int) -> Tape:
+    """What a microbatch takes in a segment."""
+    wanted = {entry.value for entry in segment.inputs if entry.trainable}
+    wanted |= set(segment.receives).intersection(segment.differentiable)
+    gradients = differentiable_from(segment.nodes, segment.values, wanted)
+    storage = storage_of(segment.nodes, segment.values, batch)
+    sent = gradients.intersection(segment.sends)
+    trained = {entry.value for entry in segment.inputs if entry.trainable}
+    return tape_of(segment.nodes, segment.values, batch, storage, gradients, trained, sent)
+
+
+def _held(entry: Input, size: int, owned: bool, moments: int) -> int:
     if entry.kind == "parameter" and not owned:
         return size if entry.trainable else 0
-    return size * OPTIMIZER_COPIES if entry.trainable else size
+    return size * (2 + moments) if entry.trainable else size

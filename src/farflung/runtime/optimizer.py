@@ -71,6 +71,16 @@ class AdamW(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         _require_number("weight_decay", self.weight_decay, 0.0)
         _require_schedule(self.schedule)
 
+    @property
+    def moments(self) -> int:
+        """Numbers that are kept for each trained one."""
+        return 2
+
+    @property
+    def rule(self) -> str:
+        """What the time of an update depends on."""
+        return "AdamW"
+
 
 class SGD(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """`torch.optim.SGD` by its numbers; weight decay applies to every parameter, as there.
@@ -96,6 +106,16 @@ class SGD(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ValueError("nesterov needs a momentum above 0 and no dampening")
         _require_schedule(self.schedule)
+
+    @property
+    def moments(self) -> int:
+        """Numbers that are kept for each trained one."""
+        return 1 if self.momentum else 0
+
+    @property
+    def rule(self) -> str:
+        """What the time of an update depends on."""
+        return f"SGD{' with momentum' * bool(self.momentum)}{' decaying' * bool(self.weight_decay)}"
 
 
 Optimizer = AdamW | SGD

@@ -37,7 +37,8 @@ def load_segments(
         check_edges(load, segment)
     again = {p.segment: p.recompute for p in load.plan.placements}
     window = load.plan.window
-    needed = sum(required_bytes(s, batch, window, again[n]) for n, s in segments.items())
+    moments = load.training.optimizer.moments
+    needed = sum(required_bytes(s, batch, window, again[n], moments) for n, s in segments.items())
     if needed > memory_bytes:
         raise GraphError(
             f"the segments need {needed} bytes, this worker gives {memory_bytes}: "

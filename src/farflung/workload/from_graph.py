@@ -12,12 +12,18 @@ from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph, Input
 from farflung.opdag.storage import storage_of
 from farflung.workload.arrays import Floats
-from farflung.workload.workload import Feed, Repeat, Span, Workload
+from farflung.workload.tape import tape_of
+from farflung.workload.workload import Feed, Live, Repeat, Span, Workload
 
 
-def workload_of(graph: Graph, microbatches: int, microbatch_size: int, name: str = "") -> Workload:
-    """The costs of `graph` in microbatches of `microbatch_size` samples."""
-    return _Costs(graph, microbatch_size).workload(name, microbatches)
+def workload_of(
+    graph: Graph, microbatches: int, microbatch_size: int, name: str = "", moments: int = 2
+) -> Workload:
+    """The costs of `graph` in microbatches of `microbatch_size` samples.
+
+    The optimizer keeps `moments` numbers for each trained one: two for AdamW.
+    """
+    return _Costs(graph, microbatch_size).workload(name, microbatches, moments)
 
 
 class _Costs:
@@ -31,10 +37,12 @@ class _Costs:
         self._is_static = [all(v in self._static for v in node.writes()) for node in graph.nodes]
         self._results = {graph.loss, *graph.mutations.values()}
         self._readers = self._find_readers()
-        self._storage = storage_of(graph.nodes)
-        self._state = {entry.value for entry in graph.inputs if entry.kind != "input"}
+        self._storage = storage_of(graph.nodes, graph.values, batch)
+        gradients = differentiable_values(graph)
+        trained = {entry.value for entry in graph.inputs if entry.trainable}
+        self._tape = tape_of(graph.nodes, graph.values, batch, self._storage, gradients, trained)
 
-    def workload(self, name: str, microbatches: int) -> Workload:
+    def workload(self, name: str, microbatches: int, moments: int) -> Workload:
         graph, sizes = self._graph, self._sizes
         held = [entry for entry in graph.inputs if entry.kind != "input" and self._readers.get(entry.value)]
         parameters = [entry for entry in held if entry.kind == "parameter"]
@@ -42,6 +50,7 @@ class _Costs:
             0 if still else flops(node, graph.values, self._batch)
             for node, still in zip(graph.nodes, self._is_static, strict=True)
         ]
+        spans = self._spans()
         return Workload(
             name=name,
             microbatches=microbatches,
@@ -52,9 +61,9 @@ class _Costs:
             parameter_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in parameters),
             trainable_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in held if e.trainable),
             state_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in held),
-            tape_bytes=self._tape(),
-            largest_bytes=self._largest(),
-            spans=self._spans(),
+            tape_bytes=self._tape_bytes(),
+            live=Live(self._tape.forward, self._tape.node, self._tape.backward, self._tape.left),
+            spans=spans,
             feeds=tuple(
                 Feed(entry.value, tuple(self._readers[entry.value]), sizes[entry.value])
                 for entry in graph.inputs_of("input")
@@ -62,6 +71,8 @@ class _Costs:
             ),
             ties=tuple(tuple(self._readers[e.value]) for e in parameters if len(self._readers[e.value]) > 1),
             repeats=tuple(self._repeats(held)),
+            unkept=tuple(self._unkept(spans)),
+            moments=moments,
         )
 
     def _find_readers(self) -> dict[int, list[int]]:
@@ -100,31 +111,25 @@ class _Costs:
             found[self._readers[value][0]] += weight
         return found
 
-    def _made(self, node: int) -> int:
-        made = self._graph.nodes[node].writes()
-        return sum(self._sizes[value] for value in made if value not in self._storage.shared)
-
-    def _tape(self) -> Floats:
+    def _tape_bytes(self) -> Floats:
         found = np.zeros(len(self._graph.nodes))
         for at, still in enumerate(self._is_static):
             if not still:
-                found[at] += self._made(at)
+                found[at] += self._tape.kept[at]
             elif needed := self._needed_at(at):
-                found[needed[0]] += self._made(at)
+                found[needed[0]] += self._tape.kept[at]
         return found
 
-    def _largest(self) -> Floats:
-        """For a static node nothing: whoever needs it has its largest value."""
-        found = np.zeros(len(self._graph.nodes))
-        recomputed: dict[int, int] = {}
-        for at, node in enumerate(self._graph.nodes):
-            touched = [self._sizes[v] for v in (*node.reads(), *node.writes()) if v not in self._state]
-            largest = max([*touched, *(recomputed.get(v, 0) for v in node.reads())], default=0)
-            if self._is_static[at]:
-                recomputed |= dict.fromkeys(node.writes(), largest)
-            if not self._is_static[at] or self._results & set(node.writes()):
-                found[at] = largest
-        return found
+    def _unkept(self, spans: Iterable[Span]) -> Iterable[tuple[int, int, int]]:
+        """Of what several values look at, once."""
+        last: dict[int, int] = {}
+        for span in spans:
+            root = self._storage.root(span.value)
+            if span.gradient and root in self._tape.unkept:
+                last[root] = max(last.get(root, 0), span.readers[-1])
+        producers = self._graph.producers()
+        for root, reader in last.items():
+            yield producers[root], reader, self._sizes[root]
 
     def _repeats(self, held: list[Input]) -> Iterable[Repeat]:
         for entry in held:
@@ -134,13 +139,16 @@ class _Costs:
                 yield Repeat(readers, state=again)
         for at, still in enumerate(self._is_static):
             if still and len(needed := tuple(self._needed_at(at))) > 1:
-                yield Repeat(needed, tape=self._made(at))
-
+                yield Repeat(needed, tape=float(self._tape.kept[at]))
         producers = self._graph.producers()
         for value, permuted_at in self._storage.copied.items():
             made = producers[value]
-            if not self._is_static[permuted_at] and not self._is_static[made]:
+            moved = self._is_static[permuted_at] or self._is_static[made]
+            if not moved and value not in self._tape.unkept:
                 yield Repeat((permuted_at, made), tape=-self._sizes[value])
+        for value, ordered_at in self._storage.spared.items():
+            if self._storage.root(value) not in self._tape.unkept:
+                yield Repeat((ordered_at, producers[value]), tape=self._sizes[value])
 
     def _spans(self) -> tuple[Span, ...]:
         gradients = differentiable_values(self._graph)

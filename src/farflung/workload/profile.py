@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -14,21 +15,40 @@ from msgspec import Meta
 from farflung.errors import ProfileError
 from farflung.files import write_atomically
 from farflung.opdag.analysis import differentiable_values, static_values
-from farflung.opdag.graph import Argument, BatchSize, DType, Graph, Node, Ref
+from farflung.opdag.graph import Argument, BatchSize, DType, DTypeName, Graph, Node, Ref
 from farflung.workload.arrays import Floats
 from farflung.workload.workload import BACKWARD_FACTOR, Workload
 
 MOST_BYTES = 16 * 2**20
+_SUM = "sum of gradients"
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 Text = Annotated[str, Meta(max_length=200)]
+Signature = Annotated[str, Meta(max_length=200)]
 
 
 class OpTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of one node on one microbatch; `signature` is what `signatures` says of it."""
+    """Seconds of one node on one microbatch; `signature` is what `signatures` or `gradient_sums` says of it.
 
-    signature: Annotated[str, Meta(max_length=200)]
+    A backward pass is in two parts: gradients of what came in, and gradients of parameters with their sum
+    over microbatches.
+    """
+
+    signature: Signature
     forward_seconds: Seconds
-    backward_seconds: Seconds
+    backward_input_seconds: Seconds
+    backward_weight_seconds: Seconds
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.forward_seconds + self.backward_input_seconds + self.backward_weight_seconds
+
+
+class UpdateTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Seconds of updating one parameter in a step; `signature` is what `update_signature` says of it."""
+
+    signature: Signature
+    seconds: Seconds
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,13 +56,29 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Text
     framework: Text
+    opset: Text
     threads: Annotated[int, Meta(ge=1, le=100_000)]
     microbatch_size: Annotated[int, Meta(ge=1, le=2**20)]
     times: Annotated[list[OpTime], Meta(max_length=100_000)]
+    updates: Annotated[list[UpdateTime], Meta(max_length=100_000)] = []
 
     def __post_init__(self) -> None:
-        if len({time.signature for time in self.times}) != len(self.times):
-            raise ValueError("two times are of the same signature")
+        for times in (self.times, self.updates):
+            if len({time.signature for time in times}) != len(times):
+                raise ValueError("two times are of the same signature")
+
+
+class NodeSeconds(NamedTuple):
+    """Seconds of each node on one microbatch: float64 [n] each."""
+
+    forward: Floats
+    backward_input: Floats
+    backward_weight: Floats
+
+    @property
+    def total(self) -> Floats:
+        """Forward and backward."""
+        return self.forward + self.backward_input + self.backward_weight
 
 
 def signatures(graph: Graph, batch: int) -> list[str | None]:
@@ -62,27 +98,78 @@ def signatures(graph: Graph, batch: int) -> list[str | None]:
     ]
 
 
-def node_seconds(workload: Workload, graph: Graph, profile: DeviceProfile) -> Floats:
-    """Of each node forward and backward on one microbatch, [n]; raises ProfileError as `weighed` does."""
+def gradient_sums(graph: Graph, batch: int) -> list[list[str]]:
+    """For each node, what the additions are called that it asks for when it runs backward.
+
+    A value or parameter that several nodes read gets a gradient of each: those of all but the last, whose
+    comes first, are added.
+    """
+    gradients = differentiable_values(graph)
+    last: set[int] = set()
+    found: list[list[str]] = [[] for _ in graph.nodes]
+    for at in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[at]
+        if not gradients.intersection(node.writes()):
+            continue
+        for value in gradients.intersection(node.reads()):
+            if value in last:
+                kind = graph.values[value]
+                found[at].append(f"{_SUM} {kind.dtype} {kind.numel(batch)}")
+        last.update(gradients.intersection(node.reads()))
+    return found
+
+
+def sum_parts(signature: str) -> tuple[DTypeName, int]:
+    """Element type and number of elements of an addition that `gradient_sums` named."""
+    *_, dtype, elements = signature.split()
+    return cast(DTypeName, dtype), int(elements)
+
+
+def update_signature(rule: str, dtype: str, elements: int) -> str:
+    """What the time of a parameter's update depends on; `rule` is its optimizer's."""
+    return f"{rule} {dtype} {elements}"
+
+
+def update_seconds(graph: Graph, rule: str, profile: DeviceProfile, names: Iterable[str]) -> float:
+    """Of the parameters called `names` in a step, by an optimizer's `rule`; what is not trained takes none.
+
+    Raises ProfileError where the profile was made without this optimizer.
+    """
+    seconds = {time.signature: time.seconds for time in profile.updates}
+    kinds = {entry.name: graph.values[entry.value] for entry in graph.inputs if entry.trainable}
+    found = 0.0
+    for name in names:
+        if (kind := kinds.get(name)) is not None:
+            signature = update_signature(rule, kind.dtype, kind.numel(1))
+            if signature not in seconds:
+                raise ProfileError(f"the profile has no time for an update of {signature}: make a new one")
+            found += seconds[signature]
+    return found
+
+
+def node_seconds(workload: Workload, graph: Graph, profile: DeviceProfile) -> NodeSeconds:
+    """Of each node on one microbatch; raises ProfileError as `weighed` does."""
     if profile.microbatch_size != workload.microbatch_size:
         raise ProfileError(
             f"the profile is for microbatches of {profile.microbatch_size} samples, the job has "
             f"{workload.microbatch_size}: make a new one with `farflung capture JOB --profile FILE`"
         )
-    times = {time.signature: time.forward_seconds + time.backward_seconds for time in profile.times}
-    seconds = np.zeros(len(graph.nodes))
-    for at, signature in enumerate(signatures(graph, workload.microbatch_size)):
-        if signature is None:
-            continue
-        if signature not in times:
-            raise ProfileError(
-                f"the profile has no time for {graph.nodes[at].op} as the model has it: it is of another "
-                "model, make a new one with `farflung capture JOB --profile FILE`"
-            )
-        seconds[at] = times[signature]
-    if not seconds.sum():
+    times = {time.signature: time for time in profile.times}
+    kinds = signatures(graph, workload.microbatch_size)
+    sums = gradient_sums(graph, workload.microbatch_size)
+    found = np.zeros((3, len(graph.nodes)))
+    for at, (signature, added) in enumerate(zip(kinds, sums, strict=True)):
+        for kind in added if signature is None else [*added, signature]:
+            if kind not in times:
+                raise ProfileError(
+                    f"the profile has no time for {graph.nodes[at].op} as the model has it: it is of another "
+                    "model, make a new one with `farflung capture JOB --profile FILE`"
+                )
+            one = times[kind]
+            found[:, at] += one.forward_seconds, one.backward_input_seconds, one.backward_weight_seconds
+    if not found.sum():
         raise ProfileError("the profile says that the model takes no time: make a new one")
-    return seconds
+    return NodeSeconds(*found)
 
 
 def weighed(workload: Workload, graph: Graph, profile: DeviceProfile) -> Workload:
@@ -96,7 +183,7 @@ def weighed(workload: Workload, graph: Graph, profile: DeviceProfile) -> Workloa
     ProfileError
         The profile lacks a node of this model, or is for other microbatches.
     """
-    seconds = node_seconds(workload, graph, profile)
+    seconds = node_seconds(workload, graph, profile).total
     return replace(workload, flops=seconds * (workload.flops.sum() / seconds.sum()))
 
 
@@ -106,7 +193,7 @@ def sustained_tflops(workload: Workload, graph: Graph, profile: DeviceProfile) -
     Raises ProfileError as `weighed` does.
     """
     operations = (1 + BACKWARD_FACTOR) * float(workload.flops.sum())
-    return operations / float(node_seconds(workload, graph, profile).sum()) / 1e12
+    return operations / float(node_seconds(workload, graph, profile).total.sum()) / 1e12
 
 
 def read_profile(path: Path) -> DeviceProfile:

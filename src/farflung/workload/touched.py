@@ -37,15 +37,24 @@ class Touched:
 
     def of(self, start: int, stop: int) -> float:
         """The sum over the nodes from `start` up to `stop`."""
-        longest = int(np.searchsorted(self._shortness, start - stop, side="left"))
-        passing = 0.0
-        if longest:
-            over = (self._last[:longest] < start) & (self._at[:longest] >= stop)
-            passing = float(self._weight[:longest] @ over)
-        return float(self._before[stop] - self._before[start] + self._crossing[start]) - passing
+        held = float(self._before[stop] - self._before[start] + self._crossing[start])
+        return held - self.passing(start, stop)
 
     def up_to(self, stop: int) -> Floats:
         """The sums over the ranges from every start below `stop` up to it: [stop]."""
+        held = self._before[stop] - self._before[:stop] + self._crossing[:stop]
+        return np.asarray(held - self.passing_up_to(stop))
+
+    def passing(self, start: int, stop: int) -> float:
+        """Of things that are needed before `start` and from `stop` on, and not between."""
+        longest = int(np.searchsorted(self._shortness, start - stop, side="left"))
+        if not longest:
+            return 0.0
+        over = (self._last[:longest] < start) & (self._at[:longest] >= stop)
+        return float(self._weight[:longest] @ over)
+
+    def passing_up_to(self, stop: int) -> Floats:
+        """`passing` of the ranges from every start below `stop` up to it: [stop]."""
         over = (self._at >= stop) & (self._last < stop)
-        passing = before(np.bincount(self._last[over], self._weight[over], stop).astype(np.float64))[:stop]
-        return self._before[stop] - self._before[:stop] + self._crossing[:stop] - passing
+        counted = np.bincount(self._last[over], self._weight[over], stop).astype(np.float64)
+        return before(counted)[:stop]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.workload.arrays import Floats, before
-from farflung.workload.touched import Touched
+from farflung.workload.memory import Memory
 
 BACKWARD_FACTOR = 2.0
 """Backward operations for each operation of a forward pass."""
@@ -19,7 +17,15 @@ BACKWARD_FACTOR = 2.0
 WEIGHT_FACTOR = 1.0
 """Those of them that make gradients of parameters; the rest make gradients of what a segment received."""
 
-_MOST_NEEDS = 1 << 17  # ranges whose memory is remembered
+
+@dataclass(frozen=True)
+class Live:
+    """Bytes of one microbatch beside the tape, by node: float64 [n] each, as `tape.Tape` says."""
+
+    forward: Floats
+    node: Floats
+    returning: Floats
+    left: Floats
 
 
 @dataclass(frozen=True)
@@ -84,14 +90,19 @@ class Workload:
     tape_bytes : float64 [n]
         Bytes of what a node makes, kept from its forward pass to its backward pass; and of what it is the
         first to need of values that are recomputed.
-    largest_bytes : float64 [n]
-        Bytes of the largest value, other than state, that a node reads, makes or has recomputed for it.
+    live
+        What lives beside the tape while nodes run.
     spans, feeds
         Values that may cross a cut, and model inputs.
     ties
         For each parameter that several nodes read: their positions. One worker must run them all.
     repeats
         State and recomputed values that several nodes need.
+    unkept
+        Values that are on the tape only where they cross a cut: position of the node that makes one, of its
+        last reader, and bytes.
+    moments
+        Numbers that the optimizer keeps for each trained one.
     """
 
     name: str
@@ -104,11 +115,13 @@ class Workload:
     trainable_bytes: Floats
     state_bytes: Floats
     tape_bytes: Floats
-    largest_bytes: Floats
+    live: Live
     spans: tuple[Span, ...]
     feeds: tuple[Feed, ...]
     ties: tuple[tuple[int, ...], ...] = field(default=())
     repeats: tuple[Repeat, ...] = field(default=())
+    unkept: tuple[tuple[int, int, int], ...] = field(default=())
+    moments: int = 2
 
     def __len__(self) -> int:
         return len(self.flops)
@@ -146,22 +159,13 @@ class Workload:
         where the plan ships them because they are smaller than the model inputs they come from. With
         `recompute` only what came in is kept for each microbatch, and one tape.
         """
-        needs = self._needs.get((start, stop))
-        if needs is None:
-            if len(self._needs) >= _MOST_NEEDS:
-                self._needs.clear()
-            largest = float(self.largest_bytes[start:stop].max(initial=0.0))
-            state, made, came = (touched.of(start, stop) for touched in self._touched)
-            needs = self._needs[start, stop] = (state + 2 * largest, made, came)
-        fixed, made, came = needs
-        return fixed + (made + window * came if recompute else window * (made + came))
+        fixed, waiting, came = (float(part[start]) for part in self._memory.up_to(stop))
+        return fixed + (waiting + window * came if recompute else window * (waiting + came))
 
     def memory_up_to(self, stop: int, window: int, recompute: bool = False) -> Floats:
         """`memory_bytes` of the ranges from every start below `stop` up to it: [stop]."""
-        state, made, came = (touched.up_to(stop) for touched in self._touched)
-        largest = np.maximum.accumulate(self.largest_bytes[:stop][::-1])[::-1]
-        fixed = state + 2 * largest
-        return np.asarray(fixed + (made + window * came if recompute else window * (made + came)))
+        fixed, waiting, came = self._memory.up_to(stop)
+        return np.asarray(fixed + (waiting + window * came if recompute else window * (waiting + came)))
 
     @cached_property
     def sums(self) -> dict[str, Floats]:
@@ -169,25 +173,13 @@ class Workload:
         return {"parameter": before(self.parameter_bytes), "trainable": before(self.trainable_bytes)}
 
     @cached_property
-    def _needs(self) -> dict[tuple[int, int], tuple[float, float, float]]:
-        return {}
+    def fixed_bytes(self) -> Floats:
+        """Bytes that each node's state takes for the whole run, with gradients and moments: [n]."""
+        return self.state_bytes + (1 + self.moments) * self.trainable_bytes
 
     @cached_property
-    def _touched(self) -> tuple[Touched, Touched, Touched]:
-        """State with optimizer; what is made on the way; what came in, for two windows."""
-        state, made, came = [], [], []
-        for repeat in self.repeats:
-            for last, at in pairwise(repeat.readers):
-                state.append((last, at, repeat.state))
-                made.append((last, at, repeat.tape))
-        for span in self.spans:
-            came += [(last, at, 2 * span.bytes) for last, at in pairwise((span.made, *span.readers))]
-        fed = np.zeros(len(self))
-        for feed in self.feeds:
-            fed[feed.readers[0]] += 2 * feed.bytes
-            came += [(last, at, 2 * feed.bytes) for last, at in pairwise(feed.readers)]
-        held = self.state_bytes + (OPTIMIZER_COPIES - 1) * self.trainable_bytes
-        return Touched(held, state), Touched(self.tape_bytes, made), Touched(fed, came)
+    def _memory(self) -> Memory:
+        return Memory(self)
 
     def _crossing(self, gradients_only: bool) -> Floats:
         change = np.zeros(len(self) + 2)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from farflung.planner.bounds.gates import Block
 from farflung.workload import Workload
-from farflung.workload.workload import OPTIMIZER_COPIES
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +27,7 @@ class Items:
     @staticmethod
     def of(workload: Workload, blocks: tuple[Block, ...], recompute: bool) -> Items:
         row = slice(blocks[0].start + 1, blocks[-1].stop + 1)
-        fixed = workload.state_bytes + (OPTIMIZER_COPIES - 1) * workload.trainable_bytes
+        fixed = workload.fixed_bytes
         tape = np.zeros_like(fixed) if recompute else workload.tape_bytes
         return Items(np.diff(workload.work)[row], fixed[row], tape[row])
 

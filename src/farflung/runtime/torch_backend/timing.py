@@ -1,0 +1,105 @@
+"""Seconds of single things on this device: what each takes again and again, medians."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from farflung.opdag.graph import DTypeName, Graph
+from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.torch_backend.optimizer import build
+from farflung.runtime.torch_backend.tensors import DTYPES
+from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_signature
+
+LEAST_RUNS, MOST_RUNS = 5, 50
+SECONDS = 0.05
+"""A thing is run until this has passed, within the limits above."""
+MOST_ELEMENTS = 2**24
+"""An update of more than these takes time in proportion: all of it comes from memory."""
+FAR_BYTES = 64 * 2**20
+"""More than a core's share of any cache: what was used so many bytes ago is not there any more."""
+
+
+def clock() -> float:
+    """Seconds of this thread where it does all the work: what else the machine does then counts little."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def autograd_seconds() -> float:
+    """Seconds that starting autograd takes, beside what any node adds."""
+    leaf = torch.zeros(1, requires_grad=True)
+    one = torch.ones(1)
+    seconds = []
+    for _ in range(MOST_RUNS):
+        result = leaf.view_as(leaf)
+        begin = clock()
+        torch.autograd.grad([result], [leaf], [one])
+        seconds.append(clock() - begin)
+    return sorted(seconds)[len(seconds) // 2]
+
+
+def sum_time(kind: str) -> OpTime:
+    """Adding a second gradient of one value to the first: the first was made a while ago."""
+    dtype, elements = sum_parts(kind)
+    first, second = (torch.zeros(elements, dtype=DTYPES[dtype]) for _ in range(2))
+    return OpTime(kind, 0.0, _median(lambda: first.add_(second)), 0.0)
+
+
+def update_times(graph: Graph, optimizer: Optimizer, known: Mapping[str, UpdateTime]) -> list[UpdateTime]:
+    """Seconds of an update of each kind of trained parameter, with the norm of its gradient."""
+    kinds: dict[str, tuple[DTypeName, int]] = {}
+    for entry in graph.inputs_of("parameter"):
+        kind = graph.values[entry.value]
+        if entry.trainable:
+            elements = prod(kind.shape_at(1))
+            kinds[update_signature(optimizer.rule, kind.dtype, elements)] = kind.dtype, elements
+    once = _step_seconds(optimizer) if kinds.keys() - known.keys() else 0.0
+    return [
+        known.get(signature) or UpdateTime(signature, _update_seconds(optimizer, dtype, elements, once))
+        for signature, (dtype, elements) in kinds.items()
+    ]
+
+
+def _step_seconds(optimizer: Optimizer) -> float:
+    """What a step of an optimizer takes however many parameters it has."""
+    one, nine = (_stepping(optimizer, [torch.zeros(1) for _ in range(count)]) for count in (1, 9))
+    return max(0.0, one - (nine - one) / 8)
+
+
+def _update_seconds(optimizer: Optimizer, dtype: DTypeName, elements: int, once: float) -> float:
+    timed = min(elements, MOST_ELEMENTS)
+    seconds = _stepping(optimizer, [torch.zeros(timed, dtype=DTYPES[dtype])]) - once
+    return max(0.0, seconds) * elements / max(timed, 1)
+
+
+def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
+    parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    built = build(optimizer, parameters)
+    apart = torch.zeros(FAR_BYTES // 4)
+
+    def step() -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+        built.step()
+
+    return _median(step, lambda: apart.add_(1.0))
+
+
+def _median(run: Callable[[], object], between: Callable[[], object] = lambda: None) -> float:
+    """Seconds of a run, with something else between two of them that does not count."""
+    run()
+    seconds: list[float] = []
+    until = clock() + SECONDS
+    while len(seconds) < LEAST_RUNS or (len(seconds) < MOST_RUNS and clock() < until):
+        between()
+        begin = clock()
+        run()
+        seconds.append(clock() - begin)
+    return sorted(seconds)[len(seconds) // 2]

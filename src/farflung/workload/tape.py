@@ -1,0 +1,256 @@
+"""What a microbatch takes while it runs through nodes: a tape that grows forward and shrinks backward.
+
+A run over shapes in place of tensors: forward every result lives to its last use, and what the backward pass
+needs (`opdag.kept`) to the end; backward every gradient lives from its first reader to the node that made the
+value. Gradients of parameters come later (`SegmentRunner.accumulate`): until then what products and the like
+have read stays, with the gradients of what they made. The planner asks it of a whole graph, a worker of its
+segment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from farflung.opdag.cost import Types
+from farflung.opdag.graph import Node
+from farflung.opdag.kept import Kept, kept_by
+from farflung.opdag.opset import lookup
+from farflung.opdag.storage import Storage
+from farflung.workload.arrays import Floats
+
+_SAME_GRADIENT = frozenset(
+    {"add", "reshape", "flatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "cat", "stack"}
+)
+"""Ops whose operands' gradients look at their result's, where the shapes allow it."""
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Bytes of one microbatch, by node: float64 [n] each.
+
+    Parameters
+    ----------
+    kept
+        What a node adds to the tape.
+    left
+        What of a node's there still is when its gradients have been sent, until those of parameters are
+        added up: what it made, if a node that reads a parameter read it, and the gradient that it got, if it
+        is such a node.
+    forward
+        What lives beside the tape while the node runs forward.
+    node
+        What its backward run takes by itself: gradients in and out, and the kernel's own memory.
+    backward
+        What lives beside the tape while it runs backward, gradients that wait for other nodes too.
+    unkept
+        Values with memory of their own that are not on the tape.
+    """
+
+    kept: Floats
+    left: Floats
+    forward: Floats
+    node: Floats
+    backward: Floats
+    unkept: frozenset[int]
+
+    def peak_bytes(self, whole: bool) -> float:
+        """The most that a microbatch takes while it runs, forward or backward, at any node.
+
+        With `whole` gradients of parameters are made on the way.
+        """
+        if not len(self.kept):
+            return 0.0
+        tape = np.cumsum(self.kept)
+        left = 0.0 if whole else self.left.sum() - np.cumsum(self.left)
+        return float(np.maximum(tape + self.forward, tape + left + self.backward).max())
+
+
+def tape_of(
+    nodes: Sequence[Node],
+    types: Types,
+    batch: int,
+    storage: Storage,
+    gradients: set[int],
+    trained: set[int],
+    sent: Iterable[int] = (),
+) -> Tape:
+    """Run `nodes` in thought on a microbatch of `batch` samples.
+
+    Parameters
+    ----------
+    nodes, types, storage
+        In the order in which they run; types and memory of all values that they read and make.
+    gradients, trained
+        Values whose gradient is needed, and those of them that are parameters.
+    sent
+        Values that others read, too: they stay until the gradients are back.
+    """
+    kept = [kept_by(node, types, batch, storage, gradients) for node in nodes]
+    sizes = _Sizes(types, batch)
+    made = {storage.root(value) for node in nodes for value in node.writes()}
+    on_tape = {storage.root(value) for entry in kept for value in entry.values}
+    on_tape |= {storage.root(value) for value in sent}
+    forward = _forward(nodes, storage, kept, on_tape, sizes)
+    node, backward = _Backward(nodes, kept, gradients, sizes).run()
+    grows = [
+        entry.extra_bytes + sum(sizes[v] for v in at.writes() if v in on_tape and storage.root(v) == v)
+        for at, entry in zip(nodes, kept, strict=True)
+    ]
+    left = _left(nodes, storage, gradients, trained, sizes)
+    return Tape(np.array(grows, dtype=np.float64), left, forward, node, backward, frozenset(made - on_tape))
+
+
+def _left(
+    nodes: Sequence[Node], storage: Storage, gradients: set[int], trained: set[int], sizes: _Sizes
+) -> Floats:
+    """`Tape.left`. Norms make the gradients of their weights on the way, additions need nothing they read."""
+    weights = set(trained)
+    read: set[int] = set()
+    found = np.zeros(len(nodes))
+    for at, node in enumerate(nodes):
+        made = gradients.intersection(node.writes())
+        joined = weights.intersection(node.reads())
+        if not made or not joined:
+            continue
+        others = set(node.reads()) - joined
+        if not others:
+            weights |= made
+        elif lookup(node.op).group != "normalisation":
+            found[at] += sum(sizes[value] for value in made)
+            if node.op.split(".")[1] not in _SAME_GRADIENT:
+                read.update(storage.root(value) for value in others)
+    for at, node in enumerate(nodes):
+        found[at] += sum(sizes[value] for value in node.writes() if value in read)
+    return found
+
+
+class _Sizes(dict[int, int]):
+    """Bytes by value, as they are asked for."""
+
+    def __init__(self, types: Types, batch: int) -> None:
+        super().__init__()
+        self._types, self._batch = types, batch
+
+    def __missing__(self, value: int) -> int:
+        self[value] = size = self._types[value].bytes(self._batch)
+        return size
+
+
+def _forward(
+    nodes: Sequence[Node],
+    storage: Storage,
+    kept: Sequence[Kept],
+    on_tape: set[int],
+    sizes: _Sizes,
+) -> Floats:
+    """Results that no one keeps, each until its last use, and what kernels take."""
+    last = {
+        storage.root(value): at for at, node in enumerate(nodes) for value in (*node.reads(), *node.writes())
+    }
+    change = np.zeros(len(nodes) + 1)
+    for at, node in enumerate(nodes):
+        for value in node.writes():
+            if storage.root(value) == value and value not in on_tape:
+                change[at] += sizes[value]
+                change[last[value] + 1] -= sizes[value]
+    return np.cumsum(change)[:-1] + [entry.forward_bytes for entry in kept]
+
+
+@dataclass
+class _Backward:
+    """A backward pass in thought. A gradient is a number, `bytes` its memory, `uses` how many wait for it."""
+
+    nodes: Sequence[Node]
+    kept: Sequence[Kept]
+    gradients: set[int]
+    sizes: _Sizes
+    bytes: dict[int, int] = field(default_factory=dict)
+    uses: Counter[int] = field(default_factory=Counter)
+    waiting: dict[int, int] = field(default_factory=dict)
+    live: int = 0
+
+    def run(self) -> tuple[Floats, Floats]:
+        """`Tape.node` and `Tape.backward`."""
+        alone, together = np.zeros(len(self.nodes)), np.zeros(len(self.nodes))
+        first: dict[int, int] = {}
+        for at, node in enumerate(self.nodes):
+            if self.gradients.intersection(node.writes()):
+                for value in node.reads():
+                    first.setdefault(value, at)
+        made = {value for node in self.nodes for value in node.writes()}
+        for at in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[at]
+            if not self.gradients.intersection(node.writes()):
+                continue
+            incoming = self._incoming(node)
+            before = self.live
+            given = self._give(node, incoming)
+            own = self.live - before + self.kept[at].backward_bytes
+            together[at] = self.live + self.kept[at].backward_bytes
+            alone[at] = own + sum(self.bytes[gradient] for gradient in set(incoming))
+            for value, gradient in given:
+                self._wait(value, gradient)
+            over = [value for value, _ in given if value not in made and first[value] == at]
+            for value in dict.fromkeys([*node.writes(), *over]):
+                self._release(value)
+        return alone, together
+
+    def _incoming(self, node: Node) -> list[int]:
+        """Gradients of what the node made; what nobody read has come over a link or is the loss."""
+        found = []
+        for value in node.writes():
+            if value in self.gradients:
+                if value not in self.waiting:
+                    self._wait(value, self._new(self.sizes[value]))
+                found.append(self.waiting[value])
+        return found
+
+    def _give(self, node: Node, incoming: Sequence[int]) -> list[tuple[int, int]]:
+        """A gradient for each operand that needs one."""
+        base = node.op.split(".")[1]
+        given = []
+        for value in node.reads():
+            if value not in self.gradients:
+                continue
+            through = base in _SAME_GRADIENT and incoming
+            if through and (base in ("cat", "stack") or self.sizes[value] == self.bytes[incoming[0]]):
+                given.append((value, incoming[0]))
+            else:
+                given.append((value, self._new(self.sizes[value])))
+        return given
+
+    def _new(self, size: int) -> int:
+        number = len(self.bytes)
+        self.bytes[number] = size
+        self.live += size
+        return number
+
+    def _wait(self, value: int, gradient: int) -> None:
+        """Add to what waits for `value`: in place where nobody else looks at one of the two."""
+        other = self.waiting.get(value)
+        if other is None:
+            self.waiting[value] = gradient
+            self.uses[gradient] += 1
+            return
+        if self.uses[other] == 1:
+            if not self.uses[gradient]:
+                self._free(gradient)
+            return
+        self.uses[other] -= 1
+        self.waiting[value] = self._new(self.sizes[value]) if self.uses[gradient] else gradient
+        self.uses[self.waiting[value]] = 1
+
+    def _release(self, value: int) -> None:
+        gradient = self.waiting.pop(value, None)
+        if gradient is not None:
+            self.uses[gradient] -= 1
+            if not self.uses[gradient]:
+                self._free(gradient)
+
+    def _free(self, gradient: int) -> None:
+        self.live -= self.bytes[gradient]
+        self.bytes[gradient] = 0

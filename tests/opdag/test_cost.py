@@ -198,5 +198,14 @@ def test_a_resnet_by_hand() -> None:
 
 def test_every_op_of_the_table_has_a_formula_or_costs_nothing() -> None:
     free = {"view", "movement", "creation"}
-    priced = {"elementwise", "reduction", "normalisation", "pooling", "product", "convolution", "attention", "resampling"}
+    priced = {
+        "elementwise",
+        "reduction",
+        "normalisation",
+        "pooling",
+        "product",
+        "convolution",
+        "attention",
+        "resampling",
+    }
     assert {op.group for op in table().values()} <= free | priced

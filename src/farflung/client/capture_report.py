@@ -10,7 +10,6 @@ from farflung.client.job import Job
 from farflung.errors import PlanError
 from farflung.opdag import wire
 from farflung.opdag.capture import Capture, Verdict
-from farflung.opdag.cost import OPTIMIZER_COPIES
 from farflung.opdag.precision import Precision
 from farflung.planner.cutting.balanced import balanced_cut
 from farflung.workload import Workload, workload_of
@@ -82,8 +81,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport | None) -> CaptureReport:
     """The report of a captured job, in microbatches of its own size."""
-    graph = captured.graph
-    workload = workload_of(graph, job.microbatches, job.microbatch_size, job.name or "job")
+    graph, moments = captured.graph, job.optimizer.moments
+    workload = workload_of(graph, job.microbatches, job.microbatch_size, job.name or "job", moments)
     parameter_bytes = int(workload.parameter_bytes.sum())
     trainable = int(workload.trainable_bytes.sum())
     return CaptureReport(
@@ -98,7 +97,7 @@ def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport
         profile=profile,
         precision=job.precision,
         activation_bytes=int(workload.tape_bytes.sum()),
-        training_bytes=parameter_bytes + (OPTIMIZER_COPIES - 1) * trainable,
+        training_bytes=parameter_bytes + (1 + moments) * trainable,
         verdicts=list(captured.verdicts) if is_full else None,
         cuts=cuts_of(captured, workload) if is_full else None,
         divisions=divisions_of(captured, workload) if is_full else None,

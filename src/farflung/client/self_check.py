@@ -118,7 +118,7 @@ def _needed_bytes(graph: Graph, samples: int) -> int:
     sizes = [value_type.bytes(samples) for value_type in graph.values]
     trainable = [sizes[entry.value] for entry in graph.inputs if entry.trainable]
     buffers = sum(sizes[entry.value] for entry in graph.inputs_of("buffer"))
-    shared = storage_of(graph.nodes).shared
+    shared = storage_of(graph.nodes, graph.values, samples).shared
     made = [sizes[v] for node in graph.nodes for v in node.writes() if v not in shared]
     return sum(trainable) + 2 * max(trainable, default=0) + 2 * buffers + sum(made) + 2 * max(made, default=0)
 

@@ -115,15 +115,15 @@ def test_changed_programs_are_refused_or_compile() -> None:
 def test_required_memory_counts_state_optimizer_and_tapes() -> None:
     _, graph = captured(case("chain"), 2)
     (segment,) = plan_graph(graph, 2, 2, workers(1)).segments
-    one, two = (required_bytes(segment, 2, window) for window in (1, 2))
+    one, two = (required_bytes(segment, 2, window) for window in (50, 51))
     parameters = 5 * (16 * 16 + 16) * 4
     assert one > 4 * parameters
     tape = two - one
-    assert tape < required_bytes(segment, 4, 1) - one < 2 * tape
+    assert 45 * tape < required_bytes(segment, 4, 50) - one < 55 * tape
     frozen = msgspec.structs.replace(
         segment, inputs=[msgspec.structs.replace(entry, trainable=False) for entry in segment.inputs]
     )
-    assert one - required_bytes(frozen, 2, 1) == 3 * parameters
+    assert one - required_bytes(frozen, 2, 50) >= 3 * parameters  # and it keeps nothing
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "running_mean", "running_var"])

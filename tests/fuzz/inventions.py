@@ -39,7 +39,7 @@ class Inventor:
         count = random.choice([1, 2, 3, 4]) if op.results == opset.MANY else op.results
         made = [random.choice([*given, self._mutator.type()]) for _ in range(count)]
         if random.random() < 0.5 and not _endless(op, arguments):
-            made = _made(op.name, arguments, given) or made
+            made = _made(op, arguments, given) or made
         outputs = [len(given) + number for number in range(len(made))]
         return {
             "version": NEWEST, "opset": op.since, "number": 0, "values": dict(enumerate([*given, *made])),
@@ -71,9 +71,12 @@ def _endless(op: opset.Op, arguments: dict[str, Any]) -> bool:
     return any(name in arguments and not op.parameters[name].admits(arguments[name]) for name in bounded)
 
 
-def _made(name: str, arguments: dict[str, Any], given: list[list[Any]]) -> list[list[Any]] | None:
-    """The types that torch makes of these; None if it refuses them."""
-    if any(not isinstance(size, int) for _, shape in given for size in shape):
+def _made(op: opset.Op, arguments: dict[str, Any], given: list[list[Any]]) -> list[list[Any]] | None:
+    """The types that torch makes of these; None if it refuses them, or might make a list of millions."""
+    name, sizes = op.name, [size for _, shape in given for size in shape]
+    if any(not isinstance(size, int) for size in sizes):
+        return None
+    if op.results == opset.MANY and max(sizes, default=0) > opset.LONGEST_LIST:
         return None
     try:
         tensors = [torch.empty(shape, dtype=DTYPES[dtype], device="meta") for dtype, shape in given]

@@ -22,7 +22,7 @@ ABSENT = {
     "generator",
     "copy",
 }
-VERSION_1 = "94a34ad3db259367"
+VERSIONS = {1: "94a34ad3db259367", 2: "29d8b2f7ef9f641f"}
 OPS = sorted(opset.table())
 
 
@@ -85,10 +85,10 @@ def test_random_ops_draw_unless_they_are_told_not_to(name: str) -> None:
         assert draws()
 
 
-def test_version_1_is_what_it_was() -> None:
-    message = "a line of version 1 was changed, or a new line lacks its `since`"
-    assert opset.schema_hash(1) == VERSION_1, message
-    assert sum(op.since == 1 for op in opset.table().values()) == 143
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_is_what_it_was(version: int) -> None:
+    message = f"a line of version {version} was changed, or a new line lacks its `since`"
+    assert opset.schema_hash(version) == VERSIONS[version], message
 
 
 def test_versions_follow_one_another() -> None:
@@ -100,7 +100,7 @@ def test_a_new_line_makes_a_new_version_and_leaves_the_old_ones_as_they_were() -
     with newer_table():
         assert opset.version() == NEWER == version + 1
         assert opset.schema_hash(version) == before != opset.schema_hash(NEWER)
-        assert opset.schema_hash(1) == VERSION_1
+        assert opset.schema_hash(1) == VERSIONS[1]
         assert opset.lookup(NEW_OP).since == NEWER
     assert opset.version() == version
 
@@ -108,7 +108,7 @@ def test_a_new_line_makes_a_new_version_and_leaves_the_old_ones_as_they_were() -
 def test_a_changed_line_changes_the_hash_of_its_version() -> None:
     changed = opset.GROUPS["view"].replace("int diagonal=0", "int diagonal").replace("-> *", "-> 2")
     with another_table("view", changed):
-        assert opset.schema_hash(1) != VERSION_1
+        assert opset.schema_hash(1) != VERSIONS[1]
 
 
 def test_a_document_needs_the_lowest_version_that_has_its_ops() -> None:
@@ -122,7 +122,7 @@ def test_a_document_needs_the_lowest_version_that_has_its_ops() -> None:
 def test_two_tables_of_one_version_are_a_conflict() -> None:
     own = opset.version()
     assert opset.conflict(own, opset.schema_hash(own)) is None
-    assert opset.conflict(1, VERSION_1) is None
+    assert opset.conflict(1, VERSIONS[1]) is None
     assert opset.conflict(own + 1, "0" * 16) is None  # a newer farflung knows ours
     words = opset.conflict(own, "0" * 16)
     assert words is not None and "0" * 16 in words and opset.schema_hash(own) in words

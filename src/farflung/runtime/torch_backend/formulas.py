@@ -111,13 +111,14 @@ def _linear(case: _Case) -> Formula | None:
     x, weight, bias = case.value("input"), case.weight("weight"), case.weight("bias")
     if x in case.join.weights or len(case.shape(x)) < 2:
         return None
+    shape = () if bias is None else case.shape(bias)
 
     def make(gradient: Tensor, kept: Mapping[int, Tensor]) -> Found:
         flat = _flat(gradient)
         if weight is not None:
             yield weight, _of_right(_flat(kept[x]), kept[weight].t(), flat).t()
         if bias is not None:
-            yield bias, _summed(flat, flat.shape[-1:])
+            yield bias, _summed(flat, shape)
 
     return _simple((x, weight) if weight is not None else (), make)
 

@@ -136,6 +136,33 @@ def test_large_values_cost_nothing_to_look_at(op: str, arguments: dict[str, Argu
     tracemalloc.stop()
 
 
+SMALL = ValueType("float32", [BatchSize(1), 1, 4, 4])
+PADDED = {"kernel_size": [2**16, 2**16], "stride": [2**16, 2**16], "padding": [2**15, 2**15]}
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "sizes"),
+    [
+        ("max_pool2d.default", PADDED, [1, 1]),
+        ("avg_pool2d.default", PADDED, [1, 1]),
+        ("pad.default", {"pad": [2**30, -(2**30), 0, 0], "mode": "replicate"}, [4, 4]),
+        ("adaptive_avg_pool2d.default", {"output_size": [2**19, 1]}, [2**19, 1]),
+        ("upsample_bilinear2d.vec", {"output_size": [1, 2**20], "align_corners": False}, [1, 2**20]),
+    ],
+)
+def test_what_takes_much_on_the_way_to_little_is_refused(
+    op: str, arguments: dict[str, Argument], sizes: list[int]
+) -> None:
+    """The gradient of a pool with such a padding would take 200 GB, of 32 elements."""
+    extra: dict[str, Argument] = (
+        {"scale_factors": None, "input": Ref(0)} if "upsample" in op else {"self": Ref(0)}
+    )
+    made = ValueType("float32", [BatchSize(1), 1, *sizes])
+    segment = segment_of([SMALL], [(op, {**arguments, **extra}, [1])], [made])
+    with pytest.raises(GraphError, match="on the way"):
+        verify_segment(segment, 2)
+
+
 def test_the_same_call_on_the_same_shapes_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     length = 3000
     nodes = [("tanh.default", {"self": Ref(at)}, [at + 1]) for at in range(length)]

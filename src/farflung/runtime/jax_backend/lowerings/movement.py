@@ -6,6 +6,7 @@ nothing that runs compiled can raise, and a loss that is not a number ends the j
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -16,6 +17,7 @@ from jax import lax
 from farflung.runtime.jax_backend.axes import axis_of, position
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.promotion import BOOL, Number, result_type, to
+from farflung.runtime.jax_backend.room import require_room
 
 Array = jax.Array
 
@@ -199,6 +201,9 @@ def pad(self: Array, pad: Sequence[int], mode: str = "constant", value: float | 
             raise ValueError(f"{mode} padding of {max(low, high)} around {size}")
     growth = [(max(low, 0), max(high, 0)) for low, high in margins]
     cuts = [(min(low, 0), min(high, 0), 0) for low, high in margins]
+    if any(low or high for low, high, _ in cuts):
+        grown = [low + size + high for (low, high), size in zip(growth, self.shape, strict=True)]
+        require_room(math.prod(grown), self)
     nothing = jnp.zeros((), self.dtype)
     if mode == "circular":  # what is cut off is not there to be wrapped around
         return jnp.pad(lax.pad(self, nothing, cuts), growth, _PAD_MODES[mode])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -11,6 +12,7 @@ from jax import lax
 
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.promotion import compute_type, is_floating, to
+from farflung.runtime.jax_backend.room import require_room
 
 Array = jax.Array
 Sizes = Sequence[int] | int
@@ -82,6 +84,8 @@ class _Windows:
         return to(ends - starts, dtype)
 
     def padded(self, input: Array, fill: np.ndarray) -> Array:
+        rows, columns = (low + size + high for (low, high), size in zip(self.padding, self.size, strict=True))
+        require_room(math.prod(input.shape[:-2]) * rows * columns, input)
         around = [(0, 0, 0)] * (input.ndim - 2) + [(low, high, 0) for low, high in self.padding]
         return lax.pad(input, fill, around)
 
@@ -110,6 +114,7 @@ def _dilated_maximum(around: Array, windows: _Windows) -> Array:
     height, width = windows.kernel
     if height * width > MOST_DILATED:
         raise ValueError(f"a dilated window of {height * width} elements: at most {MOST_DILATED}")
+    require_room(height * width * math.prod(around.shape[:-2]) * math.prod(windows.count), around)
     parts = []
     for place in np.ndindex(height, width):
         start = [place[axis] * windows.dilation[axis] for axis in range(2)]
@@ -159,6 +164,7 @@ def adaptive_avg_pool2d(self: Array, output_size: Sizes) -> Array:
         if count == 1:
             wide = jnp.mean(wide, axis, keepdims=True)
         elif count != size:
+            require_room(size * count, wide)
             wide = jnp.moveaxis(jnp.moveaxis(wide, axis, -1) @ _shares(size, count, wide.dtype), -1, axis)
     return to(wide, self.dtype)
 

@@ -11,6 +11,7 @@ from jax import lax
 
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.promotion import compute_type, is_floating, to
+from farflung.runtime.jax_backend.room import require_room
 
 Array = jax.Array
 
@@ -33,6 +34,7 @@ def _linear(count: int, name: str) -> None:
             made = int(size * factor) if factor is not None else output_size[at]  # type: ignore[index]
             if size < 1 or made < 1:
                 raise ValueError(f"{size} elements to {made}")
+            require_room(size * made, wide)
             shares = _shares(size, made, align_corners, factor, wide.dtype)
             wide = jnp.moveaxis(jnp.moveaxis(wide, axis, -1) @ shares, -1, axis)
         return to(wide, input.dtype)

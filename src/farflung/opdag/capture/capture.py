@@ -78,7 +78,7 @@ def capture(
     remarks = Remarks()
     require_capturable(module, remarks)
     given, module = module, as_if_on_cpu(module)
-    batch = {name: example[name].detach().clone() for name in sorted(example)}
+    batch = {name: _own(example[name]) for name in sorted(example)}
     if any(tensor.ndim == 0 or tensor.shape[0] < 2 for tensor in batch.values()):
         raise CaptureError(
             "the example batch must hold at least 2 samples, first dimension first", "batch-size"
@@ -101,6 +101,11 @@ def capture(
     graph = found.graph
     require_buffers_apart(given, graph.mutations)
     return Capture(graph, found.origins, remarks.verdicts(), found.draws)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy, because export takes one tensor in two places for one input; zeros of a meta tensor."""
+    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
 
 
 @contextmanager

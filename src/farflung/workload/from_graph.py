@@ -121,13 +121,13 @@ class _Costs:
         return found
 
     def _unkept(self, spans: Iterable[Span]) -> Iterable[tuple[int, int, int]]:
-        """Of what several values look at, once."""
+        """Of what several values look at, once; not of what is an input, whose memory is counted as that."""
         last: dict[int, int] = {}
+        producers = self._graph.producers()
         for span in spans:
             root = self._storage.root(span.value)
-            if span.gradient and root in self._tape.unkept:
+            if span.gradient and root in self._tape.unkept and root in producers:
                 last[root] = max(last.get(root, 0), span.readers[-1])
-        producers = self._graph.producers()
         for root, reader in last.items():
             yield producers[root], reader, self._sizes[root]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.estimates.subjects import SUBJECTS, Batch
-from farflung.planner.balanced import balanced_cut
 from torch import Tensor
 
 from farflung.opdag.capture import capture
@@ -13,6 +12,7 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place
 from farflung.planner.assignment import Assignment
+from farflung.planner.cutting.balanced import balanced_cut
 from farflung.runtime.check import named_state, received
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.training import Training

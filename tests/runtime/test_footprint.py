@@ -9,12 +9,12 @@ from benchmarks.estimates.footprint import Question, ask
 from benchmarks.models.library import pictures, tokens
 from benchmarks.models.resnet import ResNet
 from examples.gpt import GPT, Config
-from farflung.planner.balanced import balanced_cut
 from torch import Tensor, nn
 
 from farflung.opdag.capture import capture
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of
+from farflung.planner.cutting.balanced import balanced_cut
 from farflung.runtime.footprint import required_bytes
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training

@@ -121,15 +121,16 @@ class _Costs:
         return found
 
     def _unkept(self, spans: Iterable[Span]) -> Iterable[tuple[int, int, int]]:
-        """Of what several values look at, once; not of what is an input, whose memory is counted as that."""
+        """Of what several values look at, once; an input counts where the first of them is made."""
+        first: dict[int, int] = self._graph.producers()
         last: dict[int, int] = {}
-        producers = self._graph.producers()
         for span in spans:
             root = self._storage.root(span.value)
-            if span.gradient and root in self._tape.unkept and root in producers:
+            if span.gradient and root in self._tape.unkept:
+                first.setdefault(root, span.made)
                 last[root] = max(last.get(root, 0), span.readers[-1])
         for root, reader in last.items():
-            yield producers[root], reader, self._sizes[root]
+            yield first[root], reader, self._sizes[root]
 
     def _repeats(self, held: list[Input]) -> Iterable[Repeat]:
         for entry in held:

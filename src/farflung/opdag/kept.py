@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import ITEM_BYTES, Node, Ref
@@ -99,17 +100,26 @@ def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: s
     base, group = node.op.split(".")[1], lookup(node.op).group
     largest = max((types[v].bytes(batch) for v in (*node.reads(), *node.writes())), default=0)
     forward = _FORWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch)
+    if base in ("mse_loss", "smooth_l1_loss"):
+        forward += _broadcast(node, types, batch, storage)
+    if base == "matmul":
+        forward += sum(_copied(node, types, batch, storage).values())
+    if group == "attention":
+        values, extra, around = _attention(node, types, batch, storage, gradients)
+        if not gradients.intersection(node.writes()):
+            return Kept(frozenset(), 0, around)
+        return Kept(values, extra, around, around)
     if not gradients.intersection(node.writes()):
         return Kept(frozenset(), 0, forward)
     backward = _BACKWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch)
-    if group == "attention":
-        values, extra, around = _attention(node, types, batch, storage, gradients)
-        return Kept(values, extra, forward + around, backward + around)
     values = _values(node, base, group, gradients)
     extra = _extra(node, base, types, batch)
     if base == "matmul":
-        values, copies = _reshaped(node, types, batch, storage, values)
-        extra += copies
+        copied = _copied(node, types, batch, storage)
+        kept = sum(copied[value] for value in values.intersection(copied))
+        values, extra, forward = values.difference(copied), extra + kept, forward - kept
+        expanded = (value for value, size in copied.items() if size > types[value].bytes(batch))
+        backward += sum(copied[value] for value in gradients.intersection(expanded))
     return Kept(values, extra, forward, backward)
 
 
@@ -166,20 +176,28 @@ def _statistics(node: Node, base: str, types: Types, batch: int) -> int:
     return 2 * math.prod(shape[: len(shape) - len(normalised)]) * ITEM_BYTES["float32"]
 
 
-def _reshaped(
-    node: Node, types: Types, batch: int, storage: Storage, values: frozenset[int]
-) -> tuple[frozenset[int], int]:
-    """A product of batches reads operands as [batch, n, m]: of those that lie otherwise a copy is kept."""
-    kept, copies = set(values), 0
+def _copied(node: Node, types: Types, batch: int, storage: Storage) -> dict[int, int]:
+    """Bytes of the copies of what a product of batches does not find as [batch, n, m], by value."""
+    copies: dict[int, int] = {}
+    operands = (*_named(node, "self"), *_named(node, "other"))
     result = types[node.writes()[0]].shape_at(batch)
-    for name in ("self", "other"):
-        for value in values.intersection(_named(node, name)):
-            shape = storage.shapes[value]
-            expanded = len(shape) > 2 and shape[:-2] != result[:-2]
-            if len(shape) > 2 and (expanded or not _as_batches(value, storage)):
-                kept.discard(value)
-                copies += math.prod((*result[:-2], *shape[-2:])) * ITEM_BYTES[types[value].dtype]
-    return frozenset(kept), copies
+    by_vector = min(len(storage.shapes[value]) for value in operands) < 2
+    for value in operands:
+        shape = storage.shapes[value]
+        lead = shape[:-2] if by_vector else result[:-2]
+        if len(shape) > 2 and (shape[:-2] != lead or not _as_batches(value, storage)):
+            copies[value] = math.prod((*lead, *shape[-2:])) * ITEM_BYTES[types[value].dtype]
+    return copies
+
+
+def _broadcast(node: Node, types: Types, batch: int, storage: Storage) -> int:
+    """A loss over operands of two shapes is first made for each pair of elements, in two steps."""
+    one, other = (storage.shapes[value] for name in ("self", "target") for value in _named(node, name))
+    if one == other:
+        return 0
+    sides = zip_longest(reversed(one), reversed(other), fillvalue=1)
+    widest = max(ITEM_BYTES[types[value].dtype] for value in node.reads())
+    return 2 * math.prod(max(sizes) if min(sizes) else 0 for sizes in sides) * widest
 
 
 def _as_batches(value: int, storage: Storage) -> bool:
@@ -196,7 +214,8 @@ def _attention(
     shape = storage.shapes[operands[0]]
     item = ITEM_BYTES[types[operands[0]].dtype]
     keys = storage.shapes[operands[1]][-2]
-    pairs = math.prod(shape[:-1]) * keys
+    (made,) = node.writes()
+    pairs = math.prod(storage.shapes[made][:-1]) * keys
     masks = [types[value] for value in _named(node, "attn_mask")]
     if uses_fused_attention(node, storage, gradients):
         sums = math.prod(shape[:-1]) * ITEM_BYTES["float32"]
@@ -207,11 +226,22 @@ def _attention(
     tables = 3 if node.arguments.get("dropout_p") else 1
     whole = frozenset(value for value in operands[2:] if _as_batches(value, storage))
     copies = sum(types[value].bytes(batch) for value in operands if value not in whole)
-    return whole, copies + tables * pairs * item, 2 * pairs * item
+    return whole, copies + tables * pairs * item, (2 * item + ITEM_BYTES["bool"]) * pairs
 
 
 def _workspace(node: Node, types: Types, batch: int) -> int:
-    """oneDNN's convolutions copy what they read and make into blocks of channels."""
+    """oneDNN's convolutions copy what they read and make into blocks of channels.
+
+    PyTorch's own, for other types, lay out what every place of a window reads.
+    """
     if lookup(node.op).group != "convolution":
         return 0
-    return sum(types[value].bytes(batch) for value in (*_named(node, "input"), *node.writes()))
+    (read, weight), made = (_named(node, name)[0] for name in ("input", "weight")), node.writes()[0]
+    if types[read].dtype in ("float32", "bfloat16"):
+        return types[read].bytes(batch) + types[made].bytes(batch)
+    kernel = types[weight].shape_at(batch)
+    wide, many = (made, read) if "transpose" in node.op else (read, made)
+    rank = len(kernel) - 2
+    channels = types[wide].shape_at(batch)[-rank - 1]
+    places = types[many].numel(batch) // max(1, types[many].shape_at(batch)[-rank - 1])
+    return channels * math.prod(kernel[2:]) * places * ITEM_BYTES[types[read].dtype]

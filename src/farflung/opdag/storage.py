@@ -87,13 +87,22 @@ def storage_of(nodes: Iterable[Node], types: Types, batch: int) -> Storage:
 def uses_fused_attention(node: Node, storage: Storage, gradients: Collection[int] = ()) -> bool:
     """Whether attention runs as one kernel, which keeps no table of all pairs.
 
-    PyTorch's CPU kernel takes no dropout, no values of another width than keys, no mask that has a gradient.
+    PyTorch's CPU kernel takes no dropout, no values of another width than keys, no operands that are
+    broadcast (heads of keys may be shared), no mask that has a gradient or three dimensions.
     """
     query, key, value = (storage.shapes[_reference(node, name)] for name in ("query", "key", "value"))
-    same = query[-1] == key[-1] == value[-1] and len(query) == len(key) == 4
+    if node.arguments.get("dropout_p") or not len(query) == len(key) == len(value) == 4:
+        return False
+    shares = bool(node.arguments.get("enable_gqa"))
+    same = query[-1] == key[-1] == value[-1] and query[0] == key[0] == value[0]
+    if not same or key[1] != value[1] or (query[1] != key[1] and not shares) or not query[2] * key[2]:
+        return False
     mask = node.arguments.get("attn_mask")
-    learns = isinstance(mask, Ref) and mask.id in gradients
-    return same and not learns and not node.arguments.get("dropout_p")
+    if not isinstance(mask, Ref):
+        return True
+    shape = storage.shapes[mask.id]
+    covers = len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, query[0]) and shape[1] in (1, query[1]))
+    return covers and mask.id not in gradients
 
 
 def _lay(found: Storage, node: Node, value: int) -> bool:

@@ -94,7 +94,8 @@ def eager(job: farflung.Job, parts: int = MICROBATCHES) -> tuple[list[float], di
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("gpt", 50), ("gpt-dropout", 50), ("resnet", 10), ("masked-pair", 10)]
+    ("name", "steps"),
+    [("gpt", 50), ("gpt-dropout", 50), ("resnet", 10), ("masked-pair", 10), ("shared-buffer", 10)],
 )
 def test_losses_and_state_equal_one_process_bit_for_bit(fleet: Fleet, name: str, steps: int) -> None:
     job = job_of(name, steps, farflung.AdamW(lr=3e-3, schedule=farflung.WarmupCosine(5, 50)))

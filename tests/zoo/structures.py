@@ -81,6 +81,19 @@ class MaskedPair(nn.Module):
         return errors.sum() / mask.sum()
 
 
+class SharedBuffer(Chain):
+    """Every layer reads one buffer, which nothing changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(WIDTH))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x * self.scale))
+        return F.mse_loss(x, y)
+
+
 class Normalised(nn.Module):
     """BatchNorm over vectors, with and without running statistics, and a counter that the model keeps."""
 
@@ -121,5 +134,6 @@ CASES = [
         notes="One layer is used twice: its gradients are added per segment.",
     ),
     Case("masked-pair", seeded(MaskedPair), masked_pairs, notes="Two float inputs and a boolean one."),
+    Case("shared-buffer", seeded(SharedBuffer), vectors, notes="Every segment holds one buffer."),
     Case("batch-norm", seeded(Normalised), vectors, notes="Buffers of three kinds are written."),
 ]

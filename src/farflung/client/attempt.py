@@ -16,6 +16,7 @@ from farflung.client.prepared import Prepared
 from farflung.client.state_transfer import StateCollector, send_state
 from farflung.client.worker_line import WorkerLine
 from farflung.errors import ConnectionFailed
+from farflung.opdag.analysis import changed_by_training
 from farflung.protocol.messages import Planned, Welcome
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ class Attempt:
         self._feeder = Feeder(
             planned.job, planned.attempt, planned.plan, prepared.graph, self._lines, observer.working
         )
+        changed = changed_by_training(prepared.graph)
+        coming = [[name for name in names if name in changed] for names in planned.owned]
         self._collector = StateCollector(
-            planned.job, planned.attempt, planned.plan, planned.owned, prepared.state, observer.collecting
+            planned.job, planned.attempt, planned.plan, coming, prepared.state, observer.collecting
         )
 
     @property
@@ -75,8 +78,10 @@ class Attempt:
             line.moved(addresses)
 
     async def trained_state(self) -> dict[str, Tensor]:
-        """The owned tensors, when the workers have sent them all; see `StateCollector.state`."""
-        return await self._collector.state()
+        """The owned tensors, when the workers have sent what training changed; see `StateCollector.state`."""
+        trained = await self._collector.state()
+        kept = {name for names in self.planned.owned for name in names} - trained.keys()
+        return trained | {name: self._prepared.state[name] for name in kept}
 
     async def close(self, reason: str) -> None:
         """Close every link."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import FLOATING, Graph, Node
 from farflung.opdag.opset import lookup
+from farflung.opdag.segment import Segment
 
 
 def differentiable_values(graph: Graph) -> set[int]:
@@ -46,3 +47,8 @@ def live_nodes(graph: Graph) -> list[bool]:
             live[at] = True
             needed.update(node.reads())
     return live
+
+
+def changed_by_training(document: Graph | Segment) -> set[str]:
+    """Names of the parameters and of the buffers that a step replaces; other buffers stay what they were."""
+    return {entry.name for entry in document.inputs if entry.kind == "parameter"} | set(document.mutations)

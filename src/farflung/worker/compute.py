@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from farflung.errors import FarflungError
+from farflung.opdag.analysis import changed_by_training
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import Share
 from farflung.runtime.backend import AnyBackend, Array, Backend
@@ -84,9 +85,12 @@ class _Job(Generic[Array]):
         self._emit(UnitFinished(self._attempt, unit.number, told))
 
     def give_state(self) -> None:
-        """Hand out copies of all owned tensors."""
+        """Hand out copies of all owned tensors that training changes."""
         for number, segment in self.segments.items():
+            changed = changed_by_training(segment.segment)
             for name, buffer in segment.snapshot():
+                if name not in changed:
+                    continue
                 digest = hashlib.sha256(buffer).digest()
                 self._emit(OutgoingState(self._attempt, number, name, buffer, digest))
         self._emit(StateGiven(self._attempt))

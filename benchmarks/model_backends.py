@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
 import torch
 from tests.runtime.jax_backend.one_process import Pipeline
 from tests.runtime.side_by_side import microbatches, planned
-from tests.zoo.parity import MICROBATCHES, Step, Subject, by_segments, training, worst_difference
-from torch import Tensor
+from tests.zoo.case import Case
+from tests.zoo.parity import MICROBATCHES, Step, Subject, by_segments, subject_of, training, worst_difference
+from torch import Tensor, nn
 
 from farflung.opdag import opset
+from farflung.opdag.capture.capture import LossFunction, LossModule
 from farflung.opdag.graph import Argument, Graph, Node
 from farflung.planner import PlannedJob
 from farflung.runtime.check import named_state
@@ -38,10 +41,14 @@ def on_torch(subject: Subject, steps: int) -> float:
 def beside_torch(name: str) -> Difference:
     """Segments on another framework: beside the module, or beside PyTorch without dropout if there is any.
 
-    What is drawn at random differs from one framework to another, so it cannot be compared.
+    What is drawn at random differs from one framework to another, so it cannot be compared. BatchNorm
+    multiplies rounding errors, until they hide what else may be wrong: a model that has it is compared in
+    float64.
     """
 
     def difference(subject: Subject, steps: int) -> float:
+        if any("batch_norm" in node.op for node in subject.graph.nodes):
+            subject = subject_of(in_float64(subject.case), steps, subject.samples)
         graph = without_dropout(subject.graph)
         plan = planned(graph, training(subject.samples), SEGMENTS)
         expected = subject.eager
@@ -51,6 +58,24 @@ def beside_torch(name: str) -> Difference:
         return worst_difference(_on(name, subject, graph, plan, steps), expected).gradient
 
     return difference
+
+
+class _Precise(nn.Module):
+    """A module that computes in float64; its loss is float32."""
+
+    def __init__(self, module: nn.Module, loss: LossFunction | None) -> None:
+        super().__init__()
+        self.module = LossModule(module, loss).double()
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        precise = {name: t.double() if t.is_floating_point() else t for name, t in batch.items()}
+        loss: Tensor = self.module(precise)
+        return loss.float()
+
+
+def in_float64(case: Case) -> Case:
+    """The same model with parameters, buffers and floating point inputs of float64."""
+    return replace(case, build=lambda: _Precise(case.build(), case.loss), loss=None)
 
 
 def without_dropout(graph: Graph) -> Graph:

@@ -13,6 +13,7 @@ from farflung.client.self_check import check_itself
 from farflung.data import SampleOrder
 from farflung.errors import JobError
 from farflung.opdag.capture import Capture, LossModule, capture
+from farflung.opdag.precision import Precision
 from farflung.planner import plan_graph
 from farflung.runtime.check import (
     GRADIENT_TOLERANCE,
@@ -90,15 +91,15 @@ def check_job(
     )
     report = _compare(job, captured, segments, steps)
     if job.validation is None:  # the evaluation graph is never run
-        report = msgspec.structs.replace(report, ok=_trains_as_eager(report))
+        report = msgspec.structs.replace(report, ok=_trains_as_eager(report, job.precision))
     return report
 
 
-def _trains_as_eager(report: CheckReport) -> bool:
+def _trains_as_eager(report: CheckReport, precision: Precision) -> bool:
     return (
         report.loss_difference <= LOSS_TOLERANCE
-        and report.worst_gradient_difference <= GRADIENT_TOLERANCE
-        and report.worst_parameter_difference <= PARAMETER_TOLERANCE
+        and report.worst_gradient_difference <= GRADIENT_TOLERANCE[precision]
+        and report.worst_parameter_difference <= PARAMETER_TOLERANCE[precision]
     )
 
 

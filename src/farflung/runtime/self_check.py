@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from farflung.errors import CaptureError
 from farflung.opdag.graph import Graph
+from farflung.opdag.precision import Precision
 from farflung.opdag.segment import Segment
 from farflung.plan import Plan
 from farflung.runtime.check import (
@@ -44,14 +45,15 @@ class SelfCheck(msgspec.Struct, frozen=True):
     worst_buffer: str
     evaluation_difference: float
     gradients: int
+    precision: Precision = "float32"
 
     @property
     def trains_as_eager(self) -> bool:
         """Whether a training step is within the tolerances of `farflung check`."""
         return (
             self.loss_difference <= LOSS_TOLERANCE
-            and self.worst_gradient_difference <= GRADIENT_TOLERANCE
-            and self.worst_buffer_difference <= PARAMETER_TOLERANCE
+            and self.worst_gradient_difference <= GRADIENT_TOLERANCE[self.precision]
+            and self.worst_buffer_difference <= PARAMETER_TOLERANCE[self.precision]
         )
 
     @property
@@ -100,6 +102,7 @@ def self_check(
         worst_buffer=buffer[1],
         evaluation_difference=relative(evaluated, expected_evaluation),
         gradients=ledger.count,
+        precision=training.precision,
     )
 
 

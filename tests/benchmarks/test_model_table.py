@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from benchmarks.model_backends import on_torch, without_dropout
 from benchmarks.model_page import filled, notes, table
 from benchmarks.model_table import rows
 from tests.runtime.side_by_side import captured
-from tests.zoo import case
+from tests.zoo import CASES, MODELS, case
 
 from farflung.errors import GraphError
 from farflung.runtime.reference import random_numbers
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 def test_a_row_is_measured() -> None:
@@ -45,3 +49,9 @@ def test_only_what_stands_between_marks_is_replaced() -> None:
     )
     with pytest.raises(ValueError, match="made: c"):
         filled(page, {"c": ""})
+
+
+def test_the_page_shows_every_model() -> None:
+    shown = PAGE.read_text()
+    missing = [entry.name for entry in (*MODELS, *CASES) if f"| `{entry.name}` |" not in shown]
+    assert not missing, f"run `make models`: {missing} are not on {PAGE.name}"

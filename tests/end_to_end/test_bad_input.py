@@ -57,7 +57,10 @@ JOBS = {
         changed(FIRST, "        if x.sum() > 0:" + HERE + "            x = -x\n" + FIRST),
         "control flow",
     ),
-    "unknown op": (changed(LAST, "        x = torch.fft.fft(x).real" + HERE + LAST), "aten.fft_fft"),
+    "unknown op": (
+        changed(LAST, "        x = torch.fft.fft(x).real" + HERE + LAST),
+        "complex numbers are made by fft_fft",
+    ),
 }
 
 

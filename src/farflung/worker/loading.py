@@ -10,7 +10,6 @@ from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, Plan
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
-from farflung.runtime.footprint import required_bytes
 from farflung.worker.intake import Intake, Key
 
 
@@ -25,6 +24,8 @@ def load_segments(
         A program is missing or not valid, does not fit the plan, the state or `memory_bytes`; or the job is
         to be computed where devices are emulated, or the other way round.
     """
+    from farflung.runtime.footprint import required_bytes  # with numpy, which an idle worker does without
+
     batch = load.training.microbatch_size
     emulated = backend.offer().kind == EMULATED
     if emulated != load.training.emulated:

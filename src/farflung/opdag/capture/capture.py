@@ -7,7 +7,7 @@ table only makes the graph functional.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -88,8 +88,7 @@ def capture(
         if changed := python_state.changed(before, found.left):
             words = ", ".join(changed[:4])
             python_state.put(module, found.left)
-            again = _trace(module, batch, loss, precision, Remarks())
-            if wire.dump(again.graph) != wire.dump(found.graph):
+            if not _is_same(found.graph, lambda: _trace(module, batch, loss, precision, Remarks()).graph):
                 raise CaptureError(
                     f"forward changes {words} and then computes something else, which a graph cannot: keep it"
                     " in a buffer",
@@ -120,6 +119,14 @@ def _left_alone(module: nn.Module) -> Iterator[python_state.Attributes]:
         python_state.put(module, before)
         for part, training in modes:
             part.training = training
+
+
+def _is_same(graph: Graph, trace: Callable[[], Graph]) -> bool:
+    """Whether forward can be traced once more, to the same graph."""
+    try:
+        return wire.dump(trace()) == wire.dump(graph)
+    except CaptureError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _trains_as_eager(report: CheckReport, precision: Precision) -> bool:
     return (
         report.loss_difference <= LOSS_TOLERANCE
         and report.worst_gradient_difference <= GRADIENT_TOLERANCE[precision]
-        and report.worst_parameter_difference <= PARAMETER_TOLERANCE[precision]
+        and report.worst_parameter_difference <= PARAMETER_TOLERANCE
     )
 
 

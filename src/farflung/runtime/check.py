@@ -22,8 +22,8 @@ from farflung.runtime.training import Training
 
 LOSS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 3e-2}
-"""In bfloat16 three digits are exact, and a sum over the uses of a value may take them in another order."""
-PARAMETER_TOLERANCE = GRADIENT_TOLERANCE
+"""In bfloat16 grouped-query attention was seen 9e-3 apart; that this is rounding alone is not shown."""
+PARAMETER_TOLERANCE = 1e-4
 
 
 class CheckReport(msgspec.Struct, frozen=True):
@@ -195,7 +195,7 @@ def compare(
     ok = (
         loss <= LOSS_TOLERANCE
         and gradient[0] <= GRADIENT_TOLERANCE[comparison.precision]
-        and parameter[0] <= PARAMETER_TOLERANCE[comparison.precision]
+        and parameter[0] <= PARAMETER_TOLERANCE
         and evaluation <= LOSS_TOLERANCE
     )
     return CheckReport(

@@ -53,7 +53,7 @@ class SelfCheck(msgspec.Struct, frozen=True):
         return (
             self.loss_difference <= LOSS_TOLERANCE
             and self.worst_gradient_difference <= GRADIENT_TOLERANCE[self.precision]
-            and self.worst_buffer_difference <= PARAMETER_TOLERANCE[self.precision]
+            and self.worst_buffer_difference <= PARAMETER_TOLERANCE
         )
 
     @property

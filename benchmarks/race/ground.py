@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from farflung.lab.tun import INTERFACE
 from farflung.plan import Topology
 
 LOOPBACK = "loopback"
+PORT = 29_500  # nothing else listens in the namespaces of a lab
 
 
 class Reading(NamedTuple):
@@ -55,6 +57,10 @@ class Ground(ABC):
         """IPv4 address of a node."""
 
     @abstractmethod
+    def port(self) -> int:
+        """A TCP port where the first node can listen."""
+
+    @abstractmethod
     def read(self) -> Reading:
         """The counters now."""
 
@@ -82,6 +88,9 @@ class LabGround(Ground):
 
     def address(self, node: str) -> str:
         return self.network.address(node)
+
+    def port(self) -> int:
+        return PORT
 
     def read(self) -> Reading:
         stats = self.network.stats()
@@ -113,6 +122,12 @@ class LoopbackGround(Ground):
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
+
+    def port(self) -> int:
+        """Another one every time: what else runs on this machine, an earlier leg too, may hold any."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
 
     def read(self) -> Reading:
         children = psutil.Process().children(recursive=True)

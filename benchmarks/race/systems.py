@@ -21,7 +21,6 @@ from farflung.lab.run import LabRun, Request
 ROOT = Path(__file__).resolve().parents[2]
 FARFLUNG = "farflung"
 BASELINES = ("gpipe", "1f1b", "ddp")
-PORT = 29_500
 STEP_SECONDS = 180.0  # no step of any system on any testbed takes longer, loading and dialling included
 ROWS = "metrics.jsonl"
 
@@ -55,6 +54,7 @@ def race(system: str, ground: Ground, course: Course, folder: Path, warmup: int)
 def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, limit: float) -> None:
     """One process a node; the last rank's rows go to `metrics.jsonl`."""
     world = len(ground.nodes)
+    port = ground.port()
     environment = {
         **os.environ,
         "GLOO_SOCKET_IFNAME": ground.interface,
@@ -65,7 +65,7 @@ def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, lim
         log = stack.enter_context((folder / "ranks.log").open("wb"))
         rows = stack.enter_context((folder / ROWS).open("wb"))
         for rank, node in enumerate(ground.nodes):
-            told = Rank(system, rank, world, f"{ground.address(ground.nodes[0])}:{PORT}", course)
+            told = Rank(system, rank, world, f"{ground.address(ground.nodes[0])}:{port}", course)
             argv = [sys.executable, "-m", "benchmarks.race.baseline", msgspec.json.encode(told).decode()]
             output = rows if rank == world - 1 else log
             command = ground.command(node, argv)

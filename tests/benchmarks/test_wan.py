@@ -97,13 +97,16 @@ def test_the_naive_bound_is_the_busiest_resource(
 
 
 def test_the_schedule_bound_has_fill_and_drain() -> None:
-    """One process takes 6 s, so each half takes 0.25 s forward; a message takes 1 s of a line's payload."""
+    """One process takes 6 s, so each half takes 0.25 s forward; a message takes 1 s of a line's payload.
+
+    The second half sends its gradient back before it computes those of its weights.
+    """
     workers = tuple(WorkerSpec(id, "", 1.0, 1.0) for id in "ab")
     rate = 8 / PAYLOAD_SHARE
     topology = Topology(workers, ((0.0, 0.0), (0.0, 0.0)), ((0.0, rate), (rate, 0.0)))
     halves = [Placement(number, [id], 10**12, 0, 1) for number, id in enumerate("ab")]
     plan = Plan(halves, [Edge(0, FEEDER, 0, 0, False), Edge(1, 0, 1, 10**6, True)], 4, 4)
-    there, back = 0.25 + 4 * 1.0, 0.75 + 1.0 + 0.5
+    there, back = 0.25 + 4 * 1.0, 0.25 + 0.25 + 1.0 + 0.5
     assert schedule_bound(plan, topology, 6.0) == pytest.approx(there + back)
 
 

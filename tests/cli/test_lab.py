@@ -56,7 +56,9 @@ def started(topology: Path) -> subprocess.Popen[str]:
 def nodes(lab: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
     """What it says once it is up."""
     assert lab.stdout is not None
-    return {node["name"]: node for node in json.loads(lab.stdout.readline())["nodes"]}
+    told = json.loads(lab.stdout.readline())
+    assert "nodes" in told, told
+    return {node["name"]: node for node in told["nodes"]}
 
 
 def farflung(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -167,7 +167,7 @@ def test_data_dependent_sizes_name_the_line() -> None:
 
     message = text_of(Base(body))
     assert "depends on a tensor's data" in message
-    assert line_of(Base.forward, "self.body") in message
+    assert line_of(body, "[y > 0]") in message
 
 
 def test_too_many_dimensions_name_the_line() -> None:

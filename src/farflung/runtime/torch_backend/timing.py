@@ -57,23 +57,26 @@ def update_times(graph: Graph, optimizer: Optimizer, known: Mapping[str, UpdateT
         if entry.trainable:
             elements = prod(kind.shape_at(1))
             kinds[update_signature(optimizer.rule, kind.dtype, elements)] = kind.dtype, elements
-    once = _step_seconds(optimizer) if kinds.keys() - known.keys() else 0.0
+    base = _step_seconds(optimizer) if kinds.keys() - known.keys() else (0.0, 0.0)
     return [
-        known.get(signature) or UpdateTime(signature, _update_seconds(optimizer, dtype, elements, once))
+        known.get(signature) or UpdateTime(signature, _update_seconds(optimizer, dtype, elements, *base))
         for signature, (dtype, elements) in kinds.items()
     ]
 
 
-def _step_seconds(optimizer: Optimizer) -> float:
-    """What a step of an optimizer takes however many parameters it has."""
+def _step_seconds(optimizer: Optimizer) -> tuple[float, float]:
+    """What a step of an optimizer takes however many parameters it has, and for each of them at least."""
     one, nine = (_stepping(optimizer, [torch.zeros(1) for _ in range(count)]) for count in (1, 9))
-    return max(0.0, one - (nine - one) / 8)
+    each = max(0.0, nine - one) / 8
+    return max(0.0, one - each), each
 
 
-def _update_seconds(optimizer: Optimizer, dtype: DTypeName, elements: int, once: float) -> float:
+def _update_seconds(
+    optimizer: Optimizer, dtype: DTypeName, elements: int, once: float, least: float
+) -> float:
     timed = min(elements, MOST_ELEMENTS)
     seconds = _stepping(optimizer, [torch.zeros(timed, dtype=DTYPES[dtype])]) - once
-    return max(0.0, seconds) * elements / max(timed, 1)
+    return max(least, seconds) * elements / max(timed, 1)
 
 
 def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:

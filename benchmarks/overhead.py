@@ -93,6 +93,7 @@ def sides(size: Size, dropout: float, segments: int) -> tuple[Side, Side]:
         for number, tensors in enumerate(microbatches):
             segment.forward(unit, number, {value: tensors[name] for value, name in names.items()})
             segment.backward(unit, number, {}, lambda value, gradient: None)
+            segment.accumulate(unit, number)
         segment.drop()
 
     units = iter(range(10**6))

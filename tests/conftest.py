@@ -19,6 +19,7 @@ LABS = (
 """Where tests make labs: one lab at a time, so that they neither slow each other down nor see one another."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One process runs all labs, which take longest and so begin first; files are never divided."""
     for item in items:

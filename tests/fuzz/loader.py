@@ -23,6 +23,7 @@ import torch
 from tests.fuzz.document_mutator import Document, DocumentMutator
 from tests.fuzz.inventions import BATCH, Inventor
 from tests.fuzz.mutators import Mutator
+from tests.memory import peak_bytes
 from tests.opdag.golden.running import tensor_for
 from tests.opdag.random_graphs import random_graph
 from tests.opdag.test_golden import FILES
@@ -219,7 +220,7 @@ def attack(seed: int, first: int, count: int, progress: Path) -> Figures:
         seconds=time.process_time() - began,
         slowest_seconds=slowest,
         memory_before=before.rss,
-        memory_peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        memory_peak=peak_bytes(),
     )
 
 

@@ -34,11 +34,14 @@ def capture(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Capture a job's model, hold it beside eager, and say what it is made of."""
-    from farflung.client.capture_report import report_of
-    from farflung.client.check import capture_job
     from farflung.client.load import load_job
 
     declared = load_job(job)
+    from farflung.client.capture_report import (
+        report_of,  # imports torch, which `load_job` has seen to be there
+    )
+    from farflung.client.check import capture_job
+
     try:
         with quietly():
             captured = capture_job(declared)

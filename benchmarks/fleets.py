@@ -37,7 +37,7 @@ from farflung.planner.assignment import Options, Schedule
 from farflung.planner.schedulers import SCHEDULERS
 from farflung.workload import Workload
 
-RIVALS = ("equal-count", "equal-compute", "evolutionary", "op-fence")
+RIVALS = ("equal-count", "equal-compute", "evolutionary", "op-fence", "op-fence-plus")
 FREE = "auto-free"
 MOST_REPLICAS = 8
 MODELS = (

@@ -26,7 +26,10 @@ EfficiencyOption = Annotated[
 ]
 SchedulerOption = Annotated[
     str,
-    typer.Option("--scheduler", help="equal-count, equal-compute, op-fence, evolutionary, exact or auto."),
+    typer.Option(
+        "--scheduler",
+        help="equal-count, equal-compute, op-fence, op-fence-plus, evolutionary, exact or auto.",
+    ),
 ]
 RecomputeOption = Annotated[
     str,

@@ -30,6 +30,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "equal-count": _Lazily("baselines.equal_count", "equal_count"),
     "equal-compute": _Lazily("baselines.equal_compute", "equal_compute"),
     "op-fence": _Lazily("opfence", "opfence"),
+    "op-fence-plus": _Lazily("opfence", "opfence_plus"),
     "evolutionary": _Lazily("evolutionary", "evolutionary"),
     "exact": _Lazily("exact", "exact"),
     AUTO: _Lazily("auto", "auto"),

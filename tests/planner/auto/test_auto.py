@@ -20,7 +20,7 @@ from farflung.planner.baselines.equal_compute import equal_compute
 from farflung.planner.baselines.equal_count import equal_count
 from farflung.planner.evolutionary import evolutionary
 from farflung.planner.exact import exact
-from farflung.planner.opfence import opfence
+from farflung.planner.opfence import opfence, opfence_plus
 from farflung.simulator import simulate
 from farflung.workload import Workload
 
@@ -114,7 +114,7 @@ def test_no_rival_is_better(seed: int) -> None:
     topology, workload = case(seed)
     schedule = planned(topology, workload)
     few = len(topology.workers) <= TINY_WORKERS  # and positions are few in all of these cases
-    for rival in (equal_count, equal_compute, evolutionary, opfence, *([exact] if few else [])):
+    for rival in (equal_count, equal_compute, evolutionary, opfence, opfence_plus, *([exact] if few else [])):
         try:
             theirs = rival(topology, workload, FEW)
         except PlanError:

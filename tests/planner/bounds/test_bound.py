@@ -22,7 +22,7 @@ from farflung.planner.bounds import lower_bound_seconds
 from farflung.planner.bounds.gates import blocks_of
 from farflung.planner.exact import exact
 from farflung.planner.objective.closed_form import step_seconds
-from farflung.planner.opfence import opfence
+from farflung.planner.opfence import opfence, opfence_plus
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Span, Workload
 
@@ -117,7 +117,7 @@ def test_a_model_without_work_is_bound_by_nothing() -> None:
 def test_no_scheduler_is_faster_than_the_bound(seed: int) -> None:
     topology, workload = case(seed)
     bound = lower_bound_seconds(topology, workload)
-    for scheduler in (exact, opfence, equal_compute):
+    for scheduler in (exact, opfence, opfence_plus, equal_compute):
         try:
             schedule = scheduler(topology, workload, Options())
         except PlanError:

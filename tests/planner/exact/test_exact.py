@@ -16,7 +16,7 @@ from farflung.plan import Topology
 from farflung.planner.assignment import Assignment, Options, memory_of, plan_of
 from farflung.planner.bounds.certain import certain_crossing
 from farflung.planner.exact import exact
-from farflung.planner.opfence import opfence
+from farflung.planner.opfence import opfence_plus
 from farflung.simulator import simulate
 from farflung.workload import Workload
 
@@ -74,7 +74,7 @@ def test_the_plan_is_near_the_best_of_all(seed: int) -> None:
 def test_never_worse_than_op_fence_and_equal_inputs_give_equal_plans(seed: int, count: int) -> None:
     workload, topology = random_workload(seed, 10), random_topology(seed, count, memory=2000.0)
     try:
-        other = opfence(topology, workload, Options())
+        other = opfence_plus(topology, workload, Options())
     except PlanError:
         assume(False)
     schedule = exact(topology, workload, Options())

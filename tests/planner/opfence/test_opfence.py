@@ -12,11 +12,13 @@ from tests.planner.workloads import UNIT, chain_workload, random_topology, rando
 
 from farflung.errors import PlanError
 from farflung.plan import Topology
-from farflung.planner.assignment import Options
+from farflung.planner.assignment import Options, Scheduler
 from farflung.planner.devices import Devices
-from farflung.planner.opfence import opfence
+from farflung.planner.opfence import opfence, opfence_plus
 from farflung.planner.opfence.communities import communities
 from farflung.planner.opfence.fence import fenced_order
+
+BOTH = pytest.mark.parametrize("scheduler", [opfence, opfence_plus], ids=["op-fence", "plus"])
 
 
 def without_lines(topology: Topology) -> Topology:
@@ -36,17 +38,18 @@ def three_sites(seed: int) -> Topology:
     return msgspec.structs.replace(topology, workers=workers, bandwidth_mbps=rates)
 
 
+@BOTH
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 6), ties=st.booleans())
-def test_plans_are_valid_and_repeat(seed: int, count: int, ties: bool) -> None:
+def test_plans_are_valid_and_repeat(scheduler: Scheduler, seed: int, count: int, ties: bool) -> None:
     workload, topology = random_workload(seed, 12, ties), random_topology(seed, count)
     try:
-        schedule = opfence(topology, workload, Options())
+        schedule = scheduler(topology, workload, Options())
     except PlanError as error:
         assert "missing" in str(error) or "fewer workers" in str(error)
         return
     require_valid(schedule, topology)
-    assert schedule == opfence(topology, workload, Options())
+    assert schedule == scheduler(topology, workload, Options())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -71,36 +74,40 @@ def test_gateways_stand_at_the_ends_of_a_community() -> None:
     assert {order[2], order[3]} == {1, 3}
 
 
-def test_segments_are_as_long_as_devices_are_fast() -> None:
+@BOTH
+def test_segments_are_as_long_as_devices_are_fast(scheduler: Scheduler) -> None:
     """Fast links: the bottleneck is the compute time of unequal devices."""
     workload = chain_workload([1.0] * 60, [0] * 59)
     topology = three_sites(1)
-    plan = opfence(topology, workload, Options()).plan
+    plan = scheduler(topology, workload, Options()).plan
     tflops = {worker.id: worker.tflops for worker in topology.workers}
     seconds = [3 * p.flops / (tflops[p.worker] * 1e12) for p in plan.placements]
     ideal = 180 / (sum(tflops.values()) * 1e12)
     assert max(seconds) < ideal + 3 / (min(tflops.values()) * 1e12)
 
 
-def test_workers_behind_slow_lines_are_left_out() -> None:
+def test_workers_behind_slow_lines_are_left_out_by_plus_alone() -> None:
     """Little work and large values: all of it stays in one site."""
     workload = chain_workload([1.0] * 12, [UNIT * 50] * 11)
     topology = three_sites(2)
-    used = opfence(topology, workload, Options()).plan.workers()
+    used = opfence_plus(topology, workload, Options()).plan.workers()
     assert len({worker.site for worker in topology.workers if worker.id in used}) == 1
+    assert sorted(opfence(topology, workload, Options()).plan.workers()) == sorted(topology.ids)
 
 
-def test_as_many_workers_as_asked_for() -> None:
+@BOTH
+def test_as_many_workers_as_asked_for(scheduler: Scheduler) -> None:
     workload, topology = chain_workload([1.0] * 12, [1] * 11), three_sites(3)
     for count in range(1, 10):
-        schedule = opfence(topology, workload, Options(workers=count))
+        schedule = scheduler(topology, workload, Options(workers=count))
         assert len(schedule.plan.workers()) == count
         require_valid(schedule, topology)
     with pytest.raises(PlanError, match="10 workers were asked for, 9 can"):
-        opfence(topology, workload, Options(workers=10))
+        scheduler(topology, workload, Options(workers=10))
 
 
-def test_a_model_too_large() -> None:
+@BOTH
+def test_a_model_too_large(scheduler: Scheduler) -> None:
     workload, topology = random_workload(5, 10), random_topology(5, 3, memory=20.0)
     with pytest.raises(PlanError, match=r"\d GB missing"):
-        opfence(topology, workload, Options())
+        scheduler(topology, workload, Options())

@@ -19,7 +19,7 @@ from farflung.planner.cutting.balanced import balanced_cut
 from farflung.planner.cutting.ties import kept_together
 from farflung.planner.evolutionary import evolutionary
 from farflung.planner.exact import exact
-from farflung.planner.opfence import opfence
+from farflung.planner.opfence import opfence, opfence_plus
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 
@@ -29,14 +29,14 @@ ALIKE = 1.05  # of workers who share cores, plans that are so much slower count 
 TINY_WORKERS, TINY_POSITIONS = 5, 64
 """Of a case that `exact` is asked about too: it takes less than a CPU second for it."""
 
-RIVALS: tuple[Scheduler, ...] = (equal_count, equal_compute, evolutionary, opfence)
+RIVALS: tuple[Scheduler, ...] = (equal_count, equal_compute, evolutionary, opfence, opfence_plus)
 
 
 def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """The best plan found: never worse, simulated, than the incumbent's or any rival's.
 
-    The rivals are equal-count, equal-compute, evolutionary, OP-Fence, for few workers and places to cut the
-    exact scheduler, the plan for workers of whom nothing is known, and one worker alone.
+    The rivals are equal-count, equal-compute, evolutionary, both of `opfence`, for few workers and places to
+    cut the exact scheduler, the plan for workers of whom nothing is known, and one worker alone.
     `options.budget` counts plans as `judge.Budget` does; the other schedulers' own work is not counted, and
     they are not asked for more than `MOST_RIVALLED` workers.
 

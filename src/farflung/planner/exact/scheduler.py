@@ -23,7 +23,7 @@ from farflung.planner.cutting.positions import Positions
 from farflung.planner.cutting.ties import kept_together, loops
 from farflung.planner.devices import Devices
 from farflung.planner.exact.subsets import Case, Path, Subsets
-from farflung.planner.opfence import opfence
+from farflung.planner.opfence import opfence_plus
 from farflung.workload import Workload
 
 MOST_WORKERS = 10
@@ -84,7 +84,7 @@ def _require_small(workers: int, positions: int) -> None:
 def _baseline(topology: Topology, workload: Workload, options: Options) -> list[Schedule]:
     """A plan to begin with: no limit above its step time need be looked at."""
     try:
-        return [opfence(topology, workload, options)]
+        return [opfence_plus(topology, workload, options)]
     except PlanError:
         return []
 

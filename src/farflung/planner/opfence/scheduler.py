@@ -1,15 +1,19 @@
-"""OP-Fence, the scheduler of FusionLLM (arXiv 2410.12707), as far as it could be read.
+"""OP-Fence, the scheduler of FusionLLM (arXiv 2410.12707), as far as it could be read, and ours made of it.
 
-From the paper: devices with similar bandwidths to one another are clustered on the bandwidth graph, the
-OP-DAG is partitioned so that a cluster holds a contiguous part of it, and what the slowest device or link is
-busy with each microbatch is made small, under limits on memory. Only abstract and excerpts could be read, so
-what follows is ours:
+The abstract says: "OP-Fence scheduler clusters devices with similar bandwidths together and partitions the
+DAG to increase throughput". The body could not be read. From memory, unverified: the clusters are communities
+of the bandwidth graph; they and their devices are put in an order in which slow links are crossed as seldom
+as possible; along it the chain of operators is cut into contiguous ranges sized to the devices, so that what
+the busiest device or link does each microbatch is least, within memory. What is ours in both schedulers:
 
 * the clusters: Louvain's communities, refined (`communities.py`); the paper's method is not certain;
 * the order of clusters and of devices in them: the cheapest path for one cut's bytes (`fence.py`), in either
   direction; the paper's rule is not known;
-* the cut: exact, and the best there is for this order (`chain.py`), which also leaves devices out where that
-  makes the bottleneck smaller. The paper's own partition cannot be better for the same order.
+* the cut: exact, and the best there is for this order (`chain.py`); the paper's cannot be better for it.
+
+`opfence` gives every worker a range, as an order made to cross slow links seldom presupposes, and as the
+paper's baselines do. One may also read that a device can be left without work, for the largest load is then
+least; `opfence_plus` does that, and weighs windows against cuts, of which no excerpt speaks.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from farflung.plan import Topology
 from farflung.planner.answer import answer, assignment_of
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.baselines.even_shares import windows
-from farflung.planner.checks import Fleet, refuse_memory, usable_fleet
+from farflung.planner.checks import Fleet, most_segments, refuse_memory, usable_fleet
 from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.devices import Devices
 from farflung.planner.objective.window import with_window
@@ -34,14 +38,18 @@ from farflung.workload import Workload
 MOST_SKIPS = 16
 """Devices in a row that the cut may leave out between two others; whole communities at the ends."""
 
-MOST_BEGINNINGS = 8
+MOST_BEGINNINGS = 24
+
+_Cut = tuple[Devices, ChainCut, int]
+"""A chain of devices, its cut, and the window."""
 
 
 def opfence(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """Contiguous segments along the communities of a fleet, with the least bottleneck for that order.
+    """Contiguous segments along the communities of a fleet, one for every worker, with the least bottleneck.
 
     Where a number of workers is asked for, they are that many neighbours in the order: those with the least
-    bottleneck. The window is as wide as memory allows without cuts that make the step longer.
+    bottleneck. Workers are left out only where there are more of them than there can be segments, or where
+    some have too little memory for any. The window is chosen as for the baselines.
 
     Raises
     ------
@@ -49,9 +57,33 @@ def opfence(topology: Topology, workload: Workload, options: Options) -> Schedul
         See `usable_fleet`; or no such cut fits the workers.
     """
     fleet = usable_fleet(topology, workload, options)
-    chains = list(_chains(fleet, workload, options))
+    chains = list(_chains(fleet, workload, options, runs=False))
     skips = 0 if fleet.count else min(len(fleet.devices), MOST_SKIPS)
-    best: tuple[Devices, ChainCut, int] | None = None
+    all_of_them = fleet.count or len(fleet.devices) <= most_segments(workload, workload.legal)
+    for window in windows(workload, options, len(chains[0])):
+        cutter = Cutter(workload, window, options.recompute)
+        found = _best(cutter, chains, 0) if all_of_them else None
+        if found is None and skips:
+            found = _best(cutter, chains, skips)
+        if found is not None:
+            return _answer("op-fence", fleet, workload, (*found, window), options)
+    raise refuse_memory(workload, chains[0], skips, options)
+
+
+def opfence_plus(topology: Topology, workload: Workload, options: Options) -> Schedule:
+    """As `opfence`, but workers and whole communities may be left out, and windows are weighed.
+
+    The window is as wide as memory allows without cuts that make the step longer.
+
+    Raises
+    ------
+    PlanError
+        See `usable_fleet`; or no such cut fits the workers.
+    """
+    fleet = usable_fleet(topology, workload, options)
+    chains = list(_chains(fleet, workload, options, runs=True))
+    skips = 0 if fleet.count else min(len(fleet.devices), MOST_SKIPS)
+    best: _Cut | None = None
     for window in windows(workload, options, len(chains[0])):
         found = _best(Cutter(workload, window, options.recompute), chains, skips)
         if found is None:
@@ -61,8 +93,12 @@ def opfence(topology: Topology, workload: Workload, options: Options) -> Schedul
         best = *found, window
     if best is None:
         raise refuse_memory(workload, chains[0], skips, options)
-    assignment = with_window(workload, assignment_of(workload, *best), fleet.topology, options)
-    return answer("op-fence", fleet, workload, assignment, options)
+    return _answer("op-fence-plus", fleet, workload, best, options)
+
+
+def _answer(name: str, fleet: Fleet, workload: Workload, cut: _Cut, options: Options) -> Schedule:
+    assignment = with_window(workload, assignment_of(workload, *cut), fleet.topology, options)
+    return answer(name, fleet, workload, assignment, options)
 
 
 def _seconds(workload: Workload, _: Devices, cut: ChainCut, window: int) -> float:
@@ -71,21 +107,22 @@ def _seconds(workload: Workload, _: Devices, cut: ChainCut, window: int) -> floa
     return max(cut.step_seconds(workload.microbatches), rounds * cut.fill_seconds)
 
 
-def _chains(fleet: Fleet, workload: Workload, options: Options) -> Iterator[Devices]:
-    """Every run of as many neighbours in the order as may be used, in both directions.
+def _chains(fleet: Fleet, workload: Workload, options: Options, runs: bool) -> Iterator[Devices]:
+    """Every run of as many neighbours in the order as are asked for, in both directions.
 
-    A loop begins with the first of a run, so for tied parameters runs without the first communities count
-    too.
+    Where no number is, the whole order. A loop begins with the first of a chain, so with `runs` chains
+    without the first communities count too where parameters are tied.
     """
     found = communities(fleet.topology, options.seed)
     order = fenced_order(fleet.devices, found, _typical_cut(workload))
     for way in (order, order[::-1]) if len(order) > 1 else (order,):
         if fleet.count:
-            runs = [way[at : at + fleet.count] for at in range(len(way) - fleet.count + 1)]
+            chains = [way[at : at + fleet.count] for at in range(len(way) - fleet.count + 1)]
         else:
-            runs = [way[at:] for at in _beginnings(way, found) if at == 0 or workload.ties]
-        for run in runs:
-            yield fleet.devices.take(run)
+            beginnings = _beginnings(way, found) if runs and workload.ties else [0]
+            chains = [way[at:] for at in beginnings]
+        for chain in chains:
+            yield fleet.devices.take(chain)
 
 
 def _beginnings(order: list[int], found: Sequence[Sequence[int]]) -> list[int]:

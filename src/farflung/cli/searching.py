@@ -1,4 +1,4 @@
-"""What a long search is doing, on standard error: a moving line on a terminal, else a line for each phase."""
+"""What a long search is doing, on standard error: a moving line on a terminal, else a line for each thing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def searching() -> Iterator[Callable[[str], None]]:
         said: list[str] = []
 
         def once(words: str) -> None:
-            phase = "seeing what would help most" if words.startswith("what if ") else words.partition(":")[0]
+            phase = words if words.startswith("what if ") else words.partition(":")[0]
             if phase not in said:
                 said.append(phase)
                 print(phase, file=stream, flush=True)

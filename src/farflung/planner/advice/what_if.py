@@ -12,7 +12,9 @@ from farflung.plan import Topology
 from farflung.plan.wishes import AUTO
 from farflung.planner.advice import changes
 from farflung.planner.assignment import Options, Schedule, Scheduler, memory_of, unwatched
+from farflung.planner.bounds import lower_bound_seconds
 from farflung.simulator import Load
+from farflung.workload import Workload
 
 MOST_CHANGES = 12
 _WORTH_TELLING = 0.02  # of the step time: another search of the same fleet may find as much
@@ -52,16 +54,20 @@ def what_if(
 
     Each change is planned for by `scheduler`, from the plan that there is. They are tried in the order of
     promise: what the busiest of `loads` asks for comes first. `seconds` bounds the CPU time of all of them,
-    and `tell` hears which one is tried.
+    and `tell` hears which one is tried. A change for which the lower bound says that no plan brings enough is
+    not planned for.
     """
     searching = replace(
         options, budget=max(1, options.budget // _EASIER), incumbent=schedule.assignment, watch=unwatched
     )
     leaves_out = options.workers is None and schedule.scheduler == AUTO
+    enough = schedule.step_seconds * (1 - _WORTH_TELLING)
     began = time.process_time()
     found: list[Effect] = []
     for change in islice(changes_worth_a_try(topology, schedule, loads, leaves_out), most):
         tell(change.words)
+        if _bound(change.topology, schedule.workload, searching) > enough:
+            continue  # proven to bring next to nothing
         try:
             with_it = replace(searching, workers=_as_many(options.workers, change.topology))
             after = scheduler(change.topology, schedule.workload, with_it).step_seconds
@@ -71,6 +77,14 @@ def what_if(
         if seconds is not None and time.process_time() - began > seconds:
             break
     return sorted((e for e in found if e.change <= -_WORTH_TELLING), key=lambda e: e.change)
+
+
+def _bound(topology: Topology, workload: Workload, options: Options) -> float:
+    """What no plan undercuts with any of the numbers of microbatches that may be chosen."""
+    return min(
+        lower_bound_seconds(topology, one, options.efficiency, options.most_replicas, options.recompute)
+        for one in (workload, *options.alternatives)
+    )
 
 
 def _as_many(asked: int | None, topology: Topology) -> int | None:

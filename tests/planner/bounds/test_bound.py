@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.workloads import (
+    UNIT,
     branching_workload,
     chain_workload,
     random_topology,
@@ -149,3 +150,16 @@ def test_all_of_a_small_fleet_is_enumerated() -> None:
                 best = min(best, simulate(plan_of(workload, assignment), topology).step_seconds)
     assert bound <= best * CLOSE
     assert best <= 1.5 * bound
+
+
+@pytest.mark.parametrize("mbps", [0.01, 1.0])
+def test_a_large_value_is_sent_however_little_the_operators_inside_its_block_send(mbps: float) -> None:
+    """Four blocks of three operators: between these little crosses, but what goes past them is large."""
+    small = tuple(Span(at, at, (at + 1,), 1, True) for at in range(12))
+    large = tuple(Span(100 + at, at, (at + 3,), UNIT, True) for at in range(0, 12, 3))
+    workload = replace(chain_workload([1.0] * 13, [1] * 12), spans=(*small, *large))
+    workers = tuple(WorkerSpec(f"w{n}", "", tflops=3e-12, memory_gb=1) for n in range(3))
+    rates, near = (tuple((each,) * 3 for _ in range(3)) for each in (mbps, 0.0))
+    bound = lower_bound_seconds(Topology(workers, near, rates), workload)
+    alone = 8 * 13.0  # seconds: microbatches times operators
+    assert bound < 0.7 * alone if mbps > 0.5 else bound == pytest.approx(alone, rel=1e-3)

@@ -72,16 +72,32 @@ def blocks_of(workload: Workload) -> tuple[Block, ...]:
 
 def longest_way(workload: Workload, start: int, stop: int) -> float:
     """Operations of the nodes from `start` up to `stop` that must follow one another: the most of any way."""
-    longest = np.array(workload.flops[start:stop]) * (1 + BACKWARD_FACTOR)
+    return float(ways_to(workload, start, stop).max(initial=0.0))
+
+
+def ways_to(workload: Workload, start: int, stop: int) -> Floats:
+    """Of the nodes from `start` up to `stop`, the operations on the longest way that ends with each."""
+    own = workload.flops[start:stop] * (1 + BACKWARD_FACTOR)
     before = np.zeros(stop - start)
     for span in sorted(workload.spans, key=lambda span: span.made):
         if not start <= span.made < stop:
             continue
-        reached = before[span.made - start] + longest[span.made - start]
+        reached = before[span.made - start] + own[span.made - start]
         for reader in span.readers:
             if reader < stop:
                 before[reader - start] = max(before[reader - start], reached)
-    return float((before + longest).max(initial=0.0))
+    return np.asarray(before + own)
+
+
+def ways_from(workload: Workload, start: int, stop: int) -> Floats:
+    """Of the nodes from `start` up to `stop`, the operations on the longest way that begins with each."""
+    own = workload.flops[start:stop] * (1 + BACKWARD_FACTOR)
+    after = np.zeros(stop - start)
+    for span in sorted(workload.spans, key=lambda span: -span.made):
+        inside = [reader - start for reader in span.readers if reader < stop]
+        if start <= span.made < stop and inside:
+            after[span.made - start] = max(after[span.made - start], float((after + own)[inside].max()))
+    return np.asarray(after + own)
 
 
 def _gates(workload: Workload, working: list[int]) -> list[int]:

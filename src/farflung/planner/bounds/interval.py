@@ -111,10 +111,11 @@ class Interval:
         around = self.home.around[members]
         if seconds < alone + around.min() or not fed.any():
             return False
+        carried = self._carried(seconds, members)
         if len(members) == 1:
             room = self._room(seconds, around, around)
-            return self._rows_fit(seconds, members, (np.zeros(0), np.zeros(0))) and self._fit(
-                seconds, members, room, alone
+            return self._rows_fit(seconds, members, (np.zeros(0), np.zeros(0)), carried) and self._fit(
+                seconds, members, room, alone, carried
             )
         hop = self.hop[np.ix_(members, members)]
         inside = usable[np.ix_(members, members)]
@@ -134,17 +135,17 @@ class Interval:
         both = ways, _cheapest(ahead_hop)
         keep = self._kept(members, self._passing(seconds, members, inside))
         if not (
-            self._rows_fit(seconds, members, both)
+            self._rows_fit(seconds, members, both, carried)
             and self._ranked(seconds, members, both, keep)
             and self._filled(seconds, members, both, keep)
         ):
             return False
         trip = alone + ways[:needed].sum()
         if len(members) > MOST_FIRST:
-            return self._fit(seconds, members, self._room(seconds, around, around) * keep, trip)
+            return self._fit(seconds, members, self._room(seconds, around, around) * keep, trip, carried)
         rooms = self._rooms(seconds, members, shortest(hop), shortest(ahead_hop))
         return any(
-            self._fit(seconds, members, rooms[first] * keep, trip, first)
+            self._fit(seconds, members, rooms[first] * keep, trip, carried, first)
             for first in np.flatnonzero(fed).tolist()
         )
 
@@ -176,10 +177,13 @@ class Interval:
 
         Without hops, but on a way with so many of them to new workers.
         """
+        return self._spread(seconds, speeds, float(self.longest.sum() - self._apart(hops)))
+
+    def _spread(self, seconds: float, speeds: Floats, work: float) -> float:
+        """The least time of a round trip with so much work; see `_alone`."""
         fastest = np.sort(speeds)[::-1]
         each = seconds / self.microbatches
         done = np.concatenate([[0.0], np.cumsum(fastest * each)])
-        work = self.longest.sum() - self._apart(hops)
         full = int(np.searchsorted(done, work, side="right")) - 1
         if full >= len(fastest):
             return float(full * each) * self.trip
@@ -190,7 +194,13 @@ class Interval:
         return np.asarray(self.apart[np.minimum(hops, len(self.apart) - 1)])
 
     def _fit(
-        self, seconds: float, members: NDArray[np.int64], time: Floats, trip: float, first: int | None = None
+        self,
+        seconds: float,
+        members: NDArray[np.int64],
+        time: Floats,
+        trip: float,
+        carried: Floats,
+        first: int | None = None,
     ) -> bool:
         """Whether members with `time` each can do the work, with a window that covers `trip`.
 
@@ -203,16 +213,24 @@ class Interval:
             return False
         if self.pieces is None or (self.pieces.tied and first is None):
             return True
-        held = self.pieces.largest(room, self._carried(seconds, members))
+        held = self.pieces.largest(room, carried)
         if self.pieces.tied and first is not None:
             held[first] = room[first]
         return self.items.fit(held, memory, window)
 
-    def _carried(self, seconds: float, members: NDArray[np.int64]) -> float:
-        """Bytes of a microbatch that the best link carries M times."""
-        best = self.devices.bandwidth[np.ix_(members, members)].copy()
-        np.fill_diagonal(best, 0.0)
-        return float(best.max()) * seconds / max(1, self.microbatches - 1)
+    def _carried(self, seconds: float, members: NDArray[np.int64]) -> Floats:
+        """Bytes of a microbatch that the best link of each, to anybody, carries M times, there and back.
+
+        Before and after that a microbatch takes the rest of its round trip, without what may lie beside it.
+        """
+        devices = self.devices
+        missed = max(float(self._apart(1)), self.pieces.beside if self.pieces else 0.0)
+        alone = self._spread(seconds, devices.speeds, max(float(self.longest.sum()) - missed, 0.0))
+        latency = (devices.latency + devices.latency.T)[members]
+        rate = np.minimum(devices.bandwidth, devices.bandwidth.T)[members]
+        rate[np.arange(len(members)), members] = 0.0
+        left = np.maximum(seconds - alone - latency, 0.0)
+        return np.asarray((rate * left).max(axis=1) / (self.microbatches + 1))
 
     def _filled(
         self, seconds: float, members: NDArray[np.int64], ways: tuple[Floats, Floats], keep: Bools
@@ -275,10 +293,12 @@ class Interval:
         keep[fastest[: 1 + self.counts[-1]]] = True
         return keep
 
-    def _rows_fit(self, seconds: float, members: NDArray[np.int64], ways: tuple[Floats, Floats]) -> bool:
+    def _rows_fit(
+        self, seconds: float, members: NDArray[np.int64], ways: tuple[Floats, Floats], carried: Floats
+    ) -> bool:
         """Whether the last n operators, for every n, can be done by n workers; `ways` as of `_ranked`."""
         speeds = np.sort(self.devices.speeds[members])[::-1]
-        pieces, counts, before = self._joined(self._carried(seconds, members))
+        pieces, counts, before = self._joined(float(carried.max()))
         after = np.cumsum(pieces[::-1])[::-1]
         hosts = np.minimum(np.cumsum(counts[::-1])[::-1], len(speeds))
         most = np.cumsum(speeds)[hosts - 1]
@@ -295,7 +315,7 @@ class Interval:
         longest: list[float] = []
         single = False
         for block in self.blocks:
-            if work and block.forward_bytes > carried and single and block.workers == 1:
+            if work and block.backward_bytes > carried and single and block.workers == 1:
                 work[-1] += block.work
                 longest[-1] += block.longest
             else:

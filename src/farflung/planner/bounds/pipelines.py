@@ -32,8 +32,12 @@ backward.)
 5. *Waiting.* Who holds a gate keeps all later workers waiting for all it has: U grows from worker to worker
    by what each does of a microbatch. Then the fastest first, each with as much as fits, do the most
    (`Interval._filled`; two neighbours in any other order do less, and a last one more never does harm).
-6. *Ranges.* What a worker has of the row is one range between two places where it may be cut, and no cut is
-   where no link carries M times what surely crosses there. So it fills its time with whole pieces.
+6. *Ranges.* What a worker has of the row is one range between two places where it may be cut. If every worker
+   has one range of the model (no parameter is used at both ends), it gets from others each value that is read
+   in its range and made before, and sends others each that is made in it and read after, with gradients back;
+   else those at least that its neighbours surely make or read. One link of each such worker carries the
+   largest of these M times there and back, beside a round trip (`Pieces`). So it fills its time with whole
+   ranges that its best link allows, however little crosses elsewhere.
 7. *Operators.* An operator runs on one worker. So of any row of n operators at the end no more than n workers
    do the work, and where every link is too slow for what crosses between two operators, they count as one.
 8. *Inputs.* Who runs the first operator is sent M times what this reads of the model's inputs.

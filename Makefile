@@ -23,9 +23,9 @@ train: $(STAMP)
 
 # Two processes at a time; tests/conftest.py says which tests stay together.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
-# A million damaged documents, and a million damaged frames: hours on two busy cores (docs/measurements.md, Fuzzing).
+# A million damaged documents, and a million damaged frames (docs/measurements.md, Fuzzing). Goes on where it was broken off.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -36,20 +37,26 @@ def topology(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lab(topology: Path) -> Iterator[subprocess.Popen[str]]:
-    """`lab up` in a process of its own, under the name `cli`."""
+def name() -> str:
+    """The lab's: whoever else runs these tests on this machine has another one."""
+    return secrets.token_hex(4)
+
+
+@pytest.fixture
+def lab(topology: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+    """`lab up` in a process of its own."""
     try:
         check_machine(needs_nft=True)
     except LabError as error:
         pytest.skip(str(error))
-    process = started(topology)
+    process = started(topology, name)
     yield process
     process.terminate()
     process.wait(WAIT_SECONDS)
 
 
-def started(topology: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "farflung", "lab", "up", str(topology), "--name", "cli", "--json"]
+def started(topology: Path, name: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "farflung", "lab", "up", str(topology), "--name", name, "--json"]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -66,66 +73,68 @@ def farflung(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True)
 
 
-def rooms() -> list[str]:
+def rooms(lab: str) -> list[str]:
     folder = Path("/run/netns")
-    return [path.name for path in folder.glob("farflung-cli-*")] if folder.exists() else []
+    return [path.name for path in folder.glob(f"farflung-{lab}-*")] if folder.exists() else []
 
 
 def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
-    lab: subprocess.Popen[str], topology: Path
+    lab: subprocess.Popen[str], name: str, topology: Path
 ) -> None:
     found = nodes(lab)
     assert list(found) == ["a", "b", "broker", "submitter"]
     assert found["b"]["local_address"] != found["b"]["address"]
-    ping = ["exec", "--name", "cli", "b", "--", "ping", "-c", "1", "-W", "1", found["a"]["address"]]
+    ping = ["exec", "--name", name, "b", "--", "ping", "-c", "1", "-W", "1", found["a"]["address"]]
     assert farflung(*ping).returncode == 0
-    assert farflung("cut", "a", "b", "--name", "cli").stderr == "cut: a - b\n"
-    assert "cut; 50 Mbit/s, 5 ms, queue 200 ms" in farflung("stats", "--name", "cli").stdout
-    assert "cli" in json.loads(farflung("list", "--json").stdout)["labs"]
+    assert farflung("cut", "a", "b", "--name", name).stderr == "cut: a - b\n"
+    assert "cut; 50 Mbit/s, 5 ms, queue 200 ms" in farflung("stats", "--name", name).stdout
+    assert name in json.loads(farflung("list", "--json").stdout)["labs"]
     missing = farflung("stats", "--name", "none").stderr
-    assert missing.startswith("error: no lab called none runs; there ") and "cli" in missing
+    assert missing.startswith("error: no lab called none runs; there ") and name in missing
     assert farflung(*ping).returncode == 1
-    assert farflung("heal", "--name", "cli").stderr == "healed: a - b\n"
-    told = farflung("set", "a", "b", "--ms", "30", "--both", "--name", "cli")
+    assert farflung("heal", "--name", name).stderr == "healed: a - b\n"
+    told = farflung("set", "a", "b", "--ms", "30", "--both", "--name", name)
     assert told.stderr.splitlines()[0] == (
         "a -> b: 50 Mbit/s, 30 ms, queue 200 ms (was 50 Mbit/s, 5 ms, queue 200 ms)"
     )
     told = farflung(*ping)
     assert float(told.stdout.partition("time=")[2].split()[0]) >= 60
-    assert farflung("set", "b", "--up-mbps", "0.01", "--name", "cli").returncode == 0
+    assert farflung("set", "b", "--up-mbps", "0.01", "--name", name).returncode == 0
     told = farflung(*ping)
     assert float(told.stdout.partition("time=")[2].split()[0]) >= 138  # 98 bytes at 10 kbit/s, and 60
-    stats = json.loads(farflung("stats", "--json", "--name", "cli").stdout)
+    stats = json.loads(farflung("stats", "--json", "--name", name).stdout)
     assert {"seconds", "late_p99_ms", "void", "real_time", "links"} <= set(stats)
     assert {(link["source"], link["target"]) for link in stats["links"]} == {("a", "b"), ("b", "a")}
-    assert "a -> b" in farflung("stats", "--name", "cli").stdout
-    again = farflung("up", str(topology), "--name", "cli")
+    assert "a -> b" in farflung("stats", "--name", name).stdout
+    again = farflung("up", str(topology), "--name", name)
     assert again.returncode == 2
-    assert again.stderr.startswith("error: a lab called cli runs already")
-    assert farflung("down", "--name", "cli").returncode == 0
+    assert again.stderr.startswith(f"error: a lab called {name} runs already")
+    assert farflung("down", "--name", name).returncode == 0
     assert lab.wait(WAIT_SECONDS) == 0
-    assert lab.stderr is not None and lab.stderr.read() == "lab cli was taken down\n"
-    assert rooms() == []
+    assert lab.stderr is not None and lab.stderr.read() == f"lab {name} was taken down\n"
+    assert rooms(name) == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_takes_it_down(lab: subprocess.Popen[str], number: signal.Signals, code: int) -> None:
+def test_a_signal_takes_it_down(
+    lab: subprocess.Popen[str], name: str, number: signal.Signals, code: int
+) -> None:
     nodes(lab)
     lab.send_signal(number)
     assert lab.wait(WAIT_SECONDS) == code
     assert lab.stderr is not None
-    assert lab.stderr.read() == "lab cli is down\n"
-    assert rooms() == []
+    assert lab.stderr.read() == f"lab {name} is down\n"
+    assert rooms(name) == []
 
 
-def test_a_killed_switch_is_told_and_cleaned_up(lab: subprocess.Popen[str]) -> None:
+def test_a_killed_switch_is_told_and_cleaned_up(lab: subprocess.Popen[str], name: str) -> None:
     nodes(lab)
-    record = json.loads(Path("/run/farflung-lab/cli.json").read_text())
+    record = json.loads(Path(f"/run/farflung-lab/{name}.json").read_text())
     os.kill(record["process_id"], signal.SIGKILL)
     assert lab.wait(WAIT_SECONDS) == 2
     assert lab.stderr is not None
-    assert lab.stderr.read() == "error: the switch of lab cli was killed; what it left is removed\n"
-    assert rooms() == []
+    assert lab.stderr.read() == f"error: the switch of lab {name} was killed; what it left is removed\n"
+    assert rooms(name) == []
 
 
 @pytest.mark.parametrize(

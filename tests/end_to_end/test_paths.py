@@ -42,11 +42,16 @@ class Place:
             worker.says("idle in the backup pool")
         self.expected = losses(train(on.on, "local", "--steps", str(STEPS), "--local", "3"))
 
+    def leave(self, name: str) -> None:
+        """Stop a worker, unless it was stopped before."""
+        if self.workers[name].process.poll() is None:
+            self.workers[name].stop()
+
     def close(self) -> None:
         """End what still runs, in good order."""
-        for command in (*self.workers.values(), self.broker):
-            if command.process.poll() is None:
-                command.stop()
+        for name in self.workers:
+            self.leave(name)
+        self.broker.stop()
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +79,13 @@ def test_workers_behind_nat_dial_back_or_meet_at_a_worker_that_relays(place: Pla
 
 
 def test_without_another_relay_the_broker_carries_the_link(place: Place) -> None:
-    place.workers["a"].stop()
+    place.leave("a")
     losses(place.on.train("b", "c"))
     assert place.on.paths()["b", "c"] == "relay through broker"
 
 
 def test_where_no_way_leads_the_run_fails_and_says_what_was_tried(place: Place) -> None:
+    place.leave("a")
     place.broker.stop()
     place.broker = place.on.broker("--relay", "0")
     place.on.on.idle("b", "c")

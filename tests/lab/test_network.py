@@ -1,6 +1,7 @@
 """A lab with real namespaces, TUN devices, packets and processes."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -21,6 +22,11 @@ from farflung.lab.spec import LabSpec, LinkSettings, Node
 pytestmark = pytest.mark.usefixtures("lab_machine")
 PAIR = LabSpec((Node("a"), Node("b")))
 WAIT_SECONDS = 20
+
+
+def a_name() -> str:
+    """Of a lab: whoever else runs these tests on this machine has another one."""
+    return secrets.token_hex(4)
 
 
 def reaches(network: Network, source: str, address: str) -> bool:
@@ -147,22 +153,23 @@ def test_homes_share_a_line_and_a_lan() -> None:
 
 
 def test_two_labs_run_side_by_side_and_one_name_once() -> None:
-    with Network(PAIR) as first, Network(PAIR, "twice") as second:
+    with Network(PAIR) as first, Network(PAIR) as second:
         assert reaches(first, "a", first.address("b"))
         assert reaches(second, "a", second.address("b"))
-        with pytest.raises(LabError, match="a lab called twice runs already"), Network(PAIR, "twice"):
+        taken = f"a lab called {second.name} runs already"
+        with pytest.raises(LabError, match=taken), Network(PAIR, second.name):
             pass
         assert reaches(second, "a", second.address("b"))
 
 
 def test_a_running_lab_is_found_and_taken_down_from_outside() -> None:
-    with Network(PAIR, "outside") as network:
-        lab = find("outside")
+    with Network(PAIR) as network:
+        lab = find(network.name)
         assert lab.nodes == ["a", "b"]
         lab.down()
-        assert left_behind("outside") == []
-        with pytest.raises(LabError, match="no lab called outside runs"):
-            find("outside")
+        assert left_behind(network.name) == []
+        with pytest.raises(LabError, match=f"no lab called {network.name} runs"):
+            find(network.name)
         with pytest.raises(LabError, match="does not answer"):
             network.stats()
 
@@ -241,7 +248,7 @@ def started_owner(lab: str) -> tuple[subprocess.Popen[str], int]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_lab_ends_with_its_owner_however_that_ends(number: signal.Signals) -> None:
     before = host_state()
-    lab = f"owner{number:d}"
+    lab = a_name()
     owner, _ = started_owner(lab)
     owner.send_signal(number)
     owner.wait(WAIT_SECONDS)
@@ -250,8 +257,9 @@ def test_a_lab_ends_with_its_owner_however_that_ends(number: signal.Signals) -> 
 
 
 def test_a_switch_that_is_told_to_end_while_it_starts_leaves_nothing() -> None:
+    lab = a_name()
     spec = LabSpec((Node("a", behind_nat=True), Node("b"), Node("c")))
-    start = msgspec.msgpack.encode(Start("early", spec, os.getpid()))
+    start = msgspec.msgpack.encode(Start(lab, spec, os.getpid()))
     for wait in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4):
         command = [sys.executable, "-P", "-m", "farflung.lab.process"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -264,12 +272,12 @@ def test_a_switch_that_is_told_to_end_while_it_starts_leaves_nothing() -> None:
             process.send_signal(signal.SIGINT)
             assert process.wait(WAIT_SECONDS) in (0, -signal.SIGTERM)
             assert process.stderr.read() == b""
-        assert left_behind("early") == []
+        assert left_behind(lab) == []
 
 
 def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
-    before = host_state()
-    owner, switch = started_owner("stale")
+    before, lab = host_state(), a_name()
+    owner, switch = started_owner(lab)
     os.kill(owner.pid, signal.SIGSTOP)
     os.kill(switch, signal.SIGKILL)
     os.kill(owner.pid, signal.SIGKILL)
@@ -277,11 +285,11 @@ def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while Path(f"/proc/{switch}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert namespaces_of("stale")
-    with pytest.raises(LabError, match="the switch of lab stale was killed: farflung lab down"):
-        find("stale")
+    assert namespaces_of(lab)
+    with pytest.raises(LabError, match=f"the switch of lab {lab} was killed: farflung lab down"):
+        find(lab)
     with Network(PAIR) as network:
-        assert left_behind("stale") == []
+        assert left_behind(lab) == []
         assert reaches(network, "a", network.address("b"))
     assert host_state() == before
 
@@ -304,11 +312,11 @@ def test_the_switch_loads_no_torch_or_numpy() -> None:
 
 
 def test_garbage_on_the_control_socket_harms_nobody() -> None:
-    with Network(PAIR, "garbage") as network:
+    with Network(PAIR) as network:
         for noise in (b"\xff" * 100, b"\0\0\0\5abcde", os.urandom(5000)):
             with socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(WAIT_SECONDS)
-                client.connect(str(registry.socket_path("garbage")))
+                client.connect(str(registry.socket_path(network.name)))
                 client.sendall(noise)
                 client.shutdown(socket.SHUT_WR)
                 assert client.recv(100) == b""
@@ -316,8 +324,8 @@ def test_garbage_on_the_control_socket_harms_nobody() -> None:
 
 
 def test_a_client_that_reads_no_answers_is_not_served_for_ever() -> None:
-    with Network(PAIR, "deaf") as network, socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(registry.socket_path("deaf")))
+    with Network(PAIR) as network, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(registry.socket_path(network.name)))
         client.settimeout(1)
         with pytest.raises(TimeoutError):
             client.sendall(control.encode(control.AskNodes()) * 500_000)

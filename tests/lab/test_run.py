@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -95,25 +96,27 @@ def test_a_killed_worker_is_named(on: Machines) -> None:
 
 
 def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
-    run = lab_run(on, "run", "--name", "doomed")
+    lab = secrets.token_hex(4)
+    run = lab_run(on, "run", "--name", lab)
     run.reaches(1)
-    record = json.loads((registry.FOLDER / "doomed.json").read_text())
+    record = json.loads((registry.FOLDER / f"{lab}.json").read_text())
     os.kill(record["process_id"], signal.SIGKILL)
     killed_at = time.monotonic()
     assert run.command.code() == 2, run.command.err
     assert time.monotonic() - killed_at < Timeouts().lease_seconds  # before anybody else can have noticed
-    assert run.command.errors == ["error: lab doomed is gone: its switch was killed while the run lasted"]
+    assert run.command.errors == [f"error: lab {lab} is gone: its switch was killed while the run lasted"]
     assert "lost" not in run.command.err
     eventually("all of it has ended", lambda: not on.orphans())
 
 
 def test_a_lab_that_is_taken_down_ends_its_run_with_one_error(on: Machines) -> None:
-    run = lab_run(on, "run", "--name", "ended")
+    lab = secrets.token_hex(4)
+    run = lab_run(on, "run", "--name", lab)
     run.reaches(1)
-    down = on.start("desk", "lab", "down", "--name", "ended")
+    down = on.start("desk", "lab", "down", "--name", lab)
     assert down.code() == 0, down.err
     assert run.command.code() != 0
-    assert run.command.errors == ["error: lab ended was taken down while the run lasted"]
+    assert run.command.errors == [f"error: lab {lab} was taken down while the run lasted"]
 
 
 def test_a_run_folder_that_cannot_be_taken_is_told_before_a_lab_is_laid_out(on: Machines) -> None:

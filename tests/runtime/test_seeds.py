@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.runtime.seeds import microbatch_seed, mix
+from farflung.mixing import mix
+from farflung.runtime.seeds import microbatch_seed
 
 SMALL = st.integers(0, 1000)
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from farflung.mixing import mix
 from farflung.opdag import opset
 from farflung.opdag.evaluation import EVALUATION
 from farflung.opdag.graph import Node
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend import lowering
-from farflung.runtime.seeds import mix
 
 NO_KEY = np.zeros(2, np.uint32)
 

@@ -25,7 +25,8 @@ train: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
-# A million damaged documents, and a million damaged frames (docs/measurements.md, Fuzzing). Goes on where it was broken off.
+# A million each of damaged documents, payloads of codecs, and frames (docs/measurements.md, Fuzzing). Goes on where
+# it was broken off, payloads apart.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz
 

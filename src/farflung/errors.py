@@ -60,6 +60,10 @@ class ConnectionFailed(FarflungError):
     """A peer could not be reached, or was lost."""
 
 
+class CodecError(FarflungError):
+    """A tensor cannot be written as asked, or bytes that came cannot be read as the tensor they should be."""
+
+
 class LabError(FarflungError):
     """An emulated network cannot be as it was asked for, or this machine cannot carry it."""
 

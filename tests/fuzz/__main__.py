@@ -1,4 +1,4 @@
-"""Attack loader and endpoint for long (`make fuzz`): figures as JSON, and exit 1 if one gives way."""
+"""Attack loader, codecs and endpoint for long (`make fuzz`): figures as JSON, and exit 1 if one gives way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-from tests.fuzz import campaign, documents, test_documents
+from tests.fuzz import campaign, documents, payloads, test_documents, test_payloads
 from tests.fuzz.test_fuzz import assert_stood
 
 
@@ -17,6 +17,7 @@ def main() -> None:
     """Attack as long as the command line says; 0 leaves an attack out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--payloads", type=int, default=1_000_000)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--handshakes", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -27,6 +28,10 @@ def main() -> None:
             fed = documents.run(folder, options.documents, options.seed, os.cpu_count() or 1)
             _tell(fed)
             test_documents.assert_stood(fed)
+        if options.payloads:
+            withstood = payloads.run(options.payloads, options.seed)
+            _tell(withstood)
+            test_payloads.assert_stood(withstood)
         if options.frames:
             stood = asyncio.run(campaign.run(folder, options.frames, options.handshakes, options.seed))
             _tell(stood)

@@ -1,0 +1,111 @@
+"""Quantisers for normally distributed numbers: which levels there are, and how they stand in bytes.
+
+The levels are Lloyd's and Max's (Max, "Quantizing for Minimum Distortion", 1960), rounded to multiples of
+1/1024 and told in these, so that whoever adds up a hundred of them in float32 makes no rounding error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farflung.codec.bits import packed
+from farflung.codec.floats import Float32
+
+UNIT = 1024
+_POSITIVE = {
+    1: (0.7978846,),
+    2: (0.4527800, 1.5104176),
+    3: (0.2450942, 0.7560053, 1.3439093, 2.1519458),
+    4: (0.1283950, 0.3880483, 0.6567591, 0.9423405, 1.2562312, 1.6180795, 2.0690172, 2.7326358),
+}
+_DISTORTION = {1: 0.3634, 2: 0.1175, 3: 0.03455, 4: 0.009501}
+_PLANES = {1: (1,), 2: (2,), 3: (1, 2), 4: (4,)}
+"""Bits of a code in each plane of bytes; where there are two, their levels are multiplied."""
+FINE = np.float32(32)
+_MAGIC = np.float32(1.5 * 2**23 + 128)
+_MOST = np.float32(126.5)
+
+
+class Quantiser:
+    """Levels in multiples of 1/1024 standard deviations, symmetrical about zero."""
+
+    def __init__(self, bits: int) -> None:
+        positive = np.rint(np.array(_POSITIVE[bits]) * UNIT)
+        self.smallest, self.largest = float(positive[0]), float(positive[-1])
+        self.distortion = _DISTORTION[bits]
+        self._widths = _PLANES[bits]
+        plane_levels = _levels(positive, len(self._widths))
+        self._tables = [
+            _byte_table(levels, width) for levels, width in zip(plane_levels, self._widths, strict=True)
+        ]
+        self._codes = _fine_codes(plane_levels)
+
+    def planes(self, elements: int) -> list[NDArray[np.uint8]]:
+        """Memory for the codes of so many elements, a multiple of 8."""
+        return [np.empty(elements * width // 8, np.uint8) for width in self._widths]
+
+    def write(self, numbers: Float32, planes: Sequence[NDArray[np.uint8]], start: int) -> None:
+        """Store the codes of `numbers`, the tensor's from element `start` on.
+
+        `numbers` are flat, in 32nds of a standard deviation, and are used up.
+        """
+        # A number becomes a byte first, in 32nds of a deviation, and a table makes that a code.
+        np.clip(numbers, -_MOST, _MOST, out=numbers)
+        numbers += _MAGIC
+        fine = bytearray(numbers.view(np.uint32).astype(np.uint8))
+        for codes, plane, width in zip(self._codes, planes, self._widths, strict=True):
+            coded = np.frombuffer(fine.translate(codes), np.uint8)
+            at = start * width // 8
+            plane[at : at + len(fine) * width // 8] = packed(coded, width)
+
+    def read(self, planes: Sequence[NDArray[np.uint8]], start: int, into: Float32) -> None:
+        """Fill `into`, flat, with levels of the elements from `start` on, in multiples of 1/1024."""
+        coded = [
+            plane[start * width // 8 : (start + len(into)) * width // 8]
+            for plane, width in zip(planes, self._widths, strict=True)
+        ]
+        _look_up(self._tables[0], coded[0], into)
+        for table, codes in zip(self._tables[1:], coded[1:], strict=True):
+            factors = np.empty_like(into)
+            _look_up(table, codes, factors)
+            into *= factors
+
+
+@cache
+def quantiser(bits: int) -> Quantiser:
+    """The quantiser of so many bits, made once."""
+    return Quantiser(bits)
+
+
+def _levels(positive: NDArray[np.float64], planes: int) -> list[NDArray[np.float64]]:
+    """The levels that a code stands for, plane by plane: all of them, or signs and magnitudes."""
+    if planes == 1:
+        return [np.concatenate((-positive[::-1], positive))]
+    return [np.array([-1.0, 1.0]), positive]
+
+
+def _fine_codes(plane_levels: Sequence[NDArray[np.float64]]) -> list[bytes]:
+    """For each plane the code of every byte that `write` makes of a number."""
+    numbers = (np.arange(256) - 128) * (UNIT / float(FINE))
+    if len(plane_levels) == 1:
+        return [_nearest(numbers, plane_levels[0])]
+    signs, magnitudes = plane_levels
+    return [_nearest(np.sign(numbers + 0.5), signs), _nearest(np.abs(numbers), magnitudes)]
+
+
+def _nearest(numbers: NDArray[np.floating], levels: NDArray[np.float64]) -> bytes:
+    return np.abs(numbers[:, None] - levels).argmin(axis=1).astype(np.uint8).tobytes()
+
+
+def _byte_table(levels: NDArray[np.float64], width: int) -> Float32:
+    """(256, 8 / width): the levels of all codes in a byte."""
+    shifts = np.arange(0, 8, width)
+    return levels[(np.arange(256)[:, None] >> shifts) & (2**width - 1)].astype(np.float32)
+
+
+def _look_up(table: Float32, codes: NDArray[np.uint8], into: Float32) -> None:
+    np.take(table, codes, axis=0, out=into.reshape(-1, table.shape[1]), mode="clip")

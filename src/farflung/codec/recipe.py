@@ -1,0 +1,73 @@
+"""How one value is written on one link, as a plan says it: what is subtracted, the codec, what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from farflung.codec.base import Declared
+from farflung.codec.coder import Coder, Forgetful
+from farflung.codec.dense import Plain
+from farflung.codec.feedback import ErrorFeedback
+from farflung.codec.lossless import Inner, Lossless
+from farflung.codec.reference import Referenced
+from farflung.codec.running_mean import RunningMean
+
+Family: TypeAlias = Inner | Lossless
+
+_MOST_NUMBERS = 2**28
+
+
+class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reference"):
+    """Subtract the running mean of each row's key. Both ends keep 12 bytes for each key and column.
+
+    Attributes
+    ----------
+    keys
+        How many there are: of a language model, the size of its vocabulary.
+    width
+        The tensor's last dimension.
+    horizon
+        Steps over which the mean is taken, of those that had the key.
+    send_keys
+        Send keys with each tensor, if the receiver does not have them.
+    """
+
+    keys: Annotated[int, Meta(ge=1, le=2**20)]
+    width: Annotated[int, Meta(ge=1, le=2**16)]
+    horizon: Annotated[int, Meta(ge=1, le=2**20)] = 32
+    send_keys: bool = True
+
+    def __post_init__(self) -> None:
+        if self.keys * self.width > _MOST_NUMBERS:
+            raise ValueError(f"a reference of {self.keys} keys and width {self.width} is too large")
+
+
+class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="feedback"):
+    """Add what the codec leaves out to the next tensor: for gradients of parameters."""
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """First the reference is subtracted or the feedback added, then comes the codec, zstandard last."""
+
+    codec: Family = Plain()
+    memory: Reference | Feedback | None = None
+
+    def coder(self) -> Coder:
+        """One end's coder, with nothing remembered yet."""
+        memory = self.memory
+        if isinstance(memory, Reference):
+            means = RunningMean(memory.keys, memory.width, memory.horizon)
+            return Referenced(self.codec, means, memory.keys, memory.send_keys)
+        return ErrorFeedback(self.codec) if memory else Forgetful(self.codec)
+
+    def declared(self) -> Declared:
+        """What the codec declares, and the bits of keys; with a reference, errors are of what is left."""
+        declared = self.codec.declared()
+        if not isinstance(self.memory, Reference) or not self.memory.send_keys:
+            return declared
+        key_bytes = 1 if self.memory.keys <= 2**8 else 2 if self.memory.keys <= 2**16 else 4
+        return replace(declared, bits=declared.bits + 8 * key_bytes / self.memory.width)

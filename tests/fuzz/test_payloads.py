@@ -1,0 +1,36 @@
+"""Damaged payloads: decoders refuse them or read a tensor, in little memory. `make fuzz` feeds a million."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zstandard
+from tests.codec.arrays import FAMILIES
+from tests.fuzz.payloads import MOST_BYTES, Figures, run
+
+from farflung.errors import CodecError
+
+
+def assert_stood(figures: Figures) -> None:
+    """No memory above the bound; crashes and other errors end the attack."""
+    assert figures.most_bytes <= MOST_BYTES, figures
+
+
+def test_decoders_stand_6_000_damaged_payloads() -> None:
+    figures = run(count=6_000, seed=1)
+    assert figures.payloads == 6_000
+    assert_stood(figures)
+    # The damage reaches what it should: each decoder refuses some, and most are deceived by others.
+    for name in FAMILIES:
+        assert figures.outcomes[f"{name}: refused"] > 50, figures
+
+
+def test_a_plane_that_would_fill_the_memory_is_refused_unread() -> None:
+    codec, array = FAMILIES["lossless"], np.zeros((64, 64), np.float32)
+    honest = codec.encode(array).joined()
+    bomb = zstandard.compress(bytes(10**8))
+    for raw in (10**8, 64):
+        entry = np.array([raw, len(bomb), 1], "<u4").tobytes()
+        with pytest.raises(CodecError):
+            codec.decode((1).to_bytes(4, "little") + entry + bomb, np.empty_like(array))
+    codec.decode(honest, array)

@@ -28,7 +28,8 @@ def measure(size: str, folder: Path) -> dict[str, float]:
     from farflung.opdag.capture import capture
     from farflung.planner import plan_graph
     from farflung.runtime.jax_backend import store
-    from farflung.runtime.jax_backend.compiled import training_functions
+    from farflung.runtime.jax_backend.compiled import TrainingFunctions
+    from farflung.runtime.jax_backend.later import Wanted
     from farflung.runtime.jax_backend.verify import verify_segment
 
     store.keep_in(folder)
@@ -40,7 +41,7 @@ def measure(size: str, folder: Path) -> dict[str, float]:
     begin = time.process_time()
     verify_segment(segment, SAMPLES)
     verified = time.process_time()
-    training_functions(segment, SAMPLES)
+    TrainingFunctions(segment, SAMPLES, Wanted())
     done = time.process_time()
     return {"nodes": len(segment.nodes), "verify": verified - begin, "compile": done - verified}
 

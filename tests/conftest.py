@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -38,3 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first: labs, then files with slow tests."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (not item.nodeid.startswith(LABS), item.path not in slow))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests and their processes keep for later (what XLA compiled, say) is not the user's."""
+    before = os.environ.get("FARFLUNG_HOME")
+    os.environ["FARFLUNG_HOME"] = str(tmp_path_factory.mktemp("home"))
+    yield
+    if before is None:
+        del os.environ["FARFLUNG_HOME"]
+    else:
+        os.environ["FARFLUNG_HOME"] = before

@@ -64,6 +64,12 @@ class CodecError(FarflungError):
     """A tensor cannot be written as asked, or bytes that came cannot be read as the tensor they should be."""
 
 
+class DeviceHeld(FarflungError):
+    """A worker's device is at an op that does not end; only the end of the worker's process ends it."""
+
+    exit_code = 1
+
+
 class LabError(FarflungError):
     """An emulated network cannot be as it was asked for, or this machine cannot carry it."""
 

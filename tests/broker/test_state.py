@@ -311,6 +311,44 @@ def test_a_worker_lost_while_planning_sends_the_job_back_to_the_queue() -> None:
     assert story.planned(attempt=2).facts
 
 
+LACKS = "its backend has no aten.relu.default: join it with another --backend"
+
+
+def test_a_job_waits_for_workers_with_its_ops_as_for_any_other() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
+    words = f"waiting for 1 more worker with the model's ops (have 1, plan needs 2; b: {LACKS})"
+    assert told(outcome.commands) == [Accepted("job-1", words)]
+    assert "b cannot run it: its backend has no" in journal.line(outcome.facts[0])
+    assert story.state.backup_pool() == ["a", "b"]
+    assert not story.feed(events.Tick(story.now, 900.0)).commands
+    story.join("c")
+    assert story.state.jobs["job-1"].members == ("a", "c")
+
+
+def test_a_worker_that_comes_anew_with_what_it_lacked_is_taken() -> None:
+    story = Scenario("a", "b")
+    story.submit(on=["b", "a"])
+    outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
+    assert told(outcome.commands) == [Accepted("job-1", f"waiting for b (have 1, plan needs 2; b: {LACKS})")]
+    outcome = story.leave("b")
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for b (have 1, plan needs 2)")]
+    story.join("b", boot="boot-2")
+    job = story.state.jobs["job-1"]
+    assert (job.state, job.members, dict(job.unable)) == ("planning", ("b", "a"), {})
+
+
+def test_of_many_that_lack_ops_few_are_named() -> None:
+    crowd = [f"w-{number}" for number in range(9)]
+    story = Scenario(*crowd)
+    story.submit(0)
+    outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, dict.fromkeys(crowd, LACKS)))
+    (accepted,) = told(outcome.commands)
+    words = str(accepted)
+    assert "w-4: its backend" in words and "w-5" not in words and "; and 4 more)" in words
+
+
 def test_a_plan_that_cannot_be_made_ends_the_job() -> None:
     story = Scenario("a", "b")
     story.submit(2)
@@ -558,9 +596,12 @@ class Chaos:
         if (job := self._job()) is None:
             return
         attempt = self.story.state.jobs[job].attempt
-        choice = self.data.draw(st.integers(0, 9))
+        choice = self.data.draw(st.integers(0, 10))
         if choice < 9:
             self.story.planned(job, max(0, attempt - (choice == 8)))
+        elif choice == 9:
+            lacking = {self._worker(): LACKS}
+            self.story.feed(events.PlanLacks(self.story.now, job, attempt, lacking))
         else:
             self.story.feed(events.PlanFailed(self.story.now, job, attempt, "no plan"))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.end_to_end.installations import BACKEND, TABLE, changed, installation, lacking, newer
-from tests.end_to_end.processes import JOB, Machines, Run, machines, train
+from tests.end_to_end.processes import JOB, Command, Machines, Run, machines, train
 from tests.opdag.tables import NEW_OP, NEWER
 
 import farflung
@@ -22,31 +22,34 @@ RELU = "aten.relu.default"
 OURS = Path(farflung.__file__).parent.parent
 
 
+class Place(Machines):
+    """Where one worker lacks an op."""
+
+    poor: Command
+
+
 @pytest.fixture
-def on(tmp_path: Path) -> Iterator[Machines]:
+def on(tmp_path: Path) -> Iterator[Place]:
     """A newer broker and submitter, a worker that has all ops, an older one, and one without `relu`."""
-    with machines(tmp_path) as place:
+    with machines(tmp_path, Place) as place:
         (tmp_path / "newer.py").write_text(JOB.replace("torch.tanh", "torch.sinc"))
         (tmp_path / "relu.py").write_text(JOB.replace("torch.tanh", "torch.relu"))
         place.sources = installation(tmp_path / "sources" / "newer", {TABLE: newer})
         poorer = installation(tmp_path / "sources" / "poorer", {TABLE: newer, BACKEND: lacking(RELU)})
         broker = place.broker()
         token = place.token("worker", "--uses", "3")
-        joined = [
-            place.worker("able", token),
-            place.worker("older", token, OURS),
-            place.worker("poor", token, poorer),
-        ]
-        for worker in joined:
+        joined = [place.worker("able", token), place.worker("older", token, OURS)]
+        place.poor = place.worker("poor", token, poorer)
+        for worker in (*joined, place.poor):
             worker.says("idle in the backup pool")
         place.document("desk", "status", "--broker", place.address, "--token", place.token("submitter"))
         yield place
-        for worker in joined:
+        for worker in (*joined, place.poor):
             worker.stop()
         broker.stop()
 
 
-def trained(on: Machines, job: str, name: str, *arguments: str) -> Run:
+def trained(on: Place, job: str, name: str, *arguments: str) -> Run:
     return train(on, name, "--broker", on.address, "--steps", "2", *arguments, job=job)
 
 
@@ -58,7 +61,7 @@ def unable(run: Run) -> Any:
 
 
 @pytest.mark.timeout(600)
-def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Machines) -> None:
+def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Place) -> None:
     run = trained(on, "newer.py", "newer")
     assert run.command.code() == 0, run.command.err
     assert run.workers and set(run.workers) <= {"able", "poor"}
@@ -71,13 +74,17 @@ def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Machines
     assert run.workers and set(run.workers) <= {"able", "older"}
     assert f"left out: poor: its backend (torch {torch.__version__}) has no {RELU}" in run.command.err
 
-    reason = trained(on, "relu.py", "none", "--on", "poor").fails()
-    assert "no worker here can run the model's ops: poor: its backend" in reason
-
     shown = {worker["worker"]: (worker["opset"], worker["lacks"]) for worker in on.status()["workers"]}
     assert shown == {"able": (NEWER, []), "older": (NEWER - 1, []), "poor": (NEWER, [RELU])}
     status = on.start("desk", "status")
     assert status.code() == 0 and f"older knows opset version {NEWER - 1}, others {NEWER}" in status.out
+
+    waiting = trained(on, "relu.py", "waiting", "--on", "poor")
+    waiting.command.says("waiting for poor (have 0, plan needs 1; poor: its backend", f"has no {RELU}")
+    on.poor.stop()
+    on.poor = on.worker("poor")
+    assert waiting.command.code() == 0, waiting.command.err
+    assert set(waiting.workers) == {"poor"}
 
 
 def test_another_table_of_the_same_version_is_refused_with_both_hashes(tmp_path: Path) -> None:

@@ -42,7 +42,14 @@ class Precise(nn.Module):
         return loss.float()
 
 
-def job_of(name: str, optimizer: farflung.AdamW | farflung.SGD, batch: int, precise: bool) -> farflung.Job:
+def job_of(
+    name: str,
+    optimizer: farflung.AdamW | farflung.SGD,
+    batch: int,
+    precise: bool,
+    steps: int = STEPS,
+    seed: int = 11,
+) -> farflung.Job:
     which = case(name)
     model = which.build()
     return farflung.Job(
@@ -51,8 +58,8 @@ def job_of(name: str, optimizer: farflung.AdamW | farflung.SGD, batch: int, prec
         optimizer=optimizer,
         batch=batch,
         microbatches=2,
-        steps=STEPS,
-        seed=11,
+        steps=steps,
+        seed=seed,
     )
 
 
@@ -74,6 +81,28 @@ def require_the_same(fleet: Fleet, job: Callable[[], farflung.Job]) -> None:
 
 def test_a_gpt_on_two_frameworks_trains_as_on_one(fleet: Fleet) -> None:
     require_the_same(fleet, lambda: job_of("gpt", farflung.AdamW(lr=1e-3), batch=4, precise=False))
+
+
+def test_dropout_on_jax_draws_by_the_seed_of_the_job(fleet: Fleet) -> None:
+    """The same run twice is the same bit for bit, also beside torch; another seed drops something else."""
+
+    def run(on: list[str], seed: int) -> list[float]:
+        job = job_of("gpt-dropout", farflung.AdamW(lr=1e-3), batch=4, precise=False, steps=20, seed=seed)
+        return losses(fleet, job, on)
+
+    for on in (["worker-1", "worker-3"], ["worker-0", "worker-1"]):
+        first = run(on, seed=11)
+        assert first[-1] < first[0] and len(first) == 20
+        assert run(on, seed=11) == first
+    assert run(["worker-1", "worker-3"], seed=12) != run(["worker-1", "worker-3"], seed=11)
+
+
+def test_what_jax_draws_is_told_with_the_plan(fleet: Fleet) -> None:
+    job = job_of("gpt-dropout", farflung.AdamW(lr=1e-3), batch=4, precise=False, steps=1)
+    _, _, folder = fleet.run(job, 2, on=["worker-0", "worker-1"])
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    (planned,) = [event for event in events if event["event"] == "planned"]
+    assert any("draw other numbers on jax (worker-1) than on torch" in note for note in planned["notes"])
 
 
 def test_a_resnet_on_two_frameworks_trains_as_on_one(fleet: Fleet) -> None:

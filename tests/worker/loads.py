@@ -7,6 +7,7 @@ from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
+from farflung.worker.overrun import Limits
 
 STEPS, MICROBATCHES, WINDOW = 3, 4, 2
 
@@ -33,3 +34,9 @@ def load(attempt: int = 5) -> Load:
 def fresh(size: int) -> memoryview:
     """Memory, as a backend gives it."""
     return memoryview(bytearray(size))
+
+
+def limits(**changes: float) -> Limits:
+    """What a worker's owner lends, at the default lease and a TFLOP/s."""
+    given = {"tflops": 1.0, "pass_seconds": 60.0, "longest_pass_seconds": 3600.0, "chore_seconds": 240.0}
+    return Limits(**{**given, **changes})

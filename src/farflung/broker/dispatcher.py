@@ -21,6 +21,7 @@ from farflung.broker.events import (
     Event,
     OpenCircuit,
     PlanFailed,
+    PlanLacks,
     PlanMade,
     Reject,
     RunPlanner,
@@ -195,7 +196,7 @@ class Dispatcher:
             answer = await self._planned(command)
         self.put(Arrival(None, answer))
 
-    async def _planned(self, command: RunPlanner) -> PlanMade | PlanFailed:
+    async def _planned(self, command: RunPlanner) -> PlanMade | PlanFailed | PlanLacks:
         try:
             known = await asyncio.to_thread(self._known, command.workers)  # seconds for a thousand workers
             return await plan(command, known, self._timeouts, self._clock)

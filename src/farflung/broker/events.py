@@ -127,6 +127,15 @@ class PlanFailed(Event):
 
 
 @dataclass(frozen=True)
+class PlanLacks(Event):
+    """Too few of the workers can run the model; `unable` says of each of the others what it lacks."""
+
+    job: str
+    attempt: int
+    unable: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Send:
     """To a registered worker."""
 
@@ -166,7 +175,8 @@ class Reject:
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Plan the job on `count` of these workers, off the loop; answered by `PlanMade` or `PlanFailed`.
+    """Plan the job on `count` of these workers, off the loop. Answered by `PlanMade`, `PlanFailed` or
+    `PlanLacks`.
 
     Each of the `count` gets a part; with 0 the plan takes as many as serve it. `abilities` say what
     each worker can compute; nothing is kept from one that has none.

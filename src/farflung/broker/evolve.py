@@ -41,6 +41,10 @@ def _evolve(fact: object, state: State) -> State:
 
 @_evolve.register
 def _(fact: facts.WorkerAdmitted, state: State) -> State:
+    for job in state.jobs.values():
+        if fact.worker in job.unable:  # it may have come with another backend
+            others = {worker: why for worker, why in job.unable.items() if worker != fact.worker}
+            state = state.with_job(replace(job, unable=others))
     return state.with_worker(
         Worker(
             fact.worker,
@@ -99,7 +103,10 @@ def _(fact: facts.JobPlanning, state: State) -> State:
 @_evolve.register
 def _(fact: facts.JobRequeued, state: State) -> State:
     job = state.jobs[fact.job]
-    queued = replace(job, state=QUEUED, reason=fact.reason, members=(), words="", pace=Pace(fact.at))
+    unable = {**job.unable, **fact.unable}
+    queued = replace(
+        job, state=QUEUED, reason=fact.reason, unable=unable, members=(), words="", pace=Pace(fact.at)
+    )
     return _held(state, job, ()).with_job(queued)
 
 
@@ -157,6 +164,7 @@ def _(fact: facts.JobEnded, state: State) -> State:
         reason=fact.reason,
         graph=b"",
         wishes=NO_WISHES,
+        unable={},
         plan=None,
         unit=None,
         group=None,

@@ -70,10 +70,14 @@ class JobPlanning(Decision, frozen=True):
 
 
 class JobRequeued(Decision, frozen=True):
-    """The attempt was over before any worker heard of it: the job waits again, its workers are free."""
+    """The attempt was over before any worker heard of it: the job waits again, its workers are free.
+
+    `unable` are those of them that lack ops of its model, each with what it lacks.
+    """
 
     job: str
     reason: str
+    unable: dict[str, str] = {}
 
 
 class JobLoading(Decision, frozen=True):

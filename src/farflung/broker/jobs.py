@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from farflung.broker import facts
 from farflung.broker.events import PlanMade, Reply, RunPlanner, Send
 from farflung.broker.records import (
@@ -72,7 +74,9 @@ def start_queued(turn: Turn) -> None:
         if len(usable) >= needs:
             _plan(turn, job, usable)
         else:
-            _explain(turn, job, _waiting(job, needs, usable))
+            present = turn.state.kin_of(job)
+            lacking = {name: why for name, why in job.unable.items() if name in present}
+            _explain(turn, job, _waiting(job, needs, usable, lacking))
             blocked = job
 
 
@@ -213,14 +217,18 @@ def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
     )
 
 
-def _waiting(job: Job, needs: int, usable: list[str]) -> str:
+def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
     have, missing = len(usable), needs - len(usable)
+    why = [f"; {name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
+    others = f"; and {len(why) - NAMED} more" if len(why) > NAMED else ""
+    account = f"(have {have}, plan needs {needs}{''.join(why[:NAMED])}{others})"
     if job.on:
         names = [name for name in job.on if name not in usable]
         more = f" and {missing - NAMED} more" if missing > NAMED else ""
-        return f"waiting for {', '.join(names[:NAMED])}{more} (have {have}, plan needs {needs})"
+        return f"waiting for {', '.join(names[:NAMED])}{more} {account}"
     kind = "emulated worker" if job.training.emulated else "worker"
-    return f"waiting for {missing} more {kind}{'s' * (missing != 1)} (have {have}, plan needs {needs})"
+    able = " with the model's ops" if lacking else ""
+    return f"waiting for {missing} more {kind}{'s' * (missing != 1)}{able} {account}"
 
 
 def _explain(turn: Turn, job: Job, words: str) -> None:

@@ -49,7 +49,8 @@ def _(fact: facts.JobPlanning) -> str:
 
 @line.register
 def _(fact: facts.JobRequeued) -> str:
-    return f"{fact.job} went back to the queue: {fact.reason}"
+    lacking = "; ".join(f"{worker} cannot run it: {why}" for worker, why in fact.unable.items())
+    return f"{fact.job} went back to the queue{_because(fact.reason or lacking)}"
 
 
 @line.register

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from farflung.broker.questions import Answer, Broken, Impossible, Made, Question
+from farflung.broker.questions import Answer, Broken, Impossible, Lacking, Made, Question
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.graph import Graph
@@ -20,7 +20,7 @@ from farflung.opdag.segment import Segment
 from farflung.plan import Prediction, Topology, joined_part, only
 from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
-from farflung.planner.able import Needs, require_able, unable
+from farflung.planner.able import Needs, unable
 from farflung.planner.assignment import Options
 from farflung.planner.draws import draws, draws_notes
 from farflung.planner.recomputing import everywhere, recomputing_notes
@@ -66,12 +66,14 @@ def answer(question: Question) -> Answer:
         return Broken(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
-def _answer(question: Question) -> Made:
+def _answer(question: Question) -> Made | Lacking:
     training = question.training
     graph = wire.load_graph(question.graph, training.microbatch_size)
     found = unable(Needs.of(graph), question.abilities)
-    require_able(len(question.workers), question.count, found)
-    question = msgspec.structs.replace(question, workers=[w for w in question.workers if w not in found])
+    able = [worker for worker in question.workers if worker not in found]
+    if found and len(able) < max(question.count, 1):
+        return Lacking(found)
+    question = msgspec.structs.replace(question, workers=able)
     if question.topology is None:
         made, prediction = _balanced(question, graph), None
     else:

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import msgspec
 
-from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
+from farflung.broker.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.measured import Measured
-from farflung.broker.questions import Answer, Impossible, Made, Question
+from farflung.broker.questions import Answer, Impossible, Lacking, Made, Question
 from farflung.errors import PlanError
 from farflung.plan.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
@@ -25,7 +25,7 @@ _log = logging.getLogger("farflung.broker")
 
 async def plan(
     command: RunPlanner, measured: Measured | None, timeouts: Timeouts, clock: Clock
-) -> PlanMade | PlanFailed:
+) -> PlanMade | PlanFailed | PlanLacks:
     """Plan a job; what goes wrong becomes the reason that its submitter reads.
 
     `measured` is what the fleet knows of the command's workers; a topology of the job's own counts more.
@@ -38,6 +38,8 @@ async def plan(
     if isinstance(answer, Made):
         made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable, answer.notes)
         return PlanMade(clock(), command.job, command.attempt, *made)
+    if isinstance(answer, Lacking):
+        return PlanLacks(clock(), command.job, command.attempt, answer.unable)
     if isinstance(answer, Impossible):
         return PlanFailed(clock(), command.job, command.attempt, answer.reason)
     _log.error("the planner failed on %s\n%s", command.job, answer.traceback)

@@ -50,6 +50,12 @@ class Impossible(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Lacking(msgspec.Struct, frozen=True, tag=True):
+    """Too few of the workers can run the model: what each of the others lacks, in words."""
+
+    unable: dict[str, str]
+
+
 class Broken(msgspec.Struct, frozen=True, tag=True):
     """A defect of the planner, with its traceback."""
 
@@ -57,4 +63,4 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     traceback: str
 
 
-Answer = Made | Impossible | Broken
+Answer = Made | Impossible | Lacking | Broken

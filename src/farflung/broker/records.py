@@ -64,7 +64,8 @@ class Job:
     """One job. `unit` is the one under way; `step` counts applied training steps.
 
     `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
-    will have. `on` are the only workers that may do it, if it names any. `loaded`, `group` and `words` are
+    will have. `on` are the only workers that may do it, if it names any, and `unable` say of others
+    what ops of its model they lack, until they come anew. `loaded`, `group` and `words` are
     observed and empty after a replay.
     """
 
@@ -77,6 +78,7 @@ class Job:
     pace: Pace
     on: tuple[str, ...] = ()
     wishes: Wishes = NO_WISHES
+    unable: Mapping[str, str] = field(default_factory=dict)
     state: str = QUEUED
     reason: str = ""
     attempt: int = 0
@@ -113,7 +115,13 @@ class State:
         return sorted(worker.worker for worker in self.workers.values() if worker.idle)
 
     def idle_for(self, job: Job) -> list[str]:
-        """Those of the backup pool that may run `job`: no job runs on real and emulated devices."""
+        """Those of the backup pool that may run `job`: no job runs on real and emulated devices, nor on one
+        that lacks its ops.
+        """
+        return [name for name in self.kin_of(job) if name not in job.unable]
+
+    def kin_of(self, job: Job) -> list[str]:
+        """Those of the backup pool that are emulated if `job` is, and real if it is not."""
         emulated = job.training.emulated
         return [name for name in self.backup_pool() if self.workers[name].emulated == emulated]
 

@@ -225,6 +225,13 @@ def _(event: events.PlanFailed, turn: Turn) -> None:
         jobs.end(turn, job, FAILED, event.reason)
 
 
+@_decide.register
+def _(event: events.PlanLacks, turn: Turn) -> None:
+    job = turn.state.jobs[event.job]
+    if jobs.is_planning(job, event.attempt):
+        turn.emit(facts.JobRequeued(turn.now, event.job, "", dict(event.unable)))
+
+
 def _lose(turn: Turn, name: str, reason: str) -> None:
     job = turn.state.workers[name].job
     reason = one_line(reason)

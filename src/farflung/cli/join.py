@@ -10,8 +10,8 @@ import typer
 
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.service import ExitWithParent, heed_parent, run_service
-from farflung.errors import IdentityError, JobError
+from farflung.cli.service import ExitWithParent, heed_parent, run_service, start_anew
+from farflung.errors import DeviceHeld, IdentityError, JobError
 
 
 def join(
@@ -81,7 +81,10 @@ def join(
         relay_mbps=relay,
         line=HomeLine(up, down, probe),
     )
-    run_service(run(options), as_json)
+    try:
+        run_service(run(options), as_json)
+    except DeviceHeld as held:
+        start_anew(str(held))
 
 
 def _check_line(up: float | None, down: float | None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -57,6 +58,12 @@ def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
         logging.getLogger("farflung").info("stopped by %s", _WORDS[received])
     if received == signal.SIGINT:
         raise typer.Exit(130)
+
+
+def start_anew(reason: str) -> NoReturn:
+    """Begin this command again in its own place: its threads end, and its memory is given back."""
+    logging.getLogger("farflung").error("%s: starting anew", reason)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 async def _until_signal(service: Coroutine[None, None, None]) -> signal.Signals | None:

@@ -50,6 +50,12 @@ class SegmentRunner(Protocol[Array]):
     def segment(self) -> Segment:
         """What it runs."""
 
+    def compile(self) -> None:
+        """Make ready to run, if that takes anything; what began beside the loading of weights is awaited."""
+
+    def close(self) -> None:
+        """End what still runs beside the compute thread; the runner is not used again."""
+
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Array]) -> Mapping[int, Array]:
         """Run one microbatch on its inputs and received values by id; returns the values to send.
 

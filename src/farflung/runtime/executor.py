@@ -99,15 +99,30 @@ class Executor(Generic[Array]):
 
     def run_next(self) -> bool:
         """Run the next task of the current unit; false if there is none to run now."""
+        due = self.next()
+        if due is not None:
+            self.run(*due)
+        return due is not None
+
+    def next(self) -> tuple[Unit, Task] | None:
+        """The next task of the current unit, which `run` must take; None if there is none to run now.
+
+        When all of them have run the unit is *ready*.
+        """
         state = self._unit(self._window.current)
         if state is None:
-            return False
+            return None
         task = state.policy.next()
-        if task is None:
-            if state.policy.done and not state.reported:
-                state.reported = True
-                self._report(state)
-            return False
+        if task is not None:
+            return state.unit, task
+        if state.policy.done and not state.reported:
+            state.reported = True
+            self._report(state)
+        return None
+
+    def run(self, unit: Unit, task: Task) -> None:
+        """Run what `next` gave."""
+        state = self._units[unit.number]
         if task.kind is TaskKind.FORWARD:
             self._forward(state, task)
         elif task.kind is TaskKind.BACKWARD:
@@ -115,7 +130,6 @@ class Executor(Generic[Array]):
         else:
             self._accumulate(state, task)
         state.policy.finished(task)
-        return True
 
     def decide(self, unit: int, scale: float) -> None:
         """End the current unit: a training step is applied with gradients times `scale`."""

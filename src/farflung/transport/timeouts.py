@@ -143,6 +143,23 @@ class Timeouts:
         return 30 * self.lease_seconds
 
     @property
+    def pass_seconds(self) -> float:
+        """What a pass of a microbatch may take however short it should be: a machine has other work too."""
+        return 6 * self.lease_seconds
+
+    @property
+    def chore_seconds(self) -> float:
+        """For whatever else a device does for a job (verify, compile, update, hand over), before the broker
+        gives the job up.
+        """
+        return 24 * self.lease_seconds
+
+    @property
+    def longest_pass_seconds(self) -> float:
+        """What a pass may be expected to take: a worker refuses a job that asks for more at a time."""
+        return 360 * self.lease_seconds
+
+    @property
     def reconnect_seconds(self) -> float:
         """The longest pause between two attempts to reach a lost broker."""
         return self.lease_seconds

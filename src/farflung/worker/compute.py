@@ -7,6 +7,7 @@ to `emit` (which must be thread-safe).
 from __future__ import annotations
 
 import hashlib
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,9 @@ from farflung.runtime.executor import Executor, Parcel, SegmentShare
 from farflung.schedule import Unit
 from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.loading import load_segments
+from farflung.worker.overrun import Doing, Limits, Passes
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
+from farflung.worker.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,44 @@ class _Job(Generic[Array]):
     """Segments and executor of one attempt: arrays on the one side, bytes on the other."""
 
     def __init__(
-        self, worker: str, load: Load, intake: Intake, memory_bytes: int, backend: Backend[Array], emit: Emit
+        self,
+        worker: str,
+        load: Load,
+        intake: Intake,
+        memory_bytes: int,
+        backend: Backend[Array],
+        emit: Emit,
+        limits: Limits,
     ) -> None:
         self._attempt = (load.job, load.attempt)
         self._backend = backend
         self._emit = emit
         self._batch = load.training.microbatch_size
         self.segments = load_segments(worker, load, intake, memory_bytes, backend)
+        programs = {number: runner.segment for number, runner in self.segments.items()}
+        self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self)
+
+    def run_next(self, stopwatch: Stopwatch) -> bool:
+        """Run the next task, under the eyes of whoever looks at `stopwatch`; false if there is none now."""
+        due = self.executor.next()
+        if due is None:
+            return False
+        unit, task = due
+        with stopwatch.passing(self.passes, (task.segment, task.kind, unit.train), task.microbatch):
+            self.executor.run(unit, task)
+        return True
+
+    def compile(self, stopwatch: Stopwatch) -> None:
+        """Make every segment ready to run."""
+        with stopwatch.during(self.passes.compiling()):
+            for runner in self.segments.values():
+                runner.compile()
+
+    def close(self) -> None:
+        """Wait for the end of whatever still runs for the job."""
+        for runner in self.segments.values():
+            runner.close()
 
     def receive(self, parcel: Parcel[memoryview]) -> None:
         """Take a parcel that came as bytes."""
@@ -96,8 +129,15 @@ class _Job(Generic[Array]):
         self._emit(StateGiven(self._attempt))
 
 
+_ENDING = "compiling for a job that is over"
+_Call = tuple[Attempt | None, str, Callable[[], None]]  # of which attempt, if any, and what it is
+
+
 class ComputeThread(threading.Thread):
-    """Runs one job's segments; every public method but `run` only posts a call and returns."""
+    """Runs one job's segments; every public method but `run` only posts a call and returns.
+
+    `stopwatch` says what it is at.
+    """
 
     def __init__(self, worker: str, memory_bytes: int, backend: AnyBackend, emit: Emit) -> None:
         super().__init__(name="farflung-compute", daemon=True)
@@ -105,38 +145,43 @@ class ComputeThread(threading.Thread):
         self._memory_bytes = memory_bytes
         self._backend = backend
         self._emit = emit
-        self._calls: queue.SimpleQueue[tuple[Attempt | None, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._chore_seconds = math.inf
+        self.stopwatch = Stopwatch()
         self._job: _Job[Any] | None = None
         self._attempt: Attempt = ("", -1)
         self._began = False
 
-    def prepare(self, load: Load, intake: Intake) -> None:
+    def prepare(self, load: Load, intake: Intake, limits: Limits) -> None:
         """Verify the programs and build the segments over `intake`'s memory; answers `Verified`."""
-        self._post(None, lambda: self._prepare(load, intake))
+        self._chore_seconds = limits.chore_seconds
+        self._post(None, "verifying the segments", lambda: self._prepare(load, intake, limits))
 
     def check_state(self, attempt: Attempt, intake: Intake) -> None:
-        """Verify the digests of the whole state; answers `Filled`, or `ComputeFailed`."""
-        self._post(attempt, lambda: self._check_state(attempt, intake))
+        """Verify the digests of the whole state, and see that all is compiled; answers `Filled`, or
+        `ComputeFailed`.
+        """
+        self._post(attempt, "verifying the parameters", lambda: self._check_state(attempt, intake))
 
     def begin(self, attempt: Attempt) -> None:
         """Start running what is ready."""
-        self._post(attempt, self._begin)
+        self._post(attempt, "beginning", self._begin)
 
     def receive(self, attempt: Attempt, parcel: Parcel[memoryview]) -> None:
         """A value or gradient has come for a segment here."""
-        self._post(attempt, lambda: self._current.receive(parcel))
+        self._post(attempt, "taking a value in", lambda: self._current.receive(parcel))
 
     def decide(self, attempt: Attempt, unit: int, scale: float) -> None:
         """End a unit; the next one begins."""
-        self._post(attempt, lambda: self._current.executor.decide(unit, scale))
+        self._post(attempt, "updating the parameters", lambda: self._current.executor.decide(unit, scale))
 
     def give_state(self, attempt: Attempt) -> None:
         """Hand out copies of all owned tensors; answers `OutgoingState`s and `StateGiven`."""
-        self._post(attempt, lambda: self._current.give_state())
+        self._post(attempt, "handing out the parameters", lambda: self._current.give_state())
 
     def drop(self) -> None:
         """Forget the job and its memory."""
-        self._post(None, self._drop)
+        self._post(None, _ENDING, self._drop)
 
     def close(self) -> None:
         """End the thread after what it runs now."""
@@ -148,11 +193,11 @@ class ComputeThread(threading.Thread):
             for call in self._pending(wait=not busy):
                 if call is None:
                     return
-                attempt, function = call
+                attempt, what, function = call
                 if attempt is None or (attempt == self._attempt and self._job is not None):
-                    self._guard(function)
+                    self._guard(what, function)
 
-    def _pending(self, wait: bool) -> Iterator[tuple[Attempt | None, Callable[[], None]] | None]:
+    def _pending(self, wait: bool) -> Iterator[_Call | None]:
         """Everything posted so far; with `wait` at least one call."""
         if wait:
             yield self._calls.get()
@@ -162,8 +207,8 @@ class ComputeThread(threading.Thread):
             except queue.Empty:
                 return
 
-    def _post(self, attempt: Attempt | None, function: Callable[[], None]) -> None:
-        self._calls.put((attempt, function))
+    def _post(self, attempt: Attempt | None, what: str, function: Callable[[], None]) -> None:
+        self._calls.put((attempt, what, function))
 
     @property
     def _current(self) -> _Job[Any]:
@@ -175,38 +220,48 @@ class ComputeThread(threading.Thread):
 
         def run() -> None:
             nonlocal ran
-            ran = self._current.executor.run_next()
+            ran = self._current.run_next(self.stopwatch)
 
-        self._guard(run)
+        self._guard("adding up what a step has made", run)
         return ran
 
-    def _guard(self, function: Callable[[], None]) -> None:
+    def _guard(self, what: str, function: Callable[[], None]) -> None:
         """An error in a segment ends the attempt, never the worker."""
         try:
-            function()
+            with self.stopwatch.during(Doing(what, self._chore_seconds)):
+                function()
         except Exception as error:
-            attempt, self._began, self._job = self._attempt, False, None
+            attempt = self._attempt
+            with self.stopwatch.during(Doing(_ENDING, self._chore_seconds)):
+                self._drop()
             text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
             self._emit(
                 ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error")
             )
 
-    def _prepare(self, load: Load, intake: Intake) -> None:
+    def _prepare(self, load: Load, intake: Intake, limits: Limits) -> None:
         self._drop()
         self._attempt = (load.job, load.attempt)
         try:
-            self._job = _Job(self._worker, load, intake, self._memory_bytes, self._backend, self._emit)
+            self._job = _Job(
+                self._worker, load, intake, self._memory_bytes, self._backend, self._emit, limits
+            )
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))
         else:
             self._emit(Verified(self._attempt, None))
 
     def _check_state(self, attempt: Attempt, intake: Intake) -> None:
-        problem = intake.verify()
-        self._emit(Filled(attempt) if problem is None else ComputeFailed(attempt, problem))
+        if problem := intake.verify():
+            self._emit(ComputeFailed(attempt, problem))
+            return
+        self._current.compile(self.stopwatch)
+        self._emit(Filled(attempt))
 
     def _begin(self) -> None:
         self._began = True
 
     def _drop(self) -> None:
-        self._job, self._began = None, False
+        job, self._job, self._began = self._job, None, False
+        if job is not None:
+            job.close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from farflung.errors import ConnectionFailed, FarflungError, GraphError
+from farflung.errors import ConnectionFailed, DeviceHeld, FarflungError, GraphError
 from farflung.plan import FEEDER
 from farflung.plan.topology import MOST_TFLOPS
 from farflung.protocol import messages
@@ -35,6 +35,7 @@ from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
 from farflung.worker.intake import Intake
+from farflung.worker.overrun import Limits, Watch
 from farflung.worker.paths import PathMessage, Paths
 from farflung.worker.peers import Peers
 
@@ -69,13 +70,24 @@ async def run(options: WorkerOptions) -> None:
     ------
     FarflungError
         The port is in use, or the broker refuses this worker for good.
+    DeviceHeld
+        The compute thread is at something that does not end. The broker has been told; this process must
+        end, or become another one, before its device can be offered again.
     """
     service = WorkerService(options)
     await service.start()
+    reason = shutting_down(options.identity.id)
+    work = [asyncio.create_task(task) for task in (service.stay_registered(), service.watch_device())]
     try:
-        await service.stay_registered()
+        await asyncio.gather(*work)
+    except DeviceHeld as held:
+        reason = str(held)
+        raise
     finally:
-        await service.stop()
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        await service.stop(reason)
 
 
 def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
@@ -166,9 +178,19 @@ class WorkerService:
                 await asyncio.sleep(pause)  # a broker that throws everybody out must not be stormed
         raise ConnectionFailed(f"the broker refused this worker: {self._refused}")
 
-    async def stop(self) -> None:
-        """Close every connection, end the thread and free the port."""
-        reason = shutting_down(self._identity.id)
+    async def watch_device(self) -> None:
+        """See that the compute thread comes back from what it is at; DeviceHeld if it does not."""
+        watch, before = Watch(), self._loop.time()
+        while not (trouble := watch.overrun()):
+            pause = self._timeouts.heartbeat_seconds
+            await asyncio.sleep(pause)
+            now = self._loop.time()
+            watch = watch.seen(self._compute.stopwatch.doing, min(now - before, 2 * pause))
+            before = now
+        raise DeviceHeld(f"{trouble}, and only the end of its process ends an op")
+
+    async def stop(self, reason: str) -> None:
+        """Close every connection with `reason`, end the thread and free the port."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -176,9 +198,9 @@ class WorkerService:
         self._renewal.stop()
         self._compute.drop()
         self._compute.close()
-        await self._peers.close(reason)
-        if self._broker is not None:
+        if self._broker is not None:  # first, so that it hears the reason from here and not from a peer
             await self._broker.close(reason)
+        await self._peers.close(reason)
         if self._listener is not None:
             await self._listener.close(reason)
         await asyncio.to_thread(self._compute.join, self._timeouts.close_seconds)
@@ -335,13 +357,20 @@ class WorkerService:
         except GraphError as error:
             self._happened(machine.Verified((load.job, load.attempt), str(error)))
             return
-        self._compute.prepare(load, self._intake)
+        self._compute.prepare(load, self._intake, self._limits())
         self._peers.admit(worker, load, self._intake, self._state.admitted)
         if self._intake.full:
             self.state_arrived()
         self._addresses = dict(load.addresses)
         for peer in command.dial:
             self._spawn(self._dial_peer(peer, load))
+
+    def _limits(self) -> Limits:
+        assert self._device is not None
+        limits = self._timeouts
+        return Limits(
+            self._device.tflops, limits.pass_seconds, limits.longest_pass_seconds, limits.chore_seconds
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

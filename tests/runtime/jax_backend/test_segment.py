@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -14,6 +17,7 @@ from tests.zoo import case
 from farflung.opdag.segment import Segment
 from farflung.runtime.check import named_state
 from farflung.runtime.jax_backend.backend import JaxBackend
+from farflung.runtime.jax_backend.later import NoLongerWanted
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
@@ -33,6 +37,13 @@ Arrays = dict[str, np.ndarray]
 def definitions(name: str) -> tuple[Segment, ...]:
     _, graph = captured(case(name), SAMPLES)
     return tuple(planned(graph, TRAINING, 2).segments)
+
+
+def state_and_all(name: str) -> tuple[Segment, Arrays, Training]:
+    """What a runner of a model's first segment is made of."""
+    module, graph = captured(case(name), SAMPLES)
+    state = {n: t.detach().numpy().copy() for n, t in named_state(module, graph).items()}
+    return definitions(name)[0], state, TRAINING
 
 
 class Pair:
@@ -252,6 +263,26 @@ def test_evaluation_draws_nothing_and_keeps_nothing() -> None:
     assert np.array_equal(values[0], values[1])
     assert not pair.first._kept
     assert pair.second.take_loss() > 0
+
+
+@pytest.mark.usefixtures("compiled_each_time")
+def test_what_was_compiled_goes_with_its_segment() -> None:
+    segment = BACKEND.runner(*state_and_all("chain"))
+    segment.compile()
+    functions = weakref.ref(segment._train.get())
+    segment.close()
+    del segment
+    gc.collect()
+    assert functions() is None
+
+
+@pytest.mark.usefixtures("compiled_each_time")
+def test_closing_before_anything_is_compiled_leaves_nothing_to_wait_for() -> None:
+    segment = BACKEND.runner(*state_and_all("chain"))
+    segment.close()
+    assert not segment._train._thread.is_alive()
+    with suppress(NoLongerWanted):  # it may have been quick
+        segment.compile()
 
 
 def test_a_snapshot_is_bytes_that_later_steps_leave_alone() -> None:

@@ -44,6 +44,12 @@ class EmulatedSegment:
         self._backward_flops = again if self._answered else 0
         self._accumulate_flops = WEIGHT_FACTOR * self._flops + (0 if self._answered else again)
 
+    def compile(self) -> None:
+        """There is nothing to compile."""
+
+    def close(self) -> None:
+        """Nothing runs beside."""
+
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Payload]) -> dict[int, Payload]:
         self._device.work(self._flops)
         return {value: self._payloads[value] for value in self.segment.sends}

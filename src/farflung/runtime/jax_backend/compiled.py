@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farflung.opdag import wire
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.arrays import shape_of
 from farflung.runtime.jax_backend.differentiated import Differentiated, Tape
+from farflung.runtime.jax_backend.later import Wanted
 from farflung.runtime.jax_backend.program import Program
 
 Arrays = Mapping[int, Any]
-
-CACHED = 16
-"""Compiled segments that are kept: another attempt at a job mostly has the segments of the last one."""
 
 
 class Layout:
@@ -46,9 +42,9 @@ class Layout:
 
 
 class TrainingFunctions:
-    """Forward and backward of a segment in training."""
+    """Forward and backward of a segment in training; see `Differentiated` for how long it takes to make."""
 
-    def __init__(self, segment: Segment, batch: int) -> None:
+    def __init__(self, segment: Segment, batch: int, wanted: Wanted) -> None:
         self.layout = layout = Layout(segment)
         self._program = program = Program(segment, batch, train=True)
         given = [*(entry.value for entry in layout.trainable), *layout.received, *layout.others]
@@ -56,20 +52,25 @@ class TrainingFunctions:
         def function(parameters: Sequence[Any], received: Sequence[Any], others: Sequence[Any]) -> Any:
             keys, *rest = others
             known = dict(zip(given, [*parameters, *received, *rest], strict=True))
-            made = _apart(known, _run(program, known, keys), [*layout.outputs, *layout.rest])
-            return made[: len(layout.outputs)], made[len(layout.outputs) :]
+            values = _run(program, known, keys)
+            made = _apart(known, values, [*layout.outputs, *layout.rest])
+            return made[: len(layout.outputs)], [*made[len(layout.outputs) :], program.extremes(values)]
 
         shapes = {value: shape_of(kind, batch) for value, kind in segment.values.items()}
         parameters, received, others = layout.arguments(shapes)
         keys = jax.ShapeDtypeStruct(program.keys(0).shape, np.uint32)
-        self._compiled = Differentiated(function, parameters, received, [keys, *others])
+        self._compiled = Differentiated(function, parameters, received, [keys, *others], wanted)
         self.backward_parts = self._compiled.backward_parts
 
-    def forward(self, known: Arrays, seed: int) -> tuple[dict[int, Any], Tape]:
-        """What the segment makes by value id, and its tape. `known` are its inputs and received values."""
+    def forward(self, known: Arrays, seed: int, microbatch: int) -> tuple[dict[int, Any], Tape]:
+        """What the segment makes by value id, and its tape. `known` are its inputs and received values.
+
+        Raises JobError where they hold an index that is out of range.
+        """
         parameters, received, others = self.layout.arguments(known)
         others = [self._program.keys(seed), *others]
-        outputs, rest, tape = self._compiled.forward(parameters, received, others)
+        outputs, (*rest, extremes), tape = self._compiled.forward(parameters, received, others)
+        self._program.require_in_range(extremes, microbatch)
         made = dict(zip([*self.layout.outputs, *self.layout.rest], [*outputs, *rest], strict=True))
         return made, tape
 
@@ -86,57 +87,28 @@ class TrainingFunctions:
 class EvaluationFunction:
     """A segment in evaluation."""
 
-    def __init__(self, segment: Segment, batch: int) -> None:
+    def __init__(self, segment: Segment, batch: int, wanted: Wanted) -> None:
         self._program = program = Program(segment, batch, train=False)
         self._given = [entry.value for entry in segment.inputs] + list(segment.receives)
         self._made = list(dict.fromkeys([*segment.sends, *([] if segment.loss is None else [segment.loss])]))
 
         def function(given: list[Any], keys: Any) -> list[Any]:
             known = dict(zip(self._given, given, strict=True))
-            return _apart(known, _run(program, known, keys), self._made)
+            values = _run(program, known, keys)
+            return [*_apart(known, values, self._made), program.extremes(values)]
 
         shapes = [shape_of(segment.values[value], batch) for value in self._given]
         keys = jax.ShapeDtypeStruct(program.keys(0).shape, np.uint32)
-        self._compiled = jax.jit(function).lower(shapes, keys).compile()
+        lowered = jax.jit(function).lower(shapes, keys)
+        wanted.check()
+        self._compiled = lowered.compile()
 
-    def forward(self, known: Arrays, seed: int) -> dict[int, Any]:
-        """What the segment sends, and its loss, by value id."""
-        made = self._compiled([known[value] for value in self._given], self._program.keys(seed))
+    def forward(self, known: Arrays, seed: int, microbatch: int) -> dict[int, Any]:
+        """What the segment sends, and its loss, by value id; JobError as in training."""
+        given = [known[value] for value in self._given]
+        *made, extremes = self._compiled(given, self._program.keys(seed))
+        self._program.require_in_range(extremes, microbatch)
         return dict(zip(self._made, made, strict=True))
-
-
-class _Key:
-    """A segment and a microbatch size, equal to another one of the same contents."""
-
-    def __init__(self, segment: Segment, batch: int) -> None:
-        self.segment, self.batch = segment, batch
-        self._contents = (wire.dump(segment), batch)
-
-    def __hash__(self) -> int:
-        return hash(self._contents)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other._contents == self._contents
-
-
-@lru_cache(maxsize=CACHED)
-def _training(key: _Key) -> TrainingFunctions:
-    return TrainingFunctions(key.segment, key.batch)
-
-
-@lru_cache(maxsize=CACHED)
-def _evaluation(key: _Key) -> EvaluationFunction:
-    return EvaluationFunction(key.segment, key.batch)
-
-
-def training_functions(segment: Segment, batch: int) -> TrainingFunctions:
-    """The functions of a segment in training; those of the last few segments are kept."""
-    return _training(_Key(segment, batch))
-
-
-def evaluation_function(segment: Segment, batch: int) -> EvaluationFunction:
-    """The function of a segment in evaluation; those of the last few segments are kept."""
-    return _evaluation(_Key(segment, batch))
 
 
 def _run(program: Program, known: Arrays, keys: Any) -> dict[int, Any]:

@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import Literal, Var
 
 from farflung.runtime.jax_backend.equations import Atom, Traced, needed_for, run
+from farflung.runtime.jax_backend.later import Wanted
 
 Arrays = Sequence[Any]
 Shapes = Sequence[jax.ShapeDtypeStruct]
@@ -32,10 +33,13 @@ class Tape:
 class Differentiated:
     """`function` for arguments of the given shapes, compiled.
 
-    Nothing that is an argument already is copied onto a tape. Making one takes as long as compiling does.
+    Nothing that is an argument already is copied onto a tape. Making one takes as long as compiling does, and
+    is given up between two parts where it is no longer `wanted` (NoLongerWanted).
     """
 
-    def __init__(self, function: Function, trainable: Shapes, received: Shapes, others: Shapes) -> None:
+    def __init__(
+        self, function: Function, trainable: Shapes, received: Shapes, others: Shapes, wanted: Wanted
+    ) -> None:
         def forward(trainable: Arrays, received: Arrays, others: Arrays) -> tuple[Arrays, Arrays, Any]:
             outputs, pullback, rest = jax.vjp(
                 lambda t, r: function(t, r, others), list(trainable), list(received), has_aux=True
@@ -53,15 +57,17 @@ class Differentiated:
         variables = dict.fromkeys(atom for atom in self._saved if isinstance(atom, Var))
         self._computed = [variable for variable in variables if variable not in there]
         every = range(len(forwards.equations))
+        wanted.check()
         self._forward = _compiled(forwards, every, self._arguments, [*made, *self._computed])
 
+        wanted.check()
         backwards = Traced(lambda saved, gradients: saved(gradients), pullback, list(outputs))
         self._residuals = backwards.inputs[: len(self._saved)]
         self._cotangents = backwards.inputs[len(self._saved) :]
         weights, inputs = backwards.outputs[: len(trainable)], backwards.outputs[len(trainable) :]
-        self._split(backwards, inputs, weights)
+        self._split(backwards, inputs, weights, wanted)
 
-    def _split(self, traced: Traced, inputs: Sequence[Atom], weights: Sequence[Atom]) -> None:
+    def _split(self, traced: Traced, inputs: Sequence[Atom], weights: Sequence[Atom], wanted: Wanted) -> None:
         equations = traced.equations
         first = needed_for(equations, inputs)
         second = needed_for(equations, weights, frozenset(first))
@@ -73,7 +79,9 @@ class Differentiated:
         self._second_reads = [variable for variable in given if variable in reads] + self._carried
         self.backward_parts = [equations[at] for at in first], [equations[at] for at in second]
         self._input_count = len(inputs)
+        wanted.check()
         self._pull_inputs = _compiled(traced, first, self._first_reads, [*inputs, *self._carried])
+        wanted.check()
         self._pull_weights = _compiled_sum(traced, second, self._second_reads, weights)
 
     def forward(

@@ -10,21 +10,55 @@ from typing import Generic, TypeVar
 Made = TypeVar("Made")
 
 
-class Later(Generic[Made]):
-    """`make()`, which begins now. Its thread does not keep the process alive."""
+class NoLongerWanted(Exception):
+    """Nobody waits for what was being made."""
 
-    def __init__(self, make: Callable[[], Made]) -> None:
+
+class Wanted:
+    """Whether something is still wanted: for whoever makes it to ask between two parts of the work."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    def end(self) -> None:
+        """From now on it is not."""
+        self._over.set()
+
+    def check(self) -> None:
+        """Go on, or raise NoLongerWanted."""
+        if self._over.is_set():
+            raise NoLongerWanted
+
+
+class Later(Generic[Made]):
+    """`make(wanted)`, which begins now. Its thread does not keep the process alive.
+
+    What XLA has begun to compile it ends: `close` waits for that, and nothing further begins. Whoever only
+    forgets this object has nothing further begin either.
+    """
+
+    def __init__(self, make: Callable[[Wanted], Made]) -> None:
+        self._wanted = Wanted()
         self._future: Future[Made] = Future()
-        threading.Thread(target=self._run, args=(make,), name="farflung-compile", daemon=True).start()
+        arguments = (make, self._wanted, self._future)
+        self._thread = threading.Thread(target=_run, args=arguments, name="farflung-compile", daemon=True)
+        self._thread.start()
 
     def get(self) -> Made:
         """Wait for it; raises what `make` raised."""
         return self._future.result()
 
-    def _run(self, make: Callable[[], Made]) -> None:
-        try:
-            made = make()
-        except BaseException as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(made)
+    def close(self) -> None:
+        """Return when nothing is being made any more."""
+        self._wanted.end()
+        self._thread.join()
+
+    def __del__(self) -> None:
+        self._wanted.end()
+
+
+def _run(make: Callable[[Wanted], Made], wanted: Wanted, future: Future[Made]) -> None:
+    try:
+        future.set_result(make(wanted))
+    except BaseException as error:
+        future.set_exception(error)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from farflung.runtime.jax_backend.later import Later
+from farflung.runtime.jax_backend.later import Later, Wanted
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
 
 Array = jax.Array
@@ -45,9 +45,21 @@ class Stepper:
         numbers = jax.ShapeDtypeStruct((count, len(self._numbers(0, 1, 1.0))), np.float64)
         arguments = list(shapes), list(shapes), [(shape,) * slots for shape in shapes]
         moves = jax.ShapeDtypeStruct((count,), np.bool_)
-        self._update = Later(
-            lambda: jax.jit(update, donate_argnums=(0, 2)).lower(*arguments, moves, numbers).compile()
-        )
+
+        def compiled(wanted: Wanted) -> Any:
+            lowered = jax.jit(update, donate_argnums=(0, 2)).lower(*arguments, moves, numbers)
+            wanted.check()
+            return lowered.compile()
+
+        self._update = Later(compiled)
+
+    def compile(self) -> None:
+        """Wait until the step is compiled."""
+        self._update.get()
+
+    def close(self) -> None:
+        """Have nothing further compiled; what is being compiled is waited for."""
+        self._update.close()
 
     def step(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from farflung.opdag import opset
 from farflung.opdag.evaluation import EVALUATION
 from farflung.opdag.graph import Node
 from farflung.opdag.segment import Segment
+from farflung.runtime.indices import index_ranges, require_in_range
 from farflung.runtime.jax_backend import lowering
 
 NO_KEY = np.zeros(2, np.uint32)
@@ -33,6 +34,7 @@ class Program:
         self._nodes = list(segment.nodes) if train else [_evaluated(node) for node in segment.nodes]
         drawing = [node.number for node in self._nodes if opset.lookup(node.op).draws(node)]
         self._places = {number: at for at, number in enumerate(drawing)}
+        self._indices = index_ranges(segment, batch)
 
     def keys(self, seed: int) -> np.ndarray:
         """The keys of the random nodes for a microbatch with this seed, [nodes, 2] of uint32."""
@@ -50,6 +52,21 @@ class Program:
             made = lowering.run(node, known, self._batch, key)
             known.update((v, array) for v, array in zip(node.outputs, made, strict=True) if v >= 0)
         return known
+
+    def extremes(self, known: Mapping[int, jax.Array]) -> jax.Array:
+        """Least and greatest of what each node takes as indices, [ranges, 2], from every value by its id."""
+        found = [jnp.zeros((0, 2), np.int64)]
+        for expected in self._indices:
+            indices = known[expected.value].astype(np.int64)
+            if expected.ignored is not None:
+                indices = jnp.where(indices == expected.ignored, expected.least, indices)
+            found.append(jnp.stack([jnp.min(indices), jnp.max(indices)])[None])
+        return jnp.concatenate(found)
+
+    def require_in_range(self, extremes: jax.Array, microbatch: int) -> None:
+        """Refuse a microbatch by its `extremes`: what is compiled cannot raise; JobError names the index."""
+        for expected, (least, greatest) in zip(self._indices, np.asarray(extremes).tolist(), strict=True):
+            require_in_range(expected, least, greatest, microbatch)
 
 
 def _evaluated(node: Node) -> Node:

@@ -16,7 +16,7 @@ import numpy as np
 
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory, shape_of
-from farflung.runtime.jax_backend.compiled import Layout, evaluation_function, training_functions
+from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
 from farflung.runtime.jax_backend.differentiated import Tape
 from farflung.runtime.jax_backend.later import Later
 from farflung.runtime.jax_backend.optimizer import Stepper
@@ -70,9 +70,8 @@ class JaxSegment:
         self._owners: Mapping[str, JaxSegment] = {}
         self._on_device = False
         batch = training.microbatch_size
-        self._train = Later(lambda: training_functions(segment, batch))
-        evaluate = cache(lambda: evaluation_function(segment, batch))
-        self._evaluate = Later(evaluate).get if training.validation_microbatches else evaluate
+        self._train = Later(lambda wanted: TrainingFunctions(segment, batch, wanted))
+        self._evaluate = _evaluation(segment, batch) if training.validation_microbatches else None
         self._shapes = [shape_of(segment.values[e.value], batch) for e in self._layout.trainable]
         mine = [self._shapes[at] for at in self._mine]
         self._stepper = Stepper(training.optimizer, mine) if mine else None
@@ -83,18 +82,33 @@ class JaxSegment:
         self._pending: dict[str, Any] = {}
         self._losses: list[tuple[float, Any]] = []
 
+    def compile(self) -> None:
+        """Wait until everything is compiled; raises what XLA raised."""
+        self._train.get()
+        if self._evaluate is not None:
+            self._evaluate.get()
+        if self._stepper is not None:
+            self._stepper.compile()
+
+    def close(self) -> None:
+        """Have nothing further compiled; what is being compiled is waited for, as nothing can stop it."""
+        for later in (self._train, self._evaluate, self._stepper):
+            if later is not None:
+                later.close()
+
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, AnyArray]) -> dict[int, AnyArray]:
         """Run one microbatch on its inputs and received values by id; returns the values to send."""
         seed = microbatch_seed(self._training.seed, unit.train, unit.step, microbatch)
         known = self._known(values)
         if unit.train:
-            made, tape = self._train.get().forward(known, seed)
+            made, tape = self._train.get().forward(known, seed, microbatch)
             self._kept[microbatch] = _Kept(None if self._recompute else tape, known, seed)
             if not self._recompute:
                 self._kept[microbatch].known = {}
             self._pending.update((name, made[value]) for name, value in self.segment.mutations.items())
         else:
-            made = self._evaluate().forward(known, seed)
+            self._evaluate = self._evaluate or _evaluation(self.segment, self._training.microbatch_size)
+            made = self._evaluate.get().forward(known, seed, microbatch)
         if self.segment.loss is not None:
             self._losses.append((1.0 / unit.microbatches, made[self.segment.loss]))
         return jax.block_until_ready({value: made[value] for value in self.segment.sends})
@@ -105,7 +119,7 @@ class JaxSegment:
         """Give each received value's gradient to `send`; those of parameters wait for `accumulate`."""
         kept = self._kept[microbatch]
         functions = self._train.get()
-        tape = kept.tape if kept.tape is not None else functions.forward(kept.known, kept.seed)[1]
+        tape = kept.tape or functions.forward(kept.known, kept.seed, microbatch)[1]
         arrived = set(gradients) & set(self._layout.outputs)
         if self.segment.loss is not None:
             arrived.add(self.segment.loss)
@@ -214,6 +228,10 @@ class JaxSegment:
     def _begin_sums(self) -> None:
         if not self._sums:
             self._sums = [jnp.zeros(shape.shape, shape.dtype) for shape in self._shapes]
+
+
+def _evaluation(segment: Segment, batch: int) -> Later[EvaluationFunction]:
+    return Later(lambda wanted: EvaluationFunction(segment, batch, wanted))
 
 
 @jax.jit

@@ -59,8 +59,13 @@ class Program:
 
 def execute(source: str, segment: int, namespace: dict[str, Any]) -> Any:
     """The function `run` that a writer's source defines."""
-    exec(compile(source, f"<segment {segment}>", "exec"), namespace)  # noqa: S102
+    exec(compile(source, source_name(segment), "exec"), namespace)  # noqa: S102
     return namespace["run"]
+
+
+def source_name(segment: int) -> str:
+    """What stands for a file in the traceback of a segment's code."""
+    return f"<segment {segment:d}>"
 
 
 class Writer:

@@ -15,6 +15,7 @@ from farflung.opdag.joins import sides_of
 from farflung.opdag.segment import Segment
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.torch_backend.again import AgainPass
+from farflung.runtime.torch_backend.blame import require_indices_in_range
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
@@ -69,12 +70,26 @@ class TorchSegment:
             return constant_tensor(self.segment.constants[name])
         return state[name].detach().requires_grad_(trainable)
 
+    def compile(self) -> None:
+        """Its code was generated when it was made."""
+
+    def close(self) -> None:
+        """Nothing runs beside."""
+
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Run one microbatch; returns the values to send, detached and contiguous.
 
         `values` are the model inputs and received values by id. In a training unit a tape is kept until
-        `backward`; in an evaluation unit nothing is kept but the loss.
+        `backward`; in an evaluation unit nothing is kept but the loss. JobError where the microbatch holds an
+        index that is out of range.
         """
+        try:
+            return self._forward(unit, microbatch, values)
+        except (IndexError, RuntimeError) as error:
+            require_indices_in_range(error, self.segment, self._training.microbatch_size, microbatch)
+            raise
+
+    def _forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         seed = microbatch_seed(self._training.seed, unit.train, unit.step, microbatch)
         weight = 1.0 / unit.microbatches
         if not unit.train:

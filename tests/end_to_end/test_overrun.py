@@ -1,0 +1,73 @@
+"""A worker whose device does not come back from an op, as real processes: the op is a real one of PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.end_to_end.installations import installation
+from tests.end_to_end.processes import Machines, eventually, machines, train
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SEGMENT = Path("runtime/torch_backend/segment.py")
+SLOW = """
+
+_forward = TorchSegment._forward
+
+
+def _slow(self, unit, microbatch, values):
+    if unit.train and unit.step == 3:
+        torch.linalg.eigvals(torch.randn(6000, 6000, generator=torch.Generator().manual_seed(1)))
+    return _forward(self, unit, microbatch, values)
+
+
+TorchSegment._forward = _slow
+"""
+"""In the fourth step: one op that takes minutes, where the formula says microseconds."""
+
+
+class Quick(Machines):
+    """A pass may take twelve seconds."""
+
+    lease_seconds = 2.0
+
+
+@pytest.fixture
+def on(tmp_path: Path) -> Iterator[Quick]:
+    with machines(tmp_path, Quick) as place:
+        broker = place.broker()
+        place.document("desk", "status", "--broker", place.address, "--token", place.token("submitter"))
+        yield place
+        broker.stop()
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_whose_pass_does_not_end_leaves_its_job_and_offers_its_device_anew(
+    on: Quick, tmp_path: Path
+) -> None:
+    token = on.token("worker", "--uses", "2")
+    slow = on.worker("slow", token, installation(tmp_path / "sources", {SEGMENT: lambda text: text + SLOW}))
+    good = on.worker("good", token)
+    for worker in (slow, good):
+        worker.says("idle in the backup pool")
+    run = train(on, "stopped", "--broker", on.address, "--on", "good,slow")
+    reason = run.fails()
+    assert re.search(
+        r"worker slow was lost at step 4: .*the forward pass of microbatch 1 through segment \d has taken "
+        r"over 12 s, [0-9.e-]+ s were expected, and only the end of its process ends an op",
+        reason,
+    )
+    assert len(run.rows) == 3
+
+    slow.says("segment", "has taken over 12 s", "starting anew")
+    on.idle("good", "slow")
+    again = train(on, "again", "--broker", on.address, "--on", "good,slow", "--steps", "3")
+    assert again.command.code() == 0, again.command.err
+    process = psutil.Process(slow.process.pid)
+    eventually("the op is over", lambda: process.cpu_percent(interval=1.0) < 50)
+    for worker in (slow, good):
+        worker.stop()

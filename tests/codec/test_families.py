@@ -27,7 +27,7 @@ def round_trip(codec: Codec, array: Floats, context: Context | None = None) -> t
 
 
 @given(name=NAMES, array=tensors(), seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_tensor_comes_back_within_the_declared_error(name: str, array: Floats, seed: int) -> None:
     codec = FAMILIES[name]
     read, payload = round_trip(codec, array, Context(seed))

@@ -69,7 +69,8 @@ class Declared:
     usual_error
         The same of normally distributed numbers: a measure of quality where worst cases are far from it.
     encode_gbps, decode_gbps
-        Measured with `benchmarks/codec.py`: 10^9 bytes of float32 a second, on one core of a CPU.
+        10^9 bytes of float32 a CPU second of one core: what 4M elements took on an EPYC with AVX-512 that was
+        busy with other work (load 14 on two cores). An order of magnitude for a choice, on the slow side.
     """
 
     bits: float

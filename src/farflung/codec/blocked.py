@@ -43,8 +43,9 @@ class Blocked(Lossy, frozen=True, tag="blocked"):
         """See `Codec`."""
         step = (1 + 2**-7) / (self._levels * (1 - 2**-10))
         worst = step * BLOCK**0.5 / (1 if self.stochastic else 2)
-        usual = {8: 0.0062, 4: 0.113}[self.bits] * (2**0.5 if self.stochastic else 1)
-        return Declared(self.bits + 16 / BLOCK, worst, usual, 3.0, 3.0)
+        usual = {8: 0.0065, 4: 0.118}[self.bits] * (2**0.5 if self.stochastic else 1)
+        encode_gbps = {8: 2.9, 4: 2.6}[self.bits] - (0.3 if self.stochastic else 0)
+        return Declared(self.bits + 16 / BLOCK, worst, usual, encode_gbps, {8: 7.8, 4: 4.5}[self.bits])
 
     @property
     def _levels(self) -> int:

@@ -17,12 +17,11 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farflung.codec.base import Declared, Encoded, Lossy
 from farflung.codec.context import Context
-from farflung.codec.floats import PIECE, Float32, Floats, pieces, places, to_bfloat16
-from farflung.codec.levels import FINE, Quantiser, quantiser
+from farflung.codec.floats import PIECE, Bfloat16Bits, Float32, Floats, pieces, places, to_bfloat16
+from farflung.codec.levels import quantiser
 from farflung.codec.mask import Mask
 from farflung.codec.noise import Noise
 from farflung.codec.payload import Part, Reader
@@ -30,6 +29,7 @@ from farflung.codec.scales import read_scales
 
 BLOCK = 64
 _FIXED_SEED = 1
+_GBPS = {1: (1.1, 1.7), 2: (1.0, 1.6), 3: (0.85, 1.5), 4: (0.95, 1.5)}
 _LEAST = np.float32(1e-37)
 
 
@@ -56,7 +56,7 @@ class Hadamard(Lossy, frozen=True, tag="hadamard"):
         spread = BLOCK * (levels.largest / levels.smallest) ** 2
         worst = 1.25 * spread**0.5 if self.unbiased else 1.01
         usual = (levels.distortion / (1 - levels.distortion) if self.unbiased else levels.distortion) ** 0.5
-        return Declared(self.bits + 16 / BLOCK, worst, usual, 1.0, 1.0)
+        return Declared(self.bits + 16 / BLOCK, worst, usual, *_GBPS[self.bits])
 
     def _noise(self, context: Context, elements: int) -> Noise:
         return Noise(context.seed if self.fresh else _FIXED_SEED, elements)
@@ -64,45 +64,24 @@ class Hadamard(Lossy, frozen=True, tag="hadamard"):
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
         levels, blocks = quantiser(self.bits), -(-len(elements) // BLOCK)
         planes = levels.planes(blocks * BLOCK)
-        scales = np.empty(blocks, np.float32)
         noise = self._noise(context, blocks * BLOCK)
         scratch = np.empty((2, min(PIECE, blocks * BLOCK)), np.float32)
+        squares, products, lengths = np.empty((3, blocks), np.float32)
         for start, piece in pieces(elements, BLOCK):
             rotated, numbers = scratch[:, : len(piece)]
             np.multiply(piece, noise.signs(len(piece)), out=numbers)
             np.matmul(_rows(numbers), _rotation(), out=_rows(rotated))
-            found = self._quantise(rotated, numbers, levels, planes, start)
-            if found is None:
-                return None
-            scales[start // BLOCK : (start + len(piece)) // BLOCK] = found
-        stored = np.empty(blocks, np.uint16)
-        return Encoded((Part.of(stored), *map(Part.of, planes))) if to_bfloat16(scales, stored) else None
-
-    def _quantise(
-        self,
-        rotated: Float32,
-        numbers: Float32,
-        levels: Quantiser,
-        planes: Sequence[NDArray[np.uint8]],
-        start: int,
-    ) -> Float32 | None:
-        """Store the codes of rotated blocks; returns their scales, or None if they are too large.
-
-        `numbers` is scratch.
-        """
-        squares = _products(rotated, rotated)
-        if not np.isfinite(squares).all():
-            return None
-        # What is too small to be squared is taken for zero, and so is its scale then.
-        squares[squares < _LEAST] = 0
-        deviations = np.sqrt(np.maximum(squares, _LEAST) / BLOCK)
-        np.multiply(_rows(rotated), (FINE / deviations)[:, None], out=_rows(numbers))
-        levels.write(numbers, planes, start)
-        levels.read(planes, start, numbers)
-        products = _products(rotated, numbers)
-        if self.unbiased:
-            return squares / (np.maximum(products, _LEAST) * BLOCK)
-        return products / (_products(numbers, numbers) * BLOCK)
+            at = slice(start // BLOCK, (start + len(piece)) // BLOCK)
+            _products(rotated, rotated, squares[at])
+            inverses = levels.fine * BLOCK**0.5 / np.sqrt(np.maximum(squares[at], _LEAST))
+            np.multiply(_rows(rotated), inverses[:, None], out=_rows(numbers))
+            levels.write(numbers, planes, start)
+            levels.read(planes, start, numbers)
+            _products(rotated, numbers, products[at])
+            if not self.unbiased:
+                _products(numbers, numbers, lengths[at])
+        scales = _scales(squares, products, None if self.unbiased else lengths)
+        return None if scales is None else Encoded((Part.of(scales), *map(Part.of, planes)))
 
     def _read(self, reader: Reader, elements: Floats, shape: Sequence[int], context: Context) -> Mask | None:
         levels, blocks = quantiser(self.bits), -(-len(elements) // BLOCK)
@@ -124,9 +103,27 @@ def _rows(numbers: Float32) -> Float32:
     return numbers.reshape(-1, BLOCK)
 
 
-def _products(one: Float32, other: Float32) -> Float32:
+def _products(one: Float32, other: Float32, into: Float32) -> None:
     """Scalar products, block by block."""
-    return np.einsum("ij,ij->i", _rows(one), _rows(other))
+    np.einsum("ij,ij->i", _rows(one), _rows(other), out=into)
+
+
+def _scales(squares: Float32, products: Float32, lengths: Float32 | None) -> Bfloat16Bits | None:
+    """What to multiply the levels of each block by, in bfloat16; None if a block is too large to be squared.
+
+    Of the rotated block there are its own `squares` and its `products` with its levels, whose squares are
+    `lengths`: with them the scale is the one with the least error, without them the unbiased one.
+    """
+    if not np.isfinite(squares).all():
+        return None
+    # What is too small to be squared is taken for zero.
+    squares[squares < _LEAST] = 0
+    if lengths is None:
+        scales = squares / (np.maximum(products, _LEAST) * BLOCK)
+    else:
+        scales = products / (lengths * BLOCK)
+    stored = np.empty(len(scales), np.uint16)
+    return stored if to_bfloat16(scales, stored) else None
 
 
 @cache

@@ -74,7 +74,11 @@ class Lossless(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="los
     def declared(self) -> Declared:
         """See `Codec`; the ratio is that of the codec alone, for how much is gained depends on the tensor."""
         inner = self.codec.declared()
-        return Declared(inner.bits, inner.worst_error, inner.usual_error, 0.4, 0.6)
+        # Of bfloat16, half of whose bytes are compressed, zstandard at level 1 takes what is added here.
+        pressing = inner.bits / 16
+        encode_gbps = 1 / (1 / inner.encode_gbps + 1.14 * pressing)
+        decode_gbps = 1 / (1 / inner.decode_gbps + 0.53 * pressing)
+        return Declared(inner.bits, inner.worst_error, inner.usual_error, encode_gbps, decode_gbps)
 
     def most_bytes(self, nbytes: int) -> int:
         """See `Codec`."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.planner.bounds.gates import Block
 from farflung.planner.bounds.items import ALMOST, Items
 from farflung.planner.bounds.pieces import Pieces
 from farflung.planner.bounds.queue import Queue
+from farflung.planner.bounds.row import Row, sums
 from farflung.planner.bounds.ways import components, shortest
 from farflung.planner.devices import Devices
 from farflung.planner.objective.passes import FORWARD
@@ -37,44 +37,26 @@ class Home:
 
 
 class Interval:
-    """The bound from one row of blocks, as if there were no other work.
-
-    `trip` is the part of a piece of work that lies on a microbatch's round trip; see `pipelines`.
-    """
+    """The bound from one row of blocks, as if there were no other work; see `pipelines`."""
 
     def __init__(
         self,
         devices: Devices,
-        microbatches: int,
-        blocks: tuple[Block, ...],
+        row: Row,
         home: Home,
         items: Items,
         pieces: Pieces | None,
         fed_bytes: float,
-        trip: float,
     ) -> None:
-        self.devices, self.microbatches, self.home, self.items = devices, microbatches, home, items
-        self.blocks, self.pieces, self.fed_bytes = blocks, pieces, fed_bytes
-        self.beside = max((block.work for block in blocks if block.workers > 1), default=0.0)
-        self.work = np.array([block.work for block in blocks])
-        self.longest = np.array([block.longest for block in blocks])
-        apart = np.sort([block.longest - block.least for block in blocks[1:]])[::-1]
-        self.apart = np.concatenate([[0.0], np.cumsum(np.maximum(apart, 0.0))])
-        self.counts = np.array([block.workers for block in blocks])
-        inner = blocks[1:]
-        self.ahead = min((block.forward_bytes for block in inner), default=0.0)
-        self.back = min((block.backward_bytes for block in inner), default=0.0)
-        with np.errstate(divide="ignore"):
-            self.there = self.ahead / devices.bandwidth if self.ahead else np.zeros_like(devices.bandwidth)
-            self.homeward = self.back / devices.bandwidth if self.back else np.zeros_like(devices.bandwidth)
-        dead = devices.bandwidth <= 0
-        self.there[dead] = self.homeward[dead] = np.inf
-        returns = self.back > 0 or not inner  # where some way has no gradient nobody waits for one
-        self.trip = trip if returns else FORWARD
+        self.devices, self.row, self.home, self.items = devices, row, home, items
+        self.pieces, self.fed_bytes = pieces, fed_bytes
+        self.microbatches, self.trip = row.microbatches, row.trip
+        self.there, self.homeward = (
+            _seconds(size, devices.bandwidth) for size in (row.forward_bytes, row.backward_bytes)
+        )
         self.ahead_hop = devices.latency + self.there
         np.fill_diagonal(self.ahead_hop, np.inf)
-        self.hop = self.ahead_hop + (devices.latency.T + self.homeward.T if returns else 0.0)
-        self.enough = _hosts(self.counts)
+        self.hop = self.ahead_hop + (devices.latency.T + self.homeward.T if row.returns else 0.0)
 
     def least(self, low: float) -> float:
         """The least step time that breaks nothing, above `low`."""
@@ -97,7 +79,7 @@ class Interval:
 
     def _usable(self, seconds: float) -> Bools:
         """Which pairs can exchange values and gradients M times, one way, the rest of a round trip aside."""
-        left = seconds - self._alone(seconds, self.devices.speeds, 1) - self.hop
+        left = seconds - self.row.alone(seconds, self.devices.speeds, float(self.row.shorter(1))) - self.hop
         times = self.microbatches - 1
         usable = (times * self.there <= left) & (times * self.homeward.T <= left)
         np.fill_diagonal(usable, False)
@@ -107,7 +89,7 @@ class Interval:
         """Whether the workers of one component can do the work of the interval."""
         speeds = self.devices.speeds[members]
         fed = self._fed(seconds, members)
-        alone = self._alone(seconds, speeds)
+        alone = self.row.alone(seconds, speeds)
         around = self.home.around[members]
         if seconds < alone + around.min() or not fed.any():
             return False
@@ -121,8 +103,8 @@ class Interval:
         inside = usable[np.ix_(members, members)]
         hop = np.where(inside, hop, np.inf)
         ways = _cheapest(hop)
-        needed = self._needed(seconds, speeds)
-        alone = self._alone(seconds, speeds, needed)
+        needed = self.row.needed(seconds, speeds)
+        alone = self.row.alone(seconds, speeds, float(self.row.shorter(needed)))
         times = self.microbatches - 1
         left = seconds - alone - hop - ways[: max(0, needed - 1)].sum()
         narrower = inside & (times * self.there[np.ix_(members, members)] <= left)
@@ -172,27 +154,6 @@ class Interval:
         """Who can be sent what the first block reads of the model's inputs."""
         return self.fed_bytes * self.microbatches <= seconds * self.home.rates[members] * (1 + 1e-9)
 
-    def _alone(self, seconds: float, speeds: Floats, hops: int = 0) -> float:
-        """The least time of one microbatch's round trip if M of a worker's part must fit into `seconds`.
-
-        Without hops, but on a way with so many of them to new workers.
-        """
-        return self._spread(seconds, speeds, float(self.longest.sum() - self._apart(hops)))
-
-    def _spread(self, seconds: float, speeds: Floats, work: float) -> float:
-        """The least time of a round trip with so much work; see `_alone`."""
-        fastest = np.sort(speeds)[::-1]
-        each = seconds / self.microbatches
-        done = np.concatenate([[0.0], np.cumsum(fastest * each)])
-        full = int(np.searchsorted(done, work, side="right")) - 1
-        if full >= len(fastest):
-            return float(full * each) * self.trip
-        return float(full * each + (work - done[full]) / fastest[full]) * self.trip
-
-    def _apart(self, hops: int | NDArray[np.int64]) -> Floats:
-        """Operations by which ways with so many hops may be shorter than the longest."""
-        return np.asarray(self.apart[np.minimum(hops, len(self.apart) - 1)])
-
     def _fit(
         self,
         seconds: float,
@@ -223,14 +184,16 @@ class Interval:
 
         Before and after that a microbatch takes the rest of its round trip, without what may lie beside it.
         """
-        devices = self.devices
-        missed = max(float(self._apart(1)), self.pieces.beside if self.pieces else 0.0)
-        alone = self._spread(seconds, devices.speeds, max(float(self.longest.sum()) - missed, 0.0))
-        latency = (devices.latency + devices.latency.T)[members]
-        rate = np.minimum(devices.bandwidth, devices.bandwidth.T)[members]
-        rate[np.arange(len(members)), members] = 0.0
-        left = np.maximum(seconds - alone - latency, 0.0)
-        return np.asarray((rate * left).max(axis=1) / (self.microbatches + 1))
+        devices, times = self.devices, self.microbatches - 1
+        shorter = max(float(self.row.shorter(1)), self.pieces.beside if self.pieces else 0.0)
+        alone = self.row.alone(seconds, devices.speeds, shorter)
+        left = np.maximum(seconds - alone - (devices.latency + devices.latency.T), 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            there = 1 / devices.bandwidth
+            np.fill_diagonal(there, np.inf)
+            slower = np.maximum(there, there.T)
+            carried = np.where(slower < np.inf, left / (times * slower + there + there.T), 0.0)
+        return np.asarray(carried.max(axis=1)[members])
 
     def _filled(
         self, seconds: float, members: NDArray[np.int64], ways: tuple[Floats, Floats], keep: Bools
@@ -242,26 +205,20 @@ class Interval:
         queue = Queue(
             speeds=np.sort(self.devices.speeds[members][keep])[::-1],
             microbatches=self.microbatches,
-            beside=self.beside,
+            beside=self.row.beside,
             tied=self.pieces is None or self.pieces.tied,
         )
         most = min(
             queue.most((seconds - home.around[members].min()) / self.trip, 1.0, around / self.trip, seconds),
             queue.most(seconds - nearest, FORWARD, ahead, seconds),
         )
-        return most >= self.work.sum() * ALMOST
-
-    def _needed(self, seconds: float, speeds: Floats) -> int:
-        """How many hops there are at least between so many workers as the work needs."""
-        fastest = np.cumsum(np.sort(speeds)[::-1]) * seconds / self.microbatches
-        count = int(np.searchsorted(fastest, self.work.sum() * ALMOST)) + 1
-        return int(self._hops(len(speeds))[min(count, len(speeds)) - 1])
+        return most >= self.row.work * ALMOST
 
     def _passing(self, seconds: float, members: NDArray[np.int64], inside: Bools) -> Bools:
         """Who can be between two others: get a value, pass one on, and the gradients of both."""
         devices = self.devices
         left = seconds * (1 + 1e-9)
-        both = self.microbatches * (self.ahead + self.back)
+        both = self.microbatches * (self.row.forward_bytes + self.row.backward_bytes)
         lines = (both <= left * devices.up[members]) & (both <= left * devices.down[members])
         rate = devices.bandwidth[np.ix_(members, members)]
         twice = inside & (both <= left * rate) & (both <= left * rate.T)
@@ -274,23 +231,19 @@ class Interval:
 
         `ways` are the cheapest hops into workers, there and back, and there alone.
         """
-        hops, home = self._hops(len(members)), self.home
-        around, ahead = (_sums(each)[np.minimum(hops, len(each))] for each in ways)
+        hops, home = self.row.hops(len(members)), self.home
+        around, ahead = (sums(each)[np.minimum(hops, len(each))] for each in ways)
         nearest = home.out[members].min() + home.back[members].min()
         speed = np.sort(np.where(keep, self.devices.speeds[members], 0.0))[::-1]
         left = self._room(seconds, home.around[members].min() + around, nearest + ahead)
-        return bool((left * speed).sum() / self.microbatches >= self.work.sum() * ALMOST)
-
-    def _hops(self, count: int) -> NDArray[np.int64]:
-        """For the first, second, ... of `count` workers, how many hops at least lie before its work."""
-        return np.searchsorted(self.enough, np.arange(1, count + 1), side="left")
+        return bool((left * speed).sum() / self.microbatches >= self.row.work * ALMOST)
 
     def _kept(self, members: NDArray[np.int64], passing: Bools) -> Bools:
         """All who can be between others, and the fastest of the rest: they can be first or last."""
         keep = passing.copy()
         ends = np.flatnonzero(~passing)
         fastest = ends[np.argsort(-self.devices.speeds[members[ends]], kind="stable")]
-        keep[fastest[: 1 + self.counts[-1]]] = True
+        keep[fastest[: 1 + self.row.blocks[-1].workers]] = True
         return keep
 
     def _rows_fit(
@@ -298,45 +251,25 @@ class Interval:
     ) -> bool:
         """Whether the last n operators, for every n, can be done by n workers; `ways` as of `_ranked`."""
         speeds = np.sort(self.devices.speeds[members])[::-1]
-        pieces, counts, before = self._joined(float(carried.max()))
+        pieces, counts, before = self.row.joined(float(carried.max()))
         after = np.cumsum(pieces[::-1])[::-1]
         hosts = np.minimum(np.cumsum(counts[::-1])[::-1], len(speeds))
         most = np.cumsum(speeds)[hosts - 1]
-        early = np.clip(self._needed(seconds, speeds) + 1 - hosts, 0, len(ways[0]))
-        before = np.maximum(before - self._apart(early), 0.0) / speeds[0]
-        around, ahead = (_sums(each)[early] for each in ways)
+        early = np.clip(self.row.needed(seconds, speeds) + 1 - hosts, 0, len(ways[0]))
+        before = np.maximum(before - self.row.shorter(early), 0.0) / speeds[0]
+        around, ahead = (sums(each)[early] for each in ways)
         left = self._room(seconds, self.trip * before + around, FORWARD * before + ahead)
         return bool(np.all(self.microbatches * after * ALMOST <= left * most))
 
-    def _joined(self, carried: float) -> tuple[Floats, NDArray[np.int64], Floats]:
-        """Blocks between which nothing can cross made one: work, workers, and the longest way before."""
-        work: list[float] = []
-        counts: list[int] = []
-        longest: list[float] = []
-        single = False
-        for block in self.blocks:
-            if work and block.backward_bytes > carried and single and block.workers == 1:
-                work[-1] += block.work
-                longest[-1] += block.longest
-            else:
-                work.append(block.work)
-                counts.append(block.workers)
-                longest.append(block.longest)
-                single = block.workers == 1
-        return np.array(work), np.array(counts), np.concatenate([[0.0], np.cumsum(longest)[:-1]])
 
-
-def _hosts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many workers at most have appeared after 0, 1, ... hops, where a block counts as one hop."""
-    return np.asarray(1 + np.concatenate([[0], np.cumsum(np.sort(counts[1:])[::-1])]))
+def _seconds(size: float, bandwidth: Floats) -> Floats:
+    """What so many bytes take on each link; nothing passes one without bandwidth."""
+    with np.errstate(divide="ignore"):
+        taken = size / bandwidth if size else np.zeros_like(bandwidth)
+    return np.asarray(np.where(bandwidth > 0, taken, np.inf))
 
 
 def _cheapest(hop: Floats) -> Floats:
     """The cheapest hop into each worker that there is one to, ascending."""
     least = hop.min(axis=0)
     return np.sort(least[np.isfinite(least)])
-
-
-def _sums(ways: Floats) -> Floats:
-    """What the first 0, 1, ... of them take together."""
-    return np.concatenate([[0.0], np.cumsum(ways)])

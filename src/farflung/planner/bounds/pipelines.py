@@ -55,6 +55,7 @@ from farflung.planner.bounds.gates import Block, blocks_of, longest_way
 from farflung.planner.bounds.interval import CLOSE, Home, Interval
 from farflung.planner.bounds.items import Items
 from farflung.planner.bounds.pieces import Pieces
+from farflung.planner.bounds.row import Row
 from farflung.planner.devices import Devices
 from farflung.planner.objective.passes import FORWARD, on_the_way
 from farflung.simulator import Conditions
@@ -81,13 +82,11 @@ def lower_bound_seconds(
     for blocks in _intervals(blocks_of(workload)) if workload.work[-1] else []:
         row = Interval(
             devices,
-            workload.microbatches,
-            blocks,
+            Row(blocks, workload.microbatches, on_the_way(split_backward)),
             home,
             Items.of(workload, blocks, recompute),
             Pieces.of(workload, blocks),
             _fed_bytes(workload, blocks[0]),
-            on_the_way(split_backward),
         )
         best = max(best, row.least(best))
     return best * (1 - CLOSE)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from tests.fuzz.frames import attack_until
+from tests.fuzz.frames import Tally, attack_until
 from tests.fuzz.handshakes import Besieger, Weapons, besiege
 from tests.fuzz.place import WAIT_SECONDS, Place, attacked_place, healthy_peer
 from tests.fuzz.sessions import record
@@ -43,8 +43,9 @@ class Figures(msgspec.Struct):
 class _Watch:
     """Looks at the victim's memory now and then while something else goes on."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, tell: Callable[[str], None]) -> None:
         self._place = place
+        self._tell = tell
         self.peak = 0
 
     async def during(self, work: Awaitable[Given]) -> Given:
@@ -52,24 +53,39 @@ class _Watch:
         while not task.done():
             await asyncio.wait([task], timeout=_LOOK_SECONDS)
             self.peak = max(self.peak, (await self._place.holding()).resident_bytes)
+            self._tell(f"; the victim holds at most {self.peak / 1e6:.1f} MB")
         return task.result()
 
 
-async def run(folder: Path, frames: int, handshakes: int, seed: int) -> Figures:
-    """Attack a victim of its own; AssertionError if it dies, logs a traceback or harms its healthy peer."""
+async def run(
+    folder: Path,
+    frames: int,
+    handshakes: int,
+    seed: int,
+    first: int = 0,
+    tell: Callable[[int, str], None] = lambda frames, words: None,
+) -> Figures:
+    """Attack a victim of its own; AssertionError if it dies, logs a traceback or harms its healthy peer.
+
+    Sessions and handshakes are those of this seed from number `first` on. `tell` is called now and then
+    with how many frames were judged, and with words on the victim.
+    """
+    tally = Tally()
     (folder / "other").mkdir()
     async with attacked_place(folder) as place:
         sessions = await record(place.authority)
         weapons = Weapons.made(place.authority, folder / "other")
         async with healthy_peer(place) as healthy:
             before = await place.holding()
-            watch, began = _Watch(place), time.monotonic()
+            watch = _Watch(place, lambda words: tell(tally.frames, words))
+            began = time.monotonic()
             besieger = Besieger(place.address, weapons)
             trickles = [
                 asyncio.create_task(besieger.trickle(LEASE_SECONDS + WAIT_SECONDS)) for _ in range(TRICKLES)
             ]
-            tally = await watch.during(attack_until(place.address, weapons.hasty, sessions, frames, seed))
-            wrong: Counter[str] = await watch.during(besiege(besieger, handshakes, seed))
+            attack = attack_until(place.address, weapons.hasty, sessions, frames, seed, first, tally)
+            await watch.during(attack)
+            wrong: Counter[str] = await watch.during(besiege(besieger, handshakes, seed, first))
             hung_up_on = sum(await asyncio.gather(*trickles))
             seconds = time.monotonic() - began
             after = await _settled(place, before.links)
@@ -97,3 +113,27 @@ async def _settled(place: Place, links: int) -> Holding:
             break
         await asyncio.sleep(_LOOK_SECONDS)
     return await place.holding()
+
+
+def together(parts: Sequence[Figures]) -> Figures:
+    """Sums of what was done, and the worst of what it cost one victim."""
+    frames, handshakes = Counter[str](), Counter[str]()
+    for part in parts:
+        frames.update(part.frame_outcomes)
+        handshakes.update(part.handshake_outcomes)
+    dearest = max(parts, key=lambda part: part.memory_peak - part.memory_before)
+    return Figures(
+        frames=sum(part.frames for part in parts),
+        connections=sum(part.connections for part in parts),
+        handshakes=sum(part.handshakes for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        memory_before=dearest.memory_before,
+        memory_peak=dearest.memory_peak,
+        healthy_exchanges=sum(part.healthy_exchanges for part in parts),
+        healthy_slowest_seconds=max(part.healthy_slowest_seconds for part in parts),
+        trickles_hung_up_on=sum(part.trickles_hung_up_on for part in parts),
+        left_links=max(part.left_links for part in parts),
+        left_descriptors=max(part.left_descriptors for part in parts),
+        frame_outcomes=dict(sorted(frames.items())),
+        handshake_outcomes=dict(sorted(handshakes.items())),
+    )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ class Prey:
 
     def __init__(self, folder: Path, first: int, count: int, seed: int) -> None:
         self._progress, self._said = folder / f"progress-{first}", folder / f"said-{first}"
-        self._seed = seed
+        self._seed, self._first, self._count = seed, first, count
         options = ["--first", str(first), "--count", str(count), "--seed", str(seed)]
         with self._said.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -46,6 +46,14 @@ class Prey:
         assert not still, f"input {now} of seed {self._seed}: nothing for {STILL_SECONDS:.0f} s"
         return False
 
+    @property
+    def fed(self) -> int:
+        """How many inputs it has looked at."""
+        if self.process.poll() is not None:
+            return self._count
+        where = self._where()
+        return int(where) - self._first if where.isdecimal() else 0
+
     def figures(self) -> Figures:
         """What it says at its end."""
         return msgspec.json.decode(self.process.communicate()[0], type=Figures)
@@ -54,23 +62,34 @@ class Prey:
         return self._progress.read_text().strip() if self._progress.exists() else "before the first"
 
 
-def run(folder: Path, count: int, seed: int, processes: int = 1) -> Figures:
-    """Feed `count` inputs, shared by so many processes; AssertionError if one of them gives way."""
-    starts = [count * number // processes for number in range(processes + 1)]
-    prey = [Prey(folder, first, end - first, seed) for first, end in itertools.pairwise(starts)]
+def run(
+    folder: Path,
+    count: int,
+    seed: int,
+    processes: int = 1,
+    first: int = 0,
+    tell: Callable[[int], None] = lambda fed: None,
+) -> Figures:
+    """Feed `count` inputs from number `first` on, shared by so many processes.
+
+    `tell` is called now and then with how many were fed. AssertionError if a process gives way.
+    """
+    starts = [first + count * number // processes for number in range(processes + 1)]
+    prey = [Prey(folder, start, end - start, seed) for start, end in itertools.pairwise(starts)]
     try:
         while over := [one.look() for one in prey]:
             if all(over):
                 break
+            tell(sum(one.fed for one in prey))
             time.sleep(_LOOK_SECONDS)
-        return _together([one.figures() for one in prey])
+        return together([one.figures() for one in prey])
     finally:
         for one in prey:
             one.process.kill()
             one.process.wait()
 
 
-def _together(parts: Sequence[Figures]) -> Figures:
+def together(parts: Sequence[Figures]) -> Figures:
     """Sums of what was done, and the worst of what it cost one process."""
     outcomes = Counter[str]()
     for part in parts:

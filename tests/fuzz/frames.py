@@ -196,11 +196,19 @@ async def _attack_further(
 
 
 async def attack_until(
-    address: str, context: ssl.SSLContext, sessions: list[list[Recorded]], frames: int, seed: int
-) -> Tally:
-    """Damage and send this many frames; session number n is the same for the same seed."""
-    tally = Tally()
-    numbers = itertools.count()
+    address: str,
+    context: ssl.SSLContext,
+    sessions: list[list[Recorded]],
+    frames: int,
+    seed: int,
+    first: int,
+    tally: Tally,
+) -> None:
+    """Damage and send this many frames, in sessions from number `first` on.
+
+    Session number n is the same for the same seed.
+    """
+    numbers = itertools.count(first)
 
     async def work() -> None:
         while tally.frames < frames:
@@ -217,4 +225,3 @@ async def attack_until(
                 tally.outcomes["connection did not come about"] += 1
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    return tally

@@ -226,9 +226,12 @@ class _Answer:
         self.came.set()
 
 
-async def besiege(besieger: Besieger, count: int, seed: int) -> Counter[str]:
-    """Begin `count` wrong handshakes and tell what became of them; number n is the same for the same seed."""
-    numbers = iter(range(count))
+async def besiege(besieger: Besieger, count: int, seed: int, first: int) -> Counter[str]:
+    """Begin `count` wrong handshakes and tell what became of them.
+
+    They are those from number `first` on; n is the same for the same seed.
+    """
+    numbers = iter(range(first, first + count))
 
     async def work() -> None:
         for number in numbers:

@@ -13,6 +13,7 @@ import time
 from farflung.transport.allowance import Allowance
 from farflung.transport.circuit import JOINED, UNKNOWN
 from farflung.transport.circuit_book import MAXIMUM_CIRCUITS, Circuit, CircuitBook
+from farflung.transport.sockets import limit_unsent
 from farflung.transport.timeouts import CHUNK_SECONDS, Timeouts
 
 _log = logging.getLogger("farflung.transport")
@@ -85,6 +86,9 @@ class Relay:
 
     async def _carry(self, circuit: Circuit, a: socket.socket, b: socket.socket) -> None:
         _log.info("circuit %s: open", circuit.label)
+        for end in (a, b):
+            # What waits here is lost with either side, and sent again; and nothing overtakes it.
+            limit_unsent(end, self._piece)
         pumps = [asyncio.create_task(self._pump(circuit, *ends)) for ends in ((a, b), (b, a))]
         ending = "both sides hung up"
         try:

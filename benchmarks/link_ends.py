@@ -19,7 +19,7 @@ import msgspec
 from farflung.transport.endpoint import Handler, Hello, Link, LinkOptions, dial, listen
 from farflung.transport.headers import DataHeader, ValueHeader
 from farflung.transport.identity import Identity
-from farflung.transport.sockets import ask_for_congestion_control
+from farflung.transport.sockets import ask_for_congestion_control, path_state
 from farflung.transport.timeouts import Timeouts
 from transport import RECEIVER, SENDER, payload_of
 
@@ -91,9 +91,11 @@ class Receiver:
     def __init__(self) -> None:
         self.started = asyncio.Event()
         self.link: Link | None = None
+        self.controls: Link | None = None
         self.arrived: asyncio.Queue[tuple[ValueHeader, float]] = asyncio.Queue()
 
     def control(self, link: Link, message: bytes) -> None:
+        self.controls = link
         link.send_control(message)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
@@ -149,7 +151,7 @@ async def link_receiver(identity: Identity, setting: Setting) -> None:
         if isinstance(order, Flow):
             found = await received(link, order)
         else:
-            found = {"arrived": await arrivals(receiver, order)}
+            found = {"arrived": await arrivals(receiver, order), "echoes_resent": resent(receiver.controls)}
         await link.close("measured")
         say(**found)
         receiver.arrived = asyncio.Queue()
@@ -197,9 +199,15 @@ async def link_sender(identity: Identity, setting: Setting) -> None:
             await asyncio.sleep(order.warm_up)
             trips = asyncio.create_task(round_trips(control, echo, order.count))
             posted = await gradients(link, order)
-            say(round_trips=await trips, posted=posted, **told(link))
+            say(round_trips=await trips, posted=posted, commits_resent=resent(control), **told(link))
             await filling
             await control.close("measured")
+
+
+def resent(control: Link | None) -> int:
+    """How many packets of a control link the kernel sent again."""
+    state = None if control is None else path_state(control._transport.socket)
+    return 0 if state is None else state.retransmitted
 
 
 def told(link: Link) -> dict[str, Any]:

@@ -193,6 +193,7 @@ def measure_urgent(
     return {
         "line": line.name, "kind": "urgent", "congestion_control": found["congestion_control"],
         "ping_ms": spread(pings), "commit_ms": spread(commits), "gradient_ms": spread(gradients),
+        "commits_resent": found["commits_resent"], "echoes_resent": found["echoes_resent"],
         "commit_allowed_ms": round(allowed, 1), "gradient_allowed_ms": round(allowed + own, 1),
         "connections": found["connections"],
         "ok": bool(line.loss) or (commit <= allowed and gradient <= allowed + own),

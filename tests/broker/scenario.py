@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from farflung.broker import events, facts
 from farflung.broker.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
 from farflung.broker.state import Outcome, State, decide
+from farflung.broker.whereabouts import Whereabouts
 from farflung.plan import FEEDER, Edge, Placement, Plan
 from farflung.protocol.messages import Cancel, Collected, Loaded, Message, Register, Submit, UnitReady
 from farflung.protocol.opset import Opset
@@ -70,8 +71,9 @@ class Scenario:
         heard_seconds: float | None = None,
         device: Device = DEVICE,
     ) -> Outcome:
-        register = Register(device, "lab", [f"{worker}.example:7000"], boot)
-        return self.feed(events.WorkerJoins(self.now, worker, register, heard_seconds, 3.0))
+        where = Whereabouts((f"{worker}.example:7000",))
+        register = Register(device, "lab", list(where.addresses), boot)
+        return self.feed(events.WorkerJoins(self.now, worker, register, where, heard_seconds, 3.0))
 
     def leave(self, worker: str, reason: str = "connection reset") -> Outcome:
         return self.feed(events.WorkerLeaves(self.now, worker, reason))

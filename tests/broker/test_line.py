@@ -63,7 +63,7 @@ class Worker:
 
 
 def addresses(service: BrokerService) -> tuple[str, ...]:
-    return service._dispatcher.state.workers["lab-1"].addresses
+    return service._dispatcher.state.workers["lab-1"].where.addresses
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -73,7 +73,7 @@ async def until(holds: Callable[[], bool]) -> None:
 async def registered(service: BrokerService, folder: Path) -> Worker:
     worker = Worker(service, await identity(service, folder, "lab-1", "worker"))
     await worker.line.open()
-    worker.line.send(Register(DEVICE, "lab", ["10.0.0.1:7001"], "boot-1"))
+    worker.line.send(Register(DEVICE, "lab", ["127.0.0.1:7001"], "boot-1"))
     await worker.hear(Registered)
     return worker
 
@@ -85,11 +85,11 @@ def test_what_is_said_while_the_link_is_lost_arrives_once(tmp_path: Path) -> Non
             worker = await registered(service, folder)
             for number in range(3):
                 worker.lose_link()
-                worker.line.send(Moved([f"10.0.0.{number + 2}:7001"]))
+                worker.line.send(Moved([f"127.0.0.1:{number + 7002}"]))
                 worker.line.send(Ask())
                 status: Status = await worker.hear(Status)
                 assert status.backup_pool == ["lab-1"]
-                await until(lambda n=number: addresses(service) == (f"10.0.0.{n + 2}:7001",))
+                await until(lambda n=number: addresses(service) == (f"127.0.0.1:{n + 7002}",))
             assert worker.times_back == 3 and worker.heard.empty()
             await worker.line.close("done")
         assert not worker.reason.done()

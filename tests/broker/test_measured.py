@@ -13,12 +13,13 @@ from tests.broker.scenario import DEVICE
 from farflung.broker.measured import topology_of
 from farflung.broker.measurements import LineMeasurement, Measurement, Measurements, PairMeasurement
 from farflung.broker.records import Worker
+from farflung.broker.whereabouts import Whereabouts
 from farflung.protocol.worker import HomeLine
 
 
 def worker(name: str, site: str = "", tflops: float = 2.0, **line: float) -> Worker:
     device = msgspec.structs.replace(DEVICE, tflops=tflops, memory_bytes=8 * 10**9)
-    return Worker(name, device, site, (), "boot", connected=True, line=HomeLine(**line))  # type: ignore[arg-type]
+    return Worker(name, device, site, Whereabouts(), "boot", connected=True, line=HomeLine(**line))  # type: ignore[arg-type]
 
 
 def way(sender: str, receiver: str, mbps: float, ms: float = 10.0, **more: object) -> PairMeasurement:

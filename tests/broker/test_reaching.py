@@ -13,6 +13,7 @@ from farflung.broker.circuits import Circuits
 from farflung.broker.events import Command, OpenCircuit
 from farflung.broker.reaching import QUOTA_SLACK_BYTES, byte_quota
 from farflung.broker.state import Outcome, durable
+from farflung.broker.whereabouts import Whereabouts
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Register
 from farflung.protocol.reaching import (
@@ -31,8 +32,9 @@ def relaying(*mbps: float) -> Scenario:
     story = Scenario("a", "b", "c")
     story.running(3)
     for number, rate in enumerate(mbps):
-        register = Register(DEVICE, "lab", [f"r{number}.example:7000"], "boot-1", rate)
-        story.feed(events.WorkerJoins(story.now, f"r{number}", register, None, 3.0))
+        where = Whereabouts((f"r{number}.example:7000",))
+        register = Register(DEVICE, "lab", list(where.addresses), "boot-1", rate)
+        story.feed(events.WorkerJoins(story.now, f"r{number}", register, where, None, 3.0))
     return story
 
 
@@ -83,7 +85,7 @@ def test_a_submitter_is_dialled_back_where_the_broker_sees_it_and_nowhere_else(
 
 def test_a_worker_is_dialled_back_where_it_is_registered_now() -> None:
     story = relaying()
-    story.feed(events.WorkerMoves(story.now, "a", ["198.51.100.1:9"]))
+    story.feed(events.WorkerMoves(story.now, "a", Whereabouts(("198.51.100.1:9",))))
     outcome = says(story, "a", AskReverse(7, "job-1", 1, "b", 22))
     assert sent(outcome.commands, "b") == [DialBack(7, "job-1", 1, "a", ["198.51.100.1:9"])]
 

@@ -13,11 +13,10 @@ from tests.broker.fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker
 from tests.broker.scenario import plan_over, training
 
 from farflung.broker import planning
-from farflung.broker.arrivals import reachable
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
 from farflung.broker.service import BrokerService, serve
 from farflung.broker.store import Store
-from farflung.errors import ConnectionFailed, ProtocolError, StoreError
+from farflung.errors import ConnectionFailed, StoreError
 from farflung.protocol.messages import (
     Accepted,
     Ask,
@@ -395,14 +394,6 @@ def test_a_port_in_use_leaves_nothing_behind(tmp_path: Path) -> None:
             await serve(tmp_path / "other", service.address, 10.0)
 
     story(tmp_path, scene)
-
-
-def test_an_address_without_a_host_is_where_the_broker_sees_the_worker() -> None:
-    seen = "[2001:db8::7]:50000"
-    given = ["0.0.0.0:7001", "[::]:7001", "lab.example:7002", "192.0.2.9:7001"]
-    assert reachable(given, seen) == ["[2001:db8::7]:7001", "lab.example:7002", "192.0.2.9:7001"]
-    with pytest.raises(ProtocolError, match="address"):
-        reachable(["nonsense:port"], seen)
 
 
 def test_a_worker_with_a_wrong_address_is_cut_off(tmp_path: Path) -> None:

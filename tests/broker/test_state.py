@@ -24,6 +24,7 @@ from farflung.broker import events, facts, journal
 from farflung.broker.events import Send
 from farflung.broker.progress import next_unit
 from farflung.broker.state import durable, evolve, replay
+from farflung.broker.whereabouts import Whereabouts
 from farflung.errors import FarflungError, ProtocolError
 from farflung.plan.ability import Ability
 from farflung.protocol import messages
@@ -255,13 +256,34 @@ def test_where_a_worker_has_moved_to_is_told_to_whom_its_plan_links_it() -> None
     story = Scenario("lab-1", "lab-2", "lab-3")
     story.submit(2)
     story.planned()
-    outcome = story.feed(events.WorkerMoves(story.now, "lab-1", ["10.0.0.9:7001"]))
+    there = Whereabouts(("10.0.0.9:7001",))
+    outcome = story.feed(events.WorkerMoves(story.now, "lab-1", there))
     moved = PeerMoved("lab-1", ["10.0.0.9:7001"])
     assert sent(outcome.commands, "lab-2") == [moved] and told(outcome.commands) == [moved]
     assert not sent(outcome.commands, "lab-3")
     assert len(outcome.decisions()) == 1
-    assert not story.feed(events.WorkerMoves(story.now, "lab-1", ["10.0.0.9:7001"])).facts
-    assert story.state.workers["lab-1"].addresses == ("10.0.0.9:7001",)
+    assert not story.feed(events.WorkerMoves(story.now, "lab-1", there)).facts
+    assert story.state.workers["lab-1"].where == there
+
+
+def test_where_a_workers_key_has_answered_is_told_until_it_claims_something_else() -> None:
+    story = Scenario("lab-1", "lab-2")
+    story.submit(2)
+    story.planned()
+    there = Whereabouts(("192.0.2.1:7",), ("lab.example:7", "192.0.2.66:22"), "192.0.2.1")
+    assert told(story.feed(events.WorkerMoves(story.now, "lab-1", there)).commands) == [
+        PeerMoved("lab-1", ["192.0.2.1:7"])
+    ]
+    proof = events.WorkerProved(story.now, "lab-1", there.claims, ("198.51.100.4:7",))
+    outcome = story.feed(proof)
+    moved = PeerMoved("lab-1", ["192.0.2.1:7", "198.51.100.4:7"])
+    assert sent(outcome.commands, "lab-2") == told(outcome.commands) == [moved]
+    assert not outcome.decisions()  # after a restart it is proved anew
+    assert not story.feed(proof).facts
+    assert not story.feed(events.WorkerMoves(story.now, "lab-1", there)).facts
+    story.feed(events.WorkerMoves(story.now, "lab-1", Whereabouts(there.addresses, (), there.seen)))
+    assert not story.feed(proof).facts
+    assert story.state.workers["lab-1"].where.told("") == ["192.0.2.1:7"]
 
 
 def test_a_lost_worker_ends_the_attempt_and_frees_the_survivors() -> None:

@@ -17,6 +17,7 @@ from farflung.broker.measurements import LineMeasurement, Measurement, Measureme
 from farflung.broker.survey import Line, Measuring, Member, Survey
 from farflung.broker.surveying import Turn, begin, heard, leave, passed
 from farflung.broker.tournament import meetings
+from farflung.broker.whereabouts import Whereabouts
 from farflung.protocol.probing import EndProbe, Probe, Probed, ProbedLink
 from farflung.transport.timeouts import FAN_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
 
@@ -31,7 +32,7 @@ def survey(count: int, lines: bool = True, known: Measurements | None = None) ->
     workers = names(count)
     both: list[Line] = [(name, way) for way in ("up", "down") for name in workers] if lines else []  # type: ignore[misc]
     return Survey(
-        members={name: Member(name, (f"{name}:1",)) for name in workers},
+        members={name: Member(name, Whereabouts((f"{name}:1",))) for name in workers},
         known=known or Measurements(),
         pairs=tuple(Measuring("pair", meeting) for meeting in meetings(dict.fromkeys(workers, ""))),
         lines=tuple(both),

@@ -12,7 +12,7 @@ from farflung.files import write_atomically
 
 
 class Ledger(msgspec.Struct):
-    """Figures of each leg that was stood, in order; payloads are one. A leg that was broken off begins anew."""
+    """Figures of each leg that was stood, in order; all payloads are one. What was broken off begins anew."""
 
     documents: list[loader.Figures] = []
     payloads: PayloadFigures | None = None

@@ -11,8 +11,9 @@ import msgspec
 from farflung.broker import events
 from farflung.broker.line import Line
 from farflung.broker.switchboard import Switchboard
+from farflung.broker.whereabouts import Whereabouts, whereabouts
 from farflung.broker.wording import one_line
-from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.errors import ProtocolError
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,
@@ -28,7 +29,6 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
-from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
 from farflung.transport.timeouts import Timeouts
 
 
@@ -68,7 +68,7 @@ def events_of(
         case Register():
             yield _registration(line, content, switchboard, timeouts, now)
         case Moved(addresses):
-            yield events.WorkerMoves(now, line.peer.id, _seen(_known(line, switchboard), addresses))
+            yield events.WorkerMoves(now, line.peer.id, _where(_known(line, switchboard), addresses))
         case AskReverse() | AskCircuit() if line.peer.role == "submitter":
             yield events.SubmitterSays(now, line.peer.id, content, line.remote)
         case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
@@ -99,9 +99,9 @@ def _registration(
     device = msgspec.structs.replace(
         register.device, name=one_line(register.device.name), kind=one_line(register.device.kind)
     )
-    addresses = _seen(line, register.addresses)
-    seen = msgspec.structs.replace(register, addresses=addresses, site=one_line(register.site), device=device)
-    return events.WorkerJoins(now, line.peer.id, seen, heard, timeouts.suspect_seconds)
+    plain = msgspec.structs.replace(register, site=one_line(register.site), device=device)
+    where = _where(line, register.addresses)
+    return events.WorkerJoins(now, line.peer.id, plain, where, heard, timeouts.suspect_seconds)
 
 
 def _known(line: Line, switchboard: Switchboard) -> Line:
@@ -110,26 +110,7 @@ def _known(line: Line, switchboard: Switchboard) -> Line:
     return line
 
 
-def _seen(line: Line, addresses: Sequence[str]) -> list[str]:
+def _where(line: Line, addresses: Sequence[str]) -> Whereabouts:
     if not addresses:
         raise ProtocolError(f"worker {line.peer.id} gave no address: peers could not reach it")
-    return reachable(addresses, line.remote)
-
-
-def reachable(addresses: Sequence[str], seen_from: str) -> list[str]:
-    """A worker's addresses as its peers can use them; one without a host is where the broker sees it.
-
-    Raises
-    ------
-    ProtocolError
-        One is no HOST:PORT.
-    """
-    found: list[str] = []
-    try:
-        here, _ = parse_address(seen_from)
-        for address in addresses:
-            host, port = parse_address(address)
-            found.append(format_address(here if host in EVERY_INTERFACE else host, port))
-    except ConnectionFailed as error:
-        raise ProtocolError(f"a worker's address was refused: {error}") from None
-    return list(dict.fromkeys(found))
+    return whereabouts(addresses, line.remote)

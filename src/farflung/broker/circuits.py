@@ -28,8 +28,8 @@ class Circuits:
             return [self._to(command, command.dialler, refusal)]
         return [
             *self._hold(command, (one, other)),
-            self._to(command, command.target, self._end(command, command.dialler, other, dials=False)),
-            self._to(command, command.dialler, self._end(command, command.target, one, dials=True)),
+            self._to(command, command.target, self._end(command, command.target, other)),
+            self._to(command, command.dialler, self._end(command, command.dialler, one)),
         ]
 
     def _hold(self, command: OpenCircuit, tokens: tuple[bytes, bytes]) -> list[Command]:
@@ -40,14 +40,16 @@ class Circuits:
             return []
         return [Send(command.relay, HoldCircuit(label, tokens, command.byte_quota))]
 
-    def _end(self, command: OpenCircuit, peer: str, token: bytes, dials: bool) -> Circuit:
+    def _end(self, command: OpenCircuit, member: str, token: bytes) -> Circuit:
+        dials = member == command.dialler
+        peer = command.target if dials else command.dialler
         return Circuit(
             command.number,
             command.job,
             command.attempt,
             peer,
             command.relay,
-            list(command.addresses),
+            list(command.addresses.get(member, ())),
             token,
             dials,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from farflung.broker.whereabouts import Whereabouts
 from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
 from farflung.plan.ability import Ability
 from farflung.protocol.messages import (
@@ -46,7 +47,7 @@ class Tick(Event):
 
 @dataclass(frozen=True)
 class WorkerJoins(Event):
-    """A worker registers.
+    """A worker registers, which is to be found at `where`.
 
     `heard_seconds` ago its older link, if one is open, last brought anything; it is suspect after
     `suspect_seconds` of silence.
@@ -54,16 +55,26 @@ class WorkerJoins(Event):
 
     worker: str
     register: Register
+    where: Whereabouts
     heard_seconds: float | None
     suspect_seconds: float
 
 
 @dataclass(frozen=True)
 class WorkerMoves(Event):
-    """A registered worker is to be found at other addresses."""
+    """A registered worker is to be found elsewhere."""
 
     worker: str
-    addresses: list[str]
+    where: Whereabouts
+
+
+@dataclass(frozen=True)
+class WorkerProved(Event):
+    """Of the addresses that a worker claims its key has answered at these."""
+
+    worker: str
+    claims: tuple[str, ...]
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -196,7 +207,8 @@ class RunPlanner:
 class OpenCircuit:
     """Give `dialler` and `target` an end each of a circuit through `relay` (a worker's id, or `broker`).
 
-    `byte_quota` is what it may carry. What is said of it goes to the asker under `number`.
+    `byte_quota` is what it may carry, `addresses` where each of the two finds the relay. What is said of it
+    goes to the asker under `number`.
     """
 
     number: int
@@ -206,7 +218,7 @@ class OpenCircuit:
     target: str
     submitter: str
     relay: str
-    addresses: tuple[str, ...]
+    addresses: Mapping[str, Sequence[str]]
     byte_quota: int
 
 

@@ -20,6 +20,7 @@ from farflung.broker.records import (
     State,
     Worker,
 )
+from farflung.broker.whereabouts import Whereabouts
 from farflung.plan import NO_WISHES
 
 
@@ -50,7 +51,7 @@ def _(fact: facts.WorkerAdmitted, state: State) -> State:
             fact.worker,
             fact.device,
             fact.site,
-            tuple(fact.addresses),
+            _whereabouts(state.workers.get(fact.worker), fact),
             fact.boot,
             connected=True,
             relay_mbps=fact.relay_mbps,
@@ -61,7 +62,14 @@ def _(fact: facts.WorkerAdmitted, state: State) -> State:
 
 @_evolve.register
 def _(fact: facts.WorkerMoved, state: State) -> State:
-    return state.with_worker(replace(state.workers[fact.worker], addresses=tuple(fact.addresses)))
+    worker = state.workers[fact.worker]
+    return state.with_worker(replace(worker, where=_whereabouts(worker, fact)))
+
+
+@_evolve.register
+def _(fact: facts.WorkerProved, state: State) -> State:
+    worker = state.workers[fact.worker]
+    return state.with_worker(replace(worker, where=replace(worker.where, proved=tuple(fact.addresses))))
 
 
 @_evolve.register
@@ -83,6 +91,7 @@ def _(fact: facts.JobSubmitted, state: State) -> State:
         pace=Pace(fact.at),
         on=tuple(fact.on),
         wishes=fact.wishes,
+        seen=fact.seen,
     )
     return state.with_job(job)
 
@@ -191,6 +200,14 @@ def _(fact: facts.WorkerReady, state: State) -> State:
 @_evolve.register
 def _(fact: facts.WaitExplained, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], words=fact.words))
+
+
+def _whereabouts(known: Worker | None, fact: facts.WorkerAdmitted | facts.WorkerMoved) -> Whereabouts:
+    """What a worker says now; where it was found to answer still counts if it claims the same from there."""
+    where = Whereabouts(tuple(fact.addresses), tuple(fact.claims), fact.seen)
+    if known is None or (known.where.claims, known.where.seen) != (where.claims, where.seen):
+        return where
+    return replace(where, proved=known.where.proved)
 
 
 def _held(state: State, job: Job, keep: Collection[str]) -> State:

@@ -32,6 +32,8 @@ class WorkerAdmitted(Decision, frozen=True):
     boot: str
     relay_mbps: float = 0.0
     line: HomeLine = HomeLine()
+    claims: list[str] = []
+    seen: str = ""
 
 
 class WorkerMoved(Decision, frozen=True):
@@ -39,6 +41,8 @@ class WorkerMoved(Decision, frozen=True):
 
     worker: str
     addresses: list[str]
+    claims: list[str] = []
+    seen: str = ""
 
 
 class WorkerLost(Decision, frozen=True):
@@ -59,6 +63,7 @@ class JobSubmitted(Decision, frozen=True):
     workers: int
     on: list[str] = []
     wishes: Wishes = NO_WISHES
+    seen: str = ""
 
 
 class JobPlanning(Decision, frozen=True):
@@ -123,6 +128,13 @@ class JobEnded(Decision, frozen=True):
     reason: str
 
 
+class WorkerProved(msgspec.Struct, frozen=True):
+    """The worker's key has answered at `addresses`."""
+
+    worker: str
+    addresses: list[str]
+
+
 class WorkerLoaded(msgspec.Struct, frozen=True):
     """Observed: the worker holds its segments and is linked to its neighbours."""
 
@@ -158,7 +170,7 @@ AnyDecision = (
     | JobCollecting
     | JobEnded
 )
-Observation = WorkerLoaded | WorkerReady | WaitExplained
+Observation = WorkerProved | WorkerLoaded | WorkerReady | WaitExplained
 Fact = AnyDecision | Observation
 
 

@@ -40,8 +40,8 @@ NAMED = 5
 """How many missing workers a wait is explained with."""
 
 
-def submit(turn: Turn, submitter: str, message: Submit) -> None:
-    """Put a job at the end of the queue."""
+def submit(turn: Turn, submitter: str, message: Submit, seen: str) -> None:
+    """Put a job of a submitter, seen at this host, at the end of the queue."""
     job = f"job-{len(turn.state.jobs) + 1}"
     turn.emit(
         facts.JobSubmitted(
@@ -54,6 +54,7 @@ def submit(turn: Turn, submitter: str, message: Submit) -> None:
             workers=message.workers,
             on=message.on,
             wishes=message.wishes,
+            seen=seen,
         )
     )
 
@@ -95,8 +96,8 @@ def loaded(turn: Turn, job: Job, worker: str) -> None:
 def load(turn: Turn, job: Job, made: PlanMade) -> None:
     """Hand the plan to its workers and to the submitter."""
     turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
-    addresses = {name: list(turn.state.workers[name].addresses) for name in made.plan.workers()}
-    for name in addresses:
+    names = made.plan.workers()
+    for name in names:
         mine = set(made.plan.segments_of(name))
         near = made.plan.neighbours(name)
         message = Load(
@@ -105,7 +106,7 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
             plan=made.plan,
             training=job.training,
             programs=[program for program in made.programs if program.segment in mine],
-            addresses={peer: found for peer, found in addresses.items() if peer in near},
+            addresses={peer: turn.state.told(peer, name) for peer in names if peer in near},
             submitter=job.submitter,
         )
         turn.do(Send(name, message))
@@ -114,7 +115,7 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
         job.attempt,
         made.plan,
         made.owned,
-        addresses,
+        {name: turn.state.told(name, job.submitter, job.job) for name in names},
         made.prediction,
         dict(made.unable),
         list(made.notes),
@@ -126,10 +127,9 @@ def moved(turn: Turn, job: Job, worker: str) -> None:
     """Tell whoever the plan links to a worker where it is now."""
     if job.plan is None:
         return
-    message = PeerMoved(worker, list(turn.state.workers[worker].addresses))
     for name in sorted(job.plan.neighbours(worker)):
-        turn.do(Send(name, message))
-    turn.tell(job.job, message)
+        turn.do(Send(name, PeerMoved(worker, turn.state.told(worker, name))))
+    turn.tell(job.job, PeerMoved(worker, turn.state.told(worker, job.submitter, job.job)))
 
 
 def collect(turn: Turn, job: Job, state: str, reason: str) -> None:

@@ -103,7 +103,8 @@ def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit
         none = NotReached(message.number, job.job, job.attempt, message.peer, "no further relay is on offer")
         return to_member(job.job, job.submitter, asker, none)
     quota = byte_quota(plan, job.training, asker, message.peer, job.submitter)
-    addresses = [] if relay == BROKER_ID else list(state.workers[relay].addresses)
+    ends = () if relay == BROKER_ID else (asker, message.peer)
+    addresses = {end: state.told(relay, end, job.job) for end in ends}
     return OpenCircuit(
         message.number,
         job.job,
@@ -112,7 +113,7 @@ def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit
         message.peer,
         job.submitter,
         relay,
-        tuple(addresses),
+        addresses,
         quota,
     )
 
@@ -125,7 +126,11 @@ def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[s
     offers = {
         name: worker.relay_mbps
         for name, worker in state.workers.items()
-        if worker.connected and worker.relay_mbps > 0 and name not in pair and name not in without
+        if worker.connected
+        and worker.relay_mbps > 0
+        and name not in pair
+        and name not in without
+        and all(state.told(name, end, job) for end in pair)
     }
 
     def score(name: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from farflung.broker.commit import CommitGroup
+from farflung.broker.whereabouts import Whereabouts
 from farflung.plan import NO_WISHES, Plan, Wishes
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import EMULATED
@@ -27,7 +28,7 @@ class Worker:
     worker: str
     device: Device
     site: str
-    addresses: tuple[str, ...]
+    where: Whereabouts
     boot: str
     connected: bool
     job: str | None = None
@@ -63,6 +64,7 @@ class Pace:
 class Job:
     """One job. `unit` is the one under way; `step` counts applied training steps.
 
+    `seen` is the host at which the broker saw the submitter.
     `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
     will have. `on` are the only workers that may do it, if it names any, and `unable` say of others
     what ops of its model they lack, until they come anew. `loaded`, `group` and `words` are
@@ -79,6 +81,7 @@ class Job:
     on: tuple[str, ...] = ()
     wishes: Wishes = NO_WISHES
     unable: Mapping[str, str] = field(default_factory=dict)
+    seen: str = ""
     state: str = QUEUED
     reason: str = ""
     attempt: int = 0
@@ -125,6 +128,15 @@ class State:
         emulated = job.training.emulated
         return [name for name in self.backup_pool() if self.workers[name].emulated == emulated]
 
+    def told(self, worker: str, reader: str, job: str = "") -> list[str]:
+        """Addresses of a worker, as far as another worker or the submitter of `job` is told of them."""
+        of_job, other = self.jobs.get(job), self.workers.get(reader)
+        if of_job is not None and of_job.submitter == reader:
+            seen = of_job.seen
+        else:
+            seen = "" if other is None else other.where.seen
+        return self.workers[worker].where.told(seen)
+
     def with_worker(self, worker: Worker) -> State:
         """The state with this worker in place of its namesake."""
         return replace(self, workers={**self.workers, worker.worker: worker})
@@ -137,4 +149,8 @@ class State:
 def durable(state: State) -> State:
     """The part of `state` that a replay of the decisions gives."""
     jobs = {name: replace(job, loaded=frozenset(), group=None, words="") for name, job in state.jobs.items()}
-    return replace(state, jobs=jobs)
+    workers = {
+        name: replace(worker, where=replace(worker.where, proved=()))
+        for name, worker in state.workers.items()
+    }
+    return replace(state, jobs=jobs, workers=workers)

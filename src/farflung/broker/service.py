@@ -15,9 +15,10 @@ from farflung.broker.arrivals import Arrival, Closed
 from farflung.broker.authority import Authority
 from farflung.broker.circuits import Circuits
 from farflung.broker.dispatcher import Dispatcher
-from farflung.broker.events import Restarted, Tick
+from farflung.broker.events import Restarted, Tick, WorkerProved
 from farflung.broker.line import Line
 from farflung.broker.logbook import Logbook
+from farflung.broker.proving import Prover
 from farflung.broker.reports import Reports
 from farflung.broker.state import replay
 from farflung.broker.status import Sighting, status_of
@@ -97,6 +98,7 @@ class BrokerService:
         self._reports = Reports()
         self._lines: dict[Link, Line] = {}
         self._sessions: dict[tuple[Peer, str], Line] = {}
+        self._prover = Prover(lambda: self._identity.client_context(), timeouts, self._proved)
         self._listener: Listener | None = None
 
     @property
@@ -135,6 +137,7 @@ class BrokerService:
 
     async def stop(self) -> None:
         """Close every link with a word why, and free the port."""
+        await self._prover.close()
         await self._dispatcher.stop()
         if self._listener is not None:
             await self._listener.close("the broker is shutting down")
@@ -252,11 +255,15 @@ class BrokerService:
         line.send_control(messages.encode(Renewed(certificate)))
         _log.info("the certificate of %s was renewed", peer)
 
+    def _proved(self, worker: str, claims: tuple[str, ...], addresses: tuple[str, ...]) -> None:
+        self._dispatcher.put(Arrival(None, WorkerProved(self._clock(), worker, claims, addresses)))
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._timeouts.heartbeat_seconds)
             tick = Tick(self._clock(), self._timeouts.patience_seconds)
             self._dispatcher.put(Arrival(None, tick))
+            self._prover.look(self._dispatcher.state.workers)
             self._surveyor.look()
 
     async def _renew_own(self) -> None:

@@ -7,7 +7,7 @@ the facts to the store before it carries out the commands. Any history can be re
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from farflung.broker import events, facts, jobs, reaching, units
@@ -35,6 +35,7 @@ from farflung.protocol.messages import (
     UnitReady,
 )
 from farflung.protocol.parting import has_left
+from farflung.transport.addresses import parse_address
 
 __all__ = ["Outcome", "State", "decide", "durable", "evolve", "replay"]
 
@@ -132,10 +133,12 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
             event.worker,
             register.device,
             register.site,
-            register.addresses,
+            list(event.where.addresses),
             register.boot,
             register.relay_mbps,
             register.line,
+            list(event.where.claims),
+            event.where.seen,
         )
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
@@ -144,10 +147,22 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
 
 @_decide.register
 def _(event: events.WorkerMoves, turn: Turn) -> None:
-    worker = turn.state.workers[event.worker]
-    if worker.addresses == tuple(event.addresses):
+    worker, where = turn.state.workers[event.worker], event.where
+    if replace(worker.where, proved=()) == where:
         return
-    turn.emit(facts.WorkerMoved(turn.now, event.worker, event.addresses))
+    turn.emit(
+        facts.WorkerMoved(turn.now, event.worker, list(where.addresses), list(where.claims), where.seen)
+    )
+    if worker.job is not None:
+        jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
+
+
+@_decide.register
+def _(event: events.WorkerProved, turn: Turn) -> None:
+    worker = turn.state.workers[event.worker]
+    if not worker.connected or worker.where.claims != event.claims or worker.where.proved == event.addresses:
+        return  # of what it said before
+    turn.emit(facts.WorkerProved(event.worker, list(event.addresses)))
     if worker.job is not None:
         jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
 
@@ -168,7 +183,9 @@ def _(event: events.WorkerSays, turn: Turn) -> None:
         case Loaded():
             jobs.loaded(turn, job, event.worker)
         case AskReverse() | AskCircuit():
-            reaching.ask(turn, job, event.worker, message, turn.state.workers[event.worker].addresses)
+            reaching.ask(
+                turn, job, event.worker, message, turn.state.told(event.worker, message.peer, job.job)
+            )
         case NotReached():
             reaching.not_reached(turn, job, event.worker, message)
         case UnitReady():
@@ -185,7 +202,7 @@ def _(event: events.SubmitterSays, turn: Turn) -> None:
         if message.opset is not None and (trouble := message.opset.conflict()):
             turn.do(Reply(Denied(f"the job was captured by another farflung: {trouble}")))
             return
-        jobs.submit(turn, event.submitter, message)
+        jobs.submit(turn, event.submitter, message, parse_address(event.remote)[0])
         return
     job = turn.state.jobs.get(message.job)
     if job is None or job.submitter != event.submitter:

@@ -53,7 +53,9 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
         state=_worker_state(state, worker),
         device=worker.device.name,
         site=worker.site,
-        address=sighting.address if sighting else next(iter(worker.addresses), ""),
+        address=sighting.address
+        if sighting
+        else next(iter((*worker.where.addresses, *worker.where.claims)), ""),
         last_seen_seconds=sighting.seconds if sighting else -1.0,
         job=worker.job or "",
         relay_mbps=worker.relay_mbps,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.broker.measurements import Direction, Measurements
+from farflung.broker.whereabouts import Whereabouts
 from farflung.protocol.probing import Probed, Task
 
 Line = tuple[str, Direction]
@@ -15,10 +16,10 @@ RELAY = "a relay"
 
 @dataclass(frozen=True)
 class Member:
-    """A worker that takes part, and where it is dialled."""
+    """A worker that takes part, and where it is to be found."""
 
     worker: str
-    addresses: tuple[str, ...]
+    where: Whereabouts
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def help_reach(state: State, survey: Survey | None, asker: str, message: PathQue
     if not {asker, message.peer} <= set(running.measuring.members):
         return None
     if isinstance(message, AskReverse):
-        addresses = list(state.workers[asker].addresses)
+        addresses = state.told(asker, message.peer)
         return Send(message.peer, DialBack(message.number, SURVEY, message.attempt, asker, addresses))
     if isinstance(message, NotReached):
         told = NotReached(message.number, SURVEY, message.attempt, asker, message.reason)
@@ -36,6 +36,7 @@ def _circuit(state: State, survey: Survey, asker: str, message: AskCircuit) -> C
     if relay in message.without:
         words = "no further relay is on offer"
         return Send(asker, NotReached(message.number, SURVEY, message.attempt, message.peer, words))
+    ends = () if relay == BROKER_ID else (asker, message.peer)
     return OpenCircuit(
         message.number,
         SURVEY,
@@ -44,6 +45,6 @@ def _circuit(state: State, survey: Survey, asker: str, message: AskCircuit) -> C
         target=message.peer,
         submitter="",
         relay=relay,
-        addresses=() if relay == BROKER_ID else tuple(state.workers[relay].addresses),
+        addresses={end: state.told(relay, end) for end in ends},
         byte_quota=4 * survey.byte_limit + QUOTA_SLACK_BYTES,
     )

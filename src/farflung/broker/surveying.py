@@ -191,8 +191,9 @@ def _again(survey: Survey, measuring: Measuring, result: Results) -> list[Measur
 def _probe(survey: Survey, number: int, task: Task, worker: str, peers: Iterable[str]) -> Probe:
     """What to ask a member for. The first one dials, unless it is the only one who can be dialled."""
     is_first = worker == survey.running[number].measuring.members[0]
+    reader = survey.members[worker].where.seen
     probed = [
-        ProbedPeer(peer, list(survey.members[peer].addresses), _dials(survey, worker, peer, is_first))
+        ProbedPeer(peer, survey.members[peer].where.told(reader), _dials(survey, worker, peer, is_first))
         for peer in peers
     ]
     limit = survey.byte_limit if task == "pair" else survey.byte_limit // FAN_SHARE

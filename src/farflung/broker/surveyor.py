@@ -138,7 +138,7 @@ class Surveyor:
         now = self._clock()
         self._tried.update(dict.fromkeys(map(frozenset, due.meetings), now))
         self._tried.update(dict.fromkeys(due.lines, now))
-        members = {name: Member(name, worker.addresses) for name, worker in self._idle().items()}
+        members = {name: Member(name, worker.where) for name, worker in self._idle().items()}
         survey = Survey(
             members=members,
             known=self._dispatcher.measurements,
@@ -180,8 +180,8 @@ class Surveyor:
             return
         for name, worker in now.items():
             known = before.get(name)
-            if known is not None and (known.addresses, known.idle, known.boot) == (
-                worker.addresses, worker.idle, worker.boot,
+            if known is not None and (_hosts(known), known.idle, known.boot) == (
+                _hosts(worker), worker.idle, worker.boot,
             ):  # fmt: skip
                 continue
             self._changed_at = self._clock()
@@ -249,4 +249,4 @@ class Surveyor:
 
 
 def _hosts(worker: Worker) -> set[str]:
-    return {parse_address(address)[0] for address in worker.addresses}
+    return {parse_address(address)[0] for address in worker.where.said}

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,6 +35,7 @@ __all__ = [
     "Listener",
     "OnStranger",
     "Peer",
+    "answers",
     "ask",
     "dial",
     "dial_any",
@@ -169,6 +171,23 @@ async def ask(
                 await exchange.hang_up()
     except OSError as error:
         raise ConnectionFailed(why_unreachable(error, address, timeout)) from None
+
+
+async def answers(address: str, context: ssl.SSLContext, expected: Peer, timeouts: Timeouts) -> bool:
+    """Whether the key of `expected` is at HOST:PORT now; nothing is said there."""
+    try:
+        async with asyncio.timeout(timeouts.connect_seconds):
+            connection = await _connected(address, context, expected.name, timeouts)
+    except OSError:
+        return False
+    exchange = Exchange(connection)
+    with suppress(
+        TimeoutError
+    ):  # whoever listens hangs up at once: sooner, it would look like a failure there
+        async with asyncio.timeout(timeouts.close_seconds):
+            await exchange.over.wait()
+    await exchange.hang_up()
+    return True
 
 
 async def _connected(

@@ -150,6 +150,9 @@ class Listener:
         if peer is None:
             await self._converse(connection, None)
             return
+        if peer.role == "broker":
+            connection.abort()  # it wants to know whose key is here, and knows
+            return
         self._link(connection, peer, "direct")
 
     async def _enter_circuit(self, raw: socket.socket, relay: Relay) -> None:

@@ -278,16 +278,17 @@ def test_a_switch_that_is_told_to_end_while_it_starts_leaves_nothing() -> None:
 def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
     before, lab = host_state(), a_name()
     owner, switch = started_owner(lab)
-    os.kill(owner.pid, signal.SIGSTOP)
-    os.kill(switch, signal.SIGKILL)
-    os.kill(owner.pid, signal.SIGKILL)
-    owner.wait(WAIT_SECONDS)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while Path(f"/proc/{switch}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert namespaces_of(lab)
-    with pytest.raises(LabError, match=f"the switch of lab {lab} was killed: farflung lab down"):
-        find(lab)
+    with registry._locked():  # whoever starts a lab on this machine meanwhile would clean it
+        os.kill(owner.pid, signal.SIGSTOP)
+        os.kill(switch, signal.SIGKILL)
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait(WAIT_SECONDS)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while Path(f"/proc/{switch}").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert namespaces_of(lab)
+        with pytest.raises(LabError, match=f"the switch of lab {lab} was killed: farflung lab down"):
+            find(lab)
     with Network(PAIR) as network:
         assert left_behind(lab) == []
         assert reaches(network, "a", network.address("b"))

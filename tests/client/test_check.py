@@ -132,7 +132,8 @@ def test_a_loss_function() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_bfloat16_is_held_to_what_bfloat16_can_hold(name: str) -> None:
-    """Losses agree; gradients of grouped keys do not to 1e-4, for a reason that has not been established."""
+    """Losses agree, and gradients where the model exports what it runs; Llama does not with its keys."""
     report = check_job(job_of(case(name), precision="bfloat16"), segments=2, steps=1)
     assert report.ok
     assert report.loss_difference <= 1e-5
+    assert name == "llama" or report.worst_gradient_difference <= 1e-4

@@ -269,11 +269,13 @@ def test_evaluation_draws_nothing_and_keeps_nothing() -> None:
 def test_what_was_compiled_goes_with_its_segment() -> None:
     segment = BACKEND.runner(*state_and_all("chain"))
     segment.compile()
-    functions = weakref.ref(segment._train.get())
+    functions = segment._train.get()
+    program = functions._compiled._forward
+    kept = [weakref.ref(one) for one in (functions, program, program._executable)]  # type: ignore[attr-defined]
     segment.close()
-    del segment
+    del segment, functions, program
     gc.collect()
-    assert functions() is None
+    assert [one() for one in kept] == [None] * 3
 
 
 @pytest.mark.usefixtures("compiled_each_time")

@@ -90,6 +90,15 @@ class Books:
             self.folder.write_summary(summary)
         return summary
 
+    def kept(self) -> str:
+        """What the user still has of a run that failed, for the end of a sentence."""
+        if not self.tally.steps:
+            return ""
+        step = self.tally.weights_step
+        weights = "" if step is None else f" and the weights of step {step}"
+        steps = "1 step" if self.tally.steps == 1 else f"{self.tally.steps} steps"
+        return f"; the metrics of {steps}{weights} are in {self.folder.path}"
+
     def _begin(self) -> None:
         if self.tally.current is not None:
             self.observer.working(self.tally.current, 0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 
 from farflung.client.attempt import Attempt
 from farflung.client.books import Books, Outcome
+from farflung.client.errands import Errands
+from farflung.client.events import Event, Gone, Stop, Trouble, Written
 from farflung.client.job import Job
 from farflung.client.links import Lost, dial_broker
 from farflung.client.observer import Observer
@@ -48,36 +50,6 @@ from farflung.transport.timeouts import Timeouts
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
 STOPPED_AT_ONCE = "stopped at once by the user: the weights were not collected"
 REASON_LENGTH = 500
-
-
-@dataclass(frozen=True)
-class _Trouble:
-    """Something on this side went wrong; `collect` says whether the weights can still come home."""
-
-    error: BaseException
-    collect: bool
-
-
-@dataclass(frozen=True)
-class _Stop:
-    """The user wants an end."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class _Gone:
-    """Something the job stands on is gone."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The trained weights are in the run folder."""
-
-
-_Event = Message | Lost | _Trouble | _Stop | _Gone | _Written
 
 
 async def train(
@@ -128,8 +100,8 @@ class Submitter:
         self._wishes = wishes
         self._timeouts = timeouts or Timeouts()
         self.books = Books(prepared.job, run, observer, prepared.emulated)
-        self._events: asyncio.Queue[_Event] = asyncio.Queue()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._errands = Errands(self._events.put_nowait)
         self._broker: BrokerLine | None = None
         self._paths: Paths | None = None
         self._renewal: Renewal | None = None
@@ -158,11 +130,11 @@ class Submitter:
 
     def stop(self, reason: str) -> None:
         """End the job, after the weights of the last applied step have come home."""
-        self._events.put_nowait(_Stop(reason))
+        self._events.put_nowait(Stop(reason))
 
     def fail_soon(self, reason: str) -> None:
         """Something the job stands on is gone: it fails for this reason, unless the broker says more."""
-        self._events.put_nowait(_Gone(reason))
+        self._events.put_nowait(Gone(reason))
 
     async def _run(self) -> Outcome:
         name = self._prepared.job.name or "job"
@@ -189,7 +161,7 @@ class Submitter:
             if outcome is not None:
                 return outcome
 
-    async def _handle(self, event: _Event) -> Outcome | None:
+    async def _handle(self, event: Event) -> Outcome | None:
         """Do what an event asks for; the outcome, if it was the last."""
         match event:
             case Accepted():
@@ -197,35 +169,35 @@ class Submitter:
             case Planned():
                 await self.books.planned(event)
                 self._attempt = Attempt(self._prepared, event, self.books.observer, self._events.put_nowait)
-                self._begin(self._attempt.load(self._reach()), collect=False)
+                self._errands.begin(partial(self._attempt.load, self._reach()), collect=False)
             case Running():
                 attempt = self._current()
                 await self.books.running(attempt.bytes_sent)
-                self._begin(attempt.feed(), collect=True)
+                self._errands.begin(attempt.feed, collect=True)
             case UnitDone():
                 await self.books.unit_done(event, self._current().bytes_sent)
             case Collecting():
                 await self._collecting(event)
             case Circuit() | NotReached():
                 self._reach().hear(event)
-            case _Written():
+            case Written():
                 self._holding = True
                 self._tell(Collected(self._job, self._current().planned.attempt))
-            case _Stop():
+            case Stop():
                 self._stopping = event.reason
                 self._cancel(event.reason)
-            case _Trouble():
+            case Trouble():
                 return self._trouble(event)
             case Lost(peer=peer, reason=reason) if peer == BROKER_ID:
                 self._job = ""
                 broker = f"the broker at {self._identity.broker} was lost: {reason}"
-                return Outcome(FAILED, self._failure or f"{broker}{self._kept()}")
+                return Outcome(FAILED, self._failure or f"{broker}{self.books.kept()}")
             case Lost(peer=peer, reason=reason):
                 self._gone(f"worker {peer} was lost: {reason}")
-            case _Gone():
+            case Gone():
                 self._gone(event.reason)
             case Renewed():
-                self._begin(self._take_certificate(event.certificate), collect=True)
+                self._errands.begin(partial(self._take_certificate, event.certificate), collect=True)
             case PeerMoved():
                 if self._attempt is not None:
                     self._attempt.moved(event.worker, event.addresses)
@@ -246,8 +218,8 @@ class Submitter:
             return
         self._homeward = True
         await self.books.collecting(message)
-        self._stop_tasks()
-        self._begin(self._bring_home(message.step), collect=False)
+        self._errands.stop()
+        self._errands.begin(partial(self._bring_home, message.step), collect=False)
 
     async def _bring_home(self, step: int) -> None:
         trained = await self._current().trained_state()
@@ -255,14 +227,14 @@ class Submitter:
         if not self._prepared.emulated:
             await asyncio.to_thread(save_weights, self.books.folder.model_path, job.model, trained, ties)
             self.books.tally.weights_step = step
-        self._events.put_nowait(_Written())
+        self._events.put_nowait(Written())
 
     async def _take_certificate(self, certificate: bytes) -> None:
         if self._renewal is not None:
             await asyncio.to_thread(self._renewal.renewed, certificate)
             self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
-    def _trouble(self, trouble: _Trouble) -> Outcome | None:
+    def _trouble(self, trouble: Trouble) -> Outcome | None:
         """Fail; where the weights can still come home, only after they have."""
         if not isinstance(trouble.error, FarflungError):
             raise trouble.error
@@ -277,7 +249,7 @@ class Submitter:
         if self._holding or self._doomed:
             return
         self._doomed = True
-        overdue = _Trouble(RunFailed(f"{reason}{self._kept()}"), collect=False)
+        overdue = Trouble(RunFailed(f"{reason}{self.books.kept()}"), collect=False)
         loop = asyncio.get_running_loop()
         loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
 
@@ -287,30 +259,7 @@ class Submitter:
             return Outcome(DONE, "")
         if ended.state == CANCELLED:
             return Outcome(FAILED, self._failure) if self._failure else Outcome(CANCELLED, ended.reason)
-        return Outcome(ended.state, f"{ended.reason}{self._kept()}")
-
-    def _kept(self) -> str:
-        """What the user still has, for the end of a sentence."""
-        tally = self.books.tally
-        if not tally.steps:
-            return ""
-        weights = "" if tally.weights_step is None else f" and the weights of step {tally.weights_step}"
-        steps = "1 step" if tally.steps == 1 else f"{tally.steps} steps"
-        return f"; the metrics of {steps}{weights} are in {self.books.folder.path}"
-
-    def _begin(self, work: Coroutine[None, None, None], collect: bool) -> None:
-        """Run `work` beside the queue; its failure is an event."""
-        self._tasks.append(asyncio.create_task(self._watched(work, collect)))
-
-    async def _watched(self, work: Coroutine[None, None, None], collect: bool) -> None:
-        try:
-            await work
-        except Exception as error:
-            self._events.put_nowait(_Trouble(_first(error), collect))
-
-    def _stop_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        return Outcome(ended.state, f"{ended.reason}{self.books.kept()}")
 
     def _reach(self) -> Paths:
         assert self._paths is not None
@@ -343,8 +292,8 @@ class Submitter:
             await self._give_up(outcome.reason)
         if self._renewal is not None:
             self._renewal.stop()
-        self._stop_tasks()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._errands.stop()
+        await self._errands.ended()
         words = f"the job is over: {outcome.state}"
         if self._attempt is not None:
             await self._attempt.close(words)
@@ -363,8 +312,3 @@ def _require_short(submit: Submit) -> None:
             f"the model's graph{topology} take {size} bytes, at most {MAXIMUM_CONTROL_BYTES} can be sent:"
             " register large constant tensors of the model as buffers, or plan on fewer workers"
         )
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error of a task group, where it is one."""
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

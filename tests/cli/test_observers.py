@@ -74,17 +74,58 @@ def test_a_log_has_a_line_now_and_then_not_one_a_step(capsys: pytest.CaptureFixt
     assert len(lines) < 20 and lines[-1].startswith("step 1000/1000")
 
 
-def test_a_long_step_is_seen_to_go_on(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+class Clock:
+    """Seconds that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def said_of(
+    capsys: pytest.CaptureFixture[str], steps: int, seconds: float, microbatches: int = 4
+) -> list[str]:
+    """What a log says of steps that take so long each."""
+    clock = Clock()
+    observer = PlainObserver(steps, clock)
+    for step in range(steps):
+        for done in range(microbatches + 1):
+            observer.working(Unit(step, True, step, microbatches), done)
+            clock.now += seconds / (microbatches + 1)
+        observer.stepped(StepRow(step + 1, 4.25, 8, seconds, 16.0, 1000, 1, 0.1, 2.0))
+    return capsys.readouterr().err.splitlines()
+
+
+def test_short_steps_are_told_one_every_few_seconds_and_never_in_part(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(PlainObserver, "_due", lambda self: True)
-    observer = PlainObserver(3)
-    observer.working(Unit(0, False, 0, 8), 0)
-    observer.working(Unit(1, True, 0, 4), 3)
-    assert capsys.readouterr().err.splitlines() == [
-        "validating after 0 steps",
-        "step 1/3: 3 of 4 microbatches",
+    said = said_of(capsys, steps=100, seconds=0.625)
+    assert [int(line.split("/")[0].removeprefix("step ")) for line in said] == [*range(1, 100, 8), 100]
+    assert all("loss 4.2500" in line for line in said)
+    assert said[0].endswith("about 1:02 left") and "left" not in said[-1]
+
+
+def test_a_long_step_is_seen_to_go_on_and_told_in_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    said = said_of(capsys, steps=2, seconds=12.5)
+    assert [line[:24] for line in said] == [
+        "step 1/2: 2 of 4 microba",
+        "step 1/2: 4 of 4 microba",
+        "step 1/2  loss 4.2500  1",
+        "step 2/2: 2 of 4 microba",
+        "step 2/2: 4 of 4 microba",
+        "step 2/2  loss 4.2500  1",
     ]
+
+
+def test_a_short_evaluation_is_told_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    observer = PlainObserver(3, Clock())
+    for done in range(9):
+        observer.working(Unit(0, False, 0, 8), done)
+    observer.validated(0, 1.5)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["validating after 0 steps", "validation loss after 0 steps: 1.5000"]
 
 
 def test_an_evaluation_shows_on_a_terminal_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,3 +162,9 @@ def test_the_words_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().err
     assert "[red]waiting[/red] :fire: [link=http://example.org]here[/link]?[2J" in shown.replace("\n", "")
     assert "[b]lab?[2J" in shown and "\x1b[2J" not in shown
+
+
+def test_a_plan_without_a_prediction_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
+    PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}))
+    assert "planned in equal shares: nothing is known of these workers" in capsys.readouterr().err

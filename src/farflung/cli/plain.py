@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 from farflung.cli.output import counted, duration, loss_words, note, size
 from farflung.cli.plan_table import plan_rows, planned_lines
@@ -20,12 +21,35 @@ def is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-class PlainObserver(Observer):
-    """Says each change of state at once, and progress every few seconds."""
+class _Pause:
+    """Is over a few seconds after it began; then it begins anew. The first is over at once."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = clock()
+
+    def begin(self) -> None:
+        """Begin anew, over or not."""
+        self._until = self._clock() + PAUSE_SECONDS
+
+    def is_over(self) -> bool:
+        """Whether it was; it has then begun anew."""
+        if self._clock() < self._until:
+            return False
+        self.begin()
+        return True
+
+
+class PlainObserver(Observer):
+    """Says each change of state at once, and progress every few seconds.
+
+    A step is told when it is done: the first, the last, and between them one every few seconds. How far a
+    step or an evaluation is, only where it alone takes longer than that.
+    """
+
+    def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._steps = steps
-        self._said_at = 0.0
+        self._bytes, self._rows, self._unit = _Pause(clock), _Pause(clock), _Pause(clock)
         self._waiting = ""
 
     def waiting(self, words: str) -> None:
@@ -44,38 +68,34 @@ class PlainObserver(Observer):
             note(line)
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
-        if self._due() or sent_bytes == total_bytes:
+        if self._bytes.is_over() or sent_bytes == total_bytes:
             note(f"loading the workers: {size(sent_bytes)} of {size(total_bytes)}")
 
     def running(self) -> None:
         note("running")
 
     def working(self, unit: Unit, microbatches: int) -> None:
-        if not unit.train and microbatches == 0:
-            note(f"validating after {unit.step} steps")
-        elif self._due():
+        if microbatches == 0:
+            self._unit.begin()
+            if not unit.train:
+                note(f"validating after {unit.step} steps")
+        elif self._unit.is_over():
             what = f"step {unit.step + 1}/{self._steps}" if unit.train else "validating"
             note(f"{what}: {microbatches} of {unit.microbatches} microbatches")
 
     def stepped(self, row: StepRow) -> None:
-        if not self._due() and row.step != self._steps:
+        if not self._rows.is_over() and row.step != self._steps:
             return
-        left = duration((self._steps - row.step) * row.seconds)
-        note(
+        words = (
             f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
-            f"  {row.samples_per_second:.1f} samples/s  {size(row.bytes_on_wire)} a step  about {left} left"
+            f"  {row.samples_per_second:.1f} samples/s  {size(row.bytes_on_wire)} a step"
         )
+        left = self._steps - row.step
+        note(f"{words}  about {duration(left * row.seconds)} left" if left else words)
 
     def validated(self, step: int, loss: float | None) -> None:
         note(f"validation loss after {step} steps: {loss_words(loss)}")
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
-        if self._due() or received_bytes == total_bytes:
+        if self._bytes.is_over() or received_bytes == total_bytes:
             note(f"collecting the weights: {size(received_bytes)} of {size(total_bytes)}")
-
-    def _due(self) -> bool:
-        now = time.monotonic()
-        if now - self._said_at < PAUSE_SECONDS:
-            return False
-        self._said_at = now
-        return True

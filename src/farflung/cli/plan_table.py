@@ -46,7 +46,7 @@ def planned_lines(planned: Planned) -> list[str]:
 def prediction_lines(prediction: Prediction | None) -> list[str]:
     """What a plan promises, in a few lines for a person."""
     if prediction is None:
-        return []
+        return ["planned in equal shares: nothing is known of these workers, so no step time is predicted"]
     step = f"planned by {prediction.scheduler}: {seconds(prediction.step_seconds)} a step"
     lines = [f"{step}, held up by {prediction.bottleneck}"]
     if prediction.left_out:

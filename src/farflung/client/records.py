@@ -40,8 +40,9 @@ class Summary(msgspec.Struct, frozen=True):
     `state` is done, failed or cancelled, `reason` one line (empty when done). `steps` were applied.
     `bytes_on_wire` is over all units, `loading_bytes` what the first state took before them. `weights_step`
     is the step that `model.safetensors` holds, None if there is no such file. A run on `emulated` devices has
-    neither losses nor weights. `step_seconds` is the median of the newest steps; where `scheduler` planned on
-    what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are what it expected.
+    neither losses nor weights. `step_seconds` is the median of the newest steps. Where `scheduler` planned on
+    what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are what it expected; they
+    are None and empty where nothing is known, as with `train --local`.
     """
 
     state: str

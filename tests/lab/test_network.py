@@ -227,6 +227,39 @@ def test_programs_have_time_to_end_in_order() -> None:
     assert process.wait(WAIT_SECONDS) == 7
 
 
+FAREWELL = """
+import signal, socket, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+peer = socket.create_connection((sys.argv[1], 7000), 10)
+print(flush=True)
+signal.sigwait([signal.SIGTERM])
+peer.sendall(b"farewell")
+sys.exit(0 if peer.recv(1) == b"!" else 1)
+"""
+HEARER = """
+import signal, socket, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+server = socket.create_server(("0.0.0.0", 7000))
+print(flush=True)
+peer, _ = server.accept()
+heard = b""
+while len(heard) < 8: heard += peer.recv(8)
+peer.sendall(b"!")
+peer.recv(1)
+"""
+
+
+def test_who_leaves_can_say_so_over_the_network() -> None:
+    with Network(PAIR) as network:
+        processes = []
+        for node, program in (("b", HEARER), ("a", FAREWELL)):
+            argv = [sys.executable, "-c", program, network.address("b")]
+            processes.append(network.popen(node, argv, stdout=subprocess.PIPE))
+            assert processes[-1].stdout is not None
+            processes[-1].stdout.readline()
+    assert [process.wait(WAIT_SECONDS) for process in processes] == [0, 0]
+
+
 OWNER = """
 import sys, time
 from farflung.lab.network import Network

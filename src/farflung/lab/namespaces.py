@@ -6,9 +6,7 @@ two.
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -17,14 +15,13 @@ from pathlib import Path
 
 from farflung.errors import LabError
 from farflung.lab import addresses
+from farflung.lab.leaving import LOOK_SECONDS, Leaving
 from farflung.lab.spec import Node
 from farflung.lab.tun import INTERFACE, NAMESPACES, inside
-from farflung.transport.timeouts import Timeouts
 
 PREFIX = "farflung-"
 HOME_INTERFACE = "lan0"
 QUEUE_PACKETS = 1000  # before the switch reads them; shorter than a drop-tail queue of the lab at any rate
-POLL_SECONDS = 0.02
 
 # What each namespace's TCP uses, so that results do not hang on the host's settings: room for 1 Gbit/s times
 # 100 ms, and no memory of how earlier connections fared.
@@ -66,7 +63,9 @@ def create(names: Sequence[str]) -> None:
 def remove(names: Sequence[str]) -> None:
     """End what runs in the namespaces, then remove those that exist."""
     present = [name for name in names if (NAMESPACES / name).exists()]
-    _end_processes(present)
+    leaving = Leaving(present)
+    while not leaving.are_gone():
+        time.sleep(LOOK_SECONDS)
     if present:
         _ip(None, [f"netns del {name}" for name in present], force=True)
 
@@ -162,32 +161,6 @@ def _set_tcp(namespace: str) -> None:
 
 def _has_ipv6() -> bool:
     return Path("/proc/sys/net/ipv6").exists()
-
-
-def _end_processes(names: Sequence[str]) -> None:
-    """SIGTERM to all that run in the namespaces, once, and SIGKILL to those that stay."""
-    rooms = {(status.st_dev, status.st_ino) for status in ((NAMESPACES / name).stat() for name in names)}
-    deadline = time.monotonic() + Timeouts().stop_seconds
-    asked: set[int] = set()  # a second SIGTERM would end them in the middle of tidying up
-    while running := _processes_in(rooms):
-        late = time.monotonic() > deadline
-        for process in running:
-            if late or process not in asked:
-                asked.add(process)
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
-        time.sleep(POLL_SECONDS)
-
-
-def _processes_in(rooms: set[tuple[int, int]]) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with suppress(OSError):
-                status = (entry / "ns/net").stat()
-                if (status.st_dev, status.st_ino) in rooms:
-                    found.append(int(entry.name))
-    return found
 
 
 def _ip(namespace: str | None, lines: Sequence[str], force: bool = False) -> None:

@@ -20,6 +20,7 @@ from farflung.lab import namespaces, registry, tun
 from farflung.lab.attendant import Attendant
 from farflung.lab.control_server import ControlServer
 from farflung.lab.fabric import Fabric
+from farflung.lab.leaving import Leaving
 from farflung.lab.spec import LabSpec
 from farflung.lab.stats import Meter
 from farflung.lab.switch import Switch, take_priority
@@ -62,6 +63,21 @@ def _tell(started: Started) -> None:
         os.write(sys.stdout.fileno(), msgspec.json.encode(started) + b"\n")
 
 
+class _Farewell:
+    """The end of a lab: it can be asked nothing any more, and what runs in it is to end."""
+
+    def __init__(self, lab: str, rooms: list[str]) -> None:
+        self._lab, self._rooms = lab, rooms
+        self._leaving: Leaving | None = None
+
+    def are_gone(self) -> bool:
+        """Whether nobody is in it any more. The first time is the beginning of the end."""
+        if self._leaving is None:
+            registry.socket_path(self._lab).unlink(missing_ok=True)
+            self._leaving = Leaving(self._rooms)
+        return self._leaving.are_gone()
+
+
 def _serve(start: Start, parent: int, asked_to_end: int) -> None:
     """Bring a lab up, run it until a descriptor says that it is enough, and take it down whatever happens."""
     rooms = namespaces.all_of(start.name, start.spec.nodes)
@@ -75,9 +91,10 @@ def _serve(start: Start, parent: int, asked_to_end: int) -> None:
             # Held until this function ends: that its connections close tells clients that all is removed.
             server = ControlServer(registry.socket_path(start.name), epoll, attendant.answer)
             _tell(Started())
-            Switch(devices, fabric, attendant, meter).run(epoll, server, (parent, asked_to_end))
+            switch = Switch(devices, fabric, attendant, meter)
+            switch.run(epoll, server, (parent, asked_to_end), _Farewell(start.name, rooms).are_gone)
     finally:
-        registry.socket_path(start.name).unlink(missing_ok=True)  # it can be asked nothing any more
+        registry.socket_path(start.name).unlink(missing_ok=True)
         namespaces.remove(rooms)
         registry.release(start.name)
 

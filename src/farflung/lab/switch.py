@@ -8,12 +8,14 @@ import os
 import random
 import select
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from farflung.lab import offload, tun
 from farflung.lab.attendant import Attendant
 from farflung.lab.control_server import ControlServer
 from farflung.lab.fabric import Fabric
+from farflung.lab.leaving import LOOK_SECONDS
 from farflung.lab.shaper import Channel
 from farflung.lab.stats import Meter
 
@@ -42,20 +44,30 @@ class Switch:
         self._heap: list[_Event] = []
         self._sequence = 0
 
-    def run(self, epoll: select.epoll, server: ControlServer, ends: tuple[int, ...]) -> None:
-        """Carry packets until a request to stop, or until one of the descriptors `ends` can be read."""
+    def run(
+        self, epoll: select.epoll, server: ControlServer, ends: tuple[int, ...], are_gone: Callable[[], bool]
+    ) -> None:
+        """Carry packets until a request to stop, or until one of the descriptors `ends` can be read.
+
+        From then on `are_gone` is asked every few milliseconds, and packets are carried until it says so: who
+        is told to end may want to say so to others.
+        """
         timer, armed = tun.Timer(), 0.0
         epoll.register(timer.descriptor, select.EPOLLIN | select.EPOLLET)
         for descriptor in (*self._devices, *ends):
             epoll.register(descriptor, select.EPOLLIN)
         heap, port_of, now = self._heap, self._port_of, time.monotonic
-        woke = now()
-        while not self._attendant.is_stopping:
+        woke, is_ending, looked = now(), False, 0.0
+        while True:
+            if is_ending and woke - looked >= LOOK_SECONDS:
+                if are_gone():
+                    return
+                looked = now()
             nap = min(MOST_NAP_SECONDS, NAP_SHARE * self._fabric.shortest_latency)
             rest = woke + nap - now()
             if rest > SPIN_SECONDS:
                 time.sleep(rest)
-            wait = -1.0
+            wait = LOOK_SECONDS if is_ending else -1.0
             if heap:
                 due = heap[0][0]
                 if due - now() < SPIN_SECONDS:
@@ -73,9 +85,11 @@ class Switch:
                     self._take(port, descriptor)
                     self._deliver()
                 elif descriptor in ends:
-                    return
+                    is_ending = True
+                    epoll.unregister(descriptor)
                 else:
                     server.handle(descriptor)
+                    is_ending = is_ending or self._attendant.is_stopping
             self._deliver()
 
     def _take(self, port: int, device: int) -> None:

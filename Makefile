@@ -12,10 +12,13 @@ setup: $(STAMP)
 # torch comes first and alone: pulled in by a range, pip would fetch gigabytes of CUDA packages.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"farflung needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "Making $(VENV), once. With what it downloads this takes some minutes; 1 of 3: PyTorch, the largest part"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	@echo "2 of 3: what else requirements.lock names"
+	@$(BIN)/pip install --disable-pip-version-check -r requirements.lock
+	@echo "3 of 3: farflung"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
 train: $(STAMP)

@@ -15,7 +15,8 @@ from farflung.transport.headers import DataHeader, Receipt, ValueHeader
 from farflung.transport.parts import Part, Parts
 from farflung.transport.peer import Peer
 from farflung.worker.intake import Intake
-from farflung.worker.peers import LOBBY_SIZE, LOBBY_SIZE_A_PEER, Peers
+from farflung.worker.lobby import LOBBY_SIZE, LOBBY_SIZE_A_PEER
+from farflung.worker.peers import Peers
 
 WELCOME = encode(Welcome("job-1", 5))
 CLAIM = encode(Claim("job-1", 5))

@@ -17,9 +17,8 @@ from farflung.transport.link import Link
 from farflung.transport.session import Session
 from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.ledger import Ledger
+from farflung.worker.lobby import Lobby
 
-LOBBY_SIZE = 64
-LOBBY_SIZE_A_PEER = 4
 SLICE_BYTES = 4 * 2**20
 
 
@@ -64,7 +63,7 @@ class Peers:
     def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
         self._events = events
         self._allocate = allocate
-        self._lobby: dict[Link, Claim | None] = {}
+        self._lobby = Lobby(self._close)
         self._dialled: dict[Link, _Dialled] = {}
         self._links: dict[str, Link] = {}
         self._sessions: dict[str, Session] = {}
@@ -79,11 +78,11 @@ class Peers:
     def admit(self, worker: str, load: Load, intake: Intake, peers: frozenset[str]) -> None:
         """A new attempt: links of `peers` are welcome from now on."""
         self._load, self._ledger, self._intake, self._admitted = load, Ledger(worker, load), intake, peers
-        for link in list(self._lobby):
+        for link in self._lobby.links:
             try:
                 self._welcome_if_due(link)
             except ProtocolError as error:
-                self._lobby.pop(link, None)
+                self._lobby.leave(link)
                 self._close(link, str(error))
 
     def dismiss(self, reason: str) -> None:
@@ -125,19 +124,10 @@ class Peers:
         return list(self._links.values())
 
     def entered(self, link: Link) -> Peers:
-        """Somebody dialled; ProtocolError if the lobby is full or this is no link for data.
-
-        Of one peer's links that wait here the newest stay, so that nobody can fill the lobby alone.
-        """
+        """Somebody dialled; ProtocolError if the lobby is full or this is no link for data."""
         if link.kind not in ("data", "reverse") or link.peer.role not in ("worker", "submitter"):
             raise ProtocolError("a worker's port takes data links of workers and submitters")
-        of_this_peer = [other for other in self._lobby if other.peer == link.peer]
-        for older in of_this_peer[: max(0, len(of_this_peer) + 1 - LOBBY_SIZE_A_PEER)]:
-            del self._lobby[older]
-            self._close(older, "superseded by newer connections")
-        if len(self._lobby) >= LOBBY_SIZE:
-            raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
-        self._lobby[link] = None
+        self._lobby.enter(link)
         return self
 
     def is_linked(self, peer: str) -> bool:
@@ -192,7 +182,8 @@ class Peers:
         """Who dialled claims an attempt, who was dialled welcomes; nothing else is said on data links."""
         said = messages.decode(message, messages.FromPeer)
         if isinstance(said, Claim):
-            self._claimed(link, said)
+            self._lobby.claim(link, said)
+            self._welcome_if_due(link)
             return
         load = self._load
         if load is None or link not in self._dialled:
@@ -242,7 +233,7 @@ class Peers:
 
     def closed(self, link: Link, reason: str) -> None:
         """Tell the loss of a link that counts."""
-        self._lobby.pop(link, None)
+        self._lobby.leave(link)
         awaited = self._dialled.pop(link, None)
         peer = link.peer.id
         if self._links.get(peer) is link:
@@ -263,26 +254,12 @@ class Peers:
     async def close(self, reason: str) -> None:
         """Close every link and wait for it."""
         self.dismiss(reason)
-        for link in list(self._lobby):
+        for link in self._lobby.links:
             self._close(link, reason)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _claimed(self, link: Link, claim: Claim) -> None:
-        """A link in the lobby says what it is for; of one holder's links for one attempt the newest stays."""
-        if self._lobby.get(link, claim) is not None:
-            raise ProtocolError("a claim that was made before, or by somebody who was dialled")
-        for older in [o for o, made in self._lobby.items() if o.peer == link.peer and _alike(made, claim)]:
-            del self._lobby[older]
-            self._close(older, "superseded by a newer connection")
-        self._lobby[link] = claim
-        self._welcome_if_due(link)
-
     def _welcome_if_due(self, link: Link) -> None:
-        claim, load = self._lobby[link], self._load
-        if claim is None or load is None or (claim.job, claim.attempt) != (load.job, load.attempt):
-            return
-        if link.peer.id in self._admitted:
-            del self._lobby[link]
+        if claim := self._lobby.call(link, self._load, self._admitted):
             self._welcome(link, claim)
 
     def _welcome(self, link: Link, claim: Claim) -> None:
@@ -333,7 +310,3 @@ class Peers:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def _alike(made: Claim | None, claim: Claim) -> bool:
-    return made is not None and (made.job, made.attempt) == (claim.job, claim.attempt)

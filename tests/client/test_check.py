@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -116,18 +118,44 @@ def test_the_self_check_finds_what_no_lint_knows() -> None:
         capture_job(job_of(Case("hooked", Hooked, case("chain").batch)))
 
 
+class Scores(nn.Module):
+    """Returns no loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 def test_a_loss_function() -> None:
-    class Scores(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
-
     entry = Case("scores", Scores, case("chain").batch)
     report = check_job(job_of(entry, loss=lambda outputs, batch: F.mse_loss(outputs, batch["y"])), 2)
     assert report.ok, report
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (F.mse_loss, "object has no attribute 'size'"),
+        (lambda outputs, batch: F.mse_loss(outputs, batch["z"]), "KeyError: 'z' (at "),
+        (lambda outputs, batch: outputs, "a scalar tensor, found a tensor of shape ["),
+        (lambda outputs, batch: 1.0, "loss as a Python number"),
+    ],
+    ids=["signature", "key", "shape", "number"],
+)
+def test_a_loss_function_that_fails_is_told_how_it_is_called(
+    loss: Callable[[object, object], object], found: str
+) -> None:
+    entry = Case("scores", Scores, case("chain").batch)
+    with pytest.raises(CaptureError) as raised:
+        check_job(job_of(entry, loss=loss, batch=4, microbatches=2), 2)
+    words = str(raised.value)
+    assert found in words and "\n" not in words
+    if "number" not in found:
+        called = "loss(outputs, batch): what the model returned, a tensor, and a dict of tensors, 'x', 'y'"
+        assert words.endswith(f"Job(loss=) is called as {called}")
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

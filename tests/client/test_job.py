@@ -132,3 +132,12 @@ def test_every_refusal_is_one_line(broken: Callable[[], Job]) -> None:
     with pytest.raises(JobError) as caught:
         broken()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_loss_of_other_arguments_is_refused_before_anything_runs() -> None:
+    with pytest.raises(
+        JobError, match=r"^loss must take \(outputs, batch\), .* found parameters \(outputs\)$"
+    ):
+        make(loss=lambda outputs: outputs)
+    assert make(loss=nn.MSELoss()).loss is not None  # takes anything, as far as that shows
+    assert make(loss=lambda outputs, batch, scale=1.0: outputs).loss is not None

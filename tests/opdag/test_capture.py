@@ -148,6 +148,18 @@ def test_buffers_written_in_place_are_mutations() -> None:
     assert [entry.name for entry in captured.graph.inputs_of("buffer")] == ["mean"]
 
 
+def test_a_fill_with_the_number_of_samples_follows_the_batch() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        z = self.first(x)
+        return error(z / torch.zeros_like(z).fill_(x.shape[0]), y)
+
+    module = Base(body)
+    captured = capture(module, pairs())
+    (filled,) = [node for node in captured.graph.nodes if node.op == "aten.full_like.default"]
+    assert filled.arguments["fill_value"] == BatchSize(1, 0)
+    require_gradients_of_eager(module, captured)
+
+
 def test_data_dependent_control_flow_names_the_line(capfd: pytest.CaptureFixture[str]) -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         z = self.first(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ class Job:
         _require_clip(self.clip)
         for name in ("loss", "collate", "sample"):
             _require_callable(name, getattr(self, name))
+        _require_loss(self.loss)
         if self.name is not None and (not isinstance(self.name, str) or not 0 < len(self.name) <= 64):
             raise JobError(f"name must be a text of 1 to 64 characters, found {self.name!r}")
         if self.precision not in get_args(Precision):
@@ -226,3 +228,20 @@ def _require_clip(clip: object) -> None:
 def _require_callable(name: str, value: object) -> None:
     if value is not None and not callable(value):
         raise JobError(f"{name} must be callable or None, found {_kind(value)}")
+
+
+def _require_loss(loss: Callable[..., object] | None) -> None:
+    """That it can be called with two arguments, as far as that shows without a call."""
+    if loss is None:
+        return
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise JobError(
+            "loss must take (outputs, batch), what the model returned and a dict of tensors, found"
+            f" parameters {signature}"
+        ) from None

@@ -50,16 +50,31 @@ class SelfCheck(msgspec.Struct, frozen=True):
     @property
     def trains_as_eager(self) -> bool:
         """Whether a training step is within the tolerances of `farflung check`."""
-        return (
-            self.loss_difference <= LOSS_TOLERANCE
-            and self.worst_gradient_difference <= GRADIENT_TOLERANCE[self.precision]
-            and self.worst_buffer_difference <= PARAMETER_TOLERANCE
-        )
+        return not self.differences()
+
+    def differences(self) -> list[str]:
+        """What of a training step is beyond its tolerance, in words."""
+        rows = [
+            ("the loss", self.loss_difference, LOSS_TOLERANCE),
+            (
+                f"the gradient of {self.worst_gradient}",
+                self.worst_gradient_difference,
+                GRADIENT_TOLERANCE[self.precision],
+            ),
+            (f"buffer {self.worst_buffer}", self.worst_buffer_difference, PARAMETER_TOLERANCE),
+        ]
+        return [_beyond(*row) for row in rows if not row[1] <= row[2]]
 
     @property
     def evaluates_as_eager(self) -> bool:
         """Whether the evaluation graph's loss is that of `module.eval()`."""
         return self.evaluation_difference <= LOSS_TOLERANCE
+
+
+def _beyond(what: str, difference: float, allowed: float) -> str:
+    if not math.isfinite(difference):
+        return f"{what} is missing on one side, or no number"
+    return f"{what} differs by {difference:.1e} ({allowed:.0e} is allowed)"
 
 
 def self_check(
@@ -158,24 +173,31 @@ class _Eager:
         for parameter in self._module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(compare)
-        loss.backward()
+        try:
+            loss.backward()
+        except Exception as error:
+            raise _failed("backward pass", batch, error) from error
         return float(loss.detach())
 
     def _loss(self, batch: Batch) -> Tensor:
         try:
             return self._loss_of(batch)
         except Exception as error:
-            samples = len(next(iter(batch.values())))
-            line = (str(error).strip() or "no message").splitlines()[0][:200]
-            raise CaptureError(
-                f"the model's own forward fails on a microbatch of {samples} sample{'s' * (samples != 1)}:"
-                f" {type(error).__name__}: {line}",
-                "self-check",
-            ) from error
+            raise _failed("forward", batch, error) from error
 
     def buffers(self) -> dict[str, Tensor]:
         """Every buffer by name, as the training microbatch left it."""
         return dict(self._module.named_buffers())
+
+
+def _failed(what: str, batch: Batch, error: Exception) -> CaptureError:
+    samples = len(next(iter(batch.values())))
+    line = (str(error).strip() or "no message").splitlines()[0][:200]
+    return CaptureError(
+        f"the model's own {what} fails on a microbatch of {samples} sample{'s' * (samples != 1)}:"
+        f" {type(error).__name__}: {line}",
+        "self-check",
+    )
 
 
 def _shared_copy(module: nn.Module) -> nn.Module:

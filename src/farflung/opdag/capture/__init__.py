@@ -6,7 +6,7 @@ in silence; `verdicts` says what they found.
 
 from farflung.opdag.capture.capture import Capture, capture
 from farflung.opdag.capture.loss import LossModule
-from farflung.opdag.capture.normalise import Origin
+from farflung.opdag.capture.origin import Origin
 from farflung.opdag.capture.verdicts import LINTS, Verdict
 
 __all__ = ["LINTS", "Capture", "LossModule", "Origin", "Verdict", "capture"]

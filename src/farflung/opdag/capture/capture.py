@@ -27,7 +27,8 @@ from farflung.opdag.capture.lints import (
 )
 from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule
 from farflung.opdag.capture.module_state import require_buffers_apart, require_capturable
-from farflung.opdag.capture.normalise import Normaliser, Origin
+from farflung.opdag.capture.normalise import Normaliser
+from farflung.opdag.capture.origin import Origin
 from farflung.opdag.capture.recurrent import unroll_recurrent_layers
 from farflung.opdag.capture.regions import inline_regions
 from farflung.opdag.capture.verdicts import Remarks, Verdict

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from farflung.errors import CaptureError
+from farflung.opdag.capture.loss import CALLED
 
 _TORCH = str(Path(torch.__file__).parent)
 _SELF = str(Path(__file__).parent)
@@ -120,4 +121,6 @@ def explain_failure(error: Exception, dependent: str | None = None) -> CaptureEr
             return CaptureError(f"{meaning} at {line}: {hint}", lint)
     first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     message = f"the model cannot be captured: {type(error).__name__}: {first[:300]} (at {line})"
-    return CaptureError(message, "opset")
+    notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
+    called = next((f"; {note}" for note in notes if note.startswith(CALLED)), "")
+    return CaptureError(message + called, "opset")

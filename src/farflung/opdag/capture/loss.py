@@ -14,6 +14,8 @@ from farflung.errors import CaptureError
 from farflung.opdag.precision import Precision
 
 LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
+CALLED = "Job(loss=) is called as"
+"""How the note begins that an error of the job's own `loss` carries."""
 CASTS: dict[Precision, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
 """What autocast casts to in each precision; None is no autocast."""
 
@@ -48,10 +50,22 @@ class LossModule(nn.Module):
         accepted = self._accepted
         outputs = self.module(**{k: v for k, v in batch.items() if accepted is None or k in accepted})
         if self._loss is not None:
-            return _scalar(self._loss(outputs, batch))
+            return self._judged(outputs, batch)
         if isinstance(outputs, Mapping) and "loss" in outputs:
             outputs = outputs["loss"]
-        return _scalar(getattr(outputs, "loss", outputs))
+        advice = "return one, or an object with `loss`, or give Job(loss=...)"
+        return _scalar(getattr(outputs, "loss", outputs), "the model", advice)
+
+    def _judged(self, outputs: object, batch: dict[str, Tensor]) -> Tensor:
+        """What the job's own function makes of the outputs; its errors carry a note on how it is called."""
+        assert self._loss is not None
+        call = _call(outputs, batch)
+        try:
+            loss = self._loss(outputs, batch)
+        except Exception as error:
+            error.add_note(call)
+            raise
+        return _scalar(loss, "Job(loss=)", call)
 
 
 def _accepted_names(module: nn.Module) -> set[str] | None:
@@ -61,18 +75,23 @@ def _accepted_names(module: nn.Module) -> set[str] | None:
     return {p.name for p in parameters}
 
 
-def _scalar(loss: object) -> Tensor:
+def _call(outputs: object, batch: Mapping[str, Tensor]) -> str:
+    kind = "a tensor" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+    names = ", ".join(map(repr, batch))
+    return f"{CALLED} loss(outputs, batch): what the model returned, {kind}, and a dict of tensors, {names}"
+
+
+def _scalar(loss: object, whose: str, advice: str) -> Tensor:
     if isinstance(loss, float | int | torch.SymFloat | torch.SymInt):
         raise CaptureError(
-            "the model returns its loss as a Python number, which has no gradient: return the tensor, without"
+            f"{whose} returns its loss as a Python number, which has no gradient: return the tensor, without"
             " .item()",
             "control-flow",
         )
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise CaptureError(
-            f"the model must return its mean loss as a scalar tensor (or an object with `loss`), found "
-            f"{found}: return one, or give Job(loss=...)",
+            f"{whose} must return the mean loss as a scalar tensor, found {found}: {advice}",
             "inputs",
         )
     return loss

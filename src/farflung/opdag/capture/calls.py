@@ -1,0 +1,207 @@
+"""One call of an exported program to nodes of the normal form.
+
+`view` becomes `reshape` (strides differ between machines), copies and aliases vanish, sizes become integers
+or `BatchSize`, arguments go by schema name with defaults left out, device and layout arguments do not exist.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from farflung.errors import CaptureError
+from farflung.opdag import opset
+from farflung.opdag.capture import advice
+from farflung.opdag.capture.arguments import to_argument
+from farflung.opdag.capture.draft import Draft
+from farflung.opdag.capture.origin import origin_of
+from farflung.opdag.graph import Argument, DType, Element, Ref, ValueType
+
+_ALIASES = frozenset(
+    {
+        "clone",
+        "alias",
+        "lift_fresh_copy",
+        "contiguous",
+        "lift_fresh",
+        "_assert_tensor_metadata",
+    }
+)
+_RENAMED = {
+    "view": "reshape.default",
+    "_unsafe_view": "reshape.default",
+    "view_copy": "reshape.default",
+    "to": "_to_copy.default",
+    "__and__": "bitwise_and.Tensor",
+    "__or__": "bitwise_or.Tensor",
+    "min.other": "minimum.default",
+    "max.other": "maximum.default",
+}
+_IGNORED_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
+_TO_THE_END = 2**63 - 1  # how torch writes the open end of x[3:]
+_ASSERTS = ("_assert", "sym_", "_check", "runtime_assert")
+
+
+class Calls:
+    """Writes calls into a draft, in the order of the program."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def add(self, node: fx.Node) -> None:
+        """Write one call.
+
+        Raises
+        ------
+        CaptureError
+            The opset has no such op or argument, or no value is like its result.
+        """
+        meta = node.meta.get("val")
+        if isinstance(meta, torch.SymInt | torch.SymBool | torch.SymFloat | int | bool | float):
+            return  # arithmetic on sizes: folded into the arguments that use it
+        if node.target is operator.getitem:
+            source, index = node.args
+            assert isinstance(source, fx.Node) and isinstance(index, int)
+            self._draft.becomes(node, self._draft.values_of(source)[index])
+            return
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise CaptureError(f"{display(target)} cannot be captured: {origin_of(node)}")
+        name = target._schema.name.removeprefix("aten::")
+        if meta is None or name.startswith(_ASSERTS):
+            return
+        if name == "broadcast_tensors":
+            self._broadcast(node)
+        elif name == "fill":
+            self._fill(node)
+        elif not self._alias(node, name, meta):
+            self._add_node(node, target, name, meta)
+
+    def _broadcast(self, node: fx.Node) -> None:
+        """One `expand` for each operand that has another shape than the result."""
+        ids: list[int] = []
+        operands: Any = node.args[0]
+        for source, made in zip(operands, node.meta["val"], strict=True):
+            before = self._draft.value_of(source)
+            same = source.meta["val"].shape == made.shape
+            ids.append(before if same else self._expand(node, before, self._draft.new_value(made)))
+        self._draft.becomes(node, ids)
+
+    def _expand(self, node: fx.Node, source: int, made: int) -> int:
+        size: list[Element] = list(self._draft.values[made].shape)
+        self._draft.append(node, "aten.expand.default", {"self": Ref(source), "size": size}, [made])
+        return made
+
+    def _fill(self, node: fx.Node) -> None:
+        """What assigning one value to a part becomes: that value everywhere, gradients to it included."""
+        draft = self._draft
+        given: Any = node.args
+        filled, value = given
+        made = draft.new_value(node.meta["val"])
+        draft.becomes(node, made)
+        parameter = opset.table()["aten.full_like.default"].parameters["fill_value"]
+        source = self._argument(value, parameter, node)
+        if not isinstance(source, Ref):
+            arguments: dict[str, Argument] = {"self": Ref(draft.value_of(filled)), "fill_value": source}
+            draft.append(node, "aten.full_like.default", arguments, [made])
+            return
+        self._expand(node, self._cast(node, source.id, draft.values[made]), made)
+
+    def _cast(self, node: fx.Node, source: int, like: ValueType) -> int:
+        """The value in the element type of another."""
+        if self._draft.values[source].dtype == like.dtype:
+            return source
+        made = self._draft.new_value_of(ValueType(like.dtype, self._draft.values[source].shape))
+        arguments: dict[str, Argument] = {"self": Ref(source), "dtype": DType(like.dtype)}
+        self._draft.append(node, "aten._to_copy.default", arguments, [made])
+        return made
+
+    def _alias(self, node: fx.Node, name: str, meta: Any) -> bool:
+        """Ops that only copy are their source; true if the node was one."""
+        given: Any = node.args
+        if name == "copy" and given[0].meta["val"].shape == given[1].meta["val"].shape:
+            source = given[1]
+        elif name in _ALIASES or name in ("_to_copy", "to"):
+            source = given[0]
+        else:
+            return False
+        if source.meta["val"].dtype != meta.dtype:
+            return False
+        self._draft.becomes(node, self._draft.value_of(source))
+        return True
+
+    def _add_node(self, node: fx.Node, target: torch._ops.OpOverload, name: str, meta: Any) -> None:
+        overload = target._overloadname or "default"
+        op_name = "aten." + (_RENAMED.get(name) or _RENAMED.get(f"{name}.{overload}") or f"{name}.{overload}")
+        if target.namespace != "aten" or op_name not in opset.table():
+            raise unknown(node, target)
+        arguments = self._arguments(node, target, op_name)
+        outputs = meta if isinstance(meta, list | tuple) else [meta]
+        used = _used_outputs(node, len(outputs))
+        try:
+            ids = [self._draft.new_value(fake) if at in used else -1 for at, fake in enumerate(outputs)]
+        except CaptureError as error:
+            raise CaptureError(f"{error} ({node.target}: {origin_of(node)})") from None
+        self._draft.becomes(node, ids if isinstance(meta, list | tuple) else ids[0])
+        self._draft.append(node, op_name, arguments, ids)
+
+    def _arguments(self, node: fx.Node, target: torch._ops.OpOverload, op_name: str) -> dict[str, Argument]:
+        schema = target._schema.arguments
+        given = {schema[at].name: value for at, value in enumerate(node.args)} | dict(node.kwargs)
+        known = opset.table()[op_name].parameters
+        arguments: dict[str, Argument] = {}
+        for entry in schema:
+            value = given.get(entry.name, entry.default_value)
+            if entry.name in _IGNORED_ARGUMENTS or (
+                entry.has_default_value() and value == entry.default_value
+            ):
+                continue
+            if entry.name == "end" and value == _TO_THE_END:  # of slice and slice_scatter
+                continue
+            name = "shape" if op_name == "aten.reshape.default" and entry.name == "size" else entry.name
+            if name not in known:
+                raise CaptureError(
+                    f"argument {name}={value} of {op_name} is not in the opset: {origin_of(node)}"
+                    + advice.for_argument(name)
+                )
+            arguments[name] = self._argument(value, known[name], node)
+        return arguments
+
+    def _argument(self, value: Any, parameter: opset.Parameter, node: fx.Node) -> Argument:
+        def reference(source: fx.Node) -> Argument:
+            meta = source.meta.get("val")
+            if not self._draft.knows(source) and not isinstance(meta, Tensor):
+                return to_argument(meta, reference)
+            return Ref(self._draft.value_of(source))
+
+        try:
+            converted = to_argument(value, reference)
+        except CaptureError as error:
+            raise CaptureError(f"{error} ({node.target}: {origin_of(node)})") from None
+        if parameter.is_list and converted is not None and not isinstance(converted, list):
+            return [converted]  # type: ignore[list-item]
+        return converted
+
+
+def _used_outputs(node: fx.Node, count: int) -> set[int]:
+    if not isinstance(node.meta["val"], list | tuple):
+        return {0}
+    readers = [user for user in node.users if user.target is operator.getitem and user.users]
+    return {int(user.args[1]) for user in readers} & set(range(count))  # type: ignore[arg-type]
+
+
+def unknown(node: fx.Node, target: Any) -> CaptureError:
+    """How an op that the opset lacks is refused."""
+    name = target._schema.name.split("::")[-1]
+    shown = f"{target.namespace}.{name}.{target._overloadname or 'default'}"
+    return CaptureError(
+        f"op {shown} is not in the opset: {origin_of(node)}: {advice.for_op(target.namespace)}"
+    )
+
+
+def display(target: Any) -> str:
+    """What a call calls, for people."""
+    return getattr(target, "__name__", str(target))

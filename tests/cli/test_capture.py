@@ -72,5 +72,12 @@ def test_a_refusal_names_its_lint(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert refused["error"] in err and "job.py:17" in err
     assert run(["capture", path, "--report"]) == 2
     out, err = capsys.readouterr()
-    assert "refused" in out and "control-flow" in out
+    assert "refused" in out and "control-flow: it must hold that nothing but" in out and "item" not in out
     assert err.startswith("error: `.item()`") and err.count("\n") == 1
+
+
+def test_the_precision_may_be_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job_file(tmp_path)
+    assert run(["capture", path, "--json", "--precision", "bfloat16"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["precision"] == "bfloat16" and made["operators"]["aten._to_copy.default"] > 0

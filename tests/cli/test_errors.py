@@ -77,6 +77,11 @@ CASES = [
     (["train", "good.py", "--local", "0"], 2, "--local takes 1 to 256 workers"),
     (["train", "good.py", "--local", "2", "--broker", "h:1"], 2, "--local starts its own broker"),
     (["train", "good.py", "--local", "2", "--on", "a"], 2, "--local starts its own broker"),
+    (
+        ["train", "good.py", "--local", "2", "--precision", "half"],
+        2,
+        "must be float32 or bfloat16, found 'half'",
+    ),
     (["train", "good.py", "--broker", "h:1", "--workers", "1", "--on", "a"], 2, "leave one out"),
     (["train", "good.py", "--broker", "h:1", "--on", "a,b,a"], 2, "names a worker twice: a,b,a"),
     (["train", "good.py", "--broker", "h:1", "--on", "a,"], 2, "'' cannot be an id"),

@@ -67,6 +67,12 @@ def test_steps_given_from_outside_take_the_place_of_the_jobs(write: Writer) -> N
         load_job(write(GOOD), steps=0)
 
 
+def test_a_precision_given_from_outside_takes_the_place_of_the_jobs(write: Writer) -> None:
+    assert load_job(write(GOOD)).precision == "float32"
+    job = load_job(write(GOOD), precision="bfloat16")
+    assert (job.precision, job.training().precision, job.steps) == ("bfloat16", "bfloat16", 5)
+
+
 def test_a_text_given_from_outside_is_read(write: Writer, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_bytes(b"words " * 5000)
     job = load_job(write(TEXT), text=tmp_path / "book.txt")

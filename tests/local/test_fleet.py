@@ -124,6 +124,12 @@ def run(runner: asyncio.Runner, fleet: LocalFleet, prepared: Prepared) -> Callab
     return run
 
 
+def test_backends_are_given_out_in_turns(tmp_path: Path) -> None:
+    fleet = LocalFleet(3, tmp_path, backends=["torch", "jax"])
+    assert fleet.computing() == {"torch": ["worker-0", "worker-2"], "jax": ["worker-1"]}
+    assert LocalFleet(3, tmp_path).computing() == {}
+
+
 def test_a_run_learns_and_brings_its_weights_home(
     run: Callable[..., Summary], prepared: Prepared, tmp_path: Path
 ) -> None:

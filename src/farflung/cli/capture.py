@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.job_options import JobArgument, PrecisionOption, the_precision
 from farflung.cli.output import counted, note, print_json, size
 from farflung.cli.quiet import quietly
 from farflung.errors import CaptureError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def capture(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    job: JobArgument,
     report: Annotated[
         bool, typer.Option("--report", help="Also tell what each lint found, and where the model may be cut.")
     ] = False,
@@ -31,15 +32,15 @@ def capture(
         Path | None,
         typer.Option(metavar="FILE", help="Time each kind of operator on this device, for `plan --profile`."),
     ] = None,
+    precision: PrecisionOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Capture a job's model, hold it beside eager, and say what it is made of."""
     from farflung.client.load import load_job
 
-    declared = load_job(job)
-    from farflung.client.capture_report import (
-        report_of,  # imports torch, which `load_job` has seen to be there
-    )
+    declared = load_job(job, precision=the_precision(precision))
+    # These import torch, which `load_job` has seen to be there.
+    from farflung.client.capture_report import report_of
     from farflung.client.check import capture_job
 
     try:
@@ -119,16 +120,16 @@ def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
 
 
 def _tell_refusal(error: CaptureError, as_json: bool) -> None:
-    """Name the lint that refused the model; in words the error itself is told where all errors are."""
+    """Name the lint that refused the model, and its rule; the error itself is told where all errors are."""
     from farflung.client.capture_report import Refusal
-    from farflung.opdag.capture import Verdict
+    from farflung.opdag.capture import LINTS, Verdict
 
-    verdicts = [Verdict(error.lint, "refused", str(error))]
     if as_json:
-        print_json(Refusal(str(error), verdicts))
+        print_json(Refusal(str(error), [Verdict(error.lint, "refused", str(error))]))
         note(f"error: {error}")
         raise typer.Exit(error.exit_code)
-    for line in _verdict_lines(verdicts):
+    rule = f"it must hold that {LINTS[error.lint]}"
+    for line in _verdict_lines([Verdict(error.lint, "refused", rule)]):
         typer.echo(line)
 
 

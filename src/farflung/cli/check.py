@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from farflung.cli.job_options import JobArgument, PrecisionOption, the_precision
 from farflung.cli.output import counted, print_json, size
 from farflung.cli.quiet import quietly
 
 
 def check(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    job: JobArgument,
     segments: Annotated[int, typer.Option(help="Parts to cut the model into.")] = 4,
     steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 2,
+    precision: PrecisionOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
     from farflung.client.load import load_job
 
-    declared = load_job(job)
+    declared = load_job(job, precision=the_precision(precision))
     from farflung.client.check import check_job  # imports torch, which `load_job` has seen to be there
 
     with quietly() as tell:

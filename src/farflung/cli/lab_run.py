@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.job_options import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
 from farflung.cli.output import counted, note, print_json
 from farflung.cli.planning_options import SchedulerOption, the_efficiency
 from farflung.cli.quiet import quietly
@@ -33,18 +34,16 @@ ScaleOption = Annotated[
 
 
 def run(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    job: JobArgument,
     topology: TopologyOption,
     scale: ScaleOption = None,
     workers: Annotated[
         int, typer.Option(help="Train on the topology's first so many workers; 0 is all.")
     ] = 0,
-    steps: Annotated[int | None, typer.Option(help="In place of the job's own steps.")] = None,
+    steps: StepsOption = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB-TOPOLOGY]")] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="What farflung.data.text() reads in place of the library."),
-    ] = None,
+    text: TextOption = None,
+    precision: PrecisionOption = None,
     emulate_devices: Annotated[
         bool,
         typer.Option(
@@ -80,6 +79,7 @@ def run(
         out=(out or Path("runs") / f"{job.stem}-{Path(topology).stem}").resolve(),
         steps=steps,
         text=text,
+        precision=the_precision(precision),
         as_json=as_json,
         scheduler=scheduler,
     )
@@ -113,7 +113,7 @@ def _emulated(request: Request, efficiency: float, scale: float | None) -> Reque
     from farflung.client.load import load_job
     from farflung.lab.emulation import emulate_job
 
-    job = load_job(request.job, steps=request.steps, text=request.text)
+    job = load_job(request.job, steps=request.steps, text=request.text, precision=request.precision)
     note(f"capturing the model of {request.job}")
     with quietly():
         emulated = emulate_job(job, request.topology, request.workers, efficiency, scale, request.scheduler)

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from farflung.cli.identity import TokenText
+from farflung.cli.job_options import JobArgument, PrecisionOption, the_precision
 from farflung.cli.output import note, print_json, print_text
 from farflung.cli.planning_options import (
     EfficiencyOption,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")],
+    job: JobArgument,
     topology: TopologyOption = None,
     fleet: Annotated[
         bool, typer.Option("--fleet", help="On the broker's workers, as they are measured.")
@@ -45,6 +46,7 @@ def plan(
     ] = None,
     efficiency: EfficiencyOption = None,
     recompute: RecomputeOption = "auto",
+    precision: PrecisionOption = None,
     profile: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Count operators by their time: made by `capture JOB --profile`."),
@@ -84,9 +86,9 @@ def plan(
         reached, assumed = the_efficiency(efficiency, measured=True), told.assumed
     else:
         where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
-    number, when = _number(microbatches), the_recompute(recompute)
+    number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
     scheduler_called(scheduler)
-    loaded = load_job(job)
+    loaded = load_job(job, precision=computing)
     with searching() as tell, quietly():
         found = planned(
             loaded,

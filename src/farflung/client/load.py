@@ -15,13 +15,20 @@ from types import ModuleType
 from farflung.client.job import Job
 from farflung.data import reading_from
 from farflung.errors import FarflungError, JobError
+from farflung.opdag.precision import Precision
 from farflung.runtime.frameworks import require_installed
 
 MODULE_NAME = "farflung_job"
 """What `__name__` is in a job file; `sys.modules` has the file under it, as pickle and dataclasses expect."""
 
 
-def load_job(path: str | Path, *, steps: int | None = None, text: str | Path | None = None) -> Job:
+def load_job(
+    path: str | Path,
+    *,
+    steps: int | None = None,
+    text: str | Path | None = None,
+    precision: Precision | None = None,
+) -> Job:
     """Run a job file as `python FILE` would, call its `job()` and return the result.
 
     The file's folder becomes the first of `sys.path` and stays there, for imports the model makes later.
@@ -30,8 +37,8 @@ def load_job(path: str | Path, *, steps: int | None = None, text: str | Path | N
     ----------
     path
         A Python file with `def job() -> farflung.Job`.
-    steps
-        Takes the place of the job's own `steps`.
+    steps, precision
+        Take the place of the job's own.
     text
         What `farflung.data.text()` reads in place of the Python library.
 
@@ -45,9 +52,12 @@ def load_job(path: str | Path, *, steps: int | None = None, text: str | Path | N
     path = Path(path)
     with nullcontext() if text is None else reading_from(text):
         job = _call_job(_run(path), path)
-    if job.name is None:
-        job = replace(job, name=path.stem[:64])
-    return job if steps is None else replace(job, steps=steps)
+    return replace(
+        job,
+        steps=job.steps if steps is None else steps,
+        precision=job.precision if precision is None else precision,
+        name=path.stem[:64] if job.name is None else job.name,
+    )
 
 
 class _UncachedLoader(SourceFileLoader):

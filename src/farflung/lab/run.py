@@ -14,6 +14,7 @@ from farflung.lab.layout import SUBMITTER, on_this_machine
 from farflung.lab.network import Network
 from farflung.lab.report import LabReport, keep, run_in
 from farflung.lab.submitter import LabSubmitter
+from farflung.opdag.precision import Precision
 from farflung.plan import Topology, encode_topology, only
 from farflung.plan.wishes import AUTO
 from farflung.transport.timeouts import Timeouts
@@ -23,10 +24,10 @@ from farflung.transport.timeouts import Timeouts
 class Request:
     """What to train and on whom.
 
-    `workers` of the topology take part, the first ones. `out` is the run folder. `steps` and `text` are as
-    for `farflung train`. With `as_json` the submitter ends with a JSON document, which `Outcome` then holds.
-    With `emulated` devices are emulated, and `topology` is as slow as that asks for. `scheduler` plans on the
-    topology, whose devices then reach all of their TFLOP/s.
+    `workers` of the topology take part, the first ones. `out` is the run folder. `steps`, `text` and
+    `precision` are as for `farflung train`. With `as_json` the submitter ends with a JSON document, which
+    `Outcome` then holds. With `emulated` devices are emulated, and `topology` is as slow as that asks for.
+    `scheduler` plans on the topology, whose devices then reach all of their TFLOP/s.
     """
 
     job: Path
@@ -35,6 +36,7 @@ class Request:
     out: Path
     steps: int | None = None
     text: Path | None = None
+    precision: Precision | None = None
     as_json: bool = False
     emulated: EmulatedJob | None = None
     scheduler: str = AUTO
@@ -151,6 +153,7 @@ class LabRun:
         arguments += ["--topology", str(file), "--scheduler", request.scheduler, "--efficiency", "1"]
         arguments += [] if request.steps is None else ["--steps", str(request.steps)]
         arguments += [] if request.text is None else ["--text", str(request.text)]
+        arguments += [] if request.precision is None else ["--precision", request.precision]
         if request.emulated is not None:
             arguments += ["--emulated", str(fleet.keep("program", request.emulated.program))]
         return arguments + ["--json"] * request.as_json

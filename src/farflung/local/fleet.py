@@ -62,13 +62,20 @@ class LocalFleet(Family):
         assert self._identity is not None
         return self._identity
 
+    def computing(self) -> dict[str, list[str]]:
+        """For each of `backends`, the workers who compute with it; nothing where each takes what it finds."""
+        found: dict[str, list[str]] = {}
+        for number in range(self._count if self._backends else 0):
+            found.setdefault(self._backends[number % len(self._backends)], []).append(_name(number))
+        return found
+
     async def _start(self) -> None:
         submitter, worker = await asyncio.to_thread(self._tokens, self._count)
         self.address = f"{HOST}:{free_port(HOST)}"
         self._identity = await self._enrolled(await self._start_broker(self.address, NO_SURVEY), submitter)
         arguments = ["--site", SITE, "--listen", f"{HOST}:0", "--memory", f"{self._memory_bytes / 1e9:.3f}"]
         for number in range(self._count):
-            await self._start_worker(f"worker-{number}", worker, [*arguments, *self._backend(number)])
+            await self._start_worker(_name(number), worker, [*arguments, *self._backend(number)])
 
     def _backend(self, number: int) -> list[str]:
         if self._emulated_tflops is not None:
@@ -100,3 +107,7 @@ class LocalFleet(Family):
                 return (await enrol(self.address, token, folder, SUBMITTER, SUBMITTER)).identity
             except ConnectionFailed:  # it does not listen yet
                 await asyncio.sleep(RETRY_SECONDS)
+
+
+def _name(number: int) -> str:
+    return f"worker-{number}"

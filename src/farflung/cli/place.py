@@ -1,0 +1,102 @@
+"""Where `farflung train` trains: on workers that it starts here or on a broker's, and how it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from farflung.cli.planning_options import the_efficiency, the_recompute, the_topology
+from farflung.errors import JobError
+
+if TYPE_CHECKING:
+    from farflung.plan import Wishes
+
+MOST_LOCAL = 256
+
+
+@dataclass(frozen=True)
+class Place:
+    """`local` workers that are started for the run, or (0) a broker's.
+
+    Of a broker's it takes `workers` (0: as many as serve), from `pool` if that names any. Local ones compute
+    with `frameworks`, over again from the first; without any, each with what it finds.
+    """
+
+    local: int
+    workers: int
+    pool: Sequence[str]
+    frameworks: Sequence[str]
+    wishes: Wishes
+
+
+def place_of(
+    local: int | None,
+    broker: str | None,
+    token: str | None,
+    workers: int,
+    backends: str | None,
+    on: str | None,
+    topology: str | None,
+    scheduler: str,
+    efficiency: float | None,
+    recompute: str,
+) -> Place:
+    """What the options say; JobError where they contradict, before a minute is spent on the model."""
+    if local is not None and (broker is not None or token is not None or workers or on or topology):
+        raise JobError(
+            "--local starts its own broker and workers, all alike:"
+            " leave --broker, --token, --workers, --on and --topology out"
+        )
+    if workers and on:
+        raise JobError("--on names the workers, --workers counts them: leave one out")
+    if local is not None and not 1 <= local <= MOST_LOCAL:
+        raise JobError(f"--local takes 1 to {MOST_LOCAL} workers, found {local}")
+    if workers < 0:
+        raise JobError(f"--workers must be 0 (all) or more, found {workers}")
+    frameworks, chosen = _frameworks(local, backends), _chosen(on)
+    wishes = _wishes(topology, scheduler, efficiency, chosen, recompute)
+    pool = chosen or (wishes.topology.ids if wishes.topology else [])
+    return Place(local or 0, local or workers or len(chosen), pool, frameworks, wishes)
+
+
+def _frameworks(local: int | None, backends: str | None) -> list[str]:
+    """What --backends lists; what is not installed is said here."""
+    if backends is None:
+        return []
+    if local is None:
+        raise JobError("--backends is for --local: a worker elsewhere chooses with `farflung join --backend`")
+    from farflung.runtime.frameworks import COMPUTING, chosen
+
+    names = [name.strip() for name in backends.split(",")]
+    unfit = [name for name in names if name not in COMPUTING]
+    if unfit:
+        raise JobError(f"--backends takes {' and '.join(COMPUTING)}, found {unfit[0][:40]!r}")
+    if len(names) > local:
+        raise JobError(f"--backends names {len(names)} for --local {local}: leave some out")
+    return [chosen(name) for name in names]
+
+
+def _chosen(on: str | None) -> list[str]:
+    """The ids that --on lists."""
+    from farflung.transport.names import check_id
+
+    ids = [] if on is None else [check_id(id.strip()) for id in on.split(",")]
+    if len(set(ids)) < len(ids):
+        raise JobError(f"--on names a worker twice: {on}")
+    return ids
+
+
+def _wishes(
+    topology: str | None, scheduler: str, efficiency: float | None, chosen: Sequence[str], recompute: str
+) -> Wishes:
+    from farflung.plan import Wishes
+    from farflung.planner.schedulers import scheduler as scheduler_called
+
+    scheduler_called(scheduler)
+    the_efficiency(efficiency)
+    found = None if topology is None else the_topology(topology)
+    unknown = [id for id in chosen if found is not None and id not in found.ids]
+    if unknown:
+        raise JobError(f"--on names {unknown[0]}, which the topology does not have")
+    return Wishes(scheduler, found, efficiency, the_recompute(recompute))

@@ -1,0 +1,66 @@
+"""What is said of a training run that is over, and the exit code that says it too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from farflung.cli.output import counted, note, print_error, print_json, print_text, seconds
+from farflung.errors import JobError
+
+if TYPE_CHECKING:
+    from farflung.client.prepared import Prepared
+    from farflung.client.records import Summary
+    from farflung.client.run_folder import RunFolder
+
+FAILED, INTERRUPTED = 1, 130
+
+
+def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:
+    """Tell how a run went; typer.Exit where it was not done.
+
+    Raises
+    ------
+    JobError
+        The run is done, but the job's `sample` failed.
+    """
+    if as_json:
+        print_json(summary if summary.state == "done" else {"error": summary.reason, **_fields(summary)})
+    if summary.state != "done":
+        if summary.weights_step is not None:
+            note(f"the weights of step {summary.weights_step} are in {run.model_path}")
+        print_error(summary.reason, as_json=False)
+        raise typer.Exit(INTERRUPTED if summary.state == "cancelled" else FAILED)
+    files = "metrics, plan, events and summary"
+    if not summary.emulated:
+        files = "metrics, plan, events, summary and weights"
+    note(f"done: {counted(summary.steps, 'step')}; {files} are in {run.path}")
+    if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
+        predicted = seconds(summary.predicted_step_seconds)
+        note(f"a step took {seconds(summary.step_seconds)} (the median); {predicted} was predicted")
+    if not summary.emulated:
+        _print_sample(prepared, run, as_json)
+
+
+def _fields(summary: Summary) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(summary)
+
+
+def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
+    """What the trained model says, its weights read back from the file into the user's own module."""
+    from farflung.client.weights import load_weights
+
+    job = prepared.job
+    if job.sample is None or as_json:
+        return
+    note("sampling: Job(sample=) runs on this machine, with the weights of the run")
+    load_weights(run.model_path, job.model)
+    job.model.eval()
+    try:
+        text = job.sample(job.model)
+    except Exception as error:
+        raise JobError(f"the run is done, but Job(sample=) raised {type(error).__name__}: {error}") from error
+    print_text(str(text))

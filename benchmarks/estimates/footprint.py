@@ -102,7 +102,7 @@ def run(segments: dict[int, Segment], question: Question) -> None:
     driver = _Driver(question.plan, segments, runners, training)
     for unit in range(2):
         driver.step(unit)
-    handed_out = [copy for runner in runners.values() for copy in runner.snapshot()]
+    handed_out = [copy for runner in runners.values() for copy in runner.snapshot(state).values()]
     assert len(handed_out) == sum(len(segment.owned) for segment in segments.values())
 
 

@@ -168,3 +168,29 @@ def test_memory_is_that_of_the_gradients() -> None:
     parameters = 12 * (2048 * 2048 + 2048) * 4
     assert outcome == "ok"
     assert int(grown) < 1.6 * parameters
+
+
+class Drawn(torch.nn.Module):
+    """Scales by numbers that are drawn like a parameter, in place or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.layer, self.scale = torch.nn.Linear(16, 16), torch.nn.Parameter(torch.ones(16))
+        self.in_place = in_place
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        like = self.scale * 2
+        drawn = like.bernoulli_(0.5) if self.in_place else torch.bernoulli(like, 0.5)
+        return ((self.layer(x) * drawn - y) ** 2).mean()
+
+
+def test_what_is_drawn_like_a_parameter_gives_it_a_gradient_of_zeros() -> None:
+    captured = capture_job(job_of(Case("drawn", lambda: Drawn(True), case("chain").batch)))
+    assert verdict(captured, "self-check")[1].startswith("3 gradients compared")
+
+
+def test_a_backward_pass_that_eager_cannot_make_is_one_line() -> None:
+    with pytest.raises(
+        CaptureError, match=r"^the model's own backward pass fails .* derivative for aten::bern"
+    ):
+        capture_job(job_of(Case("drawn", lambda: Drawn(False), case("chain").batch)))

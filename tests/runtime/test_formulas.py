@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,12 @@ from tests.zoo import CASES, Case
 from torch import Tensor, nn
 
 from farflung.opdag.cuts import legal_positions
+from farflung.opdag.graph import Graph, Node, Ref
 from farflung.opdag.joins import sides_of
 from farflung.opdag.segment import Segment
 from farflung.runtime.check import named_state
 from farflung.runtime.optimizer import SGD
+from farflung.runtime.torch_backend.again import AgainPass
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.passes import SplitPass
 from farflung.runtime.torch_backend.tensors import constant_tensor
@@ -116,6 +119,8 @@ OPS = [
     Op("read-three-times", (6,), (6, 6), lambda m, x: F.linear(F.linear(F.linear(x, m.p), m.p).sin(), m.p)),
     Op("read-by-two-kinds", (6,), (6,), lambda m, x: F.layer_norm(x * m.p, (6,), m.p)),
     Op("read-made", (6,), (6, 6), lambda m, x: F.linear(x, m.p) @ m.p.t() @ m.p.tanh(), (1,), False),
+    Op("mul-by-a-draw-like-it", (4, 6), (6,), lambda m, x: x * torch.bernoulli(m.p, 0.5)),
+    Op("add-to-a-draw-like-it", (4, 6), (6,), lambda m, x: torch.bernoulli(x, 0.5) + m.p),
     Op("of-a-norm", (6,), (5, 6), lambda m, x: F.linear(x, m.q * m.p / m.p.square().sum().sqrt()), (5, 1)),
 ]  # fmt: skip
 
@@ -160,8 +165,7 @@ def _found(tensors: dict[int, Tensor]) -> dict[int, Tensor]:
 def require_same_bits(
     segment: Segment, values: dict[int, Tensor], named: dict[str, Tensor], exact: bool = True
 ) -> None:
-    state = {e.value: named[e.name].detach() for e in segment.inputs if e.kind in ("parameter", "buffer")}
-    state |= {e.value: _constant(segment, e.name) for e in segment.inputs if e.kind == "constant"}
+    state = state_of(segment, named)
     made = Program(segment, SAMPLES, train=True)
     results = made.results_of([state[v] for v in made.state], values, SEED)
     ends = [v for v in segment.sends if v in segment.differentiable]
@@ -176,20 +180,83 @@ def require_same_bits(
             assert torch.equal(ours[value], expected) or (not exact and torch.allclose(ours[value], expected))
 
 
-def _constant(segment: Segment, name: str) -> Tensor:
-    return constant_tensor(segment.constants[name])
+def state_of(segment: Segment, named: dict[str, Tensor]) -> dict[int, Tensor]:
+    """What a segment holds, by value."""
+    state = {e.value: named[e.name].detach() for e in segment.inputs if e.kind in ("parameter", "buffer")}
+    constants = segment.constants
+    return state | {
+        e.value: constant_tensor(constants[e.name]) for e in segment.inputs if e.kind == "constant"
+    }
 
 
 @pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
 def test_weights_of_an_op_have_the_gradients_of_one_run(op: Op) -> None:
+    segment, named = segment_of(op)
+    require_same_bits(segment, made_up(segment), named, op.exact)
+
+
+def graph_of(op: Op) -> tuple[Graph, dict[str, Tensor]]:
     torch.manual_seed(5)
     case = Case(op.name, lambda: Probe(op), lambda samples, seed: {"x": torch.randn(samples, *op.shape)})
     module, graph = captured(case, SAMPLES)
+    return graph, named_state(module, graph)
+
+
+def segment_of(op: Op) -> tuple[Segment, dict[str, Tensor]]:
+    """The segment that the op is in, which receives one value; and the state by name."""
+    graph, named = graph_of(op)
+    return cut_before_the_op(graph), named
+
+
+def cut_before_the_op(graph: Graph) -> Segment:
     cut = next(at for at, legal in enumerate(legal_positions(graph)) if legal and at > 0)
-    segments = placed(graph, [cut], ["a", "b"], 1, SAMPLES).segments
-    shape = segments[1].values[segments[1].receives[0]].shape_at(SAMPLES)
-    received = {segments[1].receives[0]: torch.randn(shape)}
-    require_same_bits(segments[1], received, named_state(module, graph), op.exact)
+    return placed(graph, [cut], ["a", "b"], 1, SAMPLES).segments[1]
+
+
+def made_up(segment: Segment) -> dict[int, Tensor]:
+    """Numbers for what a segment receives."""
+    return {v: torch.randn(segment.values[v].shape_at(SAMPLES)) for v in segment.receives}
+
+
+def test_a_weight_made_as_large_as_what_was_received_joins_nothing() -> None:
+    """Of the second argument of `expand_as` only the shape counts; capture writes it as `expand`."""
+    graph, named = graph_of(next(op for op in OPS if op.name == "mul"))
+    at, node = next((n, node) for n, node in enumerate(graph.nodes) if n and node.op == "aten.mul.Tensor")
+    came, weight = node.arguments["self"], node.arguments["other"]
+    assert isinstance(came, Ref)
+    wide = len(graph.values)
+    nodes = list(graph.nodes)
+    nodes[at] = msgspec.structs.replace(node, arguments={"self": came, "other": Ref(wide)})
+    nodes.insert(at, Node(1000, "aten.expand_as.default", {"self": weight, "other": came}, [wide]))
+    values = [*graph.values, graph.values[came.id]]
+    segment = cut_before_the_op(msgspec.structs.replace(graph, nodes=nodes, values=values))
+    require_same_bits(segment, made_up(segment), named)
+
+
+attention = F.scaled_dot_product_attention
+LARGE = [
+    Op("linear-transposed", (64, 48), (56, 64), lambda m, x: F.linear(x.transpose(1, 2), m.p, m.q), (56,)),
+    Op("matmul-by-a-made-weight", (64, 48), (64, 56), lambda m, x: x.transpose(1, 2) @ m.p.tanh()),
+    Op("linear-of-slices", (48, 64), (56, 32), lambda m, x: F.linear(x[:, ::3, ::2], m.p)),
+    Op("mask-of-weights", (2, 24, 16), (24, 24), lambda m, x: attention(x, x, x, m.p.tanh())),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", [*OPS, *LARGE], ids=lambda op: op.name)
+def test_a_forward_pass_that_keeps_nothing_makes_the_same_bits(op: Op) -> None:
+    """Whatever the strides of what is read: kernels are chosen as where gradients are wanted."""
+    segment, named = segment_of(op)
+    trained = {entry.value for entry in segment.inputs if entry.trainable}
+    state = {v: t.requires_grad_(v in trained) for v, t in state_of(segment, named).items()}
+    sides = sides_of(segment)
+    assert sides is not None
+    kept = SplitPass(segment, SAMPLES, sides, state)
+    again = AgainPass(kept)
+    values = made_up(segment)
+    given = [state[value] for value in kept.program.state]
+    expected, found = (way.forward(given, values, SEED)[0] for way in (kept, again))
+    assert all(torch.equal(found[value], expected[value]) for value in expected)
+    assert not any(tensor.requires_grad for tensor in found.values())
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in CASES])
@@ -204,8 +271,7 @@ def test_segments_of_models_have_the_gradients_of_one_run(name: str) -> None:
         values = {e.value: known[e.value] for e in segment.inputs if e.kind == "input"}
         values |= {value: known[value] for value in segment.receives}
         program = Program(segment, SAMPLES, train=True)
-        state = {e.value: named[e.name].detach() for e in segment.inputs if e.kind in ("parameter", "buffer")}
-        state |= {e.value: _constant(segment, e.name) for e in segment.inputs if e.kind == "constant"}
+        state = state_of(segment, named)
         with torch.no_grad():
             known |= program.results_of([state[v] for v in program.state], values, SEED)
         if sides_of(segment) is not None:

@@ -206,3 +206,16 @@ def test_recomputed_microbatches_have_the_same_bits(name: str) -> None:
                 segment.apply(0, 1.0)
     assert kept.second.take_loss() == again.second.take_loss()
     assert same(kept.state, again.state)
+
+
+def test_a_snapshot_is_of_one_version_whenever_it_is_read() -> None:
+    pair = Pair("chain")
+    first, *others = pair.definitions[0].owned
+    before = pair.copies()
+    taken = pair.first.snapshot(others)
+    pair.forward(0)
+    pair.backward(0)
+    pair.first.apply(0, 1.0)
+    assert list(taken) == others
+    assert all(bytes(data) == before[name].numpy().tobytes() for name, data in taken.items())
+    assert bytes(pair.first.snapshot([first])[first]) != before[first].numpy().tobytes()

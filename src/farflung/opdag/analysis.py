@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import FLOATING, Graph, Node
 from farflung.opdag.opset import lookup
@@ -22,6 +24,19 @@ def differentiable_from(nodes: Iterable[Node], types: Types, wanted: Iterable[in
         if node.op != "aten.detach.default" and any(value in found for value in node.reads()):
             found.update(v for v in node.writes() if types[v].dtype in FLOATING)
     return found
+
+
+def given_gradients(node: Node) -> set[int]:
+    """What a node reads and autograd gives a gradient, if only of zeros, where its results have one.
+
+    Of other values the node takes no more than shape and type.
+    """
+    is_created = lookup(node.op).group == "creation" and node.op != "aten.bernoulli.p"
+    if is_created or node.op == "aten.detach.default":
+        return set()
+    if node.op == "aten.expand_as.default":
+        node = msgspec.structs.replace(node, arguments={"self": node.arguments["self"]})
+    return set(node.reads())
 
 
 def static_values(graph: Graph) -> set[int]:

@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from farflung.opdag.analysis import given_gradients
 from farflung.opdag.graph import FLOATING, Node
 from farflung.opdag.opset import lookup
 from farflung.opdag.segment import Segment
-
-_NO_GRADIENT = frozenset(
-    {"creation"}
-)  # groups of ops that take no more from a tensor than its shape and type
 
 
 class Join(NamedTuple):
@@ -45,7 +42,7 @@ def sides_of(segment: Segment) -> Sides | None:
     joins = []
     for node in segment.nodes:
         makes = _differentiable(node, segment)
-        reads = set(node.reads())
+        reads = given_gradients(node)
         if not makes or not reads & (received | weights):
             continue
         if not reads & received:
@@ -59,9 +56,6 @@ def sides_of(segment: Segment) -> Sides | None:
 
 def _differentiable(node: Node, segment: Segment) -> tuple[int, ...]:
     """The results of a node that would have a gradient if something it reads has one."""
-    group = lookup(node.op).group
-    if node.op == "aten.detach.default" or group in _NO_GRADIENT:
-        return ()
     # What normalisations make beside their result are statistics, which have none.
-    outputs = node.outputs[:1] if group == "normalisation" else node.outputs
+    outputs = node.outputs[:1] if lookup(node.op).group == "normalisation" else node.outputs
     return tuple(value for value in outputs if value >= 0 and segment.values[value].dtype in FLOATING)

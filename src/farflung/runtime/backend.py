@@ -7,7 +7,7 @@ and only go from one of its runners to another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from farflung.opdag.graph import ValueType
@@ -93,8 +93,8 @@ class SegmentRunner(Protocol[Array]):
     def apply(self, step: int, scale: float) -> None:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
 
-    def snapshot(self) -> Iterator[tuple[str, memoryview]]:
-        """Owned parameters and buffers by name, each as bytes that later steps do not change."""
+    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
+        """Those of the owned parameters and buffers that `names` has: copies, all of them made at once."""
 
 
 class Backend(Protocol[Array]):

@@ -121,9 +121,7 @@ class _Job(Generic[Array]):
         """Hand out copies of all owned tensors that training changes."""
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
-            for name, buffer in segment.snapshot():
-                if name not in changed:
-                    continue
+            for name, buffer in segment.snapshot(changed).items():
                 digest = hashlib.sha256(buffer).digest()
                 self._emit(OutgoingState(self._attempt, number, name, buffer, digest))
         self._emit(StateGiven(self._attempt))

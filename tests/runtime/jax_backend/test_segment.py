@@ -291,12 +291,14 @@ def test_a_snapshot_is_bytes_that_later_steps_leave_alone() -> None:
     pair = Pair("chain")
     pair.step()
     pair.apply()
-    taken = {name: (data, bytes(data)) for name, data in pair.first.snapshot()}
+    taken = {
+        name: (data, bytes(data)) for name, data in pair.first.snapshot(pair.definitions[0].owned).items()
+    }
     assert list(taken) == pair.definitions[0].owned
     pair.step()
     pair.apply()
     assert all(bytes(data) == then for data, then in taken.values())
-    assert any(bytes(data) != taken[name][1] for name, data in pair.first.snapshot())
+    assert any(bytes(data) != taken[name][1] for name, data in pair.first.snapshot(list(taken)).items())
 
 
 def test_the_sum_of_squares_is_in_float64() -> None:

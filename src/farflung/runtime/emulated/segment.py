@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
 from farflung.opdag.cost import flops
@@ -80,5 +80,5 @@ class EmulatedSegment:
     def apply(self, step: int, scale: float) -> None:
         """Nothing to update."""
 
-    def snapshot(self) -> Iterator[tuple[str, memoryview]]:
-        return iter(())
+    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
+        return {}

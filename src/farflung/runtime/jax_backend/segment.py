@@ -5,7 +5,7 @@ See `runtime.backend.SegmentRunner`. Only the compute thread may call in; compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -197,10 +197,10 @@ class JaxSegment:
         """Owned parameters and buffers by name; the next step makes new ones."""
         return {name: self._arrays[self._values[name]] for name in self.segment.owned}
 
-    def snapshot(self) -> Iterator[tuple[str, memoryview]]:
-        """Owned parameters and buffers by name, each as the bytes of a copy."""
-        for name, array in self.state().items():
-            yield name, memory(np.array(array, copy=True))
+    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
+        """Those of the owned parameters and buffers that `names` has, each as the bytes of a copy."""
+        state = {name: array for name, array in self.state().items() if name in names}
+        return {name: memory(np.array(array, copy=True)) for name, array in state.items()}
 
     def _known(self, values: Mapping[int, AnyArray]) -> dict[int, Any]:
         """Everything that a microbatch reads, by value id, on the device."""

@@ -1,14 +1,16 @@
 """Recomputation: a microbatch keeps what came in, and its tape is made only when its gradients are due.
 
-With the same inputs, seed and buffers the second forward pass makes the same bits as the first.
+With the same inputs, seed and buffers the second forward pass makes the same bits as the first, because torch
+chooses the same kernels in both: it looks whether a gradient is wanted (whether to fold a batch of matrices
+into one, say). So the first pass has a tape too, one that saves no tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from farflung.runtime.torch_backend.passes import Pass, Results, Sink, SplitPass, Tape
 
@@ -20,12 +22,24 @@ class AgainPass:
         self.program = inner.program
         self._inner = inner
 
+    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return self._inner.leaves(values)
+
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
-        with torch.no_grad():
-            results = self.program.results_of(state, values, seed)
+        with saved_tensors_hooks(_forget, _forgotten):
+            made = self.program.results_of(state, self.leaves(values), seed)
+        results = {value: tensor.detach() for value, tensor in made.items()}
         return results, _AgainTape(self._inner, state, values, seed)
+
+
+def _forget(saved: Tensor) -> None:
+    """What autograd keeps in place of a tensor."""
+
+
+def _forgotten(kept: None) -> Tensor:
+    raise AssertionError("the first of two forward passes has no backward pass")
 
 
 class _AgainTape:

@@ -127,7 +127,7 @@ class Writer:
         return [*lines, f"    {targets}= {call}"]
 
     def _operator(self, node: Node) -> Callable[..., Any]:
-        return resolve(node.op)
+        return _draw_like if node.op == "aten.bernoulli.p" else resolve(node.op)
 
     def _call(self, op: str, arguments: dict[str, Argument]) -> str:
         """Positional arguments as far as the schema allows, then keywords (names from torch's schema)."""
@@ -184,3 +184,8 @@ def resolve(name: str) -> torch._ops.OpOverload:
 def reseed(seed: int, number: int) -> None:
     """Seed torch's CPU generator for one random node of one microbatch."""
     torch.default_generator.manual_seed(mix(seed, number))
+
+
+def _draw_like(self: Tensor, p: float) -> Tensor:
+    """`bernoulli` in place, as eager has it: only so torch has a gradient, of zeros, for what it is like."""
+    return self.clone().bernoulli_(p)

@@ -45,6 +45,9 @@ class Pass(Protocol):
     def program(self) -> Program:
         """What it runs, which also runs without a tape."""
 
+    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Values as it reads them: without a tape, and with a gradient where that travels back."""
+
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
@@ -60,10 +63,13 @@ class WholePass:
     def __init__(self, segment: Segment, batch: int) -> None:
         self.program = Program(segment, batch, train=True)
 
+    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        return {value: tensor.detach() for value, tensor in values.items()}
+
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
-        made = self.program.results_of(state, {v: t.detach() for v, t in values.items()}, seed)
+        made = self.program.results_of(state, self.leaves(values), seed)
         return made, _WholeTape(made)
 
 
@@ -100,15 +106,19 @@ class SplitPass:
         shared = [(join, f) for join, f in formulas if not self.read_once.issuperset(join.weights)]
         return [*alone, *reversed(shared)]
 
+    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        received = self.sides.received
+        return {v: tensor.detach().requires_grad_(v in received) for v, tensor in values.items()}
+
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
-        given = {value: tensor.detach() for value, tensor in values.items()}
-        leaves = {value: given[value].requires_grad_() for value in self._received}
+        given = self.leaves(values)
         program = self.program
         split = program.split([*state, *self._copies], [given[v] for v in program.values], seed)
         made = dict(zip(program.results, split.results, strict=True))
-        return made, _SplitTape(self, leaves, made, split, seed)
+        received = {value: given[value] for value in self._received}
+        return made, _SplitTape(self, received, made, split, seed)
 
 
 def _formula(join: Join, segment: Segment, batch: int) -> Formula | None:

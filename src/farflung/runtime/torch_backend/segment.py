@@ -6,7 +6,7 @@ what was sent come back from every consumer, autograd runs in between. Only the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
@@ -185,10 +185,10 @@ class TorchSegment:
         """Owned parameters and buffers by name, detached; they share the segment's memory."""
         return {name: self._state[self._index[name]].detach() for name in self.segment.owned}
 
-    def snapshot(self) -> Iterator[tuple[str, memoryview]]:
-        """Owned parameters and buffers by name, each as the bytes of a copy."""
-        for name, tensor in self.state().items():
-            yield name, memory(tensor.clone(memory_format=torch.contiguous_format))
+    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
+        """Those of the owned parameters and buffers that `names` has, each as the bytes of a copy."""
+        state = {name: tensor for name, tensor in self.state().items() if name in names}
+        return {n: memory(t.clone(memory_format=torch.contiguous_format)) for n, t in state.items()}
 
     def _current(self) -> list[Tensor]:
         """The state, with buffers as the microbatches of this step have left them."""

@@ -46,7 +46,8 @@ def write(positions: Positions, elements: int) -> list[Part]:
     """
     if elements > MOST_ELEMENTS:
         raise CodecError(f"a tensor of {elements} elements is too large for TopK: at most {MOST_ELEMENTS}")
-    gaps = np.diff(positions, prepend=-1) - 1
+    gaps = np.diff(positions, prepend=-1)
+    gaps -= 1
     shape = _shortest(gaps, elements)
     if shape.bytes >= byte_count(elements):
         return [_header(_Shape(len(positions), 0, _BITMAP)), Part.of(to_bits(positions, elements))]
@@ -72,8 +73,12 @@ def read(reader: Reader, elements: int) -> Positions:
     if width > _BITMAP or unary_bits > count + (elements >> width):
         raise _damaged(f"gaps in {unary_bits} bits and remainders of {width}")
     remainders = _read_remainders(reader, count, width)
-    quotients = _read_unary(reader, count, unary_bits)
-    positions = np.cumsum((quotients << width) + remainders + 1) - 1
+    gaps = _read_unary(reader, count, unary_bits)
+    gaps <<= width
+    gaps += remainders
+    gaps += 1
+    positions = np.cumsum(gaps, out=gaps)
+    positions -= 1
     if count and positions[-1] >= elements:
         raise _damaged(f"an element at {positions[-1]} of {elements}")
     return positions
@@ -111,8 +116,10 @@ def _read_remainders(reader: Reader, count: int, width: int) -> Positions:
 
 
 def _unary(quotients: Positions) -> NDArray[np.uint8]:
-    """So many zeros and a one for each."""
-    ends = np.cumsum(quotients + 1) - 1
+    """So many zeros and a one for each; `quotients` are used up."""
+    quotients += 1
+    ends = np.cumsum(quotients, out=quotients)
+    ends -= 1
     return to_bits(ends, int(ends[-1]) + 1 if len(ends) else 0)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from farflung.codec import Blocked, Context, Hadamard
 from farflung.codec.base import Codec
-from farflung.codec.levels import UNIT, quantiser
+from farflung.codec.levels import quantiser
 
 
 def mean_of_reads(codec: Codec, array: np.ndarray, count: int) -> np.ndarray:
@@ -65,10 +65,12 @@ def test_levels_are_the_nearest_ones(bits: int) -> None:
     levels = quantiser(bits)
     numbers = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
     planes, chosen = levels.planes(len(numbers)), np.empty_like(numbers)
-    levels.write(np.clip(numbers, -8, 8) * levels.fine, planes, 0)
+    written = np.clip(numbers, -8, 8) * levels.fine
+    levels.write(written, planes, 0)
     levels.read(planes, 0, chosen)
-    distortion = np.mean((numbers - chosen / UNIT) ** 2)
-    there_are = np.unique(chosen) / UNIT
+    np.testing.assert_array_equal(written, chosen)
+    distortion = np.mean((numbers - chosen / levels.unit) ** 2)
+    there_are = np.unique(chosen) / levels.unit
     nearest = there_are[np.abs(numbers[:, None] - there_are).argmin(axis=1)]
     assert distortion <= 1.03 * np.mean((numbers - nearest) ** 2)
     assert distortion == pytest.approx(levels.distortion, rel=0.05)

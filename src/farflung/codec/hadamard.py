@@ -76,7 +76,6 @@ class Hadamard(Lossy, frozen=True, tag="hadamard"):
             inverses = levels.fine * BLOCK**0.5 / np.sqrt(np.maximum(squares[at], _LEAST))
             np.multiply(_rows(rotated), inverses[:, None], out=_rows(numbers))
             levels.write(numbers, planes, start)
-            levels.read(planes, start, numbers)
             _products(rotated, numbers, products[at])
             if not self.unbiased:
                 _products(numbers, numbers, lengths[at])

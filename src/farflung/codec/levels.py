@@ -1,7 +1,7 @@
 """Quantisers for normally distributed numbers: which levels there are, and how they stand in bytes.
 
-The levels are Lloyd's and Max's (Max, "Quantizing for Minimum Distortion", 1960), rounded to multiples of
-1/1024 and told in these, so that whoever adds up a hundred of them in float32 makes no rounding error.
+The levels are Lloyd's and Max's (Max, "Quantizing for Minimum Distortion", 1960), rounded to whole numbers
+up to 127, so that whoever adds up a hundred of them in float32 makes no rounding error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from farflung.codec.bits import packed
 from farflung.codec.floats import Float32
 
-UNIT = 1024
+_LARGEST = 127
 _POSITIVE = {
     1: (0.7978846,),
     2: (0.4527800, 1.5104176),
@@ -31,10 +31,11 @@ _MAGIC = np.float32(1.5 * 2**23 + 128)
 
 
 class Quantiser:
-    """Levels in multiples of 1/1024 standard deviations, symmetrical about zero."""
+    """Levels as whole numbers, symmetrical about zero; `unit` of them are one standard deviation."""
 
     def __init__(self, bits: int) -> None:
-        positive = np.rint(np.array(_POSITIVE[bits]) * UNIT)
+        self.unit = _LARGEST / _POSITIVE[bits][-1]
+        positive = np.rint(np.array(_POSITIVE[bits]) * self.unit)
         self.smallest, self.largest = float(positive[0]), float(positive[-1])
         self.distortion = _DISTORTION[bits]
         self.fine = np.float32(_FINE[bits])
@@ -43,7 +44,9 @@ class Quantiser:
         self._tables = [
             _byte_table(levels, width) for levels, width in zip(plane_levels, self._widths, strict=True)
         ]
-        self._codes = _fine_codes(plane_levels, float(self.fine))
+        numbers = (np.arange(256) - 128) * (self.unit / float(self.fine))
+        self._codes = _fine_codes(numbers, plane_levels)
+        self._chosen = _coded_levels(self._codes, plane_levels)
 
     def planes(self, elements: int) -> list[NDArray[np.uint8]]:
         """Memory for the codes of so many elements, a multiple of 8."""
@@ -52,7 +55,7 @@ class Quantiser:
     def write(self, numbers: Float32, planes: Sequence[NDArray[np.uint8]], start: int) -> None:
         """Store the codes of `numbers`, the tensor's from element `start` on.
 
-        `numbers` are flat, `fine` times standard deviations and below 127, and are used up.
+        `numbers` are flat, `fine` times standard deviations and below 127. They become the levels chosen.
         """
         # A number becomes a byte first, and a table makes that a code.
         numbers += _MAGIC
@@ -61,9 +64,10 @@ class Quantiser:
             coded = np.frombuffer(fine.translate(codes), np.uint8)
             at = start * width // 8
             plane[at : at + len(fine) * width // 8] = packed(coded, width)
+        np.copyto(numbers, np.frombuffer(fine.translate(self._chosen), np.int8))
 
     def read(self, planes: Sequence[NDArray[np.uint8]], start: int, into: Float32) -> None:
-        """Fill `into`, flat, with levels of the elements from `start` on, in multiples of 1/1024."""
+        """Fill `into`, flat, with the levels of the elements from `start` on."""
         coded = [
             plane[start * width // 8 : (start + len(into)) * width // 8]
             for plane, width in zip(planes, self._widths, strict=True)
@@ -88,13 +92,20 @@ def _levels(positive: NDArray[np.float64], planes: int) -> list[NDArray[np.float
     return [np.array([-1.0, 1.0]), positive]
 
 
-def _fine_codes(plane_levels: Sequence[NDArray[np.float64]], fine: float) -> list[bytes]:
-    """For each plane the code of every byte that `write` makes of a number."""
-    numbers = (np.arange(256) - 128) * (UNIT / fine)
+def _fine_codes(numbers: NDArray[np.floating], plane_levels: Sequence[NDArray[np.float64]]) -> list[bytes]:
+    """For each plane the code of every byte, which stands for one of `numbers`."""
     if len(plane_levels) == 1:
         return [_nearest(numbers, plane_levels[0])]
     signs, magnitudes = plane_levels
     return [_nearest(np.sign(numbers + 0.5), signs), _nearest(np.abs(numbers), magnitudes)]
+
+
+def _coded_levels(codes: Sequence[bytes], plane_levels: Sequence[NDArray[np.float64]]) -> bytes:
+    """For every byte the level that its codes stand for, as int8."""
+    chosen = np.ones(256)
+    for coded, levels in zip(codes, plane_levels, strict=True):
+        chosen *= levels[np.frombuffer(coded, np.uint8)]
+    return chosen.astype(np.int8).tobytes()
 
 
 def _nearest(numbers: NDArray[np.floating], levels: NDArray[np.float64]) -> bytes:

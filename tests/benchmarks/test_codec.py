@@ -25,8 +25,8 @@ def test_every_codec_is_measured_on_both_tensors_beside_the_yardsticks() -> None
     assert names == {(t, c) for t in ("activation", "gradient") for c in CODECS} | {("gradient", MASKED)}
     by_name = {(row.tensor, row.codec): row for row in rows}
     int8 = by_name["gradient", "int8"]
-    assert int8.ratio == pytest.approx(3.94, abs=0.01)
-    assert int8.relative_error == pytest.approx(0.0065, abs=0.0005)
+    assert int8.ratio == pytest.approx(3.97, abs=0.01)
+    assert int8.relative_error == pytest.approx(0.0070, abs=0.0005)
     assert int8.cosine == pytest.approx(1, abs=1e-4)
     assert all(row.encode_gbps > 0 and row.decode_gbps > 0 for row in rows)
     assert by_name["gradient", "topk 10 %"].index_bits == pytest.approx(1.01, abs=0.03)

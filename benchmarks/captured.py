@@ -6,6 +6,7 @@ machine that can run this). Tensors are kept as `.npy` files under a folder, so 
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,8 +60,6 @@ def _kept(folder: Path, name: str, make: Callable[[int], Captured], elements: in
 
 
 def _write(path: Path, array: np.ndarray) -> None:
-    import io
-
     written = io.BytesIO()
     np.save(written, array)
     write_atomically(path, written.getvalue())

@@ -25,11 +25,6 @@ class ErrorFeedback:
         self._kept: Float32 | None = None
         self._pending: Float32 | None = None
 
-    @property
-    def kept(self) -> Float32 | None:
-        """What the applied steps left out, flat; None before the first."""
-        return self._kept
-
     def encode(self, array: Floats, context: Context) -> Encoded:
         """Write the gradient and what is kept; once a step, and what was pending is written anew.
 

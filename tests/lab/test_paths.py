@@ -78,8 +78,9 @@ def ends(folder: Path, there: LinkSettings, back: LinkSettings | None = None) ->
         (LinkSettings(100, 1), None),
         (LinkSettings(8, 25), LinkSettings(50, 25)),
         (LinkSettings(50, 25), LinkSettings(8, 25)),
+        (LinkSettings(100, 25, loss=0.01), None),
     ],
-    ids=["8 Mbit/s", "100 Mbit/s", "1 ms", "8 of 8/50", "50 of 50/8"],
+    ids=["8 Mbit/s", "100 Mbit/s", "1 ms", "8 of 8/50", "50 of 50/8", "1 % lost"],
 )
 def test_a_probe_finds_a_pairs_settings_within_a_tenth(
     tmp_path: Path, there: LinkSettings, back: LinkSettings | None

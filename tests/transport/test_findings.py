@@ -73,3 +73,16 @@ def test_the_least_round_trip_counts() -> None:
 def test_arrivals_that_contradict_each_other_are_refused(second: Arrival) -> None:
     with pytest.raises(ProtocolError, match="goes back in time"):
         told([Arrival(1.0, 10), second], 0.1)
+
+
+def test_where_packets_are_lost_the_kernel_is_believed_who_counts_behind_gaps() -> None:
+    findings = Findings()
+    findings.answered(0.05)
+    for number in range(1, 40):  # nothing for half of the time, then what piled up behind the gap
+        findings.arrived(Arrival(number * 0.05 + 0.04 * (number % 2), number * 60_000 - number % 2 * 50_000))
+    for number in range(40):
+        findings.acknowledged(Arrival(number * 0.05, number * 50_000), resent=0)
+    unharmed = findings.bytes_per_second
+    assert unharmed is not None and unharmed > 1.1e6
+    findings.acknowledged(Arrival(2.0, 2_000_000), resent=1)
+    assert findings.bytes_per_second == pytest.approx(1e6)

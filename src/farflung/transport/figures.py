@@ -5,6 +5,7 @@ from __future__ import annotations
 from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.inbox import Inbox
 from farflung.transport.parts import Part
+from farflung.transport.sockets import PathState
 from farflung.transport.spread import Spread
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.vitals import Vitals
@@ -96,4 +97,15 @@ class Figures:
         """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
         of the last 60 answered pings; None before the first.
         """
-        return self._vitals.least_round_trip_seconds(self.path in ("direct", "reverse"))
+        return self._vitals.least_round_trip_seconds(self._kernel_sees_peer)
+
+    @property
+    def path_state(self) -> PathState | None:
+        """What the kernel knows of the way to the peer; None where it does not say, behind a relay, and where
+        data goes over several connections.
+        """
+        return self._vitals.path_state(self._kernel_sees_peer) if self.connections == 1 else None
+
+    @property
+    def _kernel_sees_peer(self) -> bool:
+        return self.path in ("direct", "reverse")

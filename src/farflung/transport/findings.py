@@ -8,6 +8,7 @@ from farflung.errors import ProtocolError
 from farflung.transport.arrivals import Arrival, fastest, stalls
 
 _SHORT_WINDOW_SECONDS, _WINDOW_SECONDS, _LONG_WINDOW_SECONDS = 0.1, 0.2, 0.8
+_LOSSY_WINDOW_SECONDS = 0.4
 _SHORTER_SECONDS = (0.05, 0.02)  # of a probe that had sent all it may so soon
 _CALM_SECONDS, _CALM_ROUND_TRIPS = 0.3, 2
 _SHORTEST_STALL_SECONDS = 0.02
@@ -23,6 +24,8 @@ class Findings:
         self.arrivals: list[Arrival] = []
         self.answers = 0
         self.round_trip_seconds = math.inf
+        self._acknowledged: list[Arrival] = []
+        self._resent: list[int] = []
 
     def answered(self, seconds: float) -> None:
         """A question's answer took so long."""
@@ -37,14 +40,25 @@ class Findings:
                 raise ProtocolError("expected a probe's arrivals in order, found one that goes back in time")
         self.arrivals.append(arrival)
 
+    def acknowledged(self, arrival: Arrival, resent: int) -> None:
+        """The sender's kernel says what the other has acknowledged, and how many packets were sent again."""
+        self._acknowledged.append(arrival)
+        self._resent.append(resent)
+
     @property
     def bytes_per_second(self) -> float | None:
         """The path's rate, as far as is known; None before two arrivals.
 
         A rate that still grows shows best in a short window; one that stalls evens out only in a long one.
+        Where packets were lost the kernel knows better: it counts what came behind a gap when it came.
         """
         if not self.arrivals:
             return None
+        if self._resent and self._resent[-1] > self._resent[0]:
+            windows = [_LONG_WINDOW_SECONDS, _LOSSY_WINDOW_SECONDS, _WINDOW_SECONDS]
+            rates = (fastest(self._acknowledged, window, math.inf) for window in windows)
+            if rate := next(filter(None, rates), None):
+                return rate
         if self._has_stalled:
             windows = [_LONG_WINDOW_SECONDS, _WINDOW_SECONDS, 0.0]
         else:

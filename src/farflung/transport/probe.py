@@ -183,6 +183,7 @@ class _Probe:
             raise ConnectionFailed(
                 f"{self._link.peer} answered no question of a probe within {limit_seconds:g} s"
             )
+        self._look()
         self.send()
         await self._settle(deadline)
         rate, is_settled = self._findings.bytes_per_second, self._findings.is_settled
@@ -236,8 +237,15 @@ class _Probe:
     async def _settle(self, deadline: float) -> None:
         while time.monotonic() < deadline and self._link.reason is None:
             await asyncio.sleep(_LOOK_SECONDS)
+            self._look()
             if self._findings.is_settled or self._has_spent_all:
                 return
+
+    def _look(self) -> None:
+        state = self._link.path_state
+        if state is not None and state.delivered_bytes is not None:
+            arrival = Arrival(time.monotonic(), state.delivered_bytes)
+            self._findings.acknowledged(arrival, state.retransmitted)
 
     def _send(self) -> None:
         """Keep two messages waiting, unless too little of what was sent has come."""

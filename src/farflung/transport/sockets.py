@@ -34,8 +34,8 @@ _LONGEST_NAME = 16
 
 # struct tcp_info of linux/tcp.h, whose fields only ever grow at the end.
 _microseconds = struct.Struct("=I")
-_RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT = 68, 100, 148
-_TCP_INFO_BYTES = 152
+_SEGMENT_AT, _RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT, _DELIVERED_AT = 16, 68, 100, 148, 192
+_TCP_INFO_BYTES, _NEWER_TCP_INFO_BYTES = 152, 196
 
 UNKNOWN_CONGESTION_CONTROL = "unknown"
 """Where the kernel does not say."""
@@ -127,11 +127,13 @@ class PathState:
     ----------
     retransmitted : Packets sent again so far.
     round_trip_seconds, least_round_trip_seconds : Smoothed, and the least of the last minutes.
+    delivered_bytes : What the other kernel has acknowledged, behind gaps too; None before Linux 4.18.
     """
 
     retransmitted: int
     round_trip_seconds: float
     least_round_trip_seconds: float
+    delivered_bytes: int | None = None
 
 
 def path_state(connection: socket.socket) -> PathState | None:
@@ -139,7 +141,7 @@ def path_state(connection: socket.socket) -> PathState | None:
     if sys.platform != "linux":
         return None
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _NEWER_TCP_INFO_BYTES)
     except OSError:
         return None
     if len(told) < _TCP_INFO_BYTES:
@@ -147,7 +149,11 @@ def path_state(connection: socket.socket) -> PathState | None:
     round_trip, retransmitted, least = (
         _microseconds.unpack_from(told, offset)[0] for offset in (_RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT)
     )
-    return PathState(retransmitted, round_trip / 1e6, least / 1e6)
+    delivered = None
+    if len(told) >= _NEWER_TCP_INFO_BYTES:
+        segment, segments = (_microseconds.unpack_from(told, at)[0] for at in (_SEGMENT_AT, _DELIVERED_AT))
+        delivered = segment * segments
+    return PathState(retransmitted, round_trip / 1e6, least / 1e6, delivered)
 
 
 def _set_where_known(connection: socket.socket, level: int, option: int | None, value: int) -> None:

@@ -6,7 +6,7 @@ import socket
 import time
 
 from farflung.transport.capacity import Capacity
-from farflung.transport.sockets import path_state
+from farflung.transport.sockets import PathState, path_state
 
 _UNKNOWN_SECONDS = 1000.0
 """Above this a kernel's least round trip is none: it has seen no acknowledgement yet."""
@@ -37,11 +37,14 @@ class Vitals:
 
     def least_round_trip_seconds(self, kernel_sees_peer: bool) -> float | None:
         """See `Link.least_round_trip_seconds`; the kernel does not see the peer behind a relay."""
-        if kernel_sees_peer:
-            state = path_state(self._socket)
-            if state is not None and 0 < state.least_round_trip_seconds < _UNKNOWN_SECONDS:
-                return state.least_round_trip_seconds
+        state = self.path_state(kernel_sees_peer)
+        if state is not None and 0 < state.least_round_trip_seconds < _UNKNOWN_SECONDS:
+            return state.least_round_trip_seconds
         return self._capacity.round_trip_seconds
+
+    def path_state(self, kernel_sees_peer: bool) -> PathState | None:
+        """What the kernel knows of the way to the peer; None where it does not, or not of the whole way."""
+        return path_state(self._socket) if kernel_sees_peer else None
 
     @property
     def incoming_bytes_per_second(self) -> float | None:

@@ -12,6 +12,7 @@ from jax import lax
 
 from farflung.runtime.jax_backend.axes import axis_of, position
 from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.promotion import compute_type, to
 
 Array = jax.Array
 
@@ -74,12 +75,18 @@ def expand(self: Array, size: Sequence[int], implicit: bool = False) -> Array:
     if new < 0 or any(one < 0 and (one != -1 or at < new) for at, one in enumerate(size)):
         raise ValueError(f"{list(self.shape)} to {list(size)}")
     shape = [self.shape[at - new] if one == -1 else one for at, one in enumerate(size)]
-    return jnp.broadcast_to(self, tuple(shape))
+    return _broadcast(self, shape)
 
 
 @lowers("expand_as.default")
 def expand_as(self: Array, other: Array) -> Array:
-    return jnp.broadcast_to(self, other.shape)
+    return _broadcast(self, other.shape)
+
+
+def _broadcast(self: Array, shape: Sequence[int]) -> Array:
+    """Its gradient is a sum, which is made in float32 of half types."""
+    wide = to(self, compute_type(self.dtype))
+    return to(jnp.broadcast_to(wide, tuple(shape)), self.dtype)
 
 
 @lowers("slice.Tensor")

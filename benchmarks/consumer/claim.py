@@ -45,7 +45,15 @@ def mixed_precision(workload: Workload) -> Workload:
     return replace(
         workload,
         tape_bytes=workload.tape_bytes / 2,
-        live=Live(live.forward / 2, live.node / 2, live.returning / 2, live.left / 2),
+        live=Live(
+            live.forward / 2,
+            live.returning / 2,
+            live.left / 2,
+            live.recomputing / 2,
+            live.recomputed / 2,
+            tuple(gap._replace(bytes=gap.bytes / 2) for gap in live.forward_gaps),
+            tuple(gap._replace(bytes=gap.bytes / 2) for gap in live.backward_gaps),
+        ),
         unkept=tuple((made, last, size // 2) for made, last, size in workload.unkept),
         repeats=tuple(replace(repeat, tape=repeat.tape / 2) for repeat in workload.repeats),
     )

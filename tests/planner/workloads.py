@@ -41,7 +41,11 @@ def random_workload(seed: int, nodes: int, ties: bool = False) -> Workload:
         trainable_bytes=held,
         state_bytes=held,
         tape_bytes=np.array([float(UNIT * draw.randint(0, 10)) for _ in range(nodes)]),
-        live=Live(*(np.array([float(UNIT * draw.randint(0, 10)) for _ in range(nodes)]) for _ in range(4))),
+        live=Live(
+            *(np.array([float(UNIT * draw.randint(0, 10)) for _ in range(nodes)]) for _ in range(3)),
+            np.zeros(nodes),
+            np.zeros(nodes),
+        ),
         spans=tuple(spans),
         feeds=(),
         ties=tuple(tied),
@@ -85,7 +89,7 @@ def chain_workload(flops: Sequence[float], crossing: Sequence[int], microbatches
         trainable_bytes=ones,
         state_bytes=ones,
         tape_bytes=ones,
-        live=Live(ones, ones, ones, ones),
+        live=Live(ones, ones, ones, np.zeros(count), np.zeros(count)),
         spans=tuple(Span(at, at, (at + 1,), size, True) for at, size in enumerate(crossing)),
         feeds=(),
     )

@@ -71,14 +71,12 @@ def require_memory_of_every_segment(graph: Graph, assignment: Assignment) -> Non
     for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
         needed = required_bytes(segment, BATCH, assignment.window)
         estimate = workload.memory_bytes(start, stop, assignment.window)
-        assert needed <= estimate
-        assert estimate <= 1.2 * needed + SMALL or not segment.nodes
+        assert needed <= estimate <= 1.2 * needed + SMALL
         assert workload.memory_up_to(stop, assignment.window)[start] == pytest.approx(estimate)
         ours += estimate
     assert memory_of(workload, assignment, "a") == pytest.approx(ours)
 
 
-@pytest.mark.xfail(reason="1.5 kB too many for a segment that holds one counter of a BatchNorm")
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
 def test_what_is_said_to_fit_is_what_a_worker_accepts_and_not_much_more(entry: Case) -> None:
     _, graph = captured(entry, BATCH)
@@ -86,7 +84,6 @@ def test_what_is_said_to_fit_is_what_a_worker_accepts_and_not_much_more(entry: C
         require_memory_of_every_segment(graph, random_assignment(graph, seed))
 
 
-@pytest.mark.xfail(reason="16 to 32 bytes too few where a tiny range sends on a view of an input")
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_no_range_of_any_graph_is_said_to_need_less_than_a_worker_asks(seed: int) -> None:
@@ -108,7 +105,8 @@ def test_recomputing_never_needs_more_and_keeps_what_came_in() -> None:
     kept = [workload.memory_bytes(start, stop, window) for window in (1, 4)]
     again = [workload.memory_bytes(start, stop, window, recompute=True) for window in (1, 4)]
     assert again[0] == kept[0] and again[1] < kept[1]
-    assert again[1] - again[0] == pytest.approx(3 * 2 * workload.crossing_forward[start])
+    each = 2 * workload.crossing_forward[start] + workload.crossing_backward[stop]  # and what came back
+    assert again[1] - again[0] == pytest.approx(3 * each)
 
 
 def test_a_tied_parameter_is_held_once_by_its_worker() -> None:

@@ -15,11 +15,11 @@ def required_bytes(
     """An estimate of the memory a segment needs at its peak, in bytes.
 
     State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs; of the
-    others in `window` what came in and the tape, or what there is of it until the gradients of parameters are
-    added up (with `recompute` only what came in); or after the last microbatch an update, or a copy of the
-    state to hand out, if that takes more. Of a parameter that another segment of the same worker owns it has
-    its own gradient only. What comes in may be two windows ahead: of the feeder both, of a segment one
-    while another waits to be accumulated.
+    others in `window` what came in, and the tape with the gradients that came back, or what there is of it
+    until the gradients of parameters are added up (with `recompute` no tape); or after the last microbatch an
+    update, or a copy of the state to hand out, if that takes more. Of a parameter that another segment of the
+    same worker owns it has its own gradient only. What comes in may be two windows ahead: of the feeder both,
+    of a segment one while another waits to be accumulated.
     """
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
     owned = set(segment.owned)
@@ -31,13 +31,14 @@ def required_bytes(
     tape = segment_tape(segment, batch)
     whole = gradients.isdisjoint(segment.receives)
     returned = sum(sizes[value] for value in segment.sends if value in gradients)
-    waiting = float(max(tape.kept.sum(), tape.left.sum()))
-    if whole:
-        waiting = float(tape.kept.sum()) + returned
-    update = 2 * max((sizes[entry.value] for entry in state if entry.trainable), default=0)
-    copied = sum(sizes[entry.value] for entry in state if entry.name in owned)
-    running = max(tape.peak_bytes(whole), waiting)
-    others = (window - 1) * (came if recompute else came + waiting)
+    waiting = float(tape.kept.sum()) + returned
+    if not whole:
+        waiting = max(waiting, float(tape.left.sum()))
+    running = max(tape.forward_peak_bytes(), tape.backward_peak_bytes(whole) + returned, waiting)
+    others = (window - 1) * (came + (returned if recompute else waiting))
+    mine = [entry for entry in state if entry.name in owned]
+    update = 2 * max((sizes[entry.value] for entry in mine if entry.trainable), default=0)
+    copied = sum(sizes[entry.value] for entry in mine)
     return int(held + max(running + came + others, update, copied))
 
 
@@ -47,9 +48,8 @@ def segment_tape(segment: Segment, batch: int) -> Tape:
     wanted |= set(segment.receives).intersection(segment.differentiable)
     gradients = differentiable_from(segment.nodes, segment.values, wanted)
     storage = storage_of(segment.nodes, segment.values, batch)
-    sent = gradients.intersection(segment.sends)
     trained = {entry.value for entry in segment.inputs if entry.trainable}
-    return tape_of(segment.nodes, segment.values, batch, storage, gradients, trained, sent)
+    return tape_of(segment.nodes, segment.values, batch, storage, gradients, trained, segment.sends)
 
 
 def _held(entry: Input, size: int, owned: bool, moments: int) -> int:

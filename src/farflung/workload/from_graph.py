@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,9 +11,11 @@ from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.cost import flops
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph, Input
+from farflung.opdag.kept import kept_by
 from farflung.opdag.storage import storage_of
 from farflung.workload.arrays import Floats
 from farflung.workload.tape import tape_of
+from farflung.workload.touched import Gap
 from farflung.workload.workload import Feed, Live, Repeat, Span, Workload
 
 
@@ -38,9 +41,9 @@ class _Costs:
         self._results = {graph.loss, *graph.mutations.values()}
         self._readers = self._find_readers()
         self._storage = storage_of(graph.nodes, graph.values, batch)
-        gradients = differentiable_values(graph)
+        self._gradients = differentiable_values(graph)
         trained = {entry.value for entry in graph.inputs if entry.trainable}
-        self._tape = tape_of(graph.nodes, graph.values, batch, self._storage, gradients, trained)
+        self._tape = tape_of(graph.nodes, graph.values, batch, self._storage, self._gradients, trained)
 
     def workload(self, name: str, microbatches: int, moments: int) -> Workload:
         graph, sizes = self._graph, self._sizes
@@ -62,7 +65,7 @@ class _Costs:
             trainable_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in held if e.trainable),
             state_bytes=self._at_first_reader((e.value, sizes[e.value]) for e in held),
             tape_bytes=self._tape_bytes(),
-            live=Live(self._tape.forward, self._tape.node, self._tape.backward, self._tape.left),
+            live=self._live(),
             spans=spans,
             feeds=tuple(
                 Feed(entry.value, tuple(self._readers[entry.value]), sizes[entry.value])
@@ -71,7 +74,7 @@ class _Costs:
             ),
             ties=tuple(tuple(self._readers[e.value]) for e in parameters if len(self._readers[e.value]) > 1),
             repeats=tuple(self._repeats(held)),
-            unkept=tuple(self._unkept(spans)),
+            unkept=(*self._unkept(spans), *self._shipped()),
             moments=moments,
         )
 
@@ -112,13 +115,74 @@ class _Costs:
         return found
 
     def _tape_bytes(self) -> Floats:
+        return self._recomputed() + np.where(self._is_static, 0.0, self._tape.kept)
+
+    def _live(self) -> Live:
+        tape = self._tape
+        backward = tuple(self._backward_gaps())
+        gaps = tuple(self._forward_gaps())
+        moving = np.maximum.accumulate(np.logical_not(self._is_static))  # else all there is is static
+        return Live(
+            tape.forward * moving,
+            tape.backward,
+            np.where(self._is_static, 0.0, tape.left),
+            self._recomputing(),
+            self._recomputed(),
+            gaps,
+            backward,
+        )
+
+    def _recomputed(self) -> Floats:
         found = np.zeros(len(self._graph.nodes))
         for at, still in enumerate(self._is_static):
-            if not still:
-                found[at] += self._tape.kept[at]
-            elif needed := self._needed_at(at):
+            if still and (needed := self._needed_at(at)):
                 found[needed[0]] += self._tape.kept[at]
         return found
+
+    def _recomputing(self) -> Floats:
+        """By node that is not static: the most memory while what is static is made, as far as it needs it."""
+        nodes, tape = self._graph.nodes, self._tape
+        count = len(nodes)
+        change, last = np.zeros(count + 1), self._last_uses()
+        for value, made in self._graph.producers().items():
+            if value in self._static and self._storage.root(value) == value:
+                change[made] += self._sizes[value]
+                if value in tape.unkept:
+                    change[last[value] + 1] -= self._sizes[value]
+        kernels = [kept_by(node, self._graph.values, self._batch, self._storage, set()) for node in nodes]
+        found = np.zeros(count)
+        for at, most in enumerate(np.cumsum(change)[:-1] + [kernel.forward_bytes for kernel in kernels]):
+            if self._is_static[at]:
+                for reader in self._needed_at(at):
+                    found[reader] = max(found[reader], most)
+        return found
+
+    def _last_uses(self) -> dict[int, int]:
+        """Root of memory -> the last node that reads or makes something there."""
+        found: dict[int, int] = {}
+        for at, node in enumerate(self._graph.nodes):
+            found.update((self._storage.root(value), at) for value in (*node.reads(), *node.writes()))
+        return found
+
+    def _forward_gaps(self) -> Iterable[Gap]:
+        """Where results are that nobody keeps; those that are recomputed may be needed anywhere."""
+        last = self._last_uses()
+        for value, made in self._graph.producers().items():
+            if value in self._tape.unkept and value not in self._static and last[value] > made:
+                yield Gap(made, last[value], self._sizes[value])
+
+    def _backward_gaps(self) -> Iterable[Gap]:
+        """Where gradients wait in memory of their own, which may be theirs only below some node."""
+        nodes, shared = self._graph.nodes, self._tape.shared_from
+        made = self._graph.producers()
+        passes = [not self._gradients.isdisjoint(node.writes()) for node in nodes]
+        for value in self._gradients:
+            readers = [at for at in self._readers.get(value, ()) if passes[at]]
+            points = [made[value], *readers] if value in made else readers
+            if (end := shared.get(value)) is not None:
+                points = [at for at in points if at < end] + [end]
+            for last, at in pairwise(points):
+                yield Gap(last, at, self._sizes[value])
 
     def _unkept(self, spans: Iterable[Span]) -> Iterable[tuple[int, int, int]]:
         """Of what several values look at, once; an input counts where the first of them is made."""
@@ -126,11 +190,25 @@ class _Costs:
         last: dict[int, int] = {}
         for span in spans:
             root = self._storage.root(span.value)
-            if span.gradient and root in self._tape.unkept:
+            if root in self._tape.unkept:
                 first.setdefault(root, span.made)
                 last[root] = max(last.get(root, 0), span.readers[-1])
         for root, reader in last.items():
             yield first[root], reader, self._sizes[root]
+
+    def _shipped(self) -> Iterable[tuple[int, int, int]]:
+        """Static values that are sent where model inputs that make them are larger: they stay as they do."""
+        inputs = {entry.value: {entry.value} for entry in self._graph.inputs_of("input")}
+        for at, still in enumerate(self._is_static):
+            if not still:
+                continue
+            node = self._graph.nodes[at]
+            reads = set[int]().union(*(inputs.get(value, set()) for value in node.reads()))
+            for value in node.writes():
+                inputs[value] = reads
+                readers, own = self._readers.get(value, ()), self._storage.root(value) in self._tape.unkept
+                if own and len(readers) > 1 and self._sizes[value] < sum(self._sizes[v] for v in reads):
+                    yield readers[0], readers[-1], self._sizes[self._storage.root(value)]
 
     def _repeats(self, held: list[Input]) -> Iterable[Repeat]:
         for entry in held:
@@ -152,9 +230,8 @@ class _Costs:
                 yield Repeat((ordered_at, producers[value]), tape=self._sizes[value])
 
     def _spans(self) -> tuple[Span, ...]:
-        gradients = differentiable_values(self._graph)
         return tuple(
-            Span(value, made, tuple(self._readers[value]), self._sizes[value], value in gradients)
+            Span(value, made, tuple(self._readers[value]), self._sizes[value], value in self._gradients)
             for value, made in self._graph.producers().items()
             if value not in self._static and self._readers.get(value)
         )

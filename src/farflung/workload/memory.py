@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.workload.arrays import Floats, before
-from farflung.workload.touched import Touched
+from farflung.workload.touched import Gap, Gaps, Touched
 
 if TYPE_CHECKING:
     from farflung.workload.workload import Workload
 
-_MOST_KEPT = 1 << 22  # numbers that are remembered
+_MOST_KEPT = 1 << 21  # ranges that are remembered
 
 
-class Needs(NamedTuple):
+@dataclass(frozen=True)
+class Needs:
     """Bytes of the ranges from every start below one stop up to it: float64 [stop] each.
 
-    `fixed` whatever the window is, `waiting` for each microbatch in flight that has run, `came` for what came
-    in of each.
+    Parameters
+    ----------
+    state
+        Parameters, buffers, gradients and the optimizer's moments.
+    running, waiting
+        Of the microbatch that runs, and of any other in the window, beside what came in.
+    returned
+        Gradients that came back for a microbatch; `waiting` counts them too.
+    came
+        What came in for one.
+    ending
+        After the last microbatch of a step.
     """
 
-    fixed: Floats
+    state: Floats
+    running: Floats
     waiting: Floats
+    returned: Floats
     came: Floats
+    ending: Floats
+
+    def total(self, window: int, recompute: bool) -> Floats:
+        """With `window` microbatches in flight."""
+        other = self.came + (self.returned if recompute else self.waiting)
+        steady = self.running + self.came + (window - 1) * other
+        return np.asarray(self.state + np.maximum(steady, self.ending))
+
+    def one(self, start: int, window: int, recompute: bool) -> float:
+        """`total` of one range."""
+        came = float(self.came[start])
+        other = came + float((self.returned if recompute else self.waiting)[start])
+        steady = float(self.running[start]) + came + (window - 1) * other
+        return float(self.state[start]) + max(steady, float(self.ending[start]))
 
 
 class Memory:
@@ -35,16 +63,18 @@ class Memory:
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._kept: dict[int, Needs] = {}
-        self._state, self._made, self._came = _touched(workload)
-        self._returned, self._summed = _pending(workload)
+        self._state, self._copied, self._made, self._came = _touched(workload)
+        self._passing, self._over = _gradients(workload)
         live = workload.live
-        tape, self._left = before(workload.tape_bytes), before(live.left)
+        self._forward_gaps, self._backward_gaps = Gaps(live.forward_gaps), Gaps(live.backward_gaps)
+        self._unkept = Gaps(Gap(*each) for each in workload.unkept)
+        tape, self._left = before(workload.tape_bytes - live.recomputed), before(live.left)
         # While node i runs, of a range that begins at a node s: all that was put on the tape since, tape[i] -
         # tape[s], what is beside it, and what is left of the nodes after it.
         self._tape, on_tape, left = tape, tape[1:], self._left[1:]
         self._forward = on_tape + live.forward
-        self._whole = on_tape + live.node, on_tape + live.returning
-        self._split = on_tape - left + live.node, on_tape - left + live.returning
+        self._whole = on_tape + live.returning
+        self._split = self._whole - left
 
     def up_to(self, stop: int) -> Needs:
         """Of the ranges that end before the node `stop`."""
@@ -58,27 +88,24 @@ class Memory:
     def _up_to(self, stop: int) -> Needs:
         workload, row = self._workload, slice(0, stop)
         state, made, came = (each.up_to(stop) for each in (self._state, self._made, self._came))
-        left = self._left[stop] - self._left[row]
+        returned = workload.crossing_backward[stop] - self._over.passing_up_to(stop)
         # A segment to which no gradient is asked of makes those of parameters on the way, when all has come.
-        passing = self._returned.passing_up_to(stop)
-        whole = workload.crossing_backward[row] == passing
-        waiting = np.where(whole, made + workload.crossing_backward[stop], np.maximum(made, left))
-        passing = passing + self._summed.passing_up_to(stop)
-        back = np.where(
-            whole, _back(self._whole, stop, passing), _back(self._split, stop, passing) + self._left[stop]
-        )
-        sent = np.maximum(made - (self._tape[stop] - self._tape[row]), 0.0)  # on the tape as it is sent
-        running = np.maximum(_most_after(self._forward[row]), back) - self._tape[row] + sent
-        ending = np.maximum(
-            2 * _most_after(workload.trainable_bytes[row]), _sum_after(workload.state_bytes[row])
-        )
-        most = np.maximum(np.maximum(running, waiting), ending - came)
-        return Needs(state + most - waiting, waiting, came)
-
-
-def _back(peaks: tuple[Floats, Floats], stop: int, passing: Floats) -> Floats:
-    node, returning = (_most_after(each[:stop]) for each in peaks)
-    return np.asarray(np.maximum(node, returning - passing))
+        whole = workload.crossing_backward[row] == self._passing.passing_up_to(stop)
+        # Gradients that wait for nodes after these are others', or came back. What is sent stays as if kept.
+        crossing = self._unkept.up_to(stop)
+        change = crossing - self._backward_gaps.up_to(stop)
+        of_whole, of_split = (_most_after(each[row] + change) for each in (self._whole, self._split))
+        back = np.where(whole, of_whole, of_split + self._left[stop])
+        ahead = _most_after(self._forward[row] + crossing - self._forward_gaps.up_to(stop))
+        earlier = np.concatenate([[0.0], crossing[:-1]])
+        sent = crossing[-1] - earlier
+        again = np.maximum(made - (self._tape[stop] - self._tape[row]) - sent, 0.0)
+        left = self._left[stop] - self._left[row] + again
+        waiting = np.where(whole, made + returned, np.maximum(made + returned, left))
+        running = np.maximum(ahead, back + returned) - self._tape[row] - earlier + again
+        running = np.maximum(running, _most_after(workload.live.recomputing[row]))
+        ending = np.maximum(2 * _most_after(workload.trainable_bytes[row]), self._copied.up_to(stop))
+        return Needs(state, np.maximum(running, waiting), waiting, returned, came, ending)
 
 
 def _most_after(values: Floats) -> Floats:
@@ -86,13 +113,8 @@ def _most_after(values: Floats) -> Floats:
     return np.asarray(np.maximum.accumulate(values[::-1])[::-1])
 
 
-def _sum_after(values: Floats) -> Floats:
-    """The sum of each value and those after it."""
-    return np.asarray(np.cumsum(values[::-1])[::-1])
-
-
-def _touched(workload: Workload) -> tuple[Touched, Touched, Touched]:
-    """State with optimizer; what is made on the way; what came in, for two windows."""
+def _touched(workload: Workload) -> tuple[Touched, Touched, Touched, Touched]:
+    """State with optimizer; state alone; what is made on the way; what came in, for two windows."""
     state, made, came = [], [], []
     for repeat in workload.repeats:
         for last, at in pairwise(repeat.readers):
@@ -110,15 +132,14 @@ def _touched(workload: Workload) -> tuple[Touched, Touched, Touched]:
         tape[at] += size
         tape[reader] -= size
         made.append((at, reader, size))
-    return Touched(workload.fixed_bytes, state), Touched(tape, made), Touched(fed, came)
+    held = Touched(workload.fixed_bytes, state), Touched(workload.state_bytes, state)
+    return *held, Touched(tape, made), Touched(fed, came)
 
 
-def _pending(workload: Workload) -> tuple[Touched, Touched]:
-    """Gradients that wait between the nodes that add to them: of values, and of parameters."""
-    values = [((span.made, *span.readers), float(span.bytes)) for span in workload.spans if span.gradient]
-    parameters = [(readers, float(workload.parameter_bytes[readers[0]])) for readers in workload.ties]
-    first, second = (
-        Touched(np.zeros(len(workload)), [(a, b, size) for needs, size in each for a, b in pairwise(needs)])
-        for each in (values, parameters)
-    )
-    return first, second
+def _gradients(workload: Workload) -> tuple[Touched, Touched]:
+    """Of values: where no node needs one, and from where it is made to its last reader."""
+    spans = [span for span in workload.spans if span.gradient]
+    between = [(a, b, span.bytes) for span in spans for a, b in pairwise((span.made, *span.readers))]
+    over = [(span.made, span.readers[-1], span.bytes) for span in spans]
+    nothing = np.zeros(len(workload))
+    return Touched(nothing, between), Touched(nothing, over)

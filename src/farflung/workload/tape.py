@@ -10,7 +10,7 @@ segment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,31 +42,34 @@ class Tape:
         is such a node.
     forward
         What lives beside the tape while the node runs forward.
-    node
-        What its backward run takes by itself: gradients in and out, and the kernel's own memory.
     backward
-        What lives beside the tape while it runs backward, gradients that wait for other nodes too.
+        What lives beside the tape while it runs backward: its gradients, those that wait for other nodes,
+        and the kernel's own memory.
     unkept
         Values with memory of their own that are not on the tape.
+    shared_from
+        For values whose gradient, while it waits, lies in the memory of another one: the first position at
+        which it does. Before that position its memory is its own.
     """
 
     kept: Floats
     left: Floats
     forward: Floats
-    node: Floats
     backward: Floats
     unkept: frozenset[int]
+    shared_from: Mapping[int, int]
 
-    def peak_bytes(self, whole: bool) -> float:
-        """The most that a microbatch takes while it runs, forward or backward, at any node.
+    def forward_peak_bytes(self) -> float:
+        """The most that a microbatch takes while it runs forward, at any node."""
+        return float((np.cumsum(self.kept) + self.forward).max(initial=0.0))
+
+    def backward_peak_bytes(self, whole: bool) -> float:
+        """The most while it runs backward, beside the gradients that came back over links.
 
         With `whole` gradients of parameters are made on the way.
         """
-        if not len(self.kept):
-            return 0.0
-        tape = np.cumsum(self.kept)
         left = 0.0 if whole else self.left.sum() - np.cumsum(self.left)
-        return float(np.maximum(tape + self.forward, tape + left + self.backward).max())
+        return float((np.cumsum(self.kept) + left + self.backward).max(initial=0.0))
 
 
 def tape_of(
@@ -76,7 +79,7 @@ def tape_of(
     storage: Storage,
     gradients: set[int],
     trained: set[int],
-    sent: Iterable[int] = (),
+    sent: Collection[int] = (),
 ) -> Tape:
     """Run `nodes` in thought on a microbatch of `batch` samples.
 
@@ -87,7 +90,8 @@ def tape_of(
     gradients, trained
         Values whose gradient is needed, and those of them that are parameters.
     sent
-        Values that others read, too: they stay until the gradients are back.
+        Values that others read, too: they stay until their gradients are back, which are held for as long as
+        the microbatch runs backward and not counted here.
     """
     kept = [kept_by(node, types, batch, storage, gradients) for node in nodes]
     sizes = _Sizes(types, batch)
@@ -95,13 +99,15 @@ def tape_of(
     on_tape = {storage.root(value) for entry in kept for value in entry.values}
     on_tape |= {storage.root(value) for value in sent}
     forward = _forward(nodes, storage, kept, on_tape, sizes)
-    node, backward = _Backward(nodes, kept, gradients, sizes).run()
-    grows = [
+    back = _Backward(nodes, kept, gradients, sizes, gradients.intersection(sent))
+    backward = back.run()
+    grows: list[float] = [
         entry.extra_bytes + sum(sizes[v] for v in at.writes() if v in on_tape and storage.root(v) == v)
         for at, entry in zip(nodes, kept, strict=True)
     ]
     left = _left(nodes, storage, gradients, trained, sizes)
-    return Tape(np.array(grows, dtype=np.float64), left, forward, node, backward, frozenset(made - on_tape))
+    unkept = frozenset(made - on_tape)
+    return Tape(np.array(grows), left, forward, backward, unkept, back.shared_from)
 
 
 def _left(
@@ -162,45 +168,54 @@ def _forward(
 
 @dataclass
 class _Backward:
-    """A backward pass in thought. A gradient is a number, `bytes` its memory, `uses` how many wait for it."""
+    """A backward pass in thought. A gradient is a number, `bytes` its memory, `uses` how many wait for it.
+
+    Gradients of what was sent are there from the beginning, and stay: they take nothing here.
+    """
 
     nodes: Sequence[Node]
     kept: Sequence[Kept]
     gradients: set[int]
     sizes: _Sizes
+    sent: set[int]
+    shared_from: dict[int, int] = field(default_factory=dict)
     bytes: dict[int, int] = field(default_factory=dict)
     uses: Counter[int] = field(default_factory=Counter)
     waiting: dict[int, int] = field(default_factory=dict)
     live: int = 0
 
-    def run(self) -> tuple[Floats, Floats]:
-        """`Tape.node` and `Tape.backward`."""
-        alone, together = np.zeros(len(self.nodes)), np.zeros(len(self.nodes))
+    def run(self) -> Floats:
+        """`Tape.backward`; notes `Tape.shared_from`."""
+        together = np.zeros(len(self.nodes))
         first: dict[int, int] = {}
         for at, node in enumerate(self.nodes):
             if self.gradients.intersection(node.writes()):
                 for value in node.reads():
                     first.setdefault(value, at)
         made = {value for node in self.nodes for value in node.writes()}
+        for value in self.sent:
+            self.waiting[value] = self._new(0)
+            self.uses[self.waiting[value]] += 2
         for at in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[at]
             if not self.gradients.intersection(node.writes()):
                 continue
             incoming = self._incoming(node)
-            before = self.live
+            self._note_shared(at)
             given = self._give(node, incoming)
-            own = self.live - before + self.kept[at].backward_bytes
             together[at] = self.live + self.kept[at].backward_bytes
-            alone[at] = own + sum(self.bytes[gradient] for gradient in set(incoming))
             for value, gradient in given:
                 self._wait(value, gradient)
             over = [value for value, _ in given if value not in made and first[value] == at]
             for value in dict.fromkeys([*node.writes(), *over]):
                 self._release(value)
-        return alone, together
+        return together
+
+    def _note_shared(self, at: int) -> None:
+        self.shared_from.update((v, at) for v, gradient in self.waiting.items() if self.uses[gradient] > 1)
 
     def _incoming(self, node: Node) -> list[int]:
-        """Gradients of what the node made; what nobody read has come over a link or is the loss."""
+        """Gradients of what the node made; what nobody read is the loss."""
         found = []
         for value in node.writes():
             if value in self.gradients:
@@ -217,7 +232,7 @@ class _Backward:
             if value not in self.gradients:
                 continue
             through = base in _SAME_GRADIENT and incoming
-            if through and (base in ("cat", "stack") or self.sizes[value] == self.bytes[incoming[0]]):
+            if through and (base in ("cat", "stack") or self.sizes[value] == self.sizes[node.writes()[0]]):
                 given.append((value, incoming[0]))
             else:
                 given.append((value, self._new(self.sizes[value])))

@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.workload.arrays import Floats, before
+
+
+class Gap(NamedTuple):
+    """What needs memory from the node `last` on until `at`, and between them is no node's."""
+
+    last: int
+    at: int
+    bytes: float
+
+
+class Gaps:
+    """What waits at nodes for others."""
+
+    def __init__(self, gaps: Iterable[Gap]) -> None:
+        points = np.array(list(gaps), dtype=np.float64).reshape(-1, 3)
+        self._last: NDArray[np.int64] = points[:, 0].astype(np.int64)
+        self._at: NDArray[np.int64] = points[:, 1].astype(np.int64)
+        self._bytes: Floats = points[:, 2].copy()
+
+    def up_to(self, stop: int) -> Floats:
+        """At each node before `stop`, the bytes that wait for a later one than these: [stop]."""
+        over = (self._at >= stop) & (self._last < stop)
+        counted = np.bincount(self._last[over], self._bytes[over], stop).astype(np.float64)
+        return np.asarray(np.cumsum(counted))
 
 
 class Touched:

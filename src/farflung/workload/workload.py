@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from farflung.workload.arrays import Floats, before
 from farflung.workload.memory import Memory
+from farflung.workload.touched import Gap
 
 BACKWARD_FACTOR = 2.0
 """Backward operations for each operation of a forward pass."""
@@ -20,12 +21,27 @@ WEIGHT_FACTOR = 1.0
 
 @dataclass(frozen=True)
 class Live:
-    """Bytes of one microbatch beside the tape, by node: float64 [n] each, as `tape.Tape` says."""
+    """Bytes of one microbatch beside the tape, by node: float64 [n] each.
+
+    Parameters
+    ----------
+    forward, returning, left
+        As `tape.Tape` says (`returning` is its `backward`).
+    recomputing
+        The most while the values are made that depend on no parameter and that the node needs.
+    recomputed
+        Of `Workload.tape_bytes` what is one of those values: it is there before any other node runs.
+    forward_gaps, backward_gaps
+        What `forward` and `returning` count at nodes that do not need it: not in a range without its ends.
+    """
 
     forward: Floats
-    node: Floats
     returning: Floats
     left: Floats
+    recomputing: Floats
+    recomputed: Floats
+    forward_gaps: tuple[Gap, ...] = ()
+    backward_gaps: tuple[Gap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,15 +173,13 @@ class Workload:
 
         What `runtime.footprint` counts, and never less: the same, but for values that are recomputed here
         where the plan ships them because they are smaller than the model inputs they come from. With
-        `recompute` only what came in is kept for each microbatch, and one tape.
+        `recompute` only what came in and came back is kept for each microbatch, and one tape.
         """
-        fixed, waiting, came = (float(part[start]) for part in self._memory.up_to(stop))
-        return fixed + (waiting + window * came if recompute else window * (waiting + came))
+        return self._memory.up_to(stop).one(start, window, recompute)
 
     def memory_up_to(self, stop: int, window: int, recompute: bool = False) -> Floats:
         """`memory_bytes` of the ranges from every start below `stop` up to it: [stop]."""
-        fixed, waiting, came = self._memory.up_to(stop)
-        return np.asarray(fixed + (waiting + window * came if recompute else window * (waiting + came)))
+        return self._memory.up_to(stop).total(window, recompute)
 
     @cached_property
     def sums(self) -> dict[str, Floats]:

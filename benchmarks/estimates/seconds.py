@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from benchmarks.estimates.prepared import Prepared
 
+from farflung.opdag.joins import sides_of
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.torch_backend.profile import profile_graph
 from farflung.workload.arrays import Floats
 from farflung.workload.profile import DeviceProfile, node_seconds, update_seconds
 
-PARTS = ("forward", "backward", "update")
+PARTS = ("forward", "backward", "accumulate", "update")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Stopwatch:
         self.seconds = np.zeros((len(pipeline.segments), len(PARTS)))
         for number, segment in enumerate(pipeline.segments):
             for name, part in (
-                ("forward", 0), ("backward", 1), ("accumulate", 1), ("square_sum", 2), ("apply", 2)
+                ("forward", 0), ("backward", 1), ("accumulate", 2), ("square_sum", 3), ("apply", 3)
             ):  # fmt: skip
                 if hasattr(segment, name):
                     setattr(segment, name, self._timed(number, part, getattr(segment, name)))
@@ -107,8 +108,9 @@ def _predicted(prepared: Prepared, profile: DeviceProfile) -> Floats:
     count, rule = prepared.training.microbatches, prepared.training.optimizer.rule
     rows = []
     for (start, stop), segment in zip(prepared.ranges, prepared.segments, strict=True):
-        forward = nodes.forward[start:stop].sum()
-        backward = (nodes.backward_input + nodes.backward_weight)[start:stop].sum()
+        forward, inputs, weights = (float(part[start:stop].sum()) for part in nodes)
+        if sides_of(segment) is None:  # all of it is accumulation
+            inputs, weights = 0.0, inputs + weights
         update = update_seconds(prepared.graph, rule, profile, segment.owned)
-        rows.append([count * forward, count * backward, update])
+        rows.append([count * forward, count * inputs, count * weights, update])
     return np.array(rows)

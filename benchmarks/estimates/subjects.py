@@ -27,7 +27,7 @@ def _model(kind: str, **configuration: Any) -> Callable[[], nn.Module]:
 
         made = getattr(transformers, kind)
         torch.manual_seed(0)
-        built: nn.Module = made(made.config_class(attn_implementation="sdpa", **configuration))
+        built: nn.Module = made(made.config_class(**{"attn_implementation": "sdpa", **configuration}))
         return built.train()
 
     return build
@@ -84,7 +84,9 @@ def _llama(layers: int, width: int, sequence: int, symbols: int, samples: int) -
 
 
 def _resnet(side: int, samples: int) -> Subject:
-    build = _model("ResNetForImageClassification", depths=[3, 4, 23, 3], num_labels=1000)
+    build = _model(
+        "ResNetForImageClassification", depths=[3, 4, 23, 3], num_labels=1000, attn_implementation="eager"
+    )
     return Subject(build, _pictures(side, 1000), samples)
 
 

@@ -33,12 +33,16 @@ _BLOCK = 2**16
 
 @dataclass
 class _Timed:
-    """A node that is timed: its program, the values it reads and makes, seconds of each pass."""
+    """A node that is timed: its program, the values it reads and makes, seconds of each pass.
+
+    `at_once`: one kernel makes the gradients of what came in and those of parameters.
+    """
 
     signature: str
     program: Program
     reads: list[int]
     makes: list[int]
+    at_once: bool
     seconds: list[tuple[float, float, float]] = field(default_factory=list)
 
     def median(self) -> OpTime:
@@ -132,7 +136,8 @@ class Replay:
     def _choose(self, node: Node, kind: str) -> None:
         program = program_of(node, self._graph, self._samples)
         reads = [self._of(value) for value in program.values]
-        self._nodes.append(_Timed(kind, program, reads, list(program.results)))
+        at_once = lookup(node.op).group == "normalisation"
+        self._nodes.append(_Timed(kind, program, reads, list(program.results), at_once))
         self._run(node, program)
 
     def _run(self, node: Node, program: Program) -> None:
@@ -193,15 +198,19 @@ class Replay:
         inputs = {v: t for v, t in tape.leaves.items() if t.requires_grad and v not in self._trained}
         weights = {v: t for v, t in tape.leaves.items() if t.requires_grad and v in self._trained}
         seconds = [0.0, 0.0]
+        found: dict[int, Tensor] = {}
+        at_once = tape.timed.at_once and inputs
         if made and inputs:
-            found, seconds[0] = self._differentiate(made, inputs, pairs, keep=bool(weights))
-            gradients.update(found)
-        if made and weights:
-            found, seconds[1] = self._differentiate(made, weights, pairs, keep=False)
+            wanted = inputs | weights if at_once else inputs
+            found, seconds[0] = self._differentiate(made, wanted, pairs, keep=bool(weights) and not at_once)
+        if made and weights and not at_once:
+            more, seconds[1] = self._differentiate(made, weights, pairs, keep=False)
+            found |= more
+        for value in weights.keys() & found.keys():
             begin = clock()
-            for value, gradient in found.items():
-                self._sums[value] += gradient
+            self._sums[value] += found[value]
             seconds[1] += clock() - begin
+        gradients.update((value, found[value]) for value in inputs.keys() & found.keys())
         tape.timed.seconds.append((tape.forward_seconds, seconds[0], seconds[1]))
 
     def _differentiate(

@@ -22,6 +22,8 @@ MOST_ELEMENTS = 2**24
 """An update of more than these takes time in proportion: all of it comes from memory."""
 FAR_BYTES = 64 * 2**20
 """More than a core's share of any cache: what was used so many bytes ago is not there any more."""
+MOST_ALIKE, ALIKE_BYTES = 64, FAR_BYTES // 4
+"""Parameters of one size are updated together to time one; gradients and moments come beside their bytes."""
 
 
 def clock() -> float:
@@ -58,8 +60,10 @@ def update_times(graph: Graph, optimizer: Optimizer, known: Mapping[str, UpdateT
             elements = prod(kind.shape_at(1))
             kinds[update_signature(optimizer.rule, kind.dtype, elements)] = kind.dtype, elements
     base = _step_seconds(optimizer) if kinds.keys() - known.keys() else (0.0, 0.0)
+    held = sum(graph.values[e.value].bytes(1) for e in graph.inputs_of("parameter") if e.trainable)
     return [
-        known.get(signature) or UpdateTime(signature, _update_seconds(optimizer, dtype, elements, *base))
+        known.get(signature)
+        or UpdateTime(signature, _update_seconds(optimizer, dtype, elements, held, *base))
         for signature, (dtype, elements) in kinds.items()
     ]
 
@@ -72,11 +76,14 @@ def _step_seconds(optimizer: Optimizer) -> tuple[float, float]:
 
 
 def _update_seconds(
-    optimizer: Optimizer, dtype: DTypeName, elements: int, once: float, least: float
+    optimizer: Optimizer, dtype: DTypeName, elements: int, held: int, once: float, least: float
 ) -> float:
+    """Of one among parameters that take as much as those of the model, `held` bytes, and share the caches."""
     timed = min(elements, MOST_ELEMENTS)
-    seconds = _stepping(optimizer, [torch.zeros(timed, dtype=DTYPES[dtype])]) - once
-    return max(least, seconds) * elements / max(timed, 1)
+    one = torch.zeros(timed, dtype=DTYPES[dtype])
+    count = min(MOST_ALIKE, max(1, min(held, ALIKE_BYTES) // max(one.nbytes, 1)))
+    seconds = _stepping(optimizer, [one.clone() for _ in range(count)]) - once
+    return max(least, seconds / count) * elements / max(timed, 1)
 
 
 def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
@@ -84,7 +91,6 @@ def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     built = build(optimizer, parameters)
-    apart = torch.zeros(FAR_BYTES // 4)
 
     def step() -> None:
         for parameter in parameters:
@@ -92,16 +98,14 @@ def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
             torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
         built.step()
 
-    return _median(step, lambda: apart.add_(1.0))
+    return _median(step)
 
 
-def _median(run: Callable[[], object], between: Callable[[], object] = lambda: None) -> float:
-    """Seconds of a run, with something else between two of them that does not count."""
+def _median(run: Callable[[], object]) -> float:
     run()
     seconds: list[float] = []
     until = clock() + SECONDS
     while len(seconds) < LEAST_RUNS or (len(seconds) < MOST_RUNS and clock() < until):
-        between()
         begin = clock()
         run()
         seconds.append(clock() - begin)

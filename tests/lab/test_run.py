@@ -109,14 +109,17 @@ def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
     eventually("all of it has ended", lambda: not on.orphans())
 
 
-def test_a_lab_that_is_taken_down_ends_its_run_with_one_error(on: Machines) -> None:
+def test_a_lab_that_is_taken_down_ends_its_run_and_says_so(on: Machines) -> None:
+    """The broker says goodbye to the submitter, who may still tell that and where its metrics are."""
     lab = secrets.token_hex(4)
     run = lab_run(on, "run", "--name", lab)
     run.reaches(1)
     down = on.start("desk", "lab", "down", "--name", lab)
     assert down.code() == 0, down.err
     assert run.command.code() != 0
-    assert run.command.errors == [f"error: lab {lab} was taken down while the run lasted"]
+    *before, last = run.command.errors
+    assert last == f"error: lab {lab} was taken down while the run lasted"
+    assert len(before) <= 1 and all("the broker is shutting down; the metrics of" in line for line in before)
 
 
 def test_a_run_folder_that_cannot_be_taken_is_told_before_a_lab_is_laid_out(on: Machines) -> None:

@@ -361,6 +361,36 @@ def test_a_worker_that_comes_anew_with_what_it_lacked_is_taken() -> None:
     assert (job.state, job.members, dict(job.unable)) == ("planning", ("b", "a"), {})
 
 
+def test_a_job_whose_ops_no_worker_has_lets_the_jobs_behind_it_go() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    story.submit(1, submitter="bo")
+    story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
+    assert (story.state.jobs["job-1"].state, story.state.jobs["job-2"].state) == ("queued", "planning")
+    assert f"; b: {LACKS})" in story.state.jobs["job-1"].words
+    story.join("c")
+    assert story.state.jobs["job-1"].state == "queued"
+    assert "waiting for job-1" in str(story.submit(1, submitter="eve").commands)
+
+
+def test_a_job_that_lacks_more_than_ops_keeps_its_place() -> None:
+    """It waits for workers of any kind, of which a job behind it would take the next."""
+    story = Scenario("a", "b", "c")
+    story.submit(3)
+    story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
+    story.leave("c")
+    assert "waiting for job-1" in str(story.submit(1, submitter="bo").commands)
+
+
+def test_a_job_with_enough_able_workers_keeps_its_place_while_they_are_busy() -> None:
+    story = Scenario("a", "b")
+    story.running(1)
+    assert story.state.jobs["job-1"].members == ("a",)
+    story.submit(1)
+    story.feed(events.PlanLacks(story.now, "job-2", 1, {"b": LACKS}))
+    assert "waiting for job-2" in str(story.submit(1, submitter="bo").commands)
+
+
 def test_of_many_that_lack_ops_few_are_named() -> None:
     crowd = [f"w-{number}" for number in range(9)]
     story = Scenario(*crowd)

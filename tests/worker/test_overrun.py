@@ -13,7 +13,7 @@ from tests.zoo import case
 from farflung.errors import GraphError
 from farflung.planner import plan_graph
 from farflung.schedule import TaskKind
-from farflung.worker.overrun import LEARNT, TIMES, Doing, Passes, Watch
+from farflung.worker.overrun import LEARNT, TIMES, Doing, Passes, Watch, most_seconds, of_state
 from farflung.worker.stopwatch import Stopwatch
 
 FORWARD = (3, TaskKind.FORWARD, True)
@@ -48,6 +48,15 @@ def test_a_short_pass_may_take_what_any_may() -> None:
     assert passes(1e-6, pass_seconds=60.0).doing(FORWARD, 0).allowed_seconds == 60.0
 
 
+@pytest.mark.parametrize("task", list(TaskKind))
+def test_no_pass_may_take_longer_than_the_owner_lends_at_a_time(task: TaskKind) -> None:
+    known = passes(1000.0)
+    assert known.doing((3, task, True), 0).allowed_seconds == limits().longest_pass_seconds
+    for _ in range(LEARNT):
+        known.took((3, task, True), 3000.0)
+    assert known.doing((3, task, True), 0).allowed_seconds == limits().longest_pass_seconds
+
+
 def test_compiling_may_take_twenty_times_what_its_nodes_take_within_bounds() -> None:
     few, many, most = (Passes(limits(chore_seconds=30.0), {}, nodes) for nodes in (1, 100, 100_000))
     assert few.compiling().allowed_seconds == 30.0
@@ -61,6 +70,31 @@ def test_a_job_whose_passes_would_take_too_long_is_refused_with_the_seconds() ->
     assert 0 < Passes.of(segments, 2, limits()).forward_seconds[0] < 1
     with pytest.raises(GraphError, match=r"one microbatch would take about .* s to pass segment 0"):
         Passes.of(segments, 2, limits(longest_pass_seconds=1e-9))
+
+
+def test_a_job_is_refused_for_its_backward_passes_too() -> None:
+    _, graph = captured(case("chain"), 2)
+    segments = {s.number: s for s in plan_graph(graph, 2, 2, ["a"]).segments}
+    forward = max(Passes.of(segments, 2, limits()).forward_seconds.values())
+    with pytest.raises(GraphError, match="one microbatch would take"):
+        Passes.of(segments, 2, limits(longest_pass_seconds=2.9 * forward))
+    assert Passes.of(segments, 2, limits(longest_pass_seconds=3.1 * forward))
+
+
+def test_what_is_done_for_a_job_that_is_over_may_take_what_a_chore_may() -> None:
+    watch = Watch().seen(doing := Doing("the pass", 3600.0, 200.0), 0.0).seen(doing, 241.0)
+    mine, next_one = ("job-1", 1), ("job-2", 1)
+    assert not watch.overrun(most_seconds(mine, mine, 240.0))
+    for wanted in (None, ("job-1", 2), next_one):
+        words = "the pass has taken over 240 s, for a job that is over, 200 s were expected"
+        assert watch.overrun(most_seconds(mine, wanted, 240.0)) == words
+    short = Watch().seen(doing := Doing("the pass", 60.0), 0.0).seen(doing, 61.0)
+    assert short.overrun(most_seconds(mine, None, 240.0)) == "the pass has taken over 60 s"
+
+
+def test_parameters_may_take_longer_the_more_they_are() -> None:
+    assert of_state("verifying", 0, 240.0).allowed_seconds == 240.0
+    assert of_state("verifying", 10**11, 240.0).allowed_seconds == 1240.0
 
 
 def test_only_time_in_which_the_thread_was_seen_at_one_thing_counts() -> None:
@@ -83,17 +117,19 @@ def test_what_was_expected_is_told() -> None:
 def test_an_op_that_runs_is_seen_from_another_thread() -> None:
     """A real op: what the event loop looks at while the compute thread is inside PyTorch."""
     stopwatch, known = Stopwatch(), passes(1e-3)
-    began, large = threading.Event(), torch.randn(700, 700)
+    began, looked, large = threading.Event(), threading.Event(), torch.randn(100, 100)
 
     def compute() -> None:
         with stopwatch.passing(known, FORWARD, 0):
             began.set()
             torch.linalg.eigvals(large)
+            assert looked.wait(60)
 
     thread = threading.Thread(target=compute)
     thread.start()
     assert began.wait(60)
     seen = stopwatch.doing
+    looked.set()
     thread.join(120)
     assert seen is not None and seen.what.startswith("the forward pass of microbatch 1")
     assert stopwatch.doing is None

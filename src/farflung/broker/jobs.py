@@ -78,7 +78,8 @@ def start_queued(turn: Turn) -> None:
             present = turn.state.kin_of(job)
             lacking = {name: why for name, why in job.unable.items() if name in present}
             _explain(turn, job, _waiting(job, needs, usable, lacking))
-            blocked = job
+            if not _waits_for_ops_alone(turn, job, needs):
+                blocked = job
 
 
 def loaded(turn: Turn, job: Job, worker: str) -> None:
@@ -229,6 +230,14 @@ def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]
     kind = "emulated worker" if job.training.emulated else "worker"
     able = " with the model's ops" if lacking else ""
     return f"waiting for {missing} more {kind}{'s' * (missing != 1)}{able} {account}"
+
+
+def _waits_for_ops_alone(turn: Turn, job: Job, needs: int) -> bool:
+    """Whether enough workers are connected for `job` and too few of them have its model's ops: then it waits
+    for another one to join, and no place in the queue brings it nearer.
+    """
+    kin = [name for name in turn.state.kin_of(job) if not job.on or name in job.on]
+    return len([name for name in kin if name not in job.unable]) < needs <= len(kin)
 
 
 def _explain(turn: Turn, job: Job, words: str) -> None:

@@ -121,12 +121,13 @@ class State:
         """Those of the backup pool that may run `job`: no job runs on real and emulated devices, nor on one
         that lacks its ops.
         """
-        return [name for name in self.kin_of(job) if name not in job.unable]
+        kin = self.kin_of(job)
+        return [name for name in self.backup_pool() if name in kin and name not in job.unable]
 
-    def kin_of(self, job: Job) -> list[str]:
-        """Those of the backup pool that are emulated if `job` is, and real if it is not."""
+    def kin_of(self, job: Job) -> set[str]:
+        """Connected workers, idle or not, that are emulated if `job` is, and real if it is not."""
         emulated = job.training.emulated
-        return [name for name in self.backup_pool() if self.workers[name].emulated == emulated]
+        return {w.worker for w in self.workers.values() if w.connected and w.emulated == emulated}
 
     def told(self, worker: str, reader: str, job: str = "") -> list[str]:
         """Addresses of a worker, as far as another worker or the submitter of `job` is told of them."""

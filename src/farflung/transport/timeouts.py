@@ -156,7 +156,9 @@ class Timeouts:
 
     @property
     def longest_pass_seconds(self) -> float:
-        """What a pass may be expected to take: a worker refuses a job that asks for more at a time."""
+        """What a pass may take at most, and be expected to: a worker refuses a job that asks for more at a
+        time.
+        """
         return 360 * self.lease_seconds
 
     @property

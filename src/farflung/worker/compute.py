@@ -23,7 +23,7 @@ from farflung.runtime.executor import Executor, Parcel, SegmentShare
 from farflung.schedule import Unit
 from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.loading import load_segments
-from farflung.worker.overrun import Doing, Limits, Passes
+from farflung.worker.overrun import Doing, Limits, Passes, of_state
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 from farflung.worker.stopwatch import Stopwatch
 
@@ -127,8 +127,8 @@ class _Job(Generic[Array]):
         self._emit(StateGiven(self._attempt))
 
 
-_ENDING = "compiling for a job that is over"
-_Call = tuple[Attempt | None, str, Callable[[], None]]  # of which attempt, if any, and what it is
+_ENDING = "ending a job"
+_Call = tuple[Attempt | None, Doing, Callable[[], None]]  # of which attempt, if any, and what it is
 
 
 class ComputeThread(threading.Thread):
@@ -145,21 +145,27 @@ class ComputeThread(threading.Thread):
         self._emit = emit
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._chore_seconds = math.inf
+        self._state_size = 0
         self.stopwatch = Stopwatch()
         self._job: _Job[Any] | None = None
         self._attempt: Attempt = ("", -1)
         self._began = False
 
+    @property
+    def attempt(self) -> Attempt:
+        """Which attempt the thread was last given: what it is at, it does for that one."""
+        return self._attempt
+
     def prepare(self, load: Load, intake: Intake, limits: Limits) -> None:
         """Verify the programs and build the segments over `intake`'s memory; answers `Verified`."""
-        self._chore_seconds = limits.chore_seconds
+        self._chore_seconds, self._state_size = limits.chore_seconds, intake.size
         self._post(None, "verifying the segments", lambda: self._prepare(load, intake, limits))
 
     def check_state(self, attempt: Attempt, intake: Intake) -> None:
         """Verify the digests of the whole state, and see that all is compiled; answers `Filled`, or
         `ComputeFailed`.
         """
-        self._post(attempt, "verifying the parameters", lambda: self._check_state(attempt, intake))
+        self._post(attempt, self._of_state("verifying"), lambda: self._check_state(attempt, intake))
 
     def begin(self, attempt: Attempt) -> None:
         """Start running what is ready."""
@@ -175,7 +181,7 @@ class ComputeThread(threading.Thread):
 
     def give_state(self, attempt: Attempt) -> None:
         """Hand out copies of all owned tensors; answers `OutgoingState`s and `StateGiven`."""
-        self._post(attempt, "handing out the parameters", lambda: self._current.give_state())
+        self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state())
 
     def drop(self) -> None:
         """Forget the job and its memory."""
@@ -191,9 +197,9 @@ class ComputeThread(threading.Thread):
             for call in self._pending(wait=not busy):
                 if call is None:
                     return
-                attempt, what, function = call
+                attempt, doing, function = call
                 if attempt is None or (attempt == self._attempt and self._job is not None):
-                    self._guard(what, function)
+                    self._guard(doing, function)
 
     def _pending(self, wait: bool) -> Iterator[_Call | None]:
         """Everything posted so far; with `wait` at least one call."""
@@ -205,8 +211,14 @@ class ComputeThread(threading.Thread):
             except queue.Empty:
                 return
 
-    def _post(self, attempt: Attempt | None, what: str, function: Callable[[], None]) -> None:
-        self._calls.put((attempt, what, function))
+    def _post(self, attempt: Attempt | None, what: str | Doing, function: Callable[[], None]) -> None:
+        self._calls.put((attempt, self._chore(what) if isinstance(what, str) else what, function))
+
+    def _chore(self, what: str) -> Doing:
+        return Doing(what, self._chore_seconds)
+
+    def _of_state(self, verb: str) -> Doing:
+        return of_state(f"{verb} the parameters", self._state_size, self._chore_seconds)
 
     @property
     def _current(self) -> _Job[Any]:
@@ -220,17 +232,17 @@ class ComputeThread(threading.Thread):
             nonlocal ran
             ran = self._current.run_next(self.stopwatch)
 
-        self._guard("adding up what a step has made", run)
+        self._guard(self._chore("adding up what a step has made"), run)
         return ran
 
-    def _guard(self, what: str, function: Callable[[], None]) -> None:
+    def _guard(self, doing: Doing, function: Callable[[], None]) -> None:
         """An error in a segment ends the attempt, never the worker."""
         try:
-            with self.stopwatch.during(Doing(what, self._chore_seconds)):
+            with self.stopwatch.during(doing):
                 function()
         except Exception as error:
             attempt = self._attempt
-            with self.stopwatch.during(Doing(_ENDING, self._chore_seconds)):
+            with self.stopwatch.during(self._chore(_ENDING)):
                 self._drop()
             text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
             self._emit(

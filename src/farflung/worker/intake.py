@@ -43,6 +43,11 @@ class Intake:
         self._digests: dict[Key, bytes] = {}
 
     @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(map(len, self.buffers.values()))
+
+    @property
     def full(self) -> bool:
         """Whether every byte has come."""
         return not self._missing

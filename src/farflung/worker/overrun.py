@@ -6,6 +6,7 @@ all that is said here is that a worker must leave, and why.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,6 +15,7 @@ from farflung.errors import GraphError
 from farflung.opdag.cost import flops
 from farflung.opdag.segment import Segment
 from farflung.schedule import TaskKind
+from farflung.worker.state import Attempt
 
 TIMES = 20.0
 """What takes over so many times its estimate is stopped."""
@@ -25,6 +27,8 @@ PASS_FACTORS = {TaskKind.FORWARD: 1.0, TaskKind.BACKWARD: 3.0, TaskKind.ACCUMULA
 """Of a forward pass, by formula: gradients of values and of parameters, and forward once more where that is
 recomputed. Where a backward pass cannot be divided, all of it is in one of the two."""
 BYTES_PER_SECOND = 1e9
+STATE_BYTES_PER_SECOND = 1e8
+"""What is hashed and copied of parameters at least."""
 LEAST_TFLOPS = 1e-3
 """What memory and device do at least, where nothing better is known."""
 COMPILE_SECONDS = 0.06
@@ -35,9 +39,10 @@ COMPILE_SECONDS = 0.06
 class Limits:
     """What a worker's owner lends to a job, in time.
 
-    A pass may take `pass_seconds` however short it should be, and a job whose passes are expected to take
-    more than `longest_pass_seconds` is refused. Whatever else a device does for a job may take
-    `chore_seconds`.
+    A pass may take `pass_seconds` however short it should be and `longest_pass_seconds` however long, and a
+    job of which any pass, a backward one too, is expected to take more than that is refused. Whatever else a
+    device does for a job may take `chore_seconds`, and a second more for each 100 MB of parameters that it
+    verifies or hands out. Whatever is done for a job that is over may take no more than `chore_seconds`.
     """
 
     tflops: float
@@ -71,14 +76,34 @@ class Watch:
             return Watch(doing)
         return Watch(doing, self.seconds + seconds if doing else 0.0)
 
-    def overrun(self) -> str:
-        """What takes too long, in words; nothing while all is well."""
+    def overrun(self, most_seconds: float = math.inf) -> str:
+        """What takes too long, in words; nothing while all is well.
+
+        No more than `most_seconds` are allowed, whatever it is.
+        """
         doing = self.doing
-        if doing is None or self.seconds <= doing.allowed_seconds:
+        if doing is None:
             return ""
-        expected = doing.expected_seconds
+        allowed, expected = min(doing.allowed_seconds, most_seconds), doing.expected_seconds
+        if self.seconds <= allowed:
+            return ""
+        whose = "" if allowed == doing.allowed_seconds else ", for a job that is over"
         beside = "" if expected is None else f", {expected:.3g} s were expected"
-        return f"{doing.what} has taken over {doing.allowed_seconds:.0f} s{beside}"
+        return f"{doing.what} has taken over {allowed:.0f} s{whose}{beside}"
+
+
+def most_seconds(running: Attempt, wanted: Attempt | None, chore_seconds: float) -> float:
+    """What anything may take that the compute thread does for the attempt `running`.
+
+    Once another one is wanted, or none, the broker lends the device anew: a job must not wait behind the long
+    pass of another.
+    """
+    return math.inf if running == wanted else chore_seconds
+
+
+def of_state(what: str, size: int, chore_seconds: float) -> Doing:
+    """Going through `size` bytes of parameters."""
+    return Doing(what, chore_seconds + size / STATE_BYTES_PER_SECOND)
 
 
 Kind = tuple[int, TaskKind, bool]  # segment, what it does, whether it trains
@@ -104,7 +129,8 @@ class Passes:
             A pass would take longer than this worker's owner gives.
         """
         found = {number: forward_seconds(s, batch, limits.tflops) for number, s in segments.items()}
-        for number, seconds in found.items():
+        for number, forward in found.items():
+            seconds = max(PASS_FACTORS.values()) * forward
             if seconds > limits.longest_pass_seconds:
                 raise GraphError(
                     f"one microbatch would take about {seconds:.0f} s to pass segment {number} here, at most "
@@ -118,7 +144,8 @@ class Passes:
         expected = self._learnt.get(kind, PASS_FACTORS[task] * self.forward_seconds[segment])
         name = f"the {task} pass" if train else f"the {task} pass of an evaluation"
         what = f"{name} of microbatch {microbatch + 1} through segment {segment}"
-        return Doing(what, max(TIMES * expected, self.limits.pass_seconds), expected)
+        allowed = min(TIMES * expected, self.limits.longest_pass_seconds)
+        return Doing(what, max(allowed, self.limits.pass_seconds), expected)
 
     def took(self, kind: Kind, seconds: float) -> None:
         """A pass of this kind is over."""

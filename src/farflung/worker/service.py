@@ -35,7 +35,7 @@ from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
 from farflung.worker.intake import Intake
-from farflung.worker.overrun import Limits, Watch
+from farflung.worker.overrun import Limits, Watch, most_seconds
 from farflung.worker.paths import PathMessage, Paths
 from farflung.worker.peers import Peers
 
@@ -181,13 +181,16 @@ class WorkerService:
     async def watch_device(self) -> None:
         """See that the compute thread comes back from what it is at; DeviceHeld if it does not."""
         watch, before = Watch(), self._loop.time()
-        while not (trouble := watch.overrun()):
+        while not (trouble := watch.overrun(self._most_seconds())):
             pause = self._timeouts.heartbeat_seconds
             await asyncio.sleep(pause)
             now = self._loop.time()
             watch = watch.seen(self._compute.stopwatch.doing, min(now - before, 2 * pause))
             before = now
         raise DeviceHeld(f"{trouble}, and only the end of its process ends an op")
+
+    def _most_seconds(self) -> float:
+        return most_seconds(self._compute.attempt, self._state.attempt, self._timeouts.chore_seconds)
 
     async def stop(self, reason: str) -> None:
         """Close every connection with `reason`, end the thread and free the port."""

@@ -1,0 +1,74 @@
+"""What the event loop and the compute thread hand each other about a device that is held."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.worker.loads import fresh, limits, load
+
+from farflung.errors import DeviceHeld
+from farflung.runtime.emulated.backend import EmulatedBackend
+from farflung.transport.timeouts import Timeouts
+from farflung.worker.compute import ComputeThread, Outcome
+from farflung.worker.intake import Intake
+from farflung.worker.overrun import Doing, of_state
+from farflung.worker.service import WorkerService
+from farflung.worker.state import Attempt, ComputeFailed, State
+
+LENT_FOR_EVER = Doing("the forward pass", float("inf"))
+
+
+class AtAPass:
+    """A compute thread inside an op that does not end, of an attempt."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.stopwatch = self
+        self.doing = LENT_FOR_EVER
+
+
+async def watched(running: Attempt, wanted: State) -> None:
+    """A service's watch over that thread, without a port or a broker."""
+    service = WorkerService.__new__(WorkerService)
+    service._loop = asyncio.get_running_loop()
+    service._timeouts = Timeouts(0.01)
+    service._compute = cast(Any, AtAPass(running))
+    service._state = wanted
+    await service.watch_device()
+
+
+@pytest.mark.parametrize("wanted", [State("b"), State("b", load=load(attempt=6))])
+def test_a_device_that_is_held_for_a_job_that_is_over_is_given_up(wanted: State) -> None:
+    with pytest.raises(DeviceHeld, match="the forward pass has taken over 0 s, for a job that is over"):
+        asyncio.run(asyncio.wait_for(watched(("job-1", 5), wanted), 60))
+
+
+def test_verifying_and_handing_out_are_given_time_by_the_size_of_the_parameters() -> None:
+    outcomes: list[Outcome] = []
+    seen: list[Doing | None] = []
+    thread = ComputeThread("b", 10**9, EmulatedBackend(1.0), outcomes.append)
+
+    class Watched(Intake):
+        def verify(self) -> str:
+            seen.append(thread.stopwatch.doing)
+            return "it stops here"
+
+    intake = Watched(load(), [1], 10**6, fresh)
+    thread.prepare(load(), intake, limits(chore_seconds=0.0))
+    next(thread._pending(wait=True))  # its program is empty
+    job = SimpleNamespace(give_state=lambda: seen.append(thread.stopwatch.doing))
+    thread._attempt, thread._job = ("job-1", 5), cast(Any, job)
+    thread.check_state(("job-1", 5), intake)
+    thread.give_state(("job-1", 5))
+    thread.close()
+    thread.run()
+    assert outcomes == [ComputeFailed(("job-1", 5), "it stops here")]
+    allowed = of_state("", 16, 0.0).allowed_seconds
+    assert allowed > 0
+    assert [(doing.what, doing.allowed_seconds) for doing in seen if doing] == [
+        ("verifying the parameters", allowed),
+        ("handing out the parameters", allowed),
+    ]

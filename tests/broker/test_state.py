@@ -41,6 +41,7 @@ from farflung.protocol.messages import (
     PeerMoved,
     Planned,
     Refused,
+    Register,
     Registered,
     Running,
     SendState,
@@ -284,6 +285,22 @@ def test_where_a_workers_key_has_answered_is_told_until_it_claims_something_else
     story.feed(events.WorkerMoves(story.now, "lab-1", Whereabouts(there.addresses, (), there.seen)))
     assert not story.feed(proof).facts
     assert story.state.workers["lab-1"].where.told("") == ["192.0.2.1:7"]
+
+
+def test_where_a_workers_key_has_answered_is_forgotten_for_its_next_process() -> None:
+    story = Scenario("lab-1")
+    where = Whereabouts(claims=("198.51.100.4:7",), seen="192.0.2.1")
+
+    def joins(boot: str) -> tuple[str, ...]:
+        story.leave("lab-1")
+        register = Register(DEVICE, "lab", list(where.claims), boot)
+        story.feed(events.WorkerJoins(story.now, "lab-1", register, where, None, 3.0))
+        return story.state.workers["lab-1"].where.proved
+
+    joins("boot-1")
+    story.feed(events.WorkerProved(story.now, "lab-1", where.claims, where.claims))
+    assert joins("boot-1") == where.claims
+    assert joins("boot-2") == ()
 
 
 def test_a_lost_worker_ends_the_attempt_and_frees_the_survivors() -> None:

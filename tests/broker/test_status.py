@@ -5,7 +5,7 @@ import json
 import msgspec
 from tests.broker.scenario import Scenario
 
-from farflung.broker import journal
+from farflung.broker import facts, journal
 from farflung.broker.status import Sighting, status_of
 from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, encode
 from farflung.protocol.parting import shutting_down
@@ -39,6 +39,11 @@ def test_a_worker_that_was_told_to_stop_has_left_and_was_not_lost() -> None:
     assert [worker.state for worker in status(story).workers] == ["idle", "left"]
     lines = [journal.line(fact) for fact in story.facts]
     assert "worker b left" in lines and "job-1 is failed: worker b left at step 1: " in lines[-1]
+
+
+def test_where_a_worker_has_moved_to_is_logged_in_one_line_even_if_it_only_claims_it() -> None:
+    moved = facts.WorkerMoved(0.0, "a", [], ["lab.example:7", "evil\nworker b left:7"], "192.0.2.1")
+    assert journal.line(moved) == "worker a moved to lab.example:7, evil worker b left:7"
 
 
 def test_a_running_job_shows_its_step_loss_and_speed() -> None:

@@ -55,6 +55,8 @@ def test_a_loopback_is_told_on_one_machine_only() -> None:
     assert worker.told("192.168.1.9") == worker.told(OTHER) == []
     behind_nat = whereabouts(["127.0.0.1:22"], f"{HOME}:50000")
     assert behind_nat.told(HOME) == []
+    mapped = Whereabouts(claims=("[::ffff:127.0.0.1]:22",), seen=HOME)
+    assert mapped.told(HOME) == []
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,9 @@ def test_a_loopback_is_told_on_one_machine_only() -> None:
         ("192.168.1.5", "192.168.7.9", True),
         ("192.168.1.5", "127.0.0.1", True),
         ("127.0.0.1", "127.0.0.1", False),
+        ("::ffff:127.0.0.1", "127.0.0.1", False),
+        ("::ffff:192.168.1.5", "192.168.7.9", True),
+        (OTHER, f"::ffff:{HOME}", True),
         ("169.254.169.254", "10.0.0.1", False),
         ("224.0.0.1", HOME, False),
         ("0.0.0.0", HOME, False),

@@ -203,11 +203,14 @@ def _(fact: facts.WaitExplained, state: State) -> State:
 
 
 def _whereabouts(known: Worker | None, fact: facts.WorkerAdmitted | facts.WorkerMoved) -> Whereabouts:
-    """What a worker says now; where it was found to answer still counts if it claims the same from there."""
+    """What a worker says now; where it was found to answer still counts if its process claims the same from
+    there.
+    """
     where = Whereabouts(tuple(fact.addresses), tuple(fact.claims), fact.seen)
     if known is None or (known.where.claims, known.where.seen) != (where.claims, where.seen):
         return where
-    return replace(where, proved=known.where.proved)
+    is_new = isinstance(fact, facts.WorkerAdmitted) and fact.boot != known.boot
+    return where if is_new else replace(where, proved=known.where.proved)
 
 
 def _held(state: State, job: Job, keep: Collection[str]) -> State:

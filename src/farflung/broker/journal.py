@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from farflung.broker import facts
+from farflung.broker.wording import one_line
 from farflung.protocol.parting import has_left
 
 
@@ -21,7 +22,7 @@ def _(fact: facts.WorkerAdmitted) -> str:
 
 @line.register
 def _(fact: facts.WorkerMoved) -> str:
-    return f"worker {fact.worker} moved to {', '.join(fact.addresses)}"
+    return one_line(f"worker {fact.worker} moved to {', '.join([*fact.addresses, *fact.claims])}")
 
 
 @line.register

@@ -114,6 +114,8 @@ def _is_nowhere(address: _Host) -> bool:
 
 def _parsed(host: str) -> _Host | None:
     try:
-        return ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:  # a name
         return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address  # `ipaddress` knows no loopback in the mapped form

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import pytest
@@ -147,6 +149,30 @@ def test_wrong_keys_widths_and_snapshots_are_refused() -> None:
         msgspec.convert({"type": "reference", "keys": 2**20, "width": 2**16}, Reference)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda kept: kept | {"visits": np.full(KEYS, -1, np.int64).tobytes()},
+        lambda kept: kept | {"visits": bytes(8 * KEYS)},
+        lambda kept: kept | {"means": np.full(KEYS * WIDTH, np.nan, np.float32).tobytes()},
+        lambda kept: kept | {"means": np.full(KEYS * WIDTH, 1e30, np.float32).tobytes()},
+        lambda kept: kept | {"version": -1},
+    ],
+    ids=["visits below zero", "no visits", "not finite", "too large", "version"],
+)
+def test_means_that_no_step_leaves_behind_are_refused(
+    damage: Callable[[dict[str, object]], dict[str, object]],
+) -> None:
+    coder = MEAN_OF_TOKENS.coder()
+    keys, rows = tokens_and_rows(1)
+    coder.encode(rows, Context(keys=keys))
+    coder.commit()
+    kept = coder.snapshot()
+    with pytest.raises(CodecError, match="damaged"):
+        coder.restore(msgspec.msgpack.encode(damage(msgspec.msgpack.decode(kept))))
+    assert coder.snapshot() == kept
+
+
 @given(seed=st.integers(0, 10**6), steps=st.integers(1, 8), name=st.sampled_from(["topk", "one bit", "int4"]))
 @settings(max_examples=50, deadline=None)
 def test_error_feedback_conserves_mass(seed: int, steps: int, name: str) -> None:
@@ -188,6 +214,7 @@ def test_a_gradient_that_is_not_finite_leaves_feedback_alone() -> None:
     coder.encode(gradient, Context())
     coder.commit()
     kept = coder.snapshot()
+    coder.encode(gradient * 3, Context())  # this step is encoded again, and then as below
     gradient[5] = np.nan
     assert coder.encode(gradient, Context()).exact == "not finite"
     coder.commit()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -76,6 +79,22 @@ def test_indices_come_back(size: int, share: float, seed: int, clustered: bool) 
     assert reader.left == 0
     assert len(payload) <= 12 + -(-size // 8)
     np.testing.assert_array_equal(Mask.of(positions, size).positions, positions)
+
+
+@pytest.mark.parametrize(("share", "width"), [(1.0, 31), (1 / 4, 31), (1 / 31, 31), (1.0, 0), (0.99, 0)])
+def test_damaged_indices_are_not_unpacked_to_many_times_the_tensor(share: float, width: int) -> None:
+    elements = 20_000
+    count = int(share * elements)
+    header = np.array([count, count, width], "<u4").tobytes()
+    payload = header + bytes(-(-count * width // 8)) + b"\xff" * -(-count // 8)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(CodecError):
+            indices.read(Reader(payload), elements)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 8 * 4 * elements
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.03, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7])

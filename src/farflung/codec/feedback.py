@@ -33,6 +33,7 @@ class ErrorFeedback:
         CodecError
             The gradient has another size than the ones before.
         """
+        self._pending = None
         whole = as_float32(flat(array))
         if self._kept is not None:
             self._check(len(whole))

@@ -70,8 +70,10 @@ def read(reader: Reader, elements: int) -> Positions:
         if len(positions) != count:
             raise _damaged(f"{len(positions)} elements where there should be {count}")
         return positions
-    if width > _BITMAP or unary_bits > count + (elements >> width):
-        raise _damaged(f"gaps in {unary_bits} bits and remainders of {width}")
+    # `write` has no gaps that take as much as a bit for each place; unpacked, such would fill the memory.
+    coded_bytes = _Shape(count, unary_bits, width).bytes
+    if width > _BITMAP or unary_bits > count + (elements >> width) or coded_bytes >= byte_count(elements):
+        raise _damaged(f"{count} gaps in {unary_bits} bits and remainders of {width}")
     remainders = _read_remainders(reader, count, width)
     gaps = _read_unary(reader, count, unary_bits)
     gaps <<= width

@@ -113,10 +113,12 @@ class RunningMean:
                 f"a snapshot of running means is of {kept.keys} keys and width {kept.width}, "
                 f"expected {keys} and {width}: it belongs to another value"
             )
+        means = np.frombuffer(kept.means, np.float32).reshape(keys, width).copy()
+        visits = np.frombuffer(kept.visits, np.int64).copy()
+        if not _can_be(means, visits, kept.version):
+            raise CodecError("a snapshot of running means holds what no step leaves behind: it is damaged")
         self.discard()
-        self._means = np.frombuffer(kept.means, np.float32).reshape(keys, width).copy()
-        self._visits = np.frombuffer(kept.visits, np.int64).copy()
-        self.version = kept.version
+        self._means, self._visits, self.version = means, visits, kept.version
 
     def _add(self, keys: Keys, rows: Float32, sums: NDArray[np.int64]) -> None:
         usable = np.isfinite(rows).all(axis=1)
@@ -128,3 +130,10 @@ class RunningMean:
         numbers = np.rint(np.clip(rows[order].astype(np.float64), -_MOST, _MOST) / _UNIT).astype(np.int64)
         sums[unique] += np.add.reduceat(numbers, starts, axis=0)
         self._counts[unique] += np.diff(starts, append=len(keys))
+
+
+def _can_be(means: Float32, visits: NDArray[np.int64], version: int) -> bool:
+    """Whether commits can have led there: a key that no step had still has the mean zero."""
+    if not np.isfinite(means).all() or np.abs(means).max(initial=0.0) > _MOST or not 0 <= version < 2**32:
+        return False
+    return bool(visits.min(initial=0) >= 0 and not means[visits == 0].any())

@@ -56,7 +56,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that load documents")
     parser.add_argument("--ledger", type=Path, default=Path("runs/fuzz.json"), help="goes on from there")
     options = parser.parse_args()
-    ledger = Ledger.read(options.ledger)
+    try:
+        ledger = Ledger.read(options.ledger, options.seed)
+    except (ValueError, msgspec.DecodeError) as error:
+        parser.error(str(error))
     while ledger.fed < options.documents:
         ledger.documents.append(_feed(ledger, options))
         ledger.write(options.ledger)

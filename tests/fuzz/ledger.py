@@ -14,14 +14,20 @@ from farflung.files import write_atomically
 class Ledger(msgspec.Struct):
     """Figures of each leg that was stood, in order; all payloads are one. What was broken off begins anew."""
 
+    seed: int
     documents: list[loader.Figures] = []
     payloads: PayloadFigures | None = None
     frames: list[campaign.Figures] = []
 
     @classmethod
-    def read(cls, path: Path) -> Ledger:
-        """The ledger in a file; an empty one if there is none."""
-        return msgspec.json.decode(path.read_bytes(), type=cls) if path.exists() else cls()
+    def read(cls, path: Path, seed: int) -> Ledger:
+        """The ledger in a file; an empty one if there is none; ValueError if it is of another seed."""
+        if not path.exists():
+            return cls(seed)
+        ledger = msgspec.json.decode(path.read_bytes(), type=cls)
+        if ledger.seed != seed:
+            raise ValueError(f"{path} is of seed {ledger.seed}, not {seed}: go on with it or remove the file")
+        return ledger
 
     def write(self, path: Path) -> None:
         """Keep it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.planner.workloads import random_topology, random_workload
@@ -90,6 +92,21 @@ def test_what_helps_is_told_the_best_first_and_is_true(seed: int) -> None:
         after = equal(tops[effect.words], workload, replace(options, incumbent=schedule.assignment))
         assert effect.step_seconds == pytest.approx(after.step_seconds)
         assert effect.change == pytest.approx(after.step_seconds / schedule.step_seconds - 1)
+
+
+def test_changes_that_need_no_plan_take_of_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology, workload = random_topology(1, 4), random_workload(1, 30)
+    schedule = SCHEDULERS["equal-compute"](topology, workload, Options(budget=12))
+    loads = simulate(schedule.plan, topology, Conditions()).loads
+    seconds = iter(range(1000))
+    clock = SimpleNamespace(process_time=lambda: float(next(seconds)))
+    monkeypatch.setattr("farflung.planner.advice.what_if.time", clock)
+    monkeypatch.setattr("farflung.planner.advice.what_if.lower_bound_seconds", lambda *_: math.inf)
+    tried: list[str] = []
+    found = what_if(
+        topology, schedule, loads, SCHEDULERS["equal-compute"], Options(), seconds=2.5, tell=tried.append
+    )
+    assert not found and len(tried) == 2
 
 
 def test_who_slows_the_rest_down_is_told_where_a_plan_must_have_everybody() -> None:

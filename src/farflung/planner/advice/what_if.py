@@ -65,6 +65,8 @@ def what_if(
     began = time.process_time()
     found: list[Effect] = []
     for change in islice(changes_worth_a_try(topology, schedule, loads, leaves_out), most):
+        if seconds is not None and time.process_time() - began > seconds:
+            break
         tell(change.words)
         if _bound(change.topology, schedule.workload, searching) > enough:
             continue  # proven to bring next to nothing
@@ -74,8 +76,6 @@ def what_if(
         except PlanError:
             continue  # a change that a scheduler cannot plan for helps nobody
         found.append(Effect(change.words, after, after / schedule.step_seconds - 1))
-        if seconds is not None and time.process_time() - began > seconds:
-            break
     return sorted((e for e in found if e.change <= -_WORTH_TELLING), key=lambda e: e.change)
 
 

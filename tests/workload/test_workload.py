@@ -5,12 +5,15 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.opdag.random_graphs import random_graph
 from tests.runtime.side_by_side import captured
 from tests.zoo import CASES, Case, case
+from torch import Tensor, nn
 
+from farflung.opdag.capture import capture
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
 from farflung.plan import FEEDER
@@ -64,15 +67,16 @@ SMALL = 400
 """Bytes: in a segment of a node or two, one mask that is shipped and not recomputed is 20 % of the whole."""
 
 
-def require_memory_of_every_segment(graph: Graph, assignment: Assignment) -> None:
+def require_memory_of_every_segment(graph: Graph, assignment: Assignment, recompute: bool) -> None:
     workload = workload_of(graph, 3, BATCH)
     segments = place(graph, assignment, BATCH).segments
+    assignment = dataclasses.replace(assignment, recompute=(recompute,) * len(segments))
     ours = 0.0
     for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
-        needed = required_bytes(segment, BATCH, assignment.window)
-        estimate = workload.memory_bytes(start, stop, assignment.window)
+        needed = required_bytes(segment, BATCH, assignment.window, recompute)
+        estimate = workload.memory_bytes(start, stop, assignment.window, recompute)
         assert needed <= estimate <= 1.2 * needed + SMALL
-        assert workload.memory_up_to(stop, assignment.window)[start] == pytest.approx(estimate)
+        assert workload.memory_up_to(stop, assignment.window, recompute)[start] == pytest.approx(estimate)
         ours += estimate
     assert memory_of(workload, assignment, "a") == pytest.approx(ours)
 
@@ -81,7 +85,8 @@ def require_memory_of_every_segment(graph: Graph, assignment: Assignment) -> Non
 def test_what_is_said_to_fit_is_what_a_worker_accepts_and_not_much_more(entry: Case) -> None:
     _, graph = captured(entry, BATCH)
     for seed in range(20):
-        require_memory_of_every_segment(graph, random_assignment(graph, seed))
+        for recompute in (False, True):
+            require_memory_of_every_segment(graph, random_assignment(graph, seed), recompute)
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,6 +112,30 @@ def test_recomputing_never_needs_more_and_keeps_what_came_in() -> None:
     assert again[0] == kept[0] and again[1] < kept[1]
     each = 2 * workload.crossing_forward[start] + workload.crossing_backward[stop]  # and what came back
     assert again[1] - again[0] == pytest.approx(3 * each)
+
+
+class Ahead(nn.Module):
+    """Takes most memory while it runs forward: what is wide has no gradient and is not kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scale = torch.exp(inputs.repeat(1, 400)).mean(1, keepdim=True)
+        made: Tensor = self.first(inputs) * scale
+        return torch.square(self.last(made)).mean()
+
+
+def test_what_is_recomputed_runs_forward_beside_the_gradients_that_came_back() -> None:
+    graph = capture(Ahead(), {"inputs": torch.ones(BATCH, 16)}).graph
+    workload = workload_of(graph, 3, BATCH)
+    cut = next(at for at, node in enumerate(graph.nodes) if node.op == "aten.mul.Tensor") + 1
+    segment = place(graph, Assignment((cut,), (("a",), ("b",)), 3, 2), BATCH).segments[0]
+    returned = BATCH * 16 * 4
+    needed = [required_bytes(segment, BATCH, 1, recompute) for recompute in (False, True)]
+    estimates = [workload.memory_bytes(0, cut, 1, recompute) for recompute in (False, True)]
+    assert needed[1] - needed[0] == estimates[1] - estimates[0] == returned == workload.crossing_backward[cut]
 
 
 def test_a_tied_parameter_is_held_once_by_its_worker() -> None:

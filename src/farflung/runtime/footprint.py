@@ -14,12 +14,13 @@ def required_bytes(
 ) -> int:
     """An estimate of the memory a segment needs at its peak, in bytes.
 
-    State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs; of the
-    others in `window` what came in, and the tape with the gradients that came back, or what there is of it
-    until the gradients of parameters are added up (with `recompute` no tape); or after the last microbatch an
-    update, or a copy of the state to hand out, if that takes more. Of a parameter that another segment of the
-    same worker owns it has its own gradient only. What comes in may be two windows ahead: of the feeder both,
-    of a segment one while another waits to be accumulated.
+    State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs (with
+    `recompute` it runs forward again beside the gradients that came back); of the others in `window` what
+    came in, and the tape with the gradients that came back, or what there is of it until the gradients of
+    parameters are added up (with `recompute` no tape); or after the last microbatch an update, or a copy of
+    the state to hand out, if that takes more. Of a parameter that another segment of the same worker owns it
+    has its own gradient only. What comes in may be two windows ahead: of the feeder both, of a segment one
+    while another waits to be accumulated.
     """
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
     owned = set(segment.owned)
@@ -34,7 +35,8 @@ def required_bytes(
     waiting = float(tape.kept.sum()) + returned
     if not whole:
         waiting = max(waiting, float(tape.left.sum()))
-    running = max(tape.forward_peak_bytes(), tape.backward_peak_bytes(whole) + returned, waiting)
+    ahead = tape.forward_peak_bytes() + (returned if recompute else 0)
+    running = max(ahead, tape.backward_peak_bytes(whole) + returned, waiting)
     others = (window - 1) * (came + (returned if recompute else waiting))
     mine = [entry for entry in state if entry.name in owned]
     update = 2 * max((sizes[entry.value] for entry in mine if entry.trainable), default=0)

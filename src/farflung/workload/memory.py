@@ -26,8 +26,9 @@ class Needs:
     ----------
     state
         Parameters, buffers, gradients and the optimizer's moments.
-    running, waiting
-        Of the microbatch that runs, and of any other in the window, beside what came in.
+    running, again, waiting
+        Of the microbatch that runs, of one that is recomputed, and of any other in the window, beside what
+        came in.
     returned
         Gradients that came back for a microbatch; `waiting` counts them too.
     came
@@ -38,6 +39,7 @@ class Needs:
 
     state: Floats
     running: Floats
+    again: Floats
     waiting: Floats
     returned: Floats
     came: Floats
@@ -46,14 +48,14 @@ class Needs:
     def total(self, window: int, recompute: bool) -> Floats:
         """With `window` microbatches in flight."""
         other = self.came + (self.returned if recompute else self.waiting)
-        steady = self.running + self.came + (window - 1) * other
+        steady = (self.again if recompute else self.running) + self.came + (window - 1) * other
         return np.asarray(self.state + np.maximum(steady, self.ending))
 
     def one(self, start: int, window: int, recompute: bool) -> float:
         """`total` of one range."""
         came = float(self.came[start])
         other = came + float((self.returned if recompute else self.waiting)[start])
-        steady = float(self.running[start]) + came + (window - 1) * other
+        steady = float((self.again if recompute else self.running)[start]) + came + (window - 1) * other
         return float(self.state[start]) + max(steady, float(self.ending[start]))
 
 
@@ -99,13 +101,16 @@ class Memory:
         ahead = _most_after(self._forward[row] + crossing - self._forward_gaps.up_to(stop))
         earlier = np.concatenate([[0.0], crossing[:-1]])
         sent = crossing[-1] - earlier
-        again = np.maximum(made - (self._tape[stop] - self._tape[row]) - sent, 0.0)
-        left = self._left[stop] - self._left[row] + again
+        repeated = np.maximum(made - (self._tape[stop] - self._tape[row]) - sent, 0.0)
+        left = self._left[stop] - self._left[row] + repeated
         waiting = np.where(whole, made + returned, np.maximum(made + returned, left))
-        running = np.maximum(ahead, back + returned) - self._tape[row] - earlier + again
-        running = np.maximum(running, _most_after(workload.live.recomputing[row]))
+        beside = repeated - self._tape[row] - earlier
+        ahead = np.maximum(ahead + beside, _most_after(workload.live.recomputing[row]))
+        running = np.maximum(np.maximum(ahead, back + returned + beside), waiting)
+        # The second pass runs forward beside the gradients that came back.
+        again = np.maximum(running, ahead + returned)
         ending = np.maximum(2 * _most_after(workload.trainable_bytes[row]), self._copied.up_to(stop))
-        return Needs(state, np.maximum(running, waiting), waiting, returned, came, ending)
+        return Needs(state, running, again, waiting, returned, came, ending)
 
 
 def _most_after(values: Floats) -> Floats:

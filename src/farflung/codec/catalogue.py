@@ -1,0 +1,95 @@
+"""Codecs by name, as plans, jobs and the command line say them."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from farflung.codec.base import Declared
+from farflung.codec.blocked import Blocked
+from farflung.codec.dense import Bfloat16, Plain
+from farflung.codec.hadamard import Hadamard
+from farflung.codec.lossless import Inner, Lossless
+from farflung.codec.masked import Masked
+from farflung.codec.recipe import Recipe
+from farflung.codec.topk import TopK, Values
+from farflung.errors import CodecError
+
+NAMES = (
+    "dense, bf16, int8, int4, int4-stochastic, hadamard1 to hadamard4 (for activations), eden1 to eden4 (for"
+    " gradients), topkP-VALUES, row-topkP-VALUES and maskedP-VALUES, where P is in percent and VALUES are"
+    " bf16, int8 or int4 (topk1-bf16, row-topk30-int4, masked30-int4), each also with +zstd"
+)
+_PRESSED = "+zstd"
+_SPARSE = re.compile(r"(topk|row-topk|masked)(\d{1,3}(?:\.\d{1,4})?)-(bf16|int8|int4)")
+_FAMILIES: dict[str, Inner] = {
+    "dense": Plain(),
+    "bf16": Bfloat16(),
+    "int8": Blocked(8),
+    "int8-stochastic": Blocked(8, stochastic=True),
+    "int4": Blocked(4),
+    "int4-stochastic": Blocked(4, stochastic=True),
+    "hadamard1": Hadamard(1, fresh=False, unbiased=False),
+    "hadamard2": Hadamard(2, fresh=False, unbiased=False),
+    "hadamard3": Hadamard(3, fresh=False, unbiased=False),
+    "hadamard4": Hadamard(4, fresh=False, unbiased=False),
+    "eden1": Hadamard(1),
+    "eden2": Hadamard(2),
+    "eden3": Hadamard(3),
+    "eden4": Hadamard(4),
+}
+_ACTIVATIONS: dict[str, Values] = {"bf16": Bfloat16(), "int8": Blocked(8), "int4": Blocked(4)}
+_GRADIENTS: dict[str, Values] = {
+    "bf16": Bfloat16(),
+    "int8": Blocked(8, stochastic=True),
+    "int4": Blocked(4, stochastic=True),
+}
+
+
+@lru_cache(maxsize=1024)
+def recipe(name: str) -> Recipe:
+    """What the name of a codec means.
+
+    Raises
+    ------
+    CodecError
+        There is no such codec; the line says which there are.
+    """
+    inner = _inner(name.removesuffix(_PRESSED))
+    if inner is None:
+        raise CodecError(f"there is no codec {name[:64]!r}; there are {NAMES}")
+    return Recipe(Lossless(inner) if name.endswith(_PRESSED) else inner)
+
+
+def declared(name: str) -> Declared:
+    """What the codec of that name promises, and what it takes; CodecError if there is none."""
+    return recipe(name).declared()
+
+
+def needs_mask(name: str) -> bool:
+    """Whether the codec of that name writes a gradient where its activation was kept."""
+    return isinstance(_innermost(name), Masked)
+
+
+def gives_mask(name: str) -> bool:
+    """Whether the codec of that name keeps some of the elements."""
+    return isinstance(_innermost(name), TopK)
+
+
+def _innermost(name: str) -> Inner:
+    codec = recipe(name).codec
+    return codec.codec if isinstance(codec, Lossless) else codec
+
+
+def _inner(name: str) -> Inner | None:
+    if name in _FAMILIES:
+        return _FAMILIES[name]
+    if not (sparse := _SPARSE.fullmatch(name)):
+        return None
+    family, percent, values = sparse.groups()
+    share = float(percent) / 100
+    if not 0 < share <= 1:
+        return None
+    if family == "masked":
+        return Masked(share, _GRADIENTS[values])
+    return TopK(share, family == "row-topk", _ACTIVATIONS[values])

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from farflung.codec import Bfloat16, Blocked, Hadamard, Lossless, Masked, Plain, Recipe, TopK
+from farflung.codec.catalogue import declared, gives_mask, needs_mask, recipe
+from farflung.errors import CodecError
+from farflung.plan.rung import CodecName
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        ("dense", Plain()),
+        ("bf16", Bfloat16()),
+        ("int8", Blocked(8)),
+        ("int4-stochastic", Blocked(4, stochastic=True)),
+        ("hadamard3", Hadamard(3, fresh=False, unbiased=False)),
+        ("eden2", Hadamard(2, fresh=True, unbiased=True)),
+        ("topk0.1-bf16", TopK(0.001)),
+        ("row-topk30-int4", TopK(0.3, rows=True, values=Blocked(4))),
+        ("masked30-int4", Masked(0.3, Blocked(4, stochastic=True))),
+        ("bf16+zstd", Lossless(Bfloat16())),
+        ("topk100-int8+zstd", Lossless(TopK(1.0, values=Blocked(8)))),
+    ],
+)
+def test_a_name_means_a_recipe(name: str, codec: object) -> None:
+    assert recipe(name) == Recipe(codec)  # type: ignore[arg-type]
+    assert declared(name).ratio >= 0.99
+    assert msgspec.convert(name, CodecName) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "int9", "hadamard5", "topk0-bf16", "topk101-bf16", "topk1-fp8", "int8+gzip", "bf16+zstd+zstd"],
+)
+def test_an_unknown_name_is_one_line_with_those_there_are(name: str) -> None:
+    with pytest.raises(CodecError, match="there is no codec") as raised:
+        recipe(name)
+    assert "int4-stochastic" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_who_gives_a_mask_and_who_needs_one() -> None:
+    assert gives_mask("row-topk30-int4")
+    assert gives_mask("topk1-bf16+zstd")
+    assert needs_mask("masked30-int4+zstd")
+    assert not needs_mask("row-topk30-int4")
+    assert not gives_mask("int8")

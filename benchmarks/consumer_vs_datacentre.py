@@ -18,10 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.consumer.chart import chart
-from benchmarks.consumer.claim import LATENCIES_MS, RATES_MBPS, TASKS, Assumptions, Comparison, Point
+from benchmarks.consumer.claim import LATENCIES_MS, RATES_MBPS, RUNGS, TASKS, Assumptions, Comparison, Point
 from benchmarks.consumer.devices import H100_PCIE, RTX_3080
-
-from farflung.workload.codecs import LADDER
 
 SHOWN_MS = 20.0
 
@@ -58,12 +56,12 @@ def measure(arguments: argparse.Namespace) -> Result:
     for name in arguments.tasks:
         comparison = Comparison(TASKS[name], assumptions, rates)
         result.points[name] = []
-        for rung in LADDER[1:]:
+        for rung in RUNGS:
             for latency_ms in latencies:
                 curve = comparison.curve(rung, latency_ms)
                 from_mbps = comparison.holds_from(curve, rung, arguments.enough)
                 best = max(curve, key=lambda point: point.ratio)
-                claim = Claim(name, rung.name, latency_ms, from_mbps, best.ratio, best.bottleneck)
+                claim = Claim(name, rung, latency_ms, from_mbps, best.ratio, best.bottleneck)
                 result.claims.append(claim)
                 result.points[name] += curve
         seconds = comparison.server.simulation.step_seconds
@@ -147,8 +145,7 @@ def main() -> None:
     result = measure(arguments)
     if arguments.picture:
         panels = {
-            name: {rung.name: _row(points, rung.name) for rung in LADDER[1:]}
-            for name, points in result.points.items()
+            name: {rung: _row(points, rung) for rung in RUNGS} for name, points in result.points.items()
         }
         title = "50 RTX 3080 in homes beside 4 H100, 20 ms one way: part of their samples a second"
         arguments.picture.write_text(chart(title, panels, result.enough))

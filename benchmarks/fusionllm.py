@@ -23,24 +23,27 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.models import library
 
+from farflung.codec import catalogue
 from farflung.lab.testbeds.fusionllm import FACTOR, fusionllm_48
 from farflung.plan import Topology
 from farflung.planner.assignment import Assignment, Options
 from farflung.planner.compression.planned import compressed
-from farflung.planner.compression.policies import Policy, adatopk, dense, uniform_topk
+from farflung.planner.compression.policies import Policy, adatopk, dense, topk, uniform_topk
 from farflung.planner.schedulers import SCHEDULERS
 from farflung.simulator import Conditions
 from farflung.workload import Workload
-from farflung.workload.codecs import CODECS, faster, topk
 
 RATIO = 100.0
 EFFICIENCY = 0.5
 CODEC_SPEED = 50.0
+UNIFORM, SLOWEST = (catalogue.declared(topk(kept).activation).ratio for kept in (RATIO, 3 * RATIO))
+"""Of bytes: where one element of `RATIO` is kept, and on the link that AdaTopK compresses most."""
+
 NAMES = ("equal-count", "equal-compute", "op-fence", "op-fence-plus", "auto")
 POLICIES: dict[str, tuple[Policy, tuple[float, ...]]] = {
     "dense": (dense, (1.0,)),
-    "uniform TopK": (uniform_topk(RATIO), (1.0, topk(RATIO).ratio)),
-    "AdaTopK": (adatopk(RATIO), (1.0, topk(RATIO).ratio, RATIO)),
+    "uniform TopK": (uniform_topk(RATIO), (1.0, UNIFORM)),
+    "AdaTopK": (adatopk(RATIO), (1.0, UNIFORM, SLOWEST)),
 }
 """Each with how much faster its codecs may make lines: every scheduler is asked once for each."""
 
@@ -74,7 +77,7 @@ def measure(model: str, budget: int) -> list[Cell]:
     """Every scheduler with every compressor."""
     fleet = full_speed()
     workload = library.workload(model, *MODELS[model])
-    conditions = Conditions(efficiency=EFFICIENCY, codecs=faster(CODECS, CODEC_SPEED))
+    conditions = Conditions(efficiency=EFFICIENCY, codec_speed=CODEC_SPEED)
     cells = []
     for compressor, (policy, speedups) in POLICIES.items():
         fence: Assignment | None = None

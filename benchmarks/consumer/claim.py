@@ -13,7 +13,6 @@ from benchmarks.models import library
 from farflung.planner.compression.policies import dense, uniform
 from farflung.simulator import Conditions
 from farflung.workload import Live, Workload
-from farflung.workload.codecs import CODECS, Rung, faster
 
 RATES_MBPS = tuple(round(10 ** (2 + number / 2)) for number in range(7))  # 100 Mbit/s to 100 Gbit/s
 LATENCIES_MS = (1.0, 20.0, 80.0)
@@ -59,6 +58,8 @@ def mixed_precision(workload: Workload) -> Workload:
     )
 
 
+RUNGS = ("bf16", "int8", "int8/int4-stochastic", "row-topk30-int4/masked30-int4")
+
 TASKS = {
     "bert-large": Task("bert-large", 4096, (4, 8, 16)),
     "bert-large-256": Task("bert-large", 256, (1, 2, 4)),
@@ -81,7 +82,7 @@ class Assumptions:
 
     def conditions(self) -> Conditions:
         """For the simulator."""
-        return Conditions(efficiency=self.efficiency, codecs=faster(CODECS, self.codec_speed))
+        return Conditions(efficiency=self.efficiency, codec_speed=self.codec_speed)
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,14 @@ class Comparison:
         nets = [homes(rate, 20.0) for rate in self._rates[::2]]
         return candidates(self.task.workloads(), nets, self._assumptions.efficiency)
 
-    def point(self, rung: Rung, latency_ms: float, mbps: float) -> Point:
+    def point(self, rung: str, latency_ms: float, mbps: float) -> Point:
         """The best plan of the homes on such lines."""
         found = best(self._candidates, homes(mbps, latency_ms), uniform(rung), self._conditions)
         assert found is not None
         seconds = found.simulation.step_seconds
         return Point(
             model=self.task.model,
-            codec=rung.name,
+            codec=rung,
             latency_ms=latency_ms,
             mbps=mbps,
             samples_per_second=self.task.samples / seconds,
@@ -147,11 +148,11 @@ class Comparison:
             bottleneck=found.simulation.line(),
         )
 
-    def curve(self, rung: Rung, latency_ms: float) -> list[Point]:
+    def curve(self, rung: str, latency_ms: float) -> list[Point]:
         """One point for each rate."""
         return [self.point(rung, latency_ms, rate) for rate in self._rates]
 
-    def holds_from(self, curve: list[Point], rung: Rung, enough: float) -> float | None:
+    def holds_from(self, curve: list[Point], rung: str, enough: float) -> float | None:
         """The least rate from which the homes do `enough` of the server's work; None if none does."""
         high = next((at for at, point in enumerate(curve) if point.ratio >= enough), None)
         if high is None:

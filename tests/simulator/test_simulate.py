@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import msgspec
@@ -8,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulator.plans import MB, chain, on_cores, random_chain, topology
 
+from farflung.codec import catalogue
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.simulate import MOST_STEPS
-from farflung.workload.codecs import DeclaredCodec
 
 SECONDS_OF_A_MEGABYTE = 1.0  # on 8 Mbit/s
 
@@ -131,11 +132,13 @@ def test_weights_wait_until_nothing_else_is_ready() -> None:
 
 def test_a_codec_shrinks_messages_and_takes_its_time() -> None:
     plan, places = chain([0.0, 0.0], [MB], 1), topology([1.0, 1.0], 8.0)
-    codecs = [LinkCodec("w0", "w1", "topk", 4.0)]
+    codecs = [LinkCodec("w0", "w1", "int8", 4.0)]
     coded = Plan(plan.placements, plan.edges, 1, 1, [], codecs)
-    assert simulate(coded, places, Conditions(codecs={})).step_seconds == pytest.approx(1.25)
-    slow = Conditions(codecs={"topk": DeclaredCodec("topk", 8, 1000.0, 2000.0)})
-    assert simulate(coded, places, slow).step_seconds == pytest.approx(1.25 + 1 + 2)
+    assert simulate(coded, places, Conditions(codec_speed=math.inf)).step_seconds == pytest.approx(1.25)
+    took = catalogue.declared("int8")
+    slow = Conditions(codec_speed=MB / 1e9)
+    both = 1 / took.encode_gbps + 1 / took.decode_gbps
+    assert simulate(coded, places, slow).step_seconds == pytest.approx(1.25 + both)
 
 
 def replicated(shares: list[int], parameter_bytes: int) -> Plan:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-from farflung.workload.codecs import CODECS, DeclaredCodec
+from dataclasses import dataclass
 
 PAYLOAD_SHARE = 0.954
 """Of a line's rate, what is no header of Ethernet, IP and TCP (66 of 1514 bytes), TLS or frame."""
-
-
-def declared() -> dict[str, DeclaredCodec]:
-    """The codecs that the planner knows, by name."""
-    return {codec.name: codec for codec in CODECS}
 
 
 @dataclass(frozen=True)
@@ -36,9 +28,9 @@ class Conditions:
         Whether a step ends with a round trip to the broker, which stands in `topology.home`.
     update_bytes_per_second
         Parameter bytes that an optimizer updates in a second; None for no time at all.
-    codecs
-        What codecs cost by name; one that is not named costs no time. A worker has a codec thread beside the
-        one that computes; it takes one message at a time.
+    codec_speed
+        How many times as fast as one core of a CPU devices write and read what codecs declare; inf for no
+        time at all. A worker has a codec thread beside the one that computes; it takes one message at a time.
     """
 
     efficiency: float = 1.0
@@ -47,12 +39,14 @@ class Conditions:
     payload_share: float = PAYLOAD_SHARE
     commit: bool = True
     update_bytes_per_second: float | None = None
-    codecs: Mapping[str, DeclaredCodec] = field(default_factory=declared)
+    codec_speed: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1:
             raise ValueError(f"efficiency must be above 0 and at most 1, found {self.efficiency:g}")
         if not 0 < self.payload_share <= 1:
             raise ValueError(f"payload_share must be above 0 and at most 1, found {self.payload_share:g}")
+        if not self.codec_speed > 0:
+            raise ValueError(f"codec_speed must be above 0, found {self.codec_speed:g}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1, found {self.window}")

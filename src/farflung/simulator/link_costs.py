@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from farflung.codec import catalogue
+from farflung.codec.base import Declared
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Plan, Topology
+from farflung.plan.rung import DENSE, Rung
 from farflung.simulator.conditions import Conditions
-from farflung.workload.codecs import DeclaredCodec
 
 
 class LinkCosts:
@@ -20,14 +22,16 @@ class LinkCosts:
         ids = topology.ids
         self.home = ids.index(topology.home.id)
         self._ratios: dict[tuple[int, int], float] = {}
-        self._codecs: dict[tuple[int, int], DeclaredCodec] = {}
+        self._codecs: dict[tuple[int, int, bool], Declared] = {}
+        self._codec_speed = conditions.codec_speed
         if plan.codecs:
             numbers = {id: number for number, id in enumerate(ids)}
             for codec in plan.codecs:
                 pair = numbers.get(codec.source, -1), numbers.get(codec.target, -1)
                 self._ratios[pair] = codec.ratio
-                if codec.codec in conditions.codecs:
-                    self._codecs[pair] = conditions.codecs[codec.codec]
+                for gradient, name in enumerate(Rung.of(codec.codec)):
+                    if name != DENSE:  # which goes as it lies in memory
+                        self._codecs[*pair, bool(gradient)] = catalogue.declared(name)
 
     def rate(self, source: int, target: int) -> float:
         """Of a pair's own path; PlanError where no way leads there."""
@@ -68,13 +72,15 @@ class LinkCosts:
         """Bytes of tensors over bytes on the wire."""
         return self._ratios.get((source, target), 1.0)
 
-    def codec_seconds(self, source: int, target: int, tensor_bytes: int) -> tuple[float, float]:
-        """What the link's codec takes to write a tensor, and to read it back."""
-        codec = self._codecs.get((source, target))
+    def codec_seconds(
+        self, source: int, target: int, tensor_bytes: float, gradient: bool
+    ) -> tuple[float, float]:
+        """What the link's codec takes to write an activation or a gradient, and to read it back."""
+        codec = self._codecs.get((source, target, gradient))
         if codec is None:
             return 0.0, 0.0
-        megabytes = tensor_bytes / 1e6
-        return megabytes * codec.encode_ms_per_mb / 1e3, megabytes * codec.decode_ms_per_mb / 1e3
+        giga = tensor_bytes / 1e9 / self._codec_speed
+        return giga / codec.encode_gbps, giga / codec.decode_gbps
 
     def _place(self, number: int) -> int:
         return self.home if number == FEEDER else number

@@ -101,7 +101,7 @@ class Pipeline:
 
     def _way(self, source: int, target: int, size: int, gradient: bool) -> _Way:
         a, b = self._workers[source], self._workers[target]
-        encode_seconds, decode_seconds = self._wiring.costs.codec_seconds(a, b, size)
+        encode_seconds, decode_seconds = self._wiring.costs.codec_seconds(a, b, size, gradient)
         return _Way(
             target=target,
             link=self._wiring.link(a, b),

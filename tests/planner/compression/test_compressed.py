@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.runtime.side_by_side import captured
 from tests.zoo import case
@@ -34,14 +36,16 @@ def test_without_codecs_the_answer_is_the_schedulers_own() -> None:
 def test_codecs_shorten_a_step_that_waits_for_its_lines() -> None:
     net, job = fleet(0.1), workload()
     seconds = [
-        compressed(opfence, policy, net, job, Options(workers=3), Conditions(codecs={})).step_seconds
+        compressed(
+            opfence, policy, net, job, Options(workers=3), Conditions(codec_speed=math.inf)
+        ).step_seconds
         for policy in (dense, uniform_topk(30), adatopk(30))
     ]
     assert seconds[1] < seconds[0] and seconds[2] < seconds[0]
 
 
 def test_asking_for_more_speedups_and_having_an_incumbent_never_make_it_worse() -> None:
-    net, job, conditions = fleet(0.1), workload(), Conditions(codecs={})
+    net, job, conditions = fleet(0.1), workload(), Conditions(codec_speed=math.inf)
     policy = uniform_topk(30)
     once = compressed(opfence, policy, net, job, Options(), conditions)
     more = compressed(opfence, policy, net, job, Options(), conditions, (1.0, 10.0, 1e9))
@@ -50,7 +54,7 @@ def test_asking_for_more_speedups_and_having_an_incumbent_never_make_it_worse() 
     known = Assignment((middle,), (("w0",), ("w1",)), 4, 4)
     alone = compressed(opfence, policy, net, job, Options(incumbent=known), conditions)
     assert alone.step_seconds <= once.step_seconds
-    assert all(codec.codec == "topk" for codec in more.plan.codecs)
+    assert all(codec.codec.startswith("topk") for codec in more.plan.codecs)
 
 
 def test_no_plan_is_said_as_the_scheduler_says_it() -> None:

@@ -1,20 +1,30 @@
-"""Which codec each link of a plan gets: policies, each a pure function of plan and topology.
+"""Which rung each link of a plan gets: policies, each a pure function of plan and topology.
 
-The codecs themselves are declared in `workload.codecs`. What is not a float with a gradient (integers, masks,
-model inputs) always travels as it is, so a link's ratio is that of all its bytes together.
+What is not a float with a gradient (integers, masks, model inputs) always travels as it is, so a link's ratio
+is that of all its bytes together, as its codecs declare them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from farflung.codec import catalogue
+from farflung.errors import CodecError
 from farflung.plan import FEEDER, LinkCodec, Plan, Topology
+from farflung.plan.rung import DENSE, Rung
 from farflung.plan.topology import LEAST_MBPS
-from farflung.workload.codecs import DeclaredCodec, Rung, topk
+from farflung.planner.compression.auto import choose
+from farflung.planner.compression.gathering import gathered
+from farflung.planner.compression.limits import Limits
+from farflung.planner.compression.rungs import ladder
+from farflung.simulator import Conditions
 
 Pair = tuple[str, str]
 Policy = Callable[[Plan, Topology], tuple[LinkCodec, ...]]
+
+MOST_RATIO = 1e5
 
 
 @dataclass
@@ -30,9 +40,12 @@ class Traffic:
         """All of them."""
         return self.activations + self.gradients + self.exact
 
-    def ratio(self, ratio: float) -> float:
-        """Of all bytes, where those that may be compressed are divided by `ratio`."""
-        return self.total / ((self.activations + self.gradients) / ratio + self.exact)
+    def ratio(self, rung: Rung) -> float:
+        """All bytes over those on the wire, written by `rung`."""
+        activations = self.activations / catalogue.declared(rung.activation).ratio
+        gradients = self.gradients / catalogue.declared(rung.gradient).ratio
+        wire = activations + gradients + self.exact
+        return self.total / wire if wire else 1.0
 
 
 def traffic(plan: Plan) -> dict[Pair, Traffic]:
@@ -59,60 +72,106 @@ def dense(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
     return ()
 
 
-def uniform_topk(ratio: float) -> Policy:
-    """TopK on every link alike: one element of `ratio` is kept, at 12 bytes (int64 index, fp32 value)."""
+def uniform(rung: str) -> Policy:
+    """Every link writes activations and gradients by this rung (`ACTIVATION/GRADIENT`, or one codec for
+    both).
+
+    Raises
+    ------
+    CodecError
+        There is no such codec.
+    """
+    chosen = Rung.of(rung)
+    for name in chosen:
+        catalogue.recipe(name)
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-        return _named((link, topk(ratio), bytes) for link, bytes in traffic(plan).items())
+        return named(dict.fromkeys(traffic(plan), chosen), plan)
 
     return policy
 
 
-def adatopk(ratio: float) -> Policy:
+def uniform_topk(ratio: float, *, masked: bool = False) -> Policy:
+    """TopK on every link alike: one element of `ratio` is kept; see `adatopk` for `masked` and what is
+    raised.
+    """
+    _check(ratio)
+
+    def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
+        return named({link: topk(ratio, masked=masked) for link in traffic(plan)}, plan)
+
+    return policy
+
+
+def adatopk(ratio: float, *, masked: bool = False) -> Policy:
     """FusionLLM's AdaTopK (arXiv 2410.12707), as far as its formula could be established.
 
     Link i keeps one element of r_i = max(1, 3 r R_i / max_j R_j), R_i its estimated transfer time (latency
     and bytes over bandwidth) and r the user's `ratio`: the slowest link is compressed most, a fast one not at
-    all. The 3 makes up for the index that travels with each value, so the slowest link's bytes shrink by r.
-    The paper's text could not be read; whether gradients follow the mask of the activations is not known.
+    all. The 3 makes up for the index that travels with each value there (12 bytes in place of 4), so that the
+    slowest link's bytes shrink by r. The formula is taken as it is, but here values are bfloat16 and gaps
+    between indices are coded, so bytes shrink by more than r: 12 bytes become less than 4. The paper's text
+    could not be read; whether gradients follow the mask of the activations is not known. The plain reading is
+    the default: largest elements of the tensor, activations and gradients each on their own.
+
+    Parameters
+    ----------
+    masked
+        Ours, not the paper's: a gradient travels where its activation did, by the rougher of the two links.
+
+    Raises
+    ------
+    CodecError
+        The ratio is below 1 or beyond all bounds.
     """
+    _check(ratio)
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
         links = traffic(plan)
         seconds = _seconds(topology, links)
         slowest = max(seconds.values(), default=0.0)
-        return _named(
-            (link, topk(max(1.0, 3 * ratio * seconds[link] / slowest)), bytes)
-            for link, bytes in links.items()
-        )
+        kept = {link: 3 * ratio * took / slowest if slowest else 1.0 for link, took in seconds.items()}
+        if masked:
+            kept = {(a, b): max(one, kept.get((b, a), 1.0)) for (a, b), one in kept.items()}
+        return named({link: topk(max(1.0, one), masked=masked) for link, one in kept.items()}, plan)
 
     return policy
 
 
-def uniform(rung: Rung) -> Policy:
-    """Every link that carries activations writes them by `rung.forward`, one of gradients by `rung.backward`.
-
-    A link that carries both (its workers hold several segments each) takes the gentler of the two.
-    """
+def auto(limits: Limits, conditions: Conditions) -> Policy:
+    """The gentlest rungs that hide each link's messages, within `limits`: see `compression.auto`."""
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-        return _named((link, _codec_of(rung, bytes), bytes) for link, bytes in traffic(plan).items())
+        scene = gathered(plan, topology, conditions)
+        choice = choose(scene, ladder(), limits)
+        chosen = {
+            (way.source, way.target): Rung.of(ladder()[level].name)
+            for way, level in zip(scene.ways, choice.levels, strict=True)
+        }
+        return named(chosen, plan)
 
     return policy
 
 
-def _codec_of(rung: Rung, bytes: Traffic) -> DeclaredCodec:
-    if not bytes.gradients:
-        return rung.forward
-    if not bytes.activations:
-        return rung.backward
-    return min(rung.forward, rung.backward, key=lambda codec: codec.ratio)
+def topk(selection: float, *, masked: bool = False) -> Rung:
+    """The rung that keeps one element of `selection`; dense from 1 down."""
+    if selection <= 1:
+        return Rung(DENSE, DENSE)
+    percent = float(f"{100 / selection:.3g}")
+    share = f"{max(percent, 1e-4):.4f}".rstrip("0").rstrip(".")
+    return Rung(f"topk{share}-bf16", f"{'masked' if masked else 'topk'}{share}-bf16")
 
 
-def _named(chosen: Iterable[tuple[Pair, DeclaredCodec, Traffic]]) -> tuple[LinkCodec, ...]:
-    """Links in order, without those that are not compressed."""
-    ratios = [(link, codec.name, bytes.ratio(codec.ratio)) for link, codec, bytes in chosen]
-    return tuple(LinkCodec(*link, name, ratio) for link, name, ratio in sorted(ratios) if ratio > 1)
+def named(chosen: Mapping[Pair, Rung], plan: Plan) -> tuple[LinkCodec, ...]:
+    """Links in order, each with what its rung makes of its bytes, without those that are dense."""
+    links = traffic(plan)
+    found = ((link, rung, links[link].ratio(rung)) for link, rung in chosen.items() if link in links)
+    return tuple(LinkCodec(*link, rung.name, ratio) for link, rung, ratio in sorted(found) if ratio > 1)
+
+
+def _check(ratio: float) -> None:
+    if not (math.isfinite(ratio) and 1 <= ratio <= MOST_RATIO):
+        raise CodecError(f"a ratio must be 1 (nothing is compressed) to {MOST_RATIO:g}, found {ratio:g}")
 
 
 def _seconds(topology: Topology, links: Mapping[Pair, Traffic]) -> dict[Pair, float]:

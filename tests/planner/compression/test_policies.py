@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.planner.compression.chains import FLOAT_BYTES, MASK_BYTES, chain, home_line, topology
+
+from farflung.codec import catalogue
+from farflung.errors import CodecError
+from farflung.plan import LinkCodec, Placement
+from farflung.plan.rung import Rung
+from farflung.planner.compression import policies
+from farflung.planner.compression.limits import Limits
+from farflung.simulator import Conditions
+
+
+def ratios(codecs: tuple[LinkCodec, ...]) -> dict[tuple[str, str], float]:
+    return {(codec.source, codec.target): codec.ratio for codec in codecs}
+
+
+def kept(codecs: tuple[LinkCodec, ...]) -> dict[tuple[str, str], float]:
+    """One element of how many each link's codec of gradients keeps."""
+    found = {}
+    for codec in codecs:
+        inner = catalogue.recipe(Rung.of(codec.codec).gradient).codec
+        found[codec.source, codec.target] = 1 / inner.share
+    return found
+
+
+def test_adatopk_compresses_the_slowest_link_most_and_a_fast_one_hardly() -> None:
+    net = topology({(0, 1): 10, (1, 0): 40, (1, 2): 1000, (2, 1): 1000})
+    found = kept(policies.adatopk(100)(chain(["a", "b", "c"]), net))
+    assert found["a", "b"] == pytest.approx(300, rel=4e-3)
+    assert found["b", "a"] == pytest.approx(75, rel=4e-3)
+    assert found["b", "c"] == pytest.approx(3, rel=4e-3)
+    assert kept(policies.adatopk(30)(chain(["a", "b", "c"]), net)).keys() == {("a", "b"), ("b", "a")}
+
+
+def test_a_ratio_is_what_the_codec_declares_not_the_papers_twelve_bytes() -> None:
+    codec = policies.uniform_topk(100)(chain(["a", "b"]), topology({}))[0]
+    assert codec.codec == "topk1-bf16"
+    assert codec.ratio == pytest.approx(catalogue.declared("topk1-bf16").ratio)
+    assert codec.ratio > 100
+
+
+def test_a_shared_line_makes_a_link_slow() -> None:
+    net = home_line(topology({}), 0, 1.0)
+    assert kept(policies.adatopk(20)(chain(["a", "b", "c"]), net)) == {
+        ("a", "b"): pytest.approx(60, rel=4e-3)
+    }
+
+
+def test_a_masked_gradient_goes_where_its_activation_went() -> None:
+    net = topology({(0, 1): 10, (1, 0): 40})
+    found = policies.adatopk(10, masked=True)(chain(["a", "b"]), net)
+    assert {codec.codec for codec in found} == {"topk3.33-bf16/masked3.33-bf16"}
+
+
+def test_what_is_no_float_is_never_compressed() -> None:
+    found = ratios(policies.uniform_topk(30)(chain(["a", "b"], masks=True), topology({})))
+    ratio = catalogue.declared("topk3.33-bf16").ratio
+    assert found["a", "b"] == pytest.approx(1500 / (FLOAT_BYTES / ratio + MASK_BYTES))
+    assert found["b", "a"] == pytest.approx(ratio)
+
+
+def test_a_rung_writes_activations_and_gradients_each_its_own_way() -> None:
+    codecs = policies.uniform("int8/int4-stochastic")(chain(["a", "b", "c"]), topology({}))
+    assert {codec.codec for codec in codecs} == {"int8/int4-stochastic"}
+    found = ratios(codecs)
+    assert found["a", "b"] == pytest.approx(catalogue.declared("int8").ratio)
+    assert found["b", "a"] == pytest.approx(catalogue.declared("int4-stochastic").ratio)
+    with pytest.raises(CodecError, match="there is no codec 'int7'"):
+        policies.uniform("int8/int7")
+
+
+def test_dense_and_workers_that_talk_to_themselves_have_no_codecs() -> None:
+    assert policies.dense(chain(["a", "b"]), topology({})) == ()
+    assert policies.uniform("dense")(chain(["a", "b"]), topology({})) == ()
+    assert policies.adatopk(100)(chain(["a", "a"]), topology({})) == ()
+
+
+def test_each_replica_has_links_of_its_own() -> None:
+    plan = chain(["a", "b"])
+    placements = [Placement(0, ["a", "c"], 1, 1, 1), Placement(1, ["b", "d"], 1, 1, 1)]
+    plan = msgspec.structs.replace(plan, placements=placements, shares=[2, 2])
+    codecs = policies.uniform_topk(30)(plan, topology({}, 4))
+    assert ratios(codecs).keys() == {("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")}
+    msgspec.structs.replace(plan, codecs=list(codecs))
+
+
+def test_auto_names_the_links_that_are_slow() -> None:
+    net = topology({(0, 1): 20, (1, 0): 20})
+    plan = chain(["a", "b", "c"], size=10**6, flops=10**11)
+    codecs = policies.auto(Limits(0.02), Conditions())(plan, net)
+    assert ratios(codecs).keys() == {("a", "b"), ("b", "a")}
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.0, -3.0, math.nan, math.inf, 1e9])
+def test_a_ratio_below_one_is_refused_in_one_line(ratio: float) -> None:
+    for policy in (policies.uniform_topk, policies.adatopk):
+        with pytest.raises(CodecError, match=r"^a ratio must be 1 .* found \S+$"):
+            policy(ratio)
+
+
+@given(selection=st.floats(1, 3e5), masked=st.booleans())
+def test_any_selection_has_a_codec_that_keeps_as_much(selection: float, masked: bool) -> None:
+    rung = policies.topk(selection, masked=masked)
+    for name in rung:
+        recipe = catalogue.recipe(name)
+        share = getattr(recipe.codec, "share", 1.0)
+        assert share == pytest.approx(1 / selection, rel=6e-3, abs=6e-7)

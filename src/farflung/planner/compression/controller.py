@@ -1,0 +1,288 @@
+"""Which rung each way has from which unit on, decided anew as a run shows what its links are like. Pure.
+
+A controller takes what was measured (events) and answers with what is to change (commands); no clock, no I/O,
+so a history of events gives the same decisions again. It reacts to a change of rate within ten units: three
+to believe it (`belief.py`), at most five more for a way that has changed just before. It does not oscillate,
+for rates move only when samples agree, and a choice only when it is worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
+
+from farflung.planner.compression.auto import FREE, Choice, Levels, choose, seconds_to_loss
+from farflung.planner.compression.belief import Belief
+from farflung.planner.compression.circumstances import Circumstances, Sampled
+from farflung.planner.compression.limits import Limits
+from farflung.planner.compression.pace import pace_of
+from farflung.planner.compression.reasons import megabits, reason
+from farflung.planner.compression.rungs import CostedRung
+
+DWELL = 5
+"""Units for which a way keeps its rung, unless the guard says otherwise."""
+STICKY_DWELL = 50
+"""The same of a rung to which the model has begun to adapt."""
+WORTH_IT = 0.97
+"""A change must bring time to the same loss down to this share."""
+WORTH_IT_STICKY = 0.9
+"""One that takes or leaves a rung to which the model adapts, down to this."""
+
+_LONG_AGO = -(10**9)
+
+
+@dataclass(frozen=True)
+class WayMeasured:
+    """What a way carried: bytes of payload a second while it was busy; None where too little crossed it."""
+
+    source: str
+    target: str
+    bytes_per_second: float | None
+
+
+@dataclass(frozen=True)
+class UnitMeasured:
+    """A unit is over. `computing` says what a microbatch took each worker to compute, of those that told."""
+
+    unit: int
+    ways: tuple[WayMeasured, ...] = ()
+    computing: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RungSampled:
+    """What one of a rung's codecs did to tensors of this job on a way: bytes and relative error."""
+
+    unit: int
+    source: str
+    target: str
+    rung: str
+    gradient: bool
+    ratio: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Relax:
+    """The guard wants a gentler rung: on a way, or (`source` is empty) where most is lost. `why` is for
+    people.
+    """
+
+    unit: int
+    why: str
+    source: str = ""
+    target: str = ""
+
+
+Event = UnitMeasured | RungSampled | Relax
+
+
+@dataclass(frozen=True)
+class Switch:
+    """From `unit` on the way is written by `rung`, which makes its bytes `ratio` times fewer."""
+
+    unit: int
+    source: str
+    target: str
+    rung: str
+    ratio: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Controller:
+    """What it believes and what it has decided; `levels` are numbers of rungs, one for each way."""
+
+    circumstances: Circumstances
+    rungs: tuple[CostedRung, ...]
+    limits: Limits
+    levels: Levels
+    ceilings: Levels
+    rates: tuple[Belief, ...]
+    changed_at: tuple[int, ...]
+    computing: Mapping[str, Belief] = field(default_factory=dict)
+    movable: frozenset[int] = frozenset()
+    is_due: bool = False
+
+    @staticmethod
+    def begun(
+        circumstances: Circumstances,
+        rungs: Sequence[CostedRung],
+        limits: Limits,
+        movable: frozenset[int] = frozenset(),
+    ) -> tuple[Controller, Choice]:
+        """A controller before the first unit, and its first choice, made of what the plan expects."""
+        choice = choose(circumstances, rungs, limits, movable=movable)
+        count = len(circumstances.ways)
+        return Controller(
+            circumstances=circumstances,
+            rungs=tuple(rungs),
+            limits=limits,
+            levels=choice.levels,
+            ceilings=(len(rungs) - 1,) * count,
+            rates=tuple(Belief(way.bytes_per_second) for way in circumstances.ways),
+            changed_at=(_LONG_AGO,) * count,
+            computing={
+                stage.worker: Belief(1.0) for pipeline in circumstances.pipelines for stage in pipeline.stages
+            },
+            movable=movable,
+        ), choice
+
+    def heard(self, event: Event) -> tuple[Controller, tuple[Switch, ...]]:
+        """The controller after an event, and what is to change; what names no way of it changes nothing."""
+        return _heard(event, self)
+
+    def way(self, source: str, target: str) -> int | None:
+        """The number of a way."""
+        for number, way in enumerate(self.circumstances.ways):
+            if (way.source, way.target) == (source, target):
+                return number
+        return None
+
+    def rung(self, way: int) -> CostedRung:
+        """What a way is written by."""
+        return self.rungs[self.levels[way]]
+
+    def believed(self) -> Circumstances:
+        """The circumstances as measured so far."""
+        rates = [belief.value for belief in self.rates]
+        return self.circumstances.with_rates(rates).with_speeds(
+            {worker: belief.value for worker, belief in self.computing.items()}
+        )
+
+
+@singledispatch
+def _heard(event: object, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+    raise TypeError(f"not an event: {event!r}")
+
+
+@_heard.register
+def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+    rates, moved = list(controller.rates), []
+    for measured in event.ways:
+        way = controller.way(measured.source, measured.target)
+        if way is None or not measured.bytes_per_second:
+            continue
+        before, rates[way] = rates[way], rates[way].heard(measured.bytes_per_second)
+        if rates[way].value != before.value:
+            moved.append(_moved(measured, before, rates[way]))
+    computing = dict(controller.computing)
+    expected = controller.circumstances.worker_seconds
+    for worker, seconds in event.computing.items():
+        if worker in computing and expected[worker] > 0 and seconds > 0:
+            before, computing[worker] = computing[worker], computing[worker].heard(seconds / expected[worker])
+            if computing[worker].value != before.value:
+                moved.append(f"{worker} computes {computing[worker].value:.3g} times as long as planned")
+    told = replace(controller, rates=tuple(rates), computing=computing)
+    if not moved and not told.is_due:
+        return told, ()
+    return _decided(told, event.unit, "; ".join(moved) or "what was waiting may change now")
+
+
+@_heard.register
+def _(event: RungSampled, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+    way = controller.way(event.source, event.target)
+    if way is None or event.ratio < 1 or event.error < 0:
+        return controller, ()
+    known = controller.circumstances.sampled
+    key = (way, event.rung, event.gradient)
+    sampled = {**known, key: Sampled(event.ratio, event.error)}
+    told = replace(controller, circumstances=replace(controller.circumstances, sampled=sampled))
+    # The first samples count at the next unit; later ones when something else asks for a decision.
+    return (replace(told, is_due=True), ()) if key not in known else (told, ())
+
+
+@_heard.register
+def _(event: Relax, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+    way = controller.way(event.source, event.target) if event.source else _costliest(controller)
+    if way is None or not controller.levels[way]:
+        return controller, ()
+    ceilings, levels = list(controller.ceilings), list(controller.levels)
+    for other in controller.circumstances.pairs[way] if controller.rung(way).is_sticky else (way,):
+        gentler = _gentler(controller, other)
+        ceilings[other] = min(ceilings[other], gentler)
+        levels[other] = gentler
+    told = replace(controller, ceilings=tuple(ceilings))
+    return _switched(told, tuple(levels), event.unit, event.why)
+
+
+def _decided(controller: Controller, unit: int, occasion: str) -> tuple[Controller, tuple[Switch, ...]]:
+    """Choose anew; what may not change yet waits, and is decided again at the units that follow."""
+    scene = controller.believed()
+    choice = choose(scene, controller.rungs, controller.limits, controller.ceilings, controller.movable)
+    wanted = list(choice.levels)
+    waits = False
+    for way, level in enumerate(choice.levels):
+        if level != controller.levels[way] and unit + 1 - controller.changed_at[way] < _dwell(
+            controller, way
+        ):
+            waits = True
+            for other in scene.pairs[way]:
+                wanted[other] = controller.levels[other]
+    told = replace(controller, is_due=waits)
+    if not _is_worth_it(controller, scene, tuple(wanted)):
+        return told, ()
+    return _switched(told, tuple(wanted), unit, occasion)
+
+
+def _is_worth_it(controller: Controller, scene: Circumstances, wanted: Levels) -> bool:
+    if wanted == controller.levels:
+        return False
+    old, new = ([controller.rungs[level] for level in levels] for levels in (controller.levels, wanted))
+    gaps = scene.loss_gap(old), scene.loss_gap(new)
+    before = seconds_to_loss(pace_of(scene, old).step_seconds, gaps[0])
+    after = seconds_to_loss(pace_of(scene, new).step_seconds, gaps[1])
+    if any(a != b and (a.is_sticky or b.is_sticky) for a, b in zip(old, new, strict=True)):
+        return after <= WORTH_IT_STICKY * before
+    is_gentler = sum(wanted) < sum(controller.levels) and gaps[1] <= gaps[0]
+    return after <= WORTH_IT * before or (is_gentler and after <= FREE * before)
+
+
+def _switched(
+    controller: Controller, levels: Levels, unit: int, occasion: str
+) -> tuple[Controller, tuple[Switch, ...]]:
+    """With these rungs from the next unit on, and a command for each way that changes."""
+    scene, changed, switches = controller.believed(), list(controller.changed_at), []
+    pace = pace_of(scene, [controller.rungs[level] for level in levels])
+    for way, (old, new) in enumerate(zip(controller.levels, levels, strict=True)):
+        if old == new:
+            continue
+        changed[way] = unit + 1
+        rung = controller.rungs[new]
+        whole = sum(scene.tensor_bytes[way])
+        ratio = max(1.0, whole / wire) if (wire := scene.wire_bytes(way, rung)) else 1.0
+        why = f"{occasion}; {reason(scene, controller.rungs, levels, way, pace)}"
+        ends = scene.ways[way]
+        switches.append(Switch(unit + 1, ends.source, ends.target, rung.name, ratio, why))
+    return replace(controller, levels=levels, changed_at=tuple(changed)), tuple(switches)
+
+
+def _dwell(controller: Controller, way: int) -> int:
+    return STICKY_DWELL if controller.rung(way).is_sticky else DWELL
+
+
+def _gentler(controller: Controller, way: int) -> int:
+    """The next gentler rung of a way that really writes it gentler."""
+    now = controller.rung(way)
+    activations, gradients, _ = controller.circumstances.tensor_bytes[way]
+    for number in range(controller.levels[way] - 1, -1, -1):
+        rung = controller.rungs[number]
+        if rung.is_sticky:
+            continue
+        if (activations and rung.activation != now.activation) or (
+            gradients and rung.gradient != now.gradient
+        ):
+            return number
+    return 0
+
+
+def _costliest(controller: Controller) -> int | None:
+    """The way whose rung loses most; of equals the one with the roughest."""
+    ways = [way for way, level in enumerate(controller.levels) if level]
+    return max(ways, key=lambda way: (controller.rung(way).loss_gap, controller.levels[way]), default=None)
+
+
+def _moved(measured: WayMeasured, before: Belief, after: Belief) -> str:
+    name = f"{measured.source} -> {measured.target}"
+    return f"{name} carries {megabits(after.value)}, not {megabits(before.value)}"

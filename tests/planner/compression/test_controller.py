@@ -1,0 +1,199 @@
+"""The controller by replay: histories of what was measured in, switches out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planner.compression.chains import scene
+
+from farflung.planner.compression.controller import (
+    DWELL,
+    Controller,
+    Event,
+    Relax,
+    RungSampled,
+    Switch,
+    UnitMeasured,
+    WayMeasured,
+)
+from farflung.planner.compression.limits import Limits
+from farflung.planner.compression.losses import STUDY
+from farflung.planner.compression.rungs import LADDER, costed
+
+RUNGS = tuple(costed(name, STUDY) for name in LADDER)
+MEGABIT = 1e6 / 8
+ANY_LOSS = Limits(1.0)
+QUANTISERS = Limits(1.0, roughest="int8/eden2")
+
+
+def begun(mbps: float, limits: Limits = QUANTISERS, compute_seconds: float = 0.3) -> Controller:
+    """Two workers, 1 MB each way, over links of `mbps`."""
+    where = scene({(0, 1): mbps, (1, 0): mbps}, workers=2, compute_seconds=compute_seconds, microbatches=64)
+    return Controller.begun(where, RUNGS, limits)[0]
+
+
+def unit(number: int, mbps: float, back_mbps: float | None = None) -> UnitMeasured:
+    back = mbps if back_mbps is None else back_mbps
+    ways = (WayMeasured("a", "b", mbps * MEGABIT), WayMeasured("b", "a", back * MEGABIT))
+    return UnitMeasured(number, ways)
+
+
+def replay(controller: Controller, events: Iterable[Event]) -> tuple[Controller, list[Switch]]:
+    switches: list[Switch] = []
+    for event in events:
+        controller, more = controller.heard(event)
+        switches.extend(more)
+    return controller, switches
+
+
+def rungs(controller: Controller) -> dict[tuple[str, str], str]:
+    return {
+        (way.source, way.target): controller.rung(number).name
+        for number, way in enumerate(controller.circumstances.ways)
+    }
+
+
+def test_links_as_planned_are_left_alone() -> None:
+    controller, switches = replay(begun(20), (unit(n, 20) for n in range(200)))
+    assert switches == []
+    assert rungs(controller) == {("a", "b"): "bf16", ("b", "a"): "bf16"}
+
+
+def test_a_link_that_gets_slower_is_written_rougher_within_ten_steps() -> None:
+    controller, _ = replay(begun(40), (unit(n, 40) for n in range(20)))
+    controller, switches = replay(controller, (unit(20 + n, 7) for n in range(10)))
+    assert {switch.unit for switch in switches} <= set(range(21, 30))
+    found = rungs(controller)
+    assert found["a", "b"].startswith("int8") and found["b", "a"] in (
+        "int8",
+        "int8/int4-stochastic",
+        "int8/eden2",
+    )
+    assert all("carries 7 Mbit/s, not 40 Mbit/s" in switch.reason for switch in switches)
+    assert all("\n" not in switch.reason and switch.ratio > 1 for switch in switches)
+
+
+def test_a_link_that_gets_faster_is_written_gentler_within_ten_steps() -> None:
+    controller, _ = replay(begun(7), (unit(n, 7) for n in range(20)))
+    controller, switches = replay(controller, (unit(20 + n, 400) for n in range(10)))
+    assert set(rungs(controller).values()) == {"dense"}
+    assert {(switch.rung, switch.ratio) for switch in switches} == {("dense", 1.0)}
+
+
+def test_a_device_that_gets_slower_hides_more() -> None:
+    slow = {"a": 1.5, "b": 1.5}
+    events = (UnitMeasured(n, unit(n, 9).ways, slow) for n in range(10))
+    controller, switches = replay(begun(9), events)
+    assert set(rungs(controller).values()) == {"dense"}
+    assert "computes 5 times as long as planned" in switches[0].reason
+
+
+def test_the_same_history_gives_the_same_decisions() -> None:
+    draw = random.Random(3)
+    history = [unit(n, draw.choice([4.0, 40.0, 400.0]) if n % 9 == 0 else 40.0) for n in range(100)]
+    one, two = (replay(begun(40), history) for _ in range(2))
+    assert one == two
+
+
+@settings(max_examples=60, deadline=None)
+@given(planned=st.floats(1, 1000), real=st.floats(1, 1000), limit=st.sampled_from([QUANTISERS, ANY_LOSS]))
+def test_at_a_constant_rate_each_link_changes_at_most_once(
+    planned: float, real: float, limit: Limits
+) -> None:
+    _, switches = replay(begun(planned, limit), (unit(n, real) for n in range(120)))
+    ways = [(switch.source, switch.target) for switch in switches]
+    assert len(ways) == len(set(ways))
+
+
+@pytest.mark.parametrize("limit", [QUANTISERS, ANY_LOSS])
+def test_at_rates_that_jitter_by_a_fifth_it_does_not_flap(limit: Limits) -> None:
+    for seed in range(25):
+        draw = random.Random(seed)
+        mean = draw.uniform(2, 100)
+
+        def jittering(number: int, draw: random.Random = draw, mean: float = mean) -> UnitMeasured:
+            return unit(number, mean * draw.uniform(0.8, 1.2), mean * draw.uniform(0.8, 1.2))
+
+        _, switches = replay(begun(mean, limit), (jittering(n) for n in range(300)))
+        for way in {(switch.source, switch.target) for switch in switches}:
+            mine = [switch for switch in switches if (switch.source, switch.target) == way]
+            assert len(mine) <= 2, [(s.unit, s.rung) for s in mine]
+
+
+def alternating(period: int) -> Callable[[int], UnitMeasured]:
+    return lambda number: unit(number, 40 if number // period % 2 else 7)
+
+
+@pytest.mark.parametrize("period", [1, 2, 4, 7])
+def test_a_link_that_swings_changes_no_more_often_than_it_may(period: int) -> None:
+    _, switches = replay(begun(40), map(alternating(period), range(200)))
+    times = [switch.unit for switch in switches if switch.source == "a"]
+    assert all(later - earlier >= DWELL for earlier, later in pairwise(times))
+    if period < 3:
+        assert len(times) <= 2  # nothing lasts long enough to be believed
+
+
+def test_a_rung_to_which_the_model_adapts_is_kept_for_long() -> None:
+    controller, _ = replay(begun(100, ANY_LOSS), (unit(n, 1.0) for n in range(10)))
+    assert "topk" in rungs(controller)["a", "b"]
+    controller, switches = replay(controller, (unit(10 + n, 400) for n in range(40)))
+    assert switches == []
+    controller, switches = replay(controller, (unit(50 + n, 400) for n in range(10)))
+    assert set(rungs(controller).values()) == {"dense"}
+
+
+def test_a_way_that_the_planner_may_move_never_takes_one() -> None:
+    where = scene({(0, 1): 1.0, (1, 0): 1.0}, workers=2)
+    controller, _ = Controller.begun(where, RUNGS, ANY_LOSS, frozenset({0, 1}))
+    controller, _ = replay(controller, (unit(n, 0.5) for n in range(60)))
+    assert not any("topk" in name for name in rungs(controller).values())
+
+
+def test_the_guard_is_obeyed_at_once_and_for_good() -> None:
+    controller, _ = replay(begun(6), (unit(n, 6) for n in range(3)))
+    before = rungs(controller)["b", "a"]
+    controller, switches = controller.heard(Relax(3, "held-out loss is 3 % higher with the codecs", "b", "a"))
+    (switch,) = switches
+    assert switch.unit == 4 and switch.rung != before and "held-out loss is 3 %" in switch.reason
+    after = rungs(controller)["b", "a"]
+    controller, _ = replay(controller, (unit(4 + n, 3) for n in range(100)))
+    order = [rung.name for rung in RUNGS]
+    assert order.index(rungs(controller)["b", "a"]) <= order.index(after)
+    for number in range(20):
+        controller, _ = controller.heard(Relax(200 + number, "still too high"))
+    assert set(rungs(controller).values()) == {"dense"}
+
+
+def test_relaxing_a_sticky_rung_takes_both_directions_along() -> None:
+    controller, switches = begun(1.0, ANY_LOSS).heard(Relax(10, "too much"))
+    assert len(switches) == 2
+    assert not any("topk" in name or "masked" in name for name in rungs(controller).values())
+
+
+def test_samples_of_this_jobs_tensors_change_a_choice() -> None:
+    controller = begun(8.0, compute_seconds=0.28)
+    assert rungs(controller)["a", "b"] == "int8"
+    controller, _ = controller.heard(RungSampled(0, "a", "b", "int8", False, 2.1, 0.007))
+    controller, switches = controller.heard(unit(1, 8.0))
+    assert rungs(controller)["a", "b"] != "int8" and switches
+
+
+def test_what_makes_no_sense_changes_nothing() -> None:
+    controller = begun(40)
+    for event in (
+        UnitMeasured(
+            0, (WayMeasured("x", "y", 1.0), WayMeasured("a", "b", None), WayMeasured("a", "b", 0.0))
+        ),
+        UnitMeasured(1, (), {"stranger": 3.0, "a": 0.0}),
+        RungSampled(2, "x", "y", "int8", False, 4.0, 0.01),
+        RungSampled(3, "a", "b", "int8", False, 0.5, 0.01),
+        Relax(4, "nothing there", "x", "y"),
+        Relax(5, "nothing is compressed", "a", "b"),
+    ):
+        told, switches = controller.heard(event)
+        assert switches == () and told.levels == controller.levels

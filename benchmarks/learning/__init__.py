@@ -1,0 +1,1 @@
+"""Does a model still learn when its links are compressed: subjects, ways, runs and what came of them."""

@@ -185,7 +185,7 @@ class _Driver:
             self._post(unit, microbatch, edge, gradient=True)
 
     def _post(self, unit: int, microbatch: int, edge: Edge, gradient: bool) -> None:
-        from farflung.runtime.executor import Parcel
+        from farflung.runtime.parcel import Parcel
 
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
         kind = self._segments[target].values[edge.value]

@@ -21,10 +21,11 @@ from farflung.opdag.graph import Graph
 from farflung.plan import FEEDER
 from farflung.planner import PlannedJob
 from farflung.runtime.check import gradient_difference
-from farflung.runtime.executor import Executor, Parcel, SegmentShare
+from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.footprint import required_bytes
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizer import SGD
+from farflung.runtime.parcel import Parcel
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

@@ -10,7 +10,7 @@ from tests.worker.loads import fresh, load
 
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Claim, FromPeer, Load, Welcome, decode, encode
-from farflung.runtime.executor import Parcel
+from farflung.runtime.parcel import Parcel
 from farflung.transport.headers import DataHeader, Receipt, ValueHeader
 from farflung.transport.parts import Part, Parts
 from farflung.transport.peer import Peer

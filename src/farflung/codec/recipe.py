@@ -13,7 +13,7 @@ from farflung.codec.coder import Coder, Forgetful
 from farflung.codec.dense import Plain
 from farflung.codec.feedback import ErrorFeedback
 from farflung.codec.lossless import Inner, Lossless
-from farflung.codec.reference import Referenced
+from farflung.codec.reference import Referenced, most_referenced_bytes
 from farflung.codec.running_mean import RunningMean
 
 Family: TypeAlias = Inner | Lossless
@@ -63,6 +63,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             means = RunningMean(memory.keys, memory.width, memory.horizon)
             return Referenced(self.codec, means, memory.keys, memory.send_keys)
         return ErrorFeedback(self.codec) if memory else Forgetful(self.codec)
+
+    def most_bytes(self, nbytes: int) -> int:
+        """The longest payload of a tensor of `nbytes`: what a receiver may have to take."""
+        if not isinstance(self.memory, Reference):
+            return self.codec.most_bytes(2 * nbytes if self.memory else nbytes)
+        return most_referenced_bytes(self.codec, nbytes, self.memory.width)
 
     def declared(self) -> Declared:
         """What the codec declares, and the bits of keys; with a reference, errors are of what is left."""

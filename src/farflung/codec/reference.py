@@ -82,8 +82,7 @@ class Referenced:
 
     def most_bytes(self, nbytes: int) -> int:
         """See `Coder`."""
-        rows = nbytes // (2 * self._means.width)
-        return _VERSION_BYTES + _MOST_KEY_BYTES * rows + self._codec.most_bytes(2 * nbytes)
+        return most_referenced_bytes(self._codec, nbytes, self._means.width)
 
     def commit(self) -> None:
         """See `Coder`."""
@@ -131,3 +130,9 @@ class Referenced:
     def _check_width(self, shape: tuple[int, ...]) -> None:
         if not shape or shape[-1] != self._means.width:
             raise CodecError(f"a value with a reference of width {self._means.width} has the shape {shape}")
+
+
+def most_referenced_bytes(codec: Codec, nbytes: int, width: int) -> int:
+    """The longest payload of a tensor of `nbytes` in rows of `width`, with keys."""
+    rows = nbytes // (2 * width)
+    return _VERSION_BYTES + _MOST_KEY_BYTES * rows + codec.most_bytes(2 * nbytes)

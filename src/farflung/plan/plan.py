@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from farflung.plan.rung import RungName
+
 FEEDER = -1  # the feeder's segment number: a pseudo-segment that produces every model input
 
 Number = Annotated[int, Meta(ge=0, le=2**53)]
@@ -50,14 +52,15 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How values are written on the link from one worker to another: a codec's name, and its ratio.
+    """How values are written on the link from one worker to another: a rung's name, and its ratio.
 
-    `ratio` is bytes of the tensors over bytes on the wire. A link that is not named is dense.
+    Activations are written with the rung's first codec, gradients with its second (`plan.rung`). `ratio` is
+    bytes of the tensors in fp32 over bytes on the wire, as declared. A link that is not named is dense.
     """
 
     source: Name
     target: Name
-    codec: Name
+    codec: RungName
     ratio: Annotated[float, Meta(ge=1, le=1e6)]
 
 

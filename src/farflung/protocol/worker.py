@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plan import Plan
+from farflung.plan import LinkCodec, Plan
 from farflung.plan.ability import Ability, Lacks
 from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import Addresses, Count, Id, Message, Name, Text
@@ -142,23 +142,45 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float
 
 
+class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker sent to `target` since it was last ready.
+
+    `tensor_bytes` is what the tensors take in fp32, `wire_bytes` what the link carried for them and for
+    whatever else was said on it: payloads, headers and frames. `not_finite` counts tensors that went as they
+    are because a codec cannot write infinity or NaN.
+    """
+
+    target: Id
+    tensor_bytes: Count
+    wire_bytes: Count
+    not_finite: Count = 0
+
+
 class UnitReady(Message, frozen=True):
-    """Every microbatch of the unit has run here; `bytes_sent` went out on data links since the last ready."""
+    """Every microbatch of the unit has run here; `bytes_sent` went out on data links since the last ready.
+
+    `links` are those to other workers.
+    """
 
     job: Id
     attempt: Count
     unit: Count
     shares: Annotated[list[Share], Meta(max_length=100_000)]
     bytes_sent: Count
+    links: Annotated[list[LinkBytes], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class Decide(Message, frozen=True):
-    """The unit is decided: a step is applied with gradients times `scale`, an evaluation only ends."""
+    """The unit is decided: a step is applied with gradients times `scale`, an evaluation only ends.
+
+    With `codecs` they take the place of the plan's from the next unit on; all are of the job's codebook.
+    """
 
     job: Id
     attempt: Count
     unit: Count
     scale: float
+    codecs: Annotated[tuple[LinkCodec, ...], Meta(max_length=100_000)] | None = None
 
 
 class SendState(Message, frozen=True):

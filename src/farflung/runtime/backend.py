@@ -7,11 +7,13 @@ and only go from one of its runners to another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
+from farflung.plan import LinkCodec, Plan
+from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -41,6 +43,28 @@ class Offer(NamedTuple):
     cores: int
     framework: str
     lacks: tuple[str, ...] = ()
+
+
+class LinkCoding(Protocol):
+    """Writes what leaves one worker in one attempt, and reads what comes; see `runtime.coding.Coding`."""
+
+    def set(self, codecs: Sequence[LinkCodec]) -> None:
+        """From now on links are written so; only between two units. CodecError if one is not of the job's."""
+
+    def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
+        """Write what leaves for another worker or the feeder."""
+
+    def decode(self, parcel: Parcel[Coded], allocate: Callable[[int], memoryview]) -> Parcel[memoryview]:
+        """Read what came; CodecError if it is damaged."""
+
+    def is_early(self, parcel: Parcel[Coded]) -> bool:
+        """Whether a parcel must not be read before its unit begins."""
+
+    def decided(self, unit: int, applied: bool) -> None:
+        """A unit is over."""
+
+    def take_sent(self) -> list[Sent]:
+        """What was written for each worker since the last call."""
 
 
 class SegmentRunner(Protocol[Array]):
@@ -132,6 +156,15 @@ class Backend(Protocol[Array]):
         A parameter that another segment of this worker owns is that segment's own array. With `recompute` a
         microbatch keeps only what it received, and its forward pass runs once more before its gradients are
         computed, with the same bits.
+        """
+
+    def coding(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> LinkCoding:
+        """What writes and reads the values of `worker`'s links.
+
+        Raises
+        ------
+        CodecError
+            A link has a codec that is not in the job's codebook.
         """
 
 

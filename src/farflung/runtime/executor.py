@@ -9,29 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol
 
 from farflung.plan import FEEDER, Edge, Plan
 from farflung.runtime.backend import Array, SegmentRunner
+from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training
 from farflung.schedule import Policy, Task, TaskKind, Unit, UnitWindow, needs_of
-
-Payload = TypeVar("Payload")
-
-
-class Parcel(NamedTuple, Generic[Payload]):
-    """One value or gradient of one microbatch between two segments; without payload an empty gradient.
-
-    The payload is an array of the backend within an executor, and its bytes on links.
-    """
-
-    unit: int
-    microbatch: int
-    source: int
-    target: int
-    value: int
-    gradient: bool
-    payload: Payload | None
 
 
 class SegmentShare(NamedTuple):

@@ -1,20 +1,24 @@
 """A whole plan in one process: one executor per worker of the plan, messages handed over directly.
 
 `check` uses it to hold the captured, cut and differentiated model against eager before anything is rented;
-it runs the same executors, policies and segments as workers do, without links.
+it runs the same executors, policies, segments and codecs as workers do, without links.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, Plan
-from farflung.runtime.executor import Executor, Parcel, SegmentShare
+from farflung.plan import FEEDER, LinkCodec, Plan
+from farflung.runtime.coding import Coding
+from farflung.runtime.executor import Executor, SegmentShare
+from farflung.runtime.parcel import Parcel, Sent
+from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
@@ -37,7 +41,8 @@ class _Outlet:
 class InProcessPipeline:
     """Runs units of a plan on microbatches given as dicts of tensors.
 
-    `state` maps parameter and buffer names to tensors, which training updates in place.
+    `state` maps parameter and buffer names to tensors, which training updates in place. What leaves a
+    worker is written, and read by the next one, with the codecs of `plan` and `training`.
     """
 
     def __init__(
@@ -61,9 +66,24 @@ class InProcessPipeline:
             )
             for worker in plan.workers()
         }
+        self.codings = (
+            {
+                worker: Coding(worker, plan, training, [segments[n] for n in plan.segments_of(worker)])
+                for worker in plan.workers()
+            }
+            if training.codecs
+            else {}
+        )
+        self._plain = False
 
-    def run(self, unit: int, microbatches: Sequence[Mapping[str, Tensor]]) -> list[SegmentShare]:
-        """Run one unit up to *ready*; returns the shares in segment order. `decide` must follow."""
+    def run(
+        self, unit: int, microbatches: Sequence[Mapping[str, Tensor]], plain: bool = False
+    ) -> list[SegmentShare]:
+        """Run one unit up to *ready*; returns the shares in segment order. `decide` must follow.
+
+        `plain` hands everything over as it is, whatever the links' codecs are.
+        """
+        self._plain = plain
         for number, batch in enumerate(microbatches):
             self._feed(unit, number, batch)
         while any(outlet.shares is None for outlet in self._outlets.values()):
@@ -84,6 +104,21 @@ class InProcessPipeline:
         for worker, executor in self._executors.items():
             executor.decide(unit, scale)
             self._outlets[worker].shares = None
+        for coding in self.codings.values():
+            coding.decided(unit, applied=True)
+
+    def set_codecs(self, codecs: Sequence[LinkCodec]) -> None:
+        """Write links so from the next unit on; call it after `decide`."""
+        for coding in self.codings.values():
+            coding.set(codecs)
+
+    def take_sent(self) -> dict[tuple[str, str], Sent]:
+        """What was written on each link, by the ids of its workers, since the last call; nothing if plain."""
+        return {
+            (worker, sent.target): sent
+            for worker, coding in self.codings.items()
+            for sent in coding.take_sent()
+        }
 
     def _feed(self, unit: int, microbatch: int, batch: Mapping[str, Tensor]) -> None:
         for edge in self._plan.edges:
@@ -94,10 +129,23 @@ class InProcessPipeline:
 
     def _deliver(self) -> bool:
         delivered = False
-        for outlet in self._outlets.values():
+        for worker, outlet in self._outlets.items():
             parcels, outlet.parcels = outlet.parcels, []
             for parcel in parcels:
                 delivered = True
                 if parcel.target != FEEDER:
-                    self._executors[self._plan.worker_of(parcel.target)].receive(parcel)
+                    target = self._plan.worker_of(parcel.target)
+                    self._executors[target].receive(self._carried(worker, target, parcel))
         return delivered
+
+    def _carried(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
+        """What comes of it at the other end of the link."""
+        if self._plain or not self.codings:
+            return parcel
+        data = None if parcel.payload is None else tensors.memory(parcel.payload)
+        coded = self.codings[source].encode(Parcel(*parcel[:-1], data))
+        read = self.codings[target].decode(coded, tensors.allocate)
+        if read.payload is None or parcel.payload is None or read.payload is data:
+            return parcel
+        whole = torch.frombuffer(read.payload, dtype=parcel.payload.dtype)
+        return Parcel(*parcel[:-1], whole.reshape(parcel.payload.shape))

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.opdag.precision import Precision
+from farflung.plan.rung import Codebook
 from farflung.runtime.optimizer import Optimizer
 from farflung.schedule import Unit, unit_sequence
 
@@ -24,6 +25,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first step, after the last and after each `validate_every` steps. An `emulated` job runs on emulated
     devices only: its inputs and messages are real, its state never moves and it has no losses. `precision`
     says how the graph was captured; its casts are nodes, so it changes nothing in how the graph runs.
+    `codecs` are those that links may use, at this step or another: a frame says by number which one wrote it.
     """
 
     steps: Whole
@@ -36,6 +38,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     validation_microbatches: Annotated[int, Meta(ge=0, le=10**6)] = 0
     emulated: bool = False
     precision: Precision = "float32"
+    codecs: Codebook = ()
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):

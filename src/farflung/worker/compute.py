@@ -10,16 +10,18 @@ import hashlib
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from farflung.errors import FarflungError
 from farflung.opdag.analysis import changed_by_training
+from farflung.plan import LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import Share
 from farflung.runtime.backend import AnyBackend, Array, Backend
-from farflung.runtime.executor import Executor, Parcel, SegmentShare
+from farflung.runtime.executor import Executor, SegmentShare
+from farflung.runtime.parcel import Coded, Parcel
 from farflung.schedule import Unit
 from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.loading import load_segments
@@ -33,7 +35,7 @@ class Outgoing:
     """A parcel for another worker or the feeder."""
 
     attempt: Attempt
-    parcel: Parcel[memoryview]
+    parcel: Parcel[Coded]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class _Job(Generic[Array]):
         programs = {number: runner.segment for number, runner in self.segments.items()}
         self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self)
+        self._coding = backend.coding(worker, load.plan, load.training, programs.values())
+        self._early: list[Parcel[Coded]] = []
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
         """Run the next task, under the eyes of whoever looks at `stopwatch`; false if there is none now."""
@@ -101,21 +105,35 @@ class _Job(Generic[Array]):
         for runner in self.segments.values():
             runner.close()
 
-    def receive(self, parcel: Parcel[memoryview]) -> None:
-        """Take a parcel that came as bytes."""
+    def receive(self, parcel: Parcel[Coded]) -> None:
+        """Take a parcel that came over a link."""
+        if self._coding.is_early(parcel):
+            self._early.append(parcel)
+            return
         array: Array | None = None
-        if parcel.payload is not None or not parcel.gradient:
+        data = self._coding.decode(parcel, self._backend.allocate).payload
+        if data is not None or not parcel.gradient:
             stated = self.segments[parcel.target].segment.values[parcel.value]
-            array = self._backend.array(parcel.payload or EMPTY, stated, self._batch)
+            array = self._backend.array(data or EMPTY, stated, self._batch)
         self.executor.receive(Parcel(*parcel[:-1], array))
 
     def send(self, parcel: Parcel[Array]) -> None:
-        payload = None if parcel.payload is None else self._backend.memory(parcel.payload)
-        self._emit(Outgoing(self._attempt, Parcel(*parcel[:-1], payload)))
+        data = None if parcel.payload is None else self._backend.memory(parcel.payload)
+        self._emit(Outgoing(self._attempt, self._coding.encode(Parcel(*parcel[:-1], data))))
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         told = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
-        self._emit(UnitFinished(self._attempt, unit.number, told))
+        self._emit(UnitFinished(self._attempt, unit.number, told, tuple(self._coding.take_sent())))
+
+    def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
+        """End a unit; with `codecs` links are written so from the next one on."""
+        self.executor.decide(unit, scale)
+        self._coding.decided(unit, applied=True)
+        if codecs is not None:
+            self._coding.set(codecs)
+        early, self._early = self._early, []
+        for parcel in early:
+            self.receive(parcel)
 
     def give_state(self) -> None:
         """Hand out copies of all owned tensors that training changes."""
@@ -171,13 +189,15 @@ class ComputeThread(threading.Thread):
         """Start running what is ready."""
         self._post(attempt, "beginning", self._begin)
 
-    def receive(self, attempt: Attempt, parcel: Parcel[memoryview]) -> None:
+    def receive(self, attempt: Attempt, parcel: Parcel[Coded]) -> None:
         """A value or gradient has come for a segment here."""
         self._post(attempt, "taking a value in", lambda: self._current.receive(parcel))
 
-    def decide(self, attempt: Attempt, unit: int, scale: float) -> None:
-        """End a unit; the next one begins."""
-        self._post(attempt, "updating the parameters", lambda: self._current.executor.decide(unit, scale))
+    def decide(
+        self, attempt: Attempt, unit: int, scale: float, codecs: Sequence[LinkCodec] | None = None
+    ) -> None:
+        """End a unit; the next one begins, in which links are written as `codecs` say, if they say so."""
+        self._post(attempt, "updating the parameters", lambda: self._current.decide(unit, scale, codecs))
 
     def give_state(self, attempt: Attempt) -> None:
         """Hand out copies of all owned tensors; answers `OutgoingState`s and `StateGiven`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from farflung.errors import ProtocolError
+from collections.abc import Callable
+
+from farflung.errors import CodecError, ProtocolError
 from farflung.plan import FEEDER, Edge
 from farflung.protocol.messages import Load
 from farflung.schedule import UnitWindow
@@ -28,6 +30,7 @@ class Ledger:
         self._values = {way: edge for way, edge in edges if edge.target in mine}
         self._gradients = {way: edge for way, edge in edges if edge.source in mine}
         self._units = UnitWindow(load.training.units())
+        self._longest = _longest(load.training.codecs)
         self._seen: dict[int, set[Key]] = {}
         self._unanswered: dict[Way, set[Place]] = {way: set() for way in self._values}
         self._sent: dict[Way, set[Place]] = {way: set() for way in self._gradients}
@@ -47,11 +50,7 @@ class Ledger:
         if edge is None or self._sender(header) != peer or header.attempt != load.attempt:
             raise ProtocolError(f"{peer} sent value {header.value}, which the plan does not have it send")
         self._check_place(peer, header)
-        if header.codec != DENSE or header.bytes not in _sizes(edge, header.gradient):
-            raise ProtocolError(
-                f"{peer} sent value {header.value} with {header.bytes} bytes (codec {header.codec}), "
-                f"expected {edge.bytes} (codec {DENSE})"
-            )
+        self._check_size(peer, header, edge)
         self._check_window(peer, header)
         self._record(peer, header)
         return True
@@ -90,6 +89,19 @@ class Ledger:
                 f"{peer} sent microbatch {header.microbatch} of unit {header.unit}, which is not due"
             )
 
+    def _check_size(self, peer: str, header: ValueHeader, edge: Edge) -> None:
+        sent = f"{peer} sent value {header.value} with {header.bytes} bytes (codec {header.codec}), "
+        if header.codec == DENSE:
+            if header.bytes not in _sizes(edge, header.gradient):
+                raise ProtocolError(f"{sent}expected {edge.bytes} (codec {DENSE})")
+            return
+        known = len(self._longest) if edge.differentiable else 0
+        if header.codec > known:
+            raise ProtocolError(f"{sent}expected at most codec {known} of that value")
+        most = self._longest[header.codec - 1](edge.bytes)
+        if not 0 < header.bytes <= most:
+            raise ProtocolError(f"{sent}expected 1 to {most} bytes")
+
     def _check_window(self, peer: str, header: ValueHeader) -> None:
         way, place = _way(header), (header.unit, header.microbatch)
         if header.gradient:
@@ -119,6 +131,18 @@ def _key(header: ValueHeader) -> Key:
 def _way(header: ValueHeader) -> Way:
     ends = (header.target, header.source) if header.gradient else (header.source, header.target)
     return (*ends, header.value)
+
+
+def _longest(codecs: tuple[str, ...]) -> list[Callable[[int], int]]:
+    """For each codec of the job, how long a payload of so many bytes of a tensor may be."""
+    if not codecs:
+        return []
+    from farflung.codec.catalogue import recipe  # with numpy, which an idle worker does without
+
+    try:
+        return [recipe(name).most_bytes for name in codecs]
+    except CodecError:
+        return []  # the job is refused for it as soon as its programs are looked at
 
 
 def _sizes(edge: Edge, gradient: bool) -> tuple[int, ...]:

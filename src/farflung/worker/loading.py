@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from farflung.errors import GraphError
+from farflung.errors import CodecError, GraphError
 from farflung.opdag import wire
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, Plan
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
+from farflung.runtime.training import Training
 from farflung.worker.intake import Intake, Key
 
 
@@ -24,14 +25,15 @@ def load_segments(
         A program is missing or not valid, does not fit the plan, the state or `memory_bytes`; or the job is
         to be computed where devices are emulated, or the other way round.
     """
-    from farflung.runtime.footprint import required_bytes  # with numpy, which an idle worker does without
+    from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
+    from farflung.runtime.footprint import required_bytes
 
     batch = load.training.microbatch_size
     emulated = backend.offer().kind == EMULATED
     if emulated != load.training.emulated:
         asks, does = ("computes", "is emulated") if emulated else ("is emulated", "computes")
         raise GraphError(f"the job {asks}, this worker {does}: no job runs on both kinds of workers")
-    _require_runnable(load.plan)
+    _require_runnable(load.plan, load.training)
     segments = _programs(worker, load)
     for segment in segments.values():
         backend.verify(segment, batch)
@@ -40,6 +42,7 @@ def load_segments(
     window = load.plan.window
     moments = load.training.optimizer.moments
     needed = sum(required_bytes(s, batch, window, again[n], moments) for n, s in segments.items())
+    needed += coding_bytes(worker, load.plan, load.training, segments.values())
     if needed > memory_bytes:
         raise GraphError(
             f"the segments need {needed} bytes, this worker gives {memory_bytes}: "
@@ -51,14 +54,20 @@ def load_segments(
     return {n: backend.runner(s, _state_of(s, state), load.training, again[n]) for n, s in segments.items()}
 
 
-def _require_runnable(plan: Plan) -> None:
+def _require_runnable(plan: Plan, training: Training) -> None:
     """A plan can say more than this version runs: planning for it is of use, guessing at it is not."""
     if plan.replicas > 1:
         raise GraphError("the plan has replicas: this worker's version runs one copy of each segment")
-    if plan.codecs:
-        raise GraphError(
-            f"the plan asks for codec {plan.codecs[0].codec!r}: this worker's version sends dense"
-        )
+    from farflung.codec.catalogue import recipe
+
+    for name in training.codecs:
+        try:
+            recipe(name)
+        except CodecError:
+            raise GraphError(
+                f"the job's links may be written with codec {name!r}, which this worker's version"
+                " lacks: install the submitter's farflung here, or train without that codec"
+            ) from None
 
 
 def check_edges(load: Load, segment: Segment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,8 +12,8 @@ from typing import Any, Protocol
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Claim, Load, Welcome
-from farflung.runtime.executor import Parcel
-from farflung.transport.headers import DENSE, DataHeader, SliceHeader, ValueHeader
+from farflung.runtime.parcel import Coded, Parcel
+from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
 from farflung.transport.link import Link
 from farflung.transport.session import Session
 from farflung.worker.intake import EMPTY, Intake
@@ -20,6 +21,7 @@ from farflung.worker.ledger import Ledger
 from farflung.worker.lobby import Lobby
 
 SLICE_BYTES = 4 * 2**20
+NOTHING = Coded(0, EMPTY)
 
 
 class PeerEvents(Protocol):
@@ -34,7 +36,7 @@ class PeerEvents(Protocol):
     def peer_lost(self, peer: str, reason: str) -> None:
         """That link is gone for good, or could not be made."""
 
-    def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
+    def parcel_arrived(self, parcel: Parcel[Coded]) -> None:
         """A value or gradient is complete."""
 
     def state_arrived(self) -> None:
@@ -72,7 +74,7 @@ class Peers:
         self._intake: Intake | None = None
         self._admitted: frozenset[str] = frozenset()
         self._verified = False
-        self._sent_by_closed = 0
+        self._sent_by_closed: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
 
     def admit(self, worker: str, load: Load, intake: Intake, peers: frozenset[str]) -> None:
@@ -116,7 +118,12 @@ class Peers:
     @property
     def bytes_sent(self) -> int:
         """What has left over data links since the worker started, framing included."""
-        return self._sent_by_closed + sum(link.bytes_sent for link in self._links.values())
+        return self._sent_by_closed.total() + sum(link.bytes_sent for link in self._links.values())
+
+    def bytes_sent_to(self, peer: str) -> int:
+        """Of these, what left for one peer."""
+        link = self._links.get(peer)
+        return self._sent_by_closed[peer] + (0 if link is None else link.bytes_sent)
 
     @property
     def links(self) -> list[Link]:
@@ -151,15 +158,15 @@ class Peers:
         link.send_control(messages.encode(claim))
         return settled
 
-    def send_parcel(self, parcel: Parcel[memoryview], peer: str) -> None:
+    def send_parcel(self, parcel: Parcel[Coded], peer: str) -> None:
         """Post a value or gradient to a peer; nothing if it is lost (which has been told)."""
         session, load = self._sessions.get(peer), self._load
         if session is None or load is None:
             return
-        buffer = parcel.payload if parcel.payload is not None else EMPTY
+        codec, buffer = parcel.payload if parcel.payload is not None else NOTHING
         header = ValueHeader(
             load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
-            parcel.value, parcel.gradient, DENSE, len(buffer),
+            parcel.value, parcel.gradient, codec, len(buffer),
         )  # fmt: skip
         if self._ledger is not None:
             self._ledger.posted(header)
@@ -227,7 +234,7 @@ class Peers:
         self._events.parcel_arrived(
             Parcel(
                 header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
-                buffer if header.bytes else None,
+                Coded(header.codec, buffer) if header.bytes else None,
             )
         )  # fmt: skip
 
@@ -294,7 +301,7 @@ class Peers:
     def _part(self, link: Link) -> None:
         """The session goes on without this link: what it left unfinished will come over another one."""
         del self._links[link.peer.id]
-        self._sent_by_closed += link.bytes_sent
+        self._sent_by_closed[link.peer.id] += link.bytes_sent
         self._sessions[link.peer.id].lose()
         for header in link.unfinished:
             if isinstance(header, SliceHeader) and self._intake is not None:
@@ -303,7 +310,7 @@ class Peers:
                 self._ledger.retract(header)
 
     def _close(self, link: Link, reason: str) -> None:
-        self._sent_by_closed += link.bytes_sent
+        self._sent_by_closed[link.peer.id] += link.bytes_sent
         self._spawn(link.close(reason))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

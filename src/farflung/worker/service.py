@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from farflung.errors import ConnectionFailed, DeviceHeld, FarflungError, GraphError
 from farflung.plan import FEEDER
 from farflung.plan.topology import MOST_TFLOPS
@@ -25,7 +23,7 @@ from farflung.protocol.parting import shutting_down
 from farflung.protocol.renewal import Renewal
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.executor import Parcel
+from farflung.runtime.parcel import Coded, Parcel
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.frames import BOOT, Kind
 from farflung.transport.identity import Identity
@@ -35,6 +33,7 @@ from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
 from farflung.worker.intake import Intake
+from farflung.worker.meter import Meter
 from farflung.worker.overrun import Limits, Watch, most_seconds
 from farflung.worker.paths import PathMessage, Paths
 from farflung.worker.peers import Peers
@@ -129,7 +128,7 @@ class WorkerService:
         self._refused: str | None = None
         self._intake: Intake | None = None
         self._addresses: dict[str, list[str]] = {}
-        self._bytes_reported = 0
+        self._meter = Meter(self._peers)
         self._background: set[asyncio.Task[None]] = set()
         self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
         self._paths = Paths(
@@ -255,7 +254,7 @@ class WorkerService:
         self._peers.give_up(peer)
         self._happened(machine.PeerLost(peer, reason))
 
-    def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
+    def parcel_arrived(self, parcel: Parcel[Coded]) -> None:
         if self._state.attempt is not None:
             self._compute.receive(self._state.attempt, parcel)
 
@@ -320,7 +319,8 @@ class WorkerService:
         if isinstance(command, machine.Note):
             log.info("%s", command.text)
         elif isinstance(command, machine.Tell):
-            self._tell(self._counted(command.message))
+            message = command.message
+            self._tell(self._meter.fill(message) if isinstance(message, UnitReady) else message)
         elif isinstance(command, machine.Prepare):
             self._prepare(command)
         elif isinstance(command, machine.Drop):
@@ -330,21 +330,13 @@ class WorkerService:
         elif attempt is None:
             return
         elif isinstance(command, machine.Start):
-            self._bytes_reported = self._peers.bytes_sent
+            self._meter.begin(self._state.neighbours)
             self._compute.begin(attempt)
         elif isinstance(command, machine.Apply):
             self._peers.advance()
-            self._compute.decide(attempt, command.unit, command.scale)
+            self._compute.decide(attempt, command.unit, command.scale, command.codecs)
         else:
             self._compute.give_state(attempt)
-
-    def _counted(self, message: Message) -> Message:
-        """Put the bytes sent since the last unit into a `UnitReady`."""
-        if not isinstance(message, UnitReady):
-            return message
-        total = self._peers.bytes_sent
-        sent, self._bytes_reported = total - self._bytes_reported, total
-        return msgspec.structs.replace(message, bytes_sent=sent)
 
     def _prepare(self, command: machine.Prepare) -> None:
         load = command.load

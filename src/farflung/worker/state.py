@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from farflung.plan import LinkCodec
 from farflung.protocol.messages import (
     Begin,
     Broken,
@@ -24,7 +25,8 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import Share
+from farflung.protocol.worker import LinkBytes, Share
+from farflung.runtime.parcel import Sent
 
 Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job
 
@@ -110,11 +112,12 @@ class PeerLost:
 
 @dataclass(frozen=True)
 class UnitFinished:
-    """Every microbatch of a unit has run here."""
+    """Every microbatch of a unit has run here; `sent` was written for other workers meanwhile."""
 
     attempt: Attempt
     unit: int
     shares: tuple[Share, ...]
+    sent: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,10 +156,11 @@ class Start:
 
 @dataclass(frozen=True)
 class Apply:
-    """End a unit with gradients times `scale`."""
+    """End a unit with gradients times `scale`; `codecs`, if given, are those of links from then on."""
 
     unit: int
     scale: float
+    codecs: tuple[LinkCodec, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,9 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, Begin) and state.phase == "loading":
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
     if isinstance(message, Decide) and state.reported and message.unit == state.unit:
-        return replace(state, unit=state.unit + 1, reported=False), [Apply(message.unit, message.scale)]
+        return replace(state, unit=state.unit + 1, reported=False), [
+            Apply(message.unit, message.scale, message.codecs)
+        ]
     if isinstance(message, SendState) and state.phase == "running":
         return replace(state, phase="collecting"), [GiveState()]
     return state, []
@@ -263,7 +269,8 @@ def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
 def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Command]]:
     if state.phase != "running" or event.unit != state.unit or state.load is None:
         return state, []
-    ready = UnitReady(state.load.job, state.load.attempt, event.unit, list(event.shares), 0)
+    links = [LinkBytes(sent.target, sent.tensor_bytes, 0, sent.not_finite) for sent in event.sent]
+    ready = UnitReady(state.load.job, state.load.attempt, event.unit, list(event.shares), 0, links)
     return replace(state, reported=True), [Tell(ready)]
 
 

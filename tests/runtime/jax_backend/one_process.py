@@ -11,7 +11,8 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, Plan
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.executor import Executor, Parcel, SegmentShare
+from farflung.runtime.executor import Executor, SegmentShare
+from farflung.runtime.parcel import Parcel
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
+from farflung.plan import Plan
 from farflung.runtime.backend import EMULATED, Offer
 from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.runtime.emulated.segment import EmulatedSegment, Payload
 from farflung.runtime.training import Training
+
+if TYPE_CHECKING:
+    from farflung.runtime.emulated.coding import EmulatedCoding
 
 
 class EmulatedBackend:
@@ -51,3 +56,10 @@ class EmulatedBackend:
         self, segment: Segment, state: Mapping[str, Payload], training: Training, recompute: bool = False
     ) -> EmulatedSegment:
         return EmulatedSegment(segment, training.microbatch_size, self._device, recompute)
+
+    def coding(
+        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]
+    ) -> EmulatedCoding:
+        from farflung.runtime.emulated.coding import EmulatedCoding  # with numpy, by way of the codecs
+
+        return EmulatedCoding(worker, plan, training, segments, self._device)

@@ -31,7 +31,11 @@ class EmulatedDevice:
 
     def work(self, flops: float) -> None:
         """Return when `flops` operations would be done."""
-        due = self._clock() + self.seconds(flops) - self._late_seconds
+        self.wait(self.seconds(flops))
+
+    def wait(self, seconds: float) -> None:
+        """Return when that time has passed since the last work was done."""
+        due = self._clock() + seconds - self._late_seconds
         pause = due - self._clock()
         if pause > 0:
             self._sleep(pause)

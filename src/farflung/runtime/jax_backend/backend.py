@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -12,7 +12,9 @@ import psutil
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
+from farflung.plan import Plan
 from farflung.runtime.backend import Offer
+from farflung.runtime.coding import Coding
 from farflung.runtime.jax_backend import arrays, speed, store
 from farflung.runtime.jax_backend.arrays import AnyArray
 from farflung.runtime.jax_backend.lowering import lacks
@@ -63,3 +65,6 @@ class JaxBackend:
         if self._kept is not None:
             store.prune(self._kept)
         return JaxSegment(segment, state, training, recompute)
+
+    def coding(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> Coding:
+        return Coding(worker, plan, training, segments)

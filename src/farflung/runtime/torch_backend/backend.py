@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import psutil
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
+from farflung.plan import Plan
 from farflung.runtime.backend import Offer
+from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import speed, tensors
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
@@ -29,8 +31,7 @@ class TorchBackend:
         return speed.measure_tflops()
 
     def allocate(self, size: int) -> memoryview:
-        # torch's own allocator: aligned to 64 bytes, as kernels that repeat bit for bit need.
-        return tensors.memory(torch.empty(size, dtype=torch.uint8))
+        return tensors.allocate(size)
 
     def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Tensor:
         return tensors.over(buffer, value_type, batch)
@@ -45,3 +46,6 @@ class TorchBackend:
         self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False
     ) -> TorchSegment:
         return TorchSegment(segment, state, training, recompute)
+
+    def coding(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> Coding:
+        return Coding(worker, plan, training, segments)

@@ -29,6 +29,11 @@ def constant_tensor(constant: Constant) -> Tensor:
     return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.shape)
 
 
+def allocate(size: int) -> memoryview:
+    """Fresh memory of torch's own: aligned to 64 bytes, as kernels that repeat bit for bit need."""
+    return memory(torch.empty(size, dtype=torch.uint8))
+
+
 def over(buffer: memoryview, value_type: ValueType, batch: int) -> Tensor:
     """The tensor that `buffer` holds, sharing its memory."""
     if not len(buffer):

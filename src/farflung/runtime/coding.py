@@ -1,0 +1,205 @@
+"""One worker's side of the codecs of a job: what it sends is written, and what comes is read.
+
+Everything is NumPy and bytes, so every backend has it. What one end remembers is kept and dropped by the same
+rules as at the other end: a parcel tells nothing but its codec's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from farflung.codec import Coder, Context, Mask, Recipe
+from farflung.codec.catalogue import gives_mask, needs_mask, recipe
+from farflung.errors import CodecError
+from farflung.opdag.segment import Segment
+from farflung.plan import LinkCodec, Plan
+from farflung.runtime.link_book import AnyParcel, Form, LinkBook, Way, way_of
+from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.training import Training
+from farflung.schedule import Unit, UnitWindow
+
+Allocate: TypeAlias = Callable[[int], memoryview]
+_Place: TypeAlias = tuple[int, int, Way]  # unit, microbatch
+_End: TypeAlias = tuple[Way, bool, str]  # whether of gradients, codec
+
+_DTYPES: dict[str, np.dtype] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
+
+
+class Coding:
+    """Made for one worker and one attempt; one thread at a time may call in.
+
+    Both ends of a link remember which elements of an activation were sent until its gradient has passed.
+    Random numbers come from the job's seed and a parcel's place in it.
+
+    Raises
+    ------
+    CodecError
+        The job's codebook has a codec that there is not, or a link of the plan one that is not in it.
+    """
+
+    def __init__(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> None:
+        self._recipes: dict[str, Recipe] = {name: recipe(name) for name in training.codecs}
+        self._book = LinkBook(worker, plan, training, segments)
+        self._seed = training.seed
+        self._keeps_masks = _masks_matter(training.codecs)
+        self._units = UnitWindow(training.units())
+        self._coders: dict[_End, Coder] = {}
+        self._masks: dict[_Place, Mask] = {}
+
+    def set(self, codecs: Sequence[LinkCodec]) -> None:
+        """From now on links are written so; only between two units. Links that are not named are dense.
+
+        Raises
+        ------
+        CodecError
+            A codec is not in the job's codebook.
+        """
+        self._book.set(codecs)
+
+    def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
+        """Write what leaves for another worker or the feeder; its memory must stay as it is until it left."""
+        mask = self._mask_of(parcel) if parcel.gradient else None
+        data = parcel.payload
+        if data is None:
+            return Parcel(*parcel[:-1], None)
+        number, name = self._book.chosen(parcel)
+        if not number:
+            self._book.count(parcel, len(data))
+            return Parcel(*parcel[:-1], Coded(0, data))
+        way = way_of(parcel)
+        array = _over(data, self._book.forms[way])
+        encoded = self._coder(way, parcel.gradient, name).encode(array, self._context(parcel, mask))
+        self._remember(parcel, encoded.mask)
+        self._book.count(parcel, encoded.nbytes, encoded.exact == "not finite")
+        return Parcel(*parcel[:-1], Coded(number, memoryview(encoded.joined())))
+
+    def decode(self, parcel: Parcel[Coded], allocate: Allocate) -> Parcel[memoryview]:
+        """Read what came, into memory from `allocate` if a codec wrote it.
+
+        Raises
+        ------
+        CodecError
+            No codec of the job can have written it.
+        """
+        mask = self._mask_of(parcel) if parcel.gradient else None
+        coded = parcel.payload
+        if coded is None or not coded.codec:
+            return Parcel(*parcel[:-1], None if coded is None else coded.data)
+        form, name = self._book.wrote(parcel, coded.codec)
+        memory = allocate(form.nbytes)
+        coder = self._coder(way_of(parcel), parcel.gradient, name)
+        try:
+            kept = coder.decode(coded.data, _over(memory, form), self._context(parcel, mask))
+        except CodecError as error:
+            raise CodecError(f"{self._book.said(parcel)} cannot be read: {error}") from error
+        self._remember(parcel, kept)
+        return Parcel(*parcel[:-1], memory)
+
+    def is_early(self, parcel: Parcel[Coded]) -> bool:
+        """Whether a parcel must wait for its unit: until then what its codec learned is another state."""
+        if parcel.payload is None or not parcel.payload.codec or parcel.unit <= self._units.current:
+            return False
+        return self._recipes[self._book.wrote(parcel, parcel.payload.codec)[1]].memory is not None
+
+    def decided(self, unit: int, applied: bool) -> None:
+        """A unit is over: what it taught counts if it was applied, and its masks are forgotten."""
+        for coder in self._coders.values():
+            if applied:
+                coder.commit()
+            else:
+                coder.discard()
+        self._masks = {place: mask for place, mask in self._masks.items() if place[0] > unit}
+        self._units.advance()
+
+    def take_sent(self) -> list[Sent]:
+        """What was written for each worker since the last call."""
+        return self._book.take_sent()
+
+    def snapshot(self) -> bytes:
+        """What the coders know as of the last commit; it belongs into the snapshots of the segments."""
+        ends = [(end, kept) for end, coder in self._coders.items() if (kept := coder.snapshot())]
+        return msgspec.msgpack.encode(sorted(ends, key=lambda item: item[0]))
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go back to a snapshot; what is under way is forgotten.
+
+        Raises
+        ------
+        CodecError
+            It is not one of this worker's part in this job.
+        """
+        try:
+            ends = msgspec.msgpack.decode(snapshot, type=list[tuple[_End, bytes]])
+        except msgspec.MsgspecError as error:
+            raise CodecError(f"a snapshot of codecs is damaged: {error}") from None
+        self._coders, self._masks = {}, {}
+        for (way, gradient, name), kept in ends:
+            if way not in self._book.forms or name not in self._recipes:
+                raise CodecError(
+                    f"a snapshot of codecs has {name[:64]!r} for value {way[2]}, which is not written so:"
+                    " it belongs to another worker or job"
+                )
+            self._coder(way, gradient, name).restore(kept)
+
+    @property
+    def remembered_bytes(self) -> int:
+        """Memory that masks take."""
+        return sum(mask.nbytes for mask in self._masks.values())
+
+    def _coder(self, way: Way, gradient: bool, name: str) -> Coder:
+        end = (way, gradient, name)
+        if end not in self._coders:
+            self._coders[end] = self._recipes[name].coder()
+        return self._coders[end]
+
+    def _unit(self, parcel: AnyParcel) -> Unit:
+        unit = self._units.get(parcel.unit)
+        if unit is None:
+            raise CodecError(
+                f"{self._book.said(parcel)} is of unit {parcel.unit}, which is over or never was"
+            )
+        return unit
+
+    def _context(self, parcel: AnyParcel, mask: Mask | None) -> Context:
+        unit = self._unit(parcel)
+        _, consumer, value = way_of(parcel)
+        return Context.at(
+            self._seed, unit.step, parcel.microbatch, value,
+            train=unit.train, gradient=parcel.gradient, target=consumer, mask=mask,
+        )  # fmt: skip
+
+    def _remember(self, parcel: AnyParcel, mask: Mask | None) -> None:
+        if mask is not None and self._keeps_masks and not parcel.gradient and self._unit(parcel).train:
+            self._masks[parcel.unit, parcel.microbatch, way_of(parcel)] = mask
+
+    def _mask_of(self, gradient: AnyParcel) -> Mask | None:
+        """Of the activation whose gradient this is, which is the last to need it."""
+        return self._masks.pop((gradient.unit, gradient.microbatch, way_of(gradient)), None)
+
+
+def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> int:
+    """What codecs take beside the segments: masks of the plan's window, and a tensor that is read or written.
+
+    A mask is at most a bit for each element; of a tensor its payload and what it becomes are there at once.
+    """
+    if not training.codecs:
+        return 0
+    forms = LinkBook(worker, plan, training, segments).forms.values()
+    masks = sum(-(-form.elements // 8) for form in forms) if _masks_matter(training.codecs) else 0
+    return masks * plan.window + 2 * max((form.nbytes for form in forms), default=0)
+
+
+def _masks_matter(codebook: Sequence[str]) -> bool:
+    return any(map(gives_mask, codebook)) and any(map(needs_mask, codebook))
+
+
+def _over(memory: memoryview, form: Form) -> np.ndarray:
+    return np.frombuffer(memory, _DTYPES[form.dtype]).reshape(form.shape)

@@ -1,0 +1,62 @@
+"""Codecs of an emulated job: payloads as long and times as long as a codec declares, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from farflung.codec.catalogue import declared
+from farflung.opdag.segment import Segment
+from farflung.plan import LinkCodec, Plan
+from farflung.runtime.emulated.device import EmulatedDevice
+from farflung.runtime.link_book import Form, LinkBook, way_of
+from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.training import Training
+
+HEADER_BYTES = 8
+
+
+class EmulatedCoding:
+    """See `runtime.coding.Coding`. A codec takes a core of the host, as it does where devices are real."""
+
+    def __init__(
+        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], device: EmulatedDevice
+    ) -> None:
+        self._declared = {name: declared(name) for name in training.codecs}
+        self._book = LinkBook(worker, plan, training, segments)
+        self._device = device
+
+    def set(self, codecs: Sequence[LinkCodec]) -> None:
+        self._book.set(codecs)
+
+    def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
+        data = parcel.payload
+        if data is None:
+            return Parcel(*parcel[:-1], None)
+        number, name = self._book.chosen(parcel)
+        if number:
+            form = self._book.forms[way_of(parcel)]
+            self._device.wait(_gigabytes(form) / self._declared[name].encode_gbps)
+            data = data[: HEADER_BYTES + int(form.elements * self._declared[name].bits / 8)]
+        self._book.count(parcel, len(data))
+        return Parcel(*parcel[:-1], Coded(number, data))
+
+    def decode(self, parcel: Parcel[Coded], allocate: Callable[[int], memoryview]) -> Parcel[memoryview]:
+        coded = parcel.payload
+        if coded is not None and coded.codec:
+            form, name = self._book.wrote(parcel, coded.codec)
+            self._device.wait(_gigabytes(form) / self._declared[name].decode_gbps)
+        return Parcel(*parcel[:-1], None if coded is None else coded.data)
+
+    def is_early(self, parcel: Parcel[Coded]) -> bool:
+        return False
+
+    def decided(self, unit: int, applied: bool) -> None:
+        """Nothing was learned."""
+
+    def take_sent(self) -> list[Sent]:
+        return self._book.take_sent()
+
+
+def _gigabytes(form: Form) -> float:
+    """In fp32, as speeds are declared."""
+    return form.elements * 4 / 1e9

@@ -1,0 +1,132 @@
+"""What is written on a worker's links: which values a codec may write, with which one, and how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from farflung.errors import CodecError
+from farflung.opdag.graph import ITEM_BYTES
+from farflung.opdag.segment import Segment
+from farflung.plan import FEEDER, LinkCodec, Plan
+from farflung.plan.rung import DENSE, Rung
+from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.training import Training
+
+Way: TypeAlias = tuple[int, int, int]  # producer segment, consumer segment, value
+AnyParcel: TypeAlias = Parcel[memoryview] | Parcel[Coded]
+
+CODABLE = ("float32", "float16", "bfloat16")
+_FP32_BYTES = 4
+
+
+class Form(NamedTuple):
+    """The tensors that travel on one way."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take as they are."""
+        return self.elements * ITEM_BYTES[self.dtype]
+
+
+def way_of(parcel: AnyParcel) -> Way:
+    """The way of a value, or of the value whose gradient this is."""
+    ends = (parcel.target, parcel.source) if parcel.gradient else (parcel.source, parcel.target)
+    return (*ends, parcel.value)
+
+
+class LinkBook:
+    """Of one worker in one attempt.
+
+    A codec may write a float with a gradient that goes from one worker to another; everything else is dense.
+
+    Raises
+    ------
+    CodecError
+        A link of the plan has a codec that is not in the job's codebook.
+    """
+
+    def __init__(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> None:
+        self._worker = worker
+        self._plan = plan
+        self._codebook = training.codecs
+        self._numbers = {DENSE: 0} | {name: 1 + n for n, name in enumerate(training.codecs)}
+        here = {segment.number: segment for segment in segments}
+        self.forms = _forms(plan, here, training.microbatch_size)
+        self._rungs: dict[str, Rung] = {}
+        self._sent: dict[str, Sent] = {}
+        self.set(plan.codecs)
+
+    def set(self, codecs: Sequence[LinkCodec]) -> None:
+        """From now on links are written so. Links that are not named are dense; CodecError as above."""
+        for link in codecs:
+            for name in Rung.of(link.codec):
+                if name not in self._numbers:
+                    raise CodecError(
+                        f"the link {link.source} -> {link.target} is to be written with {name!r}, which the"
+                        " job did not name among its codecs"
+                    )
+        self._rungs = {link.target: Rung.of(link.codec) for link in codecs if link.source == self._worker}
+
+    def chosen(self, parcel: AnyParcel) -> tuple[int, str]:
+        """With which codec of the codebook to write what leaves: its number and name, 0 for dense."""
+        rung = self._rungs.get(self._plan.worker_of(parcel.target)) if way_of(parcel) in self.forms else None
+        name = DENSE if rung is None else rung.gradient if parcel.gradient else rung.activation
+        return self._numbers[name], name
+
+    def wrote(self, parcel: AnyParcel, number: int) -> tuple[Form, str]:
+        """What came, and the codec by its number in the frame; CodecError if it cannot be."""
+        form = self.forms.get(way_of(parcel))
+        if form is None or not 0 < number <= len(self._codebook):
+            raise CodecError(f"{self.said(parcel)} came with codec {number}, which it cannot have")
+        return form, self._codebook[number - 1]
+
+    def count(self, parcel: AnyParcel, payload_bytes: int, not_finite: bool = False) -> None:
+        """A payload of so many bytes was written; what goes to the feeder is not counted."""
+        if parcel.target == FEEDER:
+            return
+        form = self.forms.get(way_of(parcel))
+        tensor_bytes = payload_bytes if form is None else form.elements * _FP32_BYTES
+        target = self._plan.worker_of(parcel.target)
+        before = self._sent.get(target, Sent(target, 0, 0))
+        self._sent[target] = Sent(
+            target,
+            before.tensor_bytes + tensor_bytes,
+            before.payload_bytes + payload_bytes,
+            before.not_finite + not_finite,
+        )
+
+    def take_sent(self) -> list[Sent]:
+        """What was written for each worker since the last call."""
+        sent, self._sent = self._sent, {}
+        return list(sent.values())
+
+    def said(self, parcel: AnyParcel) -> str:
+        """Names a parcel and who sent it, for a sentence."""
+        kind = "the gradient of value" if parcel.gradient else "value"
+        peer = self._plan.worker_of(parcel.source)
+        return f"{kind} {parcel.value} of microbatch {parcel.microbatch} from {peer}"
+
+
+def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[Way, Form]:
+    found: dict[Way, Form] = {}
+    for edge in plan.edges:
+        here = segments.get(edge.source) or segments.get(edge.target)
+        if here is None or edge.source == FEEDER or not edge.differentiable:
+            continue
+        if plan.worker_of(edge.source) == plan.worker_of(edge.target):
+            continue
+        value_type = here.values[edge.value]
+        form = Form(value_type.dtype, value_type.shape_at(batch))
+        if form.dtype in CODABLE and form.elements:
+            found[edge.source, edge.target, edge.value] = form
+    return found

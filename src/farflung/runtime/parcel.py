@@ -1,0 +1,42 @@
+"""What segments send each other: one value or gradient of one microbatch."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+Payload = TypeVar("Payload")
+
+
+class Coded(NamedTuple):
+    """A tensor as it travels: `codec` is 0 where `data` are its own bytes, else says what wrote them."""
+
+    codec: int
+    data: memoryview
+
+
+class Parcel(NamedTuple, Generic[Payload]):
+    """One value or gradient of one microbatch between two segments; without payload an empty gradient.
+
+    The payload is an array of the backend within an executor, its bytes between that and what codes them, and
+    `Coded` on links.
+    """
+
+    unit: int
+    microbatch: int
+    source: int
+    target: int
+    value: int
+    gradient: bool
+    payload: Payload | None
+
+
+class Sent(NamedTuple):
+    """What was written for one worker: bytes of the tensors in fp32, and of their payloads.
+
+    `not_finite` counts the tensors that went as they are because a codec cannot write infinity or NaN.
+    """
+
+    target: str
+    tensor_bytes: int
+    payload_bytes: int
+    not_finite: int = 0

@@ -1,0 +1,48 @@
+"""How many bytes left since the last unit, as links counted them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from farflung.protocol.messages import UnitReady
+
+
+class Counters(Protocol):
+    """What has been sent since the worker started, framing included; `Peers` counts it."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """To everybody."""
+
+    def bytes_sent_to(self, peer: str) -> int:
+        """To one of them."""
+
+
+class Meter:
+    """Reads the counters once a unit.
+
+    What is still queued when a worker is ready counts for its next unit: over a run that is the end of one.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._total = 0
+        self._by_peer: dict[str, int] = {}
+
+    def begin(self, peers: frozenset[str]) -> None:
+        """Count from now on."""
+        self._total = self._counters.bytes_sent
+        self._by_peer = {peer: self._counters.bytes_sent_to(peer) for peer in peers}
+
+    def fill(self, ready: UnitReady) -> UnitReady:
+        """Put what left since the last reading, or since the beginning, into a `UnitReady`."""
+        sent = self._counters.bytes_sent - self._total
+        self._total += sent
+        links = []
+        for link in ready.links:
+            now = self._counters.bytes_sent_to(link.target)
+            before, self._by_peer[link.target] = self._by_peer.get(link.target, 0), now
+            links.append(msgspec.structs.replace(link, wire_bytes=now - before))
+        return msgspec.structs.replace(ready, bytes_sent=sent, links=links)

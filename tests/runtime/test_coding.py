@@ -1,0 +1,188 @@
+"""Codecs between workers, in one process: what stays equal, repeats, is forgotten, and is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned
+from tests.zoo import case
+from torch import Tensor
+
+from farflung.errors import CodecError
+from farflung.opdag.segment import Segment
+from farflung.plan import LinkCodec, Plan
+from farflung.plan.rung import codebook_of
+from farflung.planner import PlannedJob
+from farflung.runtime.coding import Coding
+from farflung.runtime.optimizer import AdamW
+from farflung.runtime.parcel import Coded, Parcel
+from farflung.runtime.training import Training
+
+torch.set_num_threads(1)
+SAMPLES, MICROBATCHES, WORKERS = 2, 3, 3
+RUNGS = ["int8/int4-stochastic", "hadamard4/eden4", "row-topk30-int4/masked30-int4", "topk5-bf16+zstd"]
+
+
+def training(*rungs: str) -> Training:
+    return Training(9, MICROBATCHES, SAMPLES, AdamW(lr=1e-3), seed=7, codecs=codebook_of(rungs))
+
+
+def everywhere(plan: Plan, rung: str) -> list[LinkCodec]:
+    return [LinkCodec(a, b, rung, 1.0) for a in plan.workers() for b in sorted(plan.neighbours(a))]
+
+
+def side(name: str, rung: str, *more: str) -> SideBySide:
+    module, graph = captured(case(name), SAMPLES)
+    job = planned(graph, training(), WORKERS)
+    plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, rung))
+    return SideBySide(module, graph, PlannedJob(plan, job.segments), training(rung, *more))
+
+
+def train(side: SideBySide, name: str, steps: Sequence[int]) -> list[float]:
+    losses = []
+    for step in steps:
+        losses.append(side.accumulate(microbatches(case(name), SAMPLES, MICROBATCHES, step))[0])
+        side.apply()
+    return losses
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_a_codec_without_loss_changes_no_bit(name: str) -> None:
+    coded = side(name, "dense+zstd")
+    losses = train(coded, name, range(3))
+    dense = side(name, "dense")
+    assert train(dense, name, range(3)) == losses
+    assert same(coded.state, dense.state)
+    assert sum(sent.payload_bytes for sent in coded.pipeline.take_sent().values()) > 0
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_a_run_repeats_bit_for_bit_and_forgets_its_masks(name: str, rung: str) -> None:
+    runs = [side(name, rung) for _ in range(2)]
+    losses = [train(run, name, range(3)) for run in runs]
+    assert losses[0] == losses[1]
+    assert same(runs[0].state, runs[1].state)
+    assert all(np.isfinite(losses[0]))
+    assert not same(runs[0].state, dict(runs[0].states()[1]))
+    assert all(not coding.remembered_bytes for coding in runs[0].pipeline.codings.values())
+    for sent in runs[0].pipeline.take_sent().values():
+        assert sent.payload_bytes * 1.5 < sent.tensor_bytes
+
+
+def test_the_gradient_of_a_masked_activation_is_where_it_was_sent() -> None:
+    run = side("gpt", "row-topk30-bf16/masked30-bf16")
+    carried: list[tuple[Parcel[Tensor], Parcel[Tensor]]] = []
+    whole = run.pipeline._carried
+
+    def noted(source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
+        carried.append((parcel, whole(source, target, parcel)))
+        return carried[-1][1]
+
+    run.pipeline._carried = noted  # type: ignore[method-assign]
+    train(run, "gpt", [0])
+    kept = {p[1:5]: read.payload != 0 for p, read in carried if not p.gradient and p.payload is not None}
+    gradients = [read for p, read in carried if p.gradient and read.payload is not None]
+    assert gradients
+    for gradient in gradients:
+        mask = kept[gradient.microbatch, gradient.target, gradient.source, gradient.value]
+        assert gradient.payload is not None
+        assert not gradient.payload[~mask].any()
+        assert gradient.payload[mask].any()
+
+
+def test_links_change_their_codecs_between_two_steps() -> None:
+    run = side("gpt", "int8/eden4", "bf16")
+    train(run, "gpt", [0])
+    rough = sum(sent.payload_bytes for sent in run.pipeline.take_sent().values())
+    run.pipeline.set_codecs(everywhere(run.pipeline._plan, "bf16"))
+    train(run, "gpt", [1])
+    fine = sum(sent.payload_bytes for sent in run.pipeline.take_sent().values())
+    assert fine > 1.5 * rough
+
+
+def test_plain_passes_are_those_of_no_codec() -> None:
+    coded, dense = side("gpt", "int4"), side("gpt", "dense")
+    batch = microbatches(case("gpt"), SAMPLES, MICROBATCHES, 0)
+    assert coded.pipeline.run(0, batch, plain=True) == dense.pipeline.run(0, batch)
+    assert not coded.pipeline.take_sent()
+
+
+class Ends:
+    """Both ends of the first link of a plan with two workers, and one activation that crosses it."""
+
+    def __init__(self, rung: str) -> None:
+        graph = captured(case("gpt"), SAMPLES)[1]
+        job = planned(graph, training(), 2)
+        plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, rung))
+        edge = next(e for e in plan.edges if e.source >= 0 and e.differentiable)
+        self.bytes = edge.bytes
+        self.place = (0, 0, edge.source, edge.target, edge.value, False)
+        self.codings = [self.coding(plan, worker, job.segments, rung) for worker in plan.workers()]
+
+    def coding(self, plan: Plan, worker: str, segments: Sequence[Segment], rung: str) -> Coding:
+        mine = [segments[number] for number in plan.segments_of(worker)]
+        return Coding(worker, plan, training(rung), mine)
+
+    def sent(self, numbers: np.ndarray) -> Parcel[Coded]:
+        return self.codings[0].encode(Parcel(*self.place, memoryview(numbers).cast("B")))
+
+    def read(self, parcel: Parcel[Coded]) -> np.ndarray:
+        memory = self.codings[1].decode(parcel, lambda size: memoryview(bytearray(size))).payload
+        assert memory is not None
+        return np.frombuffer(memory, np.float32)
+
+    def numbers(self) -> np.ndarray:
+        return np.random.default_rng(1).standard_normal(self.bytes // 4).astype(np.float32)
+
+
+def test_what_is_not_finite_goes_as_it_is_and_is_counted() -> None:
+    ends = Ends("int8")
+    numbers = ends.numbers()
+    numbers[3] = np.inf
+    assert np.array_equal(ends.read(ends.sent(numbers)), numbers)
+    (sent,) = ends.codings[0].take_sent()
+    assert (sent.not_finite, sent.tensor_bytes) == (1, numbers.nbytes)
+    ends.sent(ends.numbers())
+    (sent,) = ends.codings[0].take_sent()
+    assert sent.not_finite == 0
+
+
+def test_a_damaged_payload_is_one_line_that_names_who_sent_it() -> None:
+    ends = Ends("int8")
+    sent = ends.sent(ends.numbers())
+    assert sent.payload is not None
+    cut = sent._replace(payload=Coded(1, sent.payload.data[:-1]))
+    with pytest.raises(CodecError, match=r"value \d+ of microbatch 0 from worker-0 cannot be read"):
+        ends.read(cut)
+    with pytest.raises(CodecError, match="came with codec 2, which it cannot have"):
+        ends.read(sent._replace(payload=Coded(2, sent.payload.data)))
+
+
+def test_a_codec_that_the_job_did_not_name_is_refused() -> None:
+    graph = captured(case("gpt"), SAMPLES)[1]
+    job = planned(graph, training(), 2)
+    plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, "int8"))
+    with pytest.raises(CodecError, match=r"worker-0 -> worker-1 is to be written with 'int8', which the job"):
+        Coding("worker-0", plan, training("int4"), job.segments)
+    with pytest.raises(CodecError, match="there is no codec 'int9'"):
+        Coding("worker-0", job.plan, training("int9"), job.segments)
+
+
+def test_snapshots_are_held_against_the_job() -> None:
+    ends = Ends("int8")
+    for coding in ends.codings:
+        coding.restore(coding.snapshot())
+    with pytest.raises(CodecError, match="damaged"):
+        ends.codings[0].restore(b"\xc1")
+    other = msgspec.msgpack.encode([(((8, 9, 10), False, "int8"), b"x")])
+    with pytest.raises(CodecError, match="belongs to another worker or job"):
+        ends.codings[0].restore(other)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 
@@ -22,6 +23,7 @@ from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.able import Needs, unable
 from farflung.planner.assignment import Options
+from farflung.planner.compression.fixed import fixed, require_known, scheduler_for, unused
 from farflung.planner.draws import draws, draws_notes
 from farflung.planner.recomputing import everywhere, recomputing_notes
 from farflung.planner.schedulers import scheduler
@@ -74,6 +76,7 @@ def _answer(question: Question) -> Made | Lacking:
     if found and len(able) < max(question.count, 1):
         return Lacking(found)
     question = msgspec.structs.replace(question, workers=able)
+    require_known(question.codecs, able, training.codecs)
     if question.topology is None:
         made, prediction = _balanced(question, graph), None
     else:
@@ -85,7 +88,7 @@ def _answer(question: Question) -> Made | Lacking:
     _check_size(sum(len(program.program) for program in programs))
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
-    notes = draws_notes(draws(graph), made.plan.workers(), frameworks)
+    notes = [*draws_notes(draws(graph), made.plan.workers(), frameworks), *unused(made.plan, question.codecs)]
     return Made(made.plan, programs, owned, prediction, found, notes)
 
 
@@ -93,7 +96,7 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
     """Equal shares for workers of whom nothing is known."""
     workers = question.workers[: question.count or None]
     training = question.training
-    return plan_job(
+    made = plan_job(
         graph,
         training.microbatches,
         training.microbatch_size,
@@ -101,6 +104,8 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
         exactly=question.count > 0,
         recompute=question.recompute == "always",
     )
+    codecs = list(fixed(made.plan, question.codecs))
+    return replace(made, plan=msgspec.structs.replace(made.plan, codecs=codecs))
 
 
 def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction]:
@@ -116,12 +121,15 @@ def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction
         recompute=question.recompute != "never",
         seconds=question.search_seconds,
     )
-    schedule = scheduler(question.scheduler)(topology, workload, options)
+    conditions = Conditions(efficiency=question.efficiency)
+    schedule = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)(
+        topology, workload, options
+    )
     if question.recompute == "always":
         schedule = everywhere(schedule, topology, options)
     made = place(graph, schedule.assignment, training.microbatch_size)
     joined, parted = joined_part(topology)
-    simulation = simulate(made.plan, joined, Conditions(efficiency=question.efficiency))
+    simulation = simulate(made.plan, joined, conditions)
     used = set(made.plan.workers())
     notes = [*schedule.notes, *recomputing_notes(made.plan), *question.assumed]
     return made, Prediction(

@@ -63,6 +63,7 @@ def _question(command: RunPlanner, measured: Measured | None, search_seconds: fl
         assumed=[] if measured is None or is_own else list(measured.assumed),
         search_seconds=search_seconds,
         abilities=dict(command.abilities),
+        codecs=wishes.codecs,
     )
 
 

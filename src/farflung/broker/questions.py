@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from farflung.plan import Plan, Prediction, Recompute, Topology
+from farflung.plan import CodecWishes, Plan, Prediction, Recompute, Topology
 from farflung.plan.ability import Ability
-from farflung.plan.wishes import AUTO
+from farflung.plan.wishes import ALL_DENSE, AUTO
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
@@ -16,7 +16,7 @@ class Question(msgspec.Struct, frozen=True):
 
     `topology` is None where nothing is known of the workers; `measured` says that the fleet measured it, and
     `assumed` what of it was not. A search ends after `search_seconds` of CPU time. `abilities` say what each
-    worker can compute.
+    worker can compute, `codecs` how links are to be written.
     """
 
     graph: bytes
@@ -31,6 +31,7 @@ class Question(msgspec.Struct, frozen=True):
     assumed: list[str] = []
     search_seconds: float = 0.0
     abilities: dict[str, Ability] = {}
+    codecs: CodecWishes = ALL_DENSE
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):

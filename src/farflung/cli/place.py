@@ -10,7 +10,7 @@ from farflung.cli.planning_options import the_efficiency, the_recompute, the_top
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
-    from farflung.plan import Wishes
+    from farflung.plan import CodecWishes, Wishes
 
 MOST_LOCAL = 256
 
@@ -41,6 +41,7 @@ def place_of(
     scheduler: str,
     efficiency: float | None,
     recompute: str,
+    codecs: CodecWishes,
 ) -> Place:
     """What the options say; JobError where they contradict, before a minute is spent on the model."""
     if local is not None and (broker is not None or token is not None or workers or on or topology):
@@ -55,7 +56,7 @@ def place_of(
     if workers < 0:
         raise JobError(f"--workers must be 0 (all) or more, found {workers}")
     frameworks, chosen = _frameworks(local, backends), _chosen(on)
-    wishes = _wishes(topology, scheduler, efficiency, chosen, recompute)
+    wishes = _wishes(topology, scheduler, efficiency, chosen, recompute, codecs)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
     return Place(local or 0, local or workers or len(chosen), pool, frameworks, wishes)
 
@@ -88,7 +89,12 @@ def _chosen(on: str | None) -> list[str]:
 
 
 def _wishes(
-    topology: str | None, scheduler: str, efficiency: float | None, chosen: Sequence[str], recompute: str
+    topology: str | None,
+    scheduler: str,
+    efficiency: float | None,
+    chosen: Sequence[str],
+    recompute: str,
+    codecs: CodecWishes,
 ) -> Wishes:
     from farflung.plan import Wishes
     from farflung.planner.schedulers import scheduler as scheduler_called
@@ -99,4 +105,4 @@ def _wishes(
     unknown = [id for id in chosen if found is not None and id not in found.ids]
     if unknown:
         raise JobError(f"--on names {unknown[0]}, which the topology does not have")
-    return Wishes(scheduler, found, efficiency, the_recompute(recompute))
+    return Wishes(scheduler, found, efficiency, the_recompute(recompute), codecs)

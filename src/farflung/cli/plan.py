@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
+from farflung.cli.codec_options import CodecOption, the_codecs
 from farflung.cli.identity import TokenText
 from farflung.cli.job_options import JobArgument, PrecisionOption, the_precision
 from farflung.cli.output import note, print_json, print_text
@@ -46,6 +47,7 @@ def plan(
     ] = None,
     efficiency: EfficiencyOption = None,
     recompute: RecomputeOption = "auto",
+    codec: CodecOption = None,
     precision: PrecisionOption = None,
     profile: Annotated[
         Path | None,
@@ -86,9 +88,10 @@ def plan(
         reached, assumed = the_efficiency(efficiency, measured=True), told.assumed
     else:
         where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
+    codecs = the_codecs(codec)
     number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
     scheduler_called(scheduler)
-    loaded = load_job(job, precision=computing)
+    loaded = load_job(job, precision=computing, codec=codecs.every)
     with searching() as tell, quietly():
         found = planned(
             loaded,
@@ -98,6 +101,7 @@ def plan(
             microbatches=number,
             efficiency=reached,
             recompute=when,
+            codecs=codecs.wishes,
             profile=profile,
             budget=Options.budget if budget is None else budget,
             seed=seed,

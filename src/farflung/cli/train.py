@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.codec_options import CodecOption, the_codecs
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.job_options import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
@@ -60,6 +61,7 @@ def train(
     scheduler: SchedulerOption = "auto",
     efficiency: EfficiencyOption = None,
     recompute: RecomputeOption = "auto",
+    codec: CodecOption = None,
     steps: StepsOption = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB]")] = None,
     text: TextOption = None,
@@ -71,10 +73,13 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
-    place = place_of(local, broker, token, workers, backends, on, topology, scheduler, efficiency, recompute)
+    codecs = the_codecs(codec)
+    place = place_of(
+        local, broker, token, workers, backends, on, topology, scheduler, efficiency, recompute, codecs.wishes
+    )
     computing = the_precision(precision)
     identity = None if place.local else _identity(folder_of("submitter", folder), broker, token)
-    loaded, path = _load(job, steps, text, computing, out)
+    loaded, path = _load(job, steps, text, computing, codecs.every, out)
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
         prepared = _prepare_emulated(loaded, emulated)
     else:
@@ -102,13 +107,18 @@ def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
 
 
 def _load(
-    path: Path, steps: int | None, text: Path | None, precision: Precision | None, out: Path | None
+    path: Path,
+    steps: int | None,
+    text: Path | None,
+    precision: Precision | None,
+    codec: str | None,
+    out: Path | None,
 ) -> tuple[Job, Path]:
     """The job and its run folder, which must be free before a minute is spent on the model."""
     from farflung.client.load import load_job
     from farflung.client.run_folder import RunFolder
 
-    job = load_job(path, steps=steps, text=text, precision=precision)
+    job = load_job(path, steps=steps, text=text, precision=precision, codec=codec)
     folder = out or Path("runs") / re.sub(r"[^\w.-]+", "-", job.name or "job")
     RunFolder.check(folder)
     return job, folder

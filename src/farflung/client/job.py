@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from farflung.data import Collate, collate
-from farflung.errors import JobError
+from farflung.errors import CodecError, JobError
 from farflung.opdag.precision import Precision
+from farflung.plan.rung import DENSE, Rung
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training
 
@@ -59,6 +60,9 @@ class Job:
         Fixes the order of the data and every random number of the training.
     clip
         Upper bound of the global gradient norm.
+    codec
+        With which rung links between workers are written, such as "int8/int4-stochastic" (docs/codecs.md);
+        `farflung train --codec` takes its place.
     validate_every
         Steps between evaluations; the first and the last step have one whenever `validation` is given.
     validation_batches
@@ -92,6 +96,7 @@ class Job:
     validation: Dataset | None = None
     seed: int = 0
     clip: float | None = None
+    codec: str = DENSE
     validate_every: int | None = None
     validation_batches: int = 8
     precision: Precision = "float32"
@@ -111,6 +116,7 @@ class Job:
             _require_whole("validate_every", self.validate_every, 1, MAXIMUM_COUNT)
         _require_whole("seed", self.seed, 0, MAXIMUM_SEED)
         _require_clip(self.clip)
+        _require_codec(self.codec)
         for name in ("loss", "collate", "sample"):
             _require_callable(name, getattr(self, name))
         _require_loss(self.loss)
@@ -223,6 +229,18 @@ def _require_clip(clip: object) -> None:
         return
     if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf:
         raise JobError(f"clip must be a positive number or None, found {clip!r}")
+
+
+def _require_codec(codec: object) -> None:
+    from farflung.codec.catalogue import recipe  # with numpy, which a job file has loaded anyway
+
+    if not isinstance(codec, str):
+        raise JobError(f"codec must be a text such as 'int8/int4-stochastic', found {_kind(codec)}")
+    try:
+        for name in Rung.of(codec):
+            recipe(name)
+    except CodecError as error:
+        raise JobError(f"codec {codec[:130]!r}: {error}") from None
 
 
 def _require_callable(name: str, value: object) -> None:

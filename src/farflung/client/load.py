@@ -28,6 +28,7 @@ def load_job(
     steps: int | None = None,
     text: str | Path | None = None,
     precision: Precision | None = None,
+    codec: str | None = None,
 ) -> Job:
     """Run a job file as `python FILE` would, call its `job()` and return the result.
 
@@ -37,7 +38,7 @@ def load_job(
     ----------
     path
         A Python file with `def job() -> farflung.Job`.
-    steps, precision
+    steps, precision, codec
         Take the place of the job's own.
     text
         What `farflung.data.text()` reads in place of the Python library.
@@ -56,6 +57,7 @@ def load_job(
         job,
         steps=job.steps if steps is None else steps,
         precision=job.precision if precision is None else precision,
+        codec=job.codec if codec is None else codec,
         name=path.stem[:64] if job.name is None else job.name,
     )
 

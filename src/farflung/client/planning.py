@@ -11,13 +11,14 @@ import msgspec
 from farflung.client.job import Job
 from farflung.client.modelled import Microbatches, model_of, number_of
 from farflung.errors import PlanError, TopologyError
-from farflung.plan import Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
-from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
+from farflung.plan import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
+from farflung.plan.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.able import require_able, unable
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.advice.what_if import MOST_CHANGES
 from farflung.planner.advice.what_if import what_if as effects_of
 from farflung.planner.assignment import Options
+from farflung.planner.compression.fixed import require_known, scheduler_for, unused
 from farflung.planner.draws import draws_notes
 from farflung.planner.recomputing import everywhere
 from farflung.planner.schedulers import scheduler as scheduler_called
@@ -60,6 +61,7 @@ def plan(
     microbatches: Microbatches = None,
     efficiency: float = DATA_SHEET_EFFICIENCY,
     recompute: Recompute = AUTO,
+    codecs: CodecWishes = ALL_DENSE,
     profile: Path | None = None,
     budget: int = Options.budget,
     seconds: float | None = None,
@@ -87,6 +89,8 @@ def plan(
     recompute
         Whether segments run forward twice in place of keeping what they computed: "auto" where memory asks
         for it, "always" or "never".
+    codecs
+        How links are written; a link of which they say nothing as the job says.
     profile
         What `farflung capture --profile` measured: operators then count by their time on that device, so
         `tflops` mean what a device sustains on this model.
@@ -106,8 +110,10 @@ def plan(
     PlanError
         There is no plan, and the message says what is missing; or `workers`, `budget` or `seed` cannot be.
     """
-    search, fleet = scheduler_called(scheduler), _topology(topology)
-    conditions = _conditions(efficiency, None)
+    fleet, conditions = _topology(topology), _conditions(efficiency, None)
+    codecs = codecs.otherwise(job.codec)
+    require_known(codecs, fleet.ids, codecs.codebook)
+    search = scheduler_for(codecs, scheduler_called(scheduler), conditions)
     number_of(job, microbatches)
     _require_possible(fleet, workers, budget, seed)
     tell("capturing the model")
@@ -145,7 +151,7 @@ def plan(
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     notes = draws_notes(model.draws, schedule.plan.workers(), frameworks)
-    return msgspec.structs.replace(found, notes=[*found.notes, *notes])
+    return msgspec.structs.replace(found, notes=[*found.notes, *notes, *unused(schedule.plan, codecs)])
 
 
 def simulate(

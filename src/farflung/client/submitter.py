@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
+import msgspec
+
 from farflung.client.attempt import Attempt
 from farflung.client.books import Books, Outcome
 from farflung.client.errands import Errands
@@ -97,7 +99,8 @@ class Submitter:
         self._identity = identity
         self._workers = workers
         self._on = list(on)
-        self._wishes = wishes
+        codecs = wishes.codecs.otherwise(prepared.job.codec)
+        self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._timeouts = timeouts or Timeouts()
         self.books = Books(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -147,7 +150,7 @@ class Submitter:
         submit = Submit(
             name,
             prepared.program,
-            prepared.training,
+            msgspec.structs.replace(prepared.training, codecs=self._wishes.codecs.codebook),
             self._workers,
             self._on,
             self._wishes,

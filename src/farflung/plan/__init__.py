@@ -5,14 +5,16 @@ from farflung.plan.plan import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.plan.plan_file import read_plan, write_plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plan.topology_file import encode_topology, read_topology, write_topology
-from farflung.plan.wishes import NO_WISHES, Prediction, Recompute, Wishes
+from farflung.plan.wishes import NO_WISHES, CodecWishes, LinkWish, Prediction, Recompute, Wishes
 
 __all__ = [
     "FEEDER",
     "NO_WISHES",
+    "CodecWishes",
     "Edge",
     "Link",
     "LinkCodec",
+    "LinkWish",
     "Placement",
     "Plan",
     "Prediction",

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from farflung.plan.rung import DENSE, RungName, codebook_of
 from farflung.plan.topology import Topology
 
 Word = Annotated[str, Meta(max_length=128)]
@@ -26,19 +27,52 @@ MEASURED_EFFICIENCY = 0.7
 models, 0.70 in the median (docs/planner.md, "What a segment costs")."""
 
 
+class LinkWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """With which rung the link from one worker to another is to be written."""
+
+    source: Word
+    target: Word
+    rung: RungName
+
+
+class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """With which rung links are to be written: every link, and those that are named, each once."""
+
+    every: RungName = DENSE
+    links: Annotated[tuple[LinkWish, ...], Meta(max_length=100_000)] = ()
+
+    def __post_init__(self) -> None:
+        if len({(wish.source, wish.target) for wish in self.links}) < len(self.links):
+            raise ValueError("a link may be given one codec")
+
+    def otherwise(self, rung: str) -> CodecWishes:
+        """The same, with `rung` for the links of which these wishes say nothing."""
+        return self if self.every != DENSE else msgspec.structs.replace(self, every=rung)
+
+    @property
+    def codebook(self) -> tuple[str, ...]:
+        """Every codec that these rungs need."""
+        return codebook_of([self.every, *(wish.rung for wish in self.links)])
+
+
+ALL_DENSE = CodecWishes()
+
+
 class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By which scheduler a job is planned, and what it believes of the workers.
 
     `topology` takes the place of what the fleet has measured; without either, segments are balanced over
     workers that are taken to be equal. `efficiency` is the part of their TFLOP/s that devices reach; None is
     what the topology's kind suggests. `recompute` says whether segments run forward twice in place of keeping
-    what they computed: where memory asks for it, all of them, or none.
+    what they computed: where memory asks for it, all of them, or none. `codecs` say how links are written,
+    with names of the training's codebook.
     """
 
     scheduler: Word = AUTO
     topology: Topology | None = None
     efficiency: Annotated[float, Meta(gt=0, le=1)] | None = None
     recompute: Recompute = AUTO
+    codecs: CodecWishes = ALL_DENSE
 
 
 NO_WISHES = Wishes()

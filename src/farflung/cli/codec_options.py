@@ -1,0 +1,75 @@
+"""How links are to be written, as the commands that train and plan are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.errors import CodecError, PlanError
+
+if TYPE_CHECKING:
+    from farflung.plan import CodecWishes
+
+CodecOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--codec",
+        metavar="RUNG|A->B=RUNG",
+        help="How links between workers are written: for activations/gradients, such as int8/int4-stochastic"
+        " (docs/codecs.md). With A->B= only that link; may be repeated.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """`every` takes the place of the job's own rung, if it is given; `wishes` name single links."""
+
+    every: str | None
+    wishes: CodecWishes
+
+
+def the_codecs(given: Sequence[str] | None) -> Codecs:
+    """What `--codec` says.
+
+    Raises
+    ------
+    PlanError
+        It names no codec that there is, or says two things of one link.
+    """
+    from farflung.plan import CodecWishes, LinkWish
+
+    every: str | None = None
+    links: dict[tuple[str, str], LinkWish] = {}
+    for text in given or ():
+        ends, equals, rung = text.rpartition("=")
+        name = _rung(rung.strip(), text)
+        if not equals:
+            if every is not None:
+                raise PlanError(f"--codec is given twice for every link: {every} and {name}")
+            every = name
+            continue
+        source, arrow, target = (part.strip() for part in ends.partition("->"))
+        if not (arrow and source and target) or source == target:
+            raise PlanError(f"--codec takes RUNG or A->B=RUNG with the ids of two workers, found {text!r}")
+        if (source, target) in links:
+            raise PlanError(f"--codec is given twice for {source} -> {target}")
+        links[source, target] = LinkWish(source, target, name)
+    return Codecs(every, CodecWishes(links=tuple(links.values())))
+
+
+def _rung(name: str, text: str) -> str:
+    """The rung of that name, spelt as plans spell it."""
+    from farflung.codec.catalogue import recipe
+    from farflung.plan.rung import Rung
+
+    rung = Rung.of(name)
+    try:
+        for codec in rung:
+            recipe(codec)
+    except CodecError as error:
+        raise PlanError(f"--codec {text!r}: {error}") from None
+    return rung.name

@@ -9,22 +9,18 @@ import msgspec
 import pytest
 import torch
 from tests.end_to_end.fleets import Fleet, running, trained_state
-from tests.zoo import Batch, Case, case
+from tests.end_to_end.zoo_jobs import MICROBATCHES, job_of, microbatches_of
 from torch import Tensor, nn
 
 import farflung
 from farflung.client.check import capture_shapes
-from farflung.data import SampleOrder
 from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.opdag.capture.capture import LossModule
-from farflung.opdag.precision import Precision
 from farflung.plan import Wishes, only
 from farflung.runtime.check import gradient_difference, parameter_difference
 from farflung.runtime.reference import Reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-
-BATCH, MICROBATCHES = 8, 4
 
 
 @pytest.fixture(scope="module")
@@ -32,49 +28,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     torch.set_num_threads(1)
     with running(4, tmp_path_factory.mktemp("fleet")) as started:
         yield started
-
-
-class Items:
-    """A data set of a model's random samples."""
-
-    def __init__(self, which: Case, length: int = 96) -> None:
-        self._batch: Batch = which.batch(length, 7)
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Batch:
-        return {name: tensor[index] for name, tensor in self._batch.items()}
-
-
-def job_of(
-    name: str,
-    steps: int,
-    optimizer: object,
-    clip: float | None = None,
-    precision: Precision = "float32",
-) -> farflung.Job:
-    which = case(name)
-    return farflung.Job(
-        model=which.build(),
-        data=Items(which),
-        optimizer=optimizer,  # type: ignore[arg-type]
-        batch=BATCH,
-        microbatches=MICROBATCHES,
-        steps=steps,
-        clip=clip,
-        precision=precision,
-        seed=11,
-    )
-
-
-def microbatches_of(job: farflung.Job, step: int, parts: int = MICROBATCHES) -> list[Batch]:
-    indices = SampleOrder(len(job.data), BATCH, job.seed).indices(step)
-    items = [job.data[index] for index in indices]
-    stacked = {name: torch.stack([item[name] for item in items]) for name in items[0]}
-    split = {name: tensor.chunk(parts) for name, tensor in stacked.items()}
-    return [{name: pieces[at] for name, pieces in split.items()} for at in range(parts)]
 
 
 def eager(job: farflung.Job, parts: int = MICROBATCHES) -> tuple[list[float], dict[str, Tensor], nn.Module]:

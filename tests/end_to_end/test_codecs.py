@@ -1,0 +1,104 @@
+"""Jobs whose links are compressed: worker processes against one process with the same codecs, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from tests.end_to_end.fleets import Fleet, running, trained_state
+from tests.end_to_end.zoo_jobs import job_of, microbatches_of
+from torch import Tensor
+
+import farflung
+from farflung.client.check import capture_shapes
+from farflung.opdag import wire
+from farflung.plan import CodecWishes, LinkWish, Wishes, read_plan
+from farflung.planner import plan_graph
+from farflung.planner.compression.fixed import fixed
+from farflung.runtime.check import named_state, received
+from farflung.runtime.in_process import InProcessPipeline
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+STEPS, WORKERS = 3, 3
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    torch.set_num_threads(1)
+    with running(WORKERS, tmp_path_factory.mktemp("fleet")) as started:
+        yield started
+
+
+def job(name: str, codec: str) -> farflung.Job:
+    return job_of(name, STEPS, farflung.SGD(lr=0.05, momentum=0.9), codec=codec)
+
+
+def in_one_process(
+    job: farflung.Job, codecs: CodecWishes, folder: Path
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and trained state of the run's plan with the same codecs, in this process."""
+    training = msgspec.structs.replace(job.training(), codecs=codecs.codebook)
+    graph = wire.load_graph(wire.dump(capture_shapes(job).graph), job.microbatch_size)
+    names = [f"worker-{number}" for number in range(WORKERS)]
+    planned = plan_graph(graph, job.microbatches, job.microbatch_size, names)
+    plan = msgspec.structs.replace(planned.plan, codecs=list(fixed(planned.plan, codecs)))
+    assert read_plan(folder) == plan
+    module = copy.deepcopy(job.model)
+    state = named_state(module, graph)
+    segments = received(planned.programs, job.microbatch_size)
+    pipeline = InProcessPipeline(graph, plan, segments, state, training)
+    losses = []
+    for step in range(job.steps):
+        shares = pipeline.run(step, microbatches_of(job, step))
+        losses.append(sum(share.loss for share in shares))
+        pipeline.decide(step, 1.0)
+    return losses, module.state_dict()
+
+
+@pytest.mark.parametrize("rung", ["int8/int4-stochastic", "row-topk30-int4/masked30-int4+zstd"])
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_workers_compute_what_one_process_does_with_the_same_codecs(
+    fleet: Fleet, name: str, rung: str
+) -> None:
+    declared = job(name, rung)
+    summary, rows, folder = fleet.run(declared, WORKERS)
+    assert summary.state == "done", summary.reason
+    losses, state = in_one_process(declared, CodecWishes(rung), folder)
+    assert [row["loss"] for row in rows] == losses
+    ours = trained_state(folder, copy.deepcopy(declared.model))
+    assert all(torch.equal(ours[key], value) for key, value in state.items())
+
+
+def test_one_link_may_be_written_in_its_own_way(fleet: Fleet) -> None:
+    wishes = CodecWishes(
+        "int8", (LinkWish("worker-0", "worker-1", "dense"), LinkWish("worker-1", "worker-0", "eden4"))
+    )
+    declared = job("gpt", "dense")
+    summary, rows, folder = fleet.run(declared, WORKERS, Wishes(codecs=wishes))
+    assert summary.state == "done", summary.reason
+    codecs = {(link.source, link.target): link.codec for link in read_plan(folder).codecs}
+    assert codecs == {
+        ("worker-1", "worker-0"): "eden4",
+        ("worker-1", "worker-2"): "int8",
+        ("worker-2", "worker-1"): "int8",
+    }
+    losses, _ = in_one_process(declared, wishes, folder)
+    assert [row["loss"] for row in rows] == losses
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (CodecWishes("int9"), "there is no codec 'int9'"),
+        (CodecWishes(links=(LinkWish("worker-0", "nobody", "int8"),)), "there is no worker nobody"),
+    ],
+)
+def test_what_cannot_be_is_one_line(fleet: Fleet, wishes: CodecWishes, words: str) -> None:
+    summary, _, _ = fleet.run(job("gpt", "dense"), WORKERS, Wishes(codecs=wishes))
+    assert summary.state == "failed"
+    assert words in summary.reason and "\n" not in summary.reason

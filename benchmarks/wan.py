@@ -4,6 +4,9 @@ Every system trains the same model on the same data with the same batch, microba
 each rank or worker in a network namespace of its own; sides alternate. `--quick` takes a smaller model and
 fewer steps and stays under ten minutes; `--full` also trains the whole course in the lab, as a proof. Needs
 root and /dev/net/tun; `--testbed loopback` needs neither.
+
+With `--codec RUNG`, which may be repeated, farflung also races with its links written so. Its losses differ
+then, so its steps to the target are counted in a run of its own without a network, on the plain model.
 """
 
 from __future__ import annotations
@@ -24,12 +27,13 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.race import report
 from benchmarks.race.bounds import Bound, naive_bound, schedule_bound
+from benchmarks.race.coded import coded_reference
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LOOPBACK, Ground, LabGround, LoopbackGround, congestion_control
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, reference
 from benchmarks.race.result import PIPELINES, Proof, Result, proof, result
-from benchmarks.race.systems import BASELINES, FARFLUNG, race
+from benchmarks.race.systems import BASELINES, FARFLUNG, coded, race, rung_of
 
 from farflung.errors import FarflungError
 from farflung.lab.layout import lay_out
@@ -79,6 +83,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--testbed", required=True, help="a shipped testbed, a topology file, or loopback")
     parser.add_argument("--peers", default=",".join(BASELINES), help="baselines to race: %(default)s")
+    parser.add_argument(
+        "--codec", action="append", default=[], metavar="RUNG", help="race farflung with these codecs, too"
+    )
     parser.add_argument("--rounds", type=int, help="how often the sides alternate")
     parser.add_argument("--steps", type=int, help="measured steps of a round, after 2 of warm-up")
     size = parser.add_mutually_exclusive_group()
@@ -94,19 +101,27 @@ def compete(options: argparse.Namespace) -> Result:
     """All rounds on one ground."""
     mode = QUICK if options.quick else FULL if options.full else NORMAL
     rounds, measured = options.rounds or mode.rounds, options.steps or mode.steps
-    systems = [FARFLUNG, *_peers(options.peers)]
+    ours = [FARFLUNG, *map(coded, options.codec)]
+    systems = [*ours, *_peers(options.peers)]
     with folder(options.keep) as kept, ground(options.testbed) as place:
-        known = reference(mode.course, Path(tempfile.gettempdir()) / "farflung-race", tell)
+        cache = Path(tempfile.gettempdir()) / "farflung-race"
+        known = reference(mode.course, cache, tell)
         legs: list[Leg] = []
         sprint = msgspec.structs.replace(mode.course, steps=mode.warmup + measured, validate_every=0)
         for number in range(rounds):
             for name in systems if number % 2 == 0 else systems[::-1]:
-                legs.append(_leg(name, place, sprint, kept / f"{number}-{name}", mode.warmup))
+                legs.append(_leg(name, place, sprint, kept / _folder_name(number, name), mode.warmup))
+        references = {
+            name: coded_reference(_with(mode.course, name), _plan(kept / _folder_name(0, name)), cache, tell)
+            for name in ours[1:]
+        }
         bound = _bound(place, kept / f"0-{FARFLUNG}", known)
         schedule = _schedule_bound(place, kept / f"0-{FARFLUNG}", known)
-        found = result(place.name, mode.name, sprint, legs, known, bound, congestion_control(), schedule)
+        control = congestion_control()
+        found = result(place.name, mode.name, sprint, legs, known, references, bound, control, schedule)
         if options.full:
-            return msgspec.structs.replace(found, proofs=_prove(found, place, mode.course, kept, known))
+            proofs = _prove(found, place, mode.course, kept, {FARFLUNG: known, **references})
+            return msgspec.structs.replace(found, proofs=proofs)
         return found
 
 
@@ -145,8 +160,16 @@ def _peers(listed: str) -> list[str]:
     return names
 
 
+def _with(course: Course, system: str) -> Course:
+    return msgspec.structs.replace(course, codec=rung_of(system))
+
+
+def _folder_name(number: int, system: str) -> str:
+    return f"{number}-{system}".replace("/", "+").replace(" ", "-")
+
+
 def _leg(system: str, place: Ground, course: Course, runs: Path, warmup: int) -> Leg:
-    leg = race(system, place, course, runs, warmup)
+    leg = race(system, place, _with(course, system), runs, warmup)
     seconds = ", ".join(f"{each:.2f}" for each in leg.seconds)
     late = f"; VOID, {leg.late_p99_ms:.1f} ms late" if leg.void else ""
     tell(f"{place.name}: {system} took {seconds} s a step{late}")
@@ -174,13 +197,15 @@ def _plan(runs: Path) -> Plan:
     return msgspec.json.decode((runs / "run" / "plan.json").read_bytes(), type=Plan)
 
 
-def _prove(found: Result, place: Ground, course: Course, kept: Path, known: Reference) -> list[Proof]:
-    """Farflung and the faster pipeline over the whole course."""
+def _prove(
+    found: Result, place: Ground, course: Course, kept: Path, known: dict[str, Reference]
+) -> list[Proof]:
+    """Farflung, as it is in `known`, and the faster pipeline over the whole course."""
     rivals = [name for name in PIPELINES if name in found.systems]
     fastest = sorted(rivals, key=lambda name: found.systems[name].seconds_per_step)[:1]
     return [
-        proof(_leg(name, place, course, kept / f"whole-{name}", warmup=0), known)
-        for name in [FARFLUNG, *fastest]
+        proof(_leg(name, place, course, kept / f"whole-{_folder_name(0, name)}", warmup=0), reference)
+        for name, reference in [*known.items(), *((name, known[FARFLUNG]) for name in fastest)]
     ]
 
 

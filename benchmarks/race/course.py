@@ -14,7 +14,8 @@ from farflung.data import SampleOrder, collate, spread_indices
 class Course(msgspec.Struct, frozen=True):
     """Sizes of the model and of a step; the numbers of one race are the same for every system.
 
-    `validate_every` 0 means no evaluation.
+    `validate_every` 0 means no evaluation. `codec` is the rung that farflung writes its links with; the
+    baselines know of none.
     """
 
     layers: int = 8
@@ -28,6 +29,7 @@ class Course(msgspec.Struct, frozen=True):
     steps: int = 7
     validate_every: int = 0
     validation_batches: int = 16
+    codec: str = "dense"
 
     @property
     def microbatch_size(self) -> int:
@@ -59,6 +61,7 @@ class Course(msgspec.Struct, frozen=True):
             microbatches=self.microbatches,
             steps=self.steps,
             seed=self.seed,
+            codec=self.codec,
             validate_every=self.validate_every or None,
             validation_batches=self.validation_batches,
             name="race",

@@ -33,10 +33,9 @@ class Reference(msgspec.Struct, frozen=True):
         until = 0.8 * len(self.losses)
         return min(loss for step, loss in self.validation if step <= until)
 
-    @property
-    def steps_to_target(self) -> int:
-        """The first evaluated step at which the target is reached."""
-        return next(step for step, loss in self.validation if loss <= self.target_loss)
+    def steps_to(self, target_loss: float) -> int | None:
+        """The first evaluated step at which a validation loss is reached; None if it never is."""
+        return next((step for step, loss in self.validation if loss <= target_loss), None)
 
     def agrees(self, losses: list[float], count: int = 5) -> bool:
         """Whether a system's first losses are these, relative to each."""
@@ -46,6 +45,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 def reference(course: Course, folder: Path, tell: Callable[[str], None]) -> Reference:
     """Train `course` here, or read what an earlier race of the same course and torch left in `folder`."""
+    course = msgspec.structs.replace(course, codec="dense")
     key = hashlib.sha256(msgspec.json.encode(course) + torch.__version__.encode()).hexdigest()[:12]
     path = folder / f"reference-{key}.json"
     if path.exists():

@@ -12,7 +12,8 @@ def table(result: Result) -> Table:
     """One row a system."""
     found = Table(title=f"{result.testbed} ({result.mode})")
     for name in (
-        "system", "s/step", "least-most", "samples/s", "MB a step", "CPU s", "same losses", "s to target"
+        "system", "s/step", "least-most", "samples/s", "MB a step", "CPU s", "same losses", "loss",
+        "s to target",
     ):  # fmt: skip
         found.add_column(name, justify="left" if name == "system" else "right")
     for name, system in result.systems.items():
@@ -24,6 +25,7 @@ def table(result: Result) -> Table:
             f"{system.bytes_on_wire / 1e6:.1f}",
             f"{system.cpu_seconds_per_step:.2f}",
             "yes" if system.same_losses else "NO",
+            "-" if system.final_validation_loss is None else f"{system.final_validation_loss:.4f}",
             "-" if system.seconds_to_target is None else f"{system.seconds_to_target:.0f}",
         )
     return found
@@ -47,6 +49,10 @@ def lines(result: Result) -> list[str]:
     ]
     if result.speedup_samples_per_second is not None:
         said.append(f"farflung: {result.speedup_samples_per_second:.2f} x the faster of GPipe and 1F1B")
+    for name, speedup in result.speedups.items():
+        ratio = result.systems[name].ratio
+        beside = f", {ratio:.1f} x fewer bytes than dense" if ratio is not None and ratio > 1.05 else ""
+        said.append(f"to the target loss, {name}: {speedup:.2f} x the faster of GPipe and 1F1B{beside}")
     for proof in result.proofs:
         said.append(
             f"whole run in the lab, {proof.system}: {proof.steps} steps in {proof.seconds:.0f} s, losses"

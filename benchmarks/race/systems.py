@@ -21,6 +21,7 @@ from farflung.lab.run import LabRun, Request
 ROOT = Path(__file__).resolve().parents[2]
 FARFLUNG = "farflung"
 BASELINES = ("gpipe", "1f1b", "ddp")
+DENSE = "dense"
 STEP_SECONDS = 180.0  # no step of any system on any testbed takes longer, loading and dialling included
 ROWS = "metrics.jsonl"
 
@@ -28,19 +29,22 @@ ROWS = "metrics.jsonl"
 def race(system: str, ground: Ground, course: Course, folder: Path, warmup: int) -> Leg:
     """One leg: `system` trains `course.steps` steps on `ground`; its files are in `folder`, which is new.
 
+    Farflung writes its links with the rung of its name, baselines send dense.
+
     Raises
     ------
     RuntimeError
         It did not come to its end.
     """
     folder.mkdir(parents=True)
-    run = folder / "run" if system == FARFLUNG else folder
+    is_ours = system not in BASELINES
+    run = folder / "run" if is_ours else folder
     ground.begin()
     follower = Follower(ground, run / ROWS, warmup, course.steps)
     follower.start()
     limit = STEP_SECONDS * (course.steps + 1)
     try:
-        if system != FARFLUNG:
+        if not is_ours:
             _run_baseline(system, ground, course, folder, limit)
         elif isinstance(ground, LabGround):
             asyncio.run(_run_in_lab(ground, course, run, limit))
@@ -49,6 +53,16 @@ def race(system: str, ground: Ground, course: Course, folder: Path, warmup: int)
     finally:
         lateness = ground.lateness()
     return follower.leg(system, lateness)
+
+
+def coded(rung: str) -> str:
+    """What farflung is called with its links written so."""
+    return FARFLUNG if rung == DENSE else f"{FARFLUNG} {rung}"
+
+
+def rung_of(system: str) -> str:
+    """How a system of the race writes its links."""
+    return system.removeprefix(FARFLUNG).strip() or DENSE if system not in BASELINES else DENSE
 
 
 def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, limit: float) -> None:

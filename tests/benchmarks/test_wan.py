@@ -11,12 +11,13 @@ import msgspec
 import pytest
 from benchmarks.race.bounds import Bound, naive_bound, schedule_bound
 from benchmarks.race.chart import loss_chart
+from benchmarks.race.coded import coded_reference
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LoopbackGround
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, train
 from benchmarks.race.result import result
-from benchmarks.race.systems import BASELINES, FARFLUNG, race
+from benchmarks.race.systems import BASELINES, FARFLUNG, coded, race
 
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import PAYLOAD_SHARE
@@ -47,6 +48,35 @@ def test_farflung_has_them_too(eager: Reference, tmp_path: Path) -> None:
     assert leg.bytes_per_step > TINY.microbatches * TINY.activation_bytes
 
 
+@pytest.mark.processes
+def test_farflung_with_codecs_has_the_losses_of_one_process_with_them(tmp_path: Path) -> None:
+    course = msgspec.structs.replace(TINY, codec="int8/int4-stochastic")
+    leg = race(coded(course.codec), LoopbackGround(2), course, tmp_path / "race", warmup=1)
+    plan = msgspec.json.decode((tmp_path / "race" / "run" / "plan.json").read_bytes(), type=Plan)
+    known = coded_reference(course, plan, tmp_path / "known", lambda _: None)
+    assert leg.losses == pytest.approx(known.losses, rel=1e-5)
+    assert known.losses != pytest.approx(train(TINY).losses, rel=1e-5)
+
+
+def test_the_speedup_of_a_codec_is_to_the_loss_of_its_own_run() -> None:
+    known = Reference([3.0, 2.0, 1.5], [(0, 3.5), (2, 1.4), (3, 1.3)], 0.5)
+    slower = Reference([3.1, 2.1, 1.6], [(0, 3.5), (2, 1.5), (3, 1.35)], 0.5)
+    name = coded("int8")
+    legs = [
+        leg(FARFLUNG, known.losses, [4.0]),
+        leg(name, slower.losses, [1.0], bytes_per_step=250),
+        leg("gpipe", known.losses, [6.0]),
+    ]
+    found = result("lan", "quick", TINY, legs, known, {name: slower}, Bound(0.7, "compute"), "bbr")
+    assert found.target_loss == 1.4
+    assert found.systems[name].ratio == 4.0
+    assert found.speedups == {FARFLUNG: pytest.approx(1.5), name: pytest.approx(6 * 2 / 3)}
+    never = msgspec.structs.replace(slower, validation=[(0, 3.5)])
+    unfinished = result("lan", "quick", TINY, legs, known, {name: never}, Bound(0.7, "compute"), "bbr")
+    assert unfinished.systems[name].seconds_to_target is None
+    assert name not in unfinished.speedups
+
+
 def test_the_result_keeps_its_contract() -> None:
     known = Reference([3.0, 2.0, 1.5, 1.2, 1.1], [(0, 3.5), (2, 2.5), (4, 1.4), (5, 1.3)], 0.5)
     legs = [
@@ -55,7 +85,7 @@ def test_the_result_keeps_its_contract() -> None:
         leg("1f1b", known.losses, [3.0, 3.0]),
         leg("ddp", [9.0] * 5, [5.0]),
     ]
-    found = result("four-homes", "quick", TINY, legs, known, Bound(0.7, "compute"), "bbr")
+    found = result("four-homes", "quick", TINY, legs, known, {}, Bound(0.7, "compute"), "bbr")
     document = msgspec.to_builtins(found)
     assert document["testbed"] == "four-homes"
     assert document["target_loss"] == 1.4
@@ -72,7 +102,9 @@ def test_the_result_keeps_its_contract() -> None:
 
 def test_a_race_without_pipelines_has_no_speedup() -> None:
     known = Reference([3.0], [(0, 3.5)], 0.5)
-    found = result("lan", "quick", TINY, [leg(FARFLUNG, [3.0], [1.0])], known, Bound(0.7, "compute"), "bbr")
+    found = result(
+        "lan", "quick", TINY, [leg(FARFLUNG, [3.0], [1.0])], known, {}, Bound(0.7, "compute"), "bbr"
+    )
     assert found.speedup_to_target_loss is None
 
 
@@ -143,5 +175,5 @@ def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def leg(system: str, losses: list[float], seconds: list[float]) -> Leg:
-    return Leg(system, losses, seconds, 1000.0, 0.5, 0.1, False)
+def leg(system: str, losses: list[float], seconds: list[float], bytes_per_step: float = 1000.0) -> Leg:
+    return Leg(system, losses, seconds, bytes_per_step, 0.5, 0.1, False)

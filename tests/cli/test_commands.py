@@ -98,10 +98,12 @@ def listening_address(broker: subprocess.Popen[str]) -> str:
 def test_several_machines_train_together(machine: Start, tmp_path: Path) -> None:
     broker = machine("b", "broker", "--listen", "127.0.0.1:0", "--json")
     address = listening_address(broker)
-    tokens = {
-        role: document(machine("b", "token", "create", "--role", role, "--uses", "2", "--json"))["token"]
+    made = {
+        role: document(machine("b", "token", "create", "--role", role, "--uses", "2", "--json"))
         for role in ("worker", "submitter", "viewer")
     }
+    assert all(token["broker"] == [address] for token in made.values())
+    tokens = {role: token["token"] for role, token in made.items()}
     workers = [
         machine(
             f"w{n}",
@@ -157,6 +159,9 @@ def test_several_machines_train_together(machine: Start, tmp_path: Path) -> None
     assert code == 1 and "FAIL  reach" in out and "helps: " in out
     code, out, err = finish(machine("s", "status", "--json"))
     assert code == 2 and "refused the connection" in json.loads(out)["error"] and err.count("\n") == 1
+    # A broker that is not there costs no capture.
+    code, out, err = finish(machine("s", "train", "chain.py"))
+    assert code == 2 and "refused the connection" in err and "capturing" not in err
 
 
 def test_train_local_ends_with_a_sample_of_the_loaded_weights(machine: Start, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from farflung.broker.circuits import Circuits
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.events import Restarted, Tick, WorkerProved
 from farflung.broker.line import Line
+from farflung.broker.listening import keep_address
 from farflung.broker.logbook import Logbook
 from farflung.broker.proving import Prover
 from farflung.broker.reports import Reports
@@ -121,6 +122,7 @@ class BrokerService:
         )
         if self._relay is not None:
             self._listener.relay_over(self._relay)
+        await asyncio.to_thread(keep_address, self._authority.folder, self.address)
         _log.info("the broker listens on %s", self.address)
 
     async def run(self) -> None:

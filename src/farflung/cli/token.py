@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 
 from farflung.cli.folders import folder_of
-from farflung.cli.output import note, print_json
+from farflung.cli.output import listed, note, print_json
+from farflung.wording import counted
 
 app = typer.Typer(help="Tokens with which workers, submitters and viewers join.", rich_markup_mode=None)
 
 COMMANDS = {
-    "worker": "farflung join HOST:7700 --token TOKEN",
-    "submitter": "farflung train JOB --broker HOST:7700 --token TOKEN",
-    "viewer": "farflung status --broker HOST:7700 --token TOKEN",
+    "worker": "farflung join {broker} --token TOKEN",
+    "submitter": "farflung train JOB --broker {broker} --token TOKEN",
+    "viewer": "farflung status --broker {broker} --token TOKEN",
 }
 
 
@@ -46,9 +47,26 @@ def create(
     """Make a token, on the broker's machine; the broker may be running."""
     from farflung.broker.authority import create_token
 
-    token = create_token(folder_of("broker", folder), role.value, uses, hours)
+    where = folder_of("broker", folder)
+    token = create_token(where, role.value, uses, hours)
+    addresses = _addresses(where)
     if as_json:
-        print_json({"token": token.text, "role": role.value, "uses": uses, "hours": hours})
+        document = {"token": token.text, "role": role.value, "uses": uses, "hours": hours}
+        print_json({**document, "broker": addresses})
         return
     typer.echo(token.text)
-    note(f"good for {uses} use{'s' * (uses != 1)} within {hours:g} h: {COMMANDS[role.value]}")
+    broker, *others = addresses or ["HOST:PORT"]
+    note(f"good for {counted(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}")
+    if others:
+        note(f"this machine is {listed(others, 3)}, too; from outside it may have its router's address")
+    if not addresses:
+        note(f"HOST:PORT is where the broker will listen: none has run on {where} yet")
+
+
+def _addresses(folder: Path) -> list[str]:
+    """Where the broker of a folder is dialled from elsewhere, as far as this machine knows."""
+    from farflung.broker.listening import address_in
+    from farflung.paths.advertised import dialled_at, own_hosts
+
+    listening = address_in(folder)
+    return [] if listening is None else dialled_at(listening, own_hosts())

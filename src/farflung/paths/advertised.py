@@ -32,6 +32,18 @@ def advertised(listening: str, route: str, hosts: Iterable[str]) -> list[str]:
     return [*others[: MAXIMUM_ADDRESSES - 1], seen_by_the_broker]
 
 
+def dialled_at(listening: str, hosts: Iterable[str]) -> list[str]:
+    """The addresses under which a person may tell others to dial a listener: IPv4 first, never none.
+
+    Parameters are as `advertised` has them. A machine without a network has its loopback only.
+    """
+    host, port = parse_address(listening)
+    if host not in EVERY_INTERFACE:
+        return [listening]
+    found = [format_address(one, port) for one in hosts if _leads_here(one, host)]
+    return sorted(dict.fromkeys(found), key=lambda one: one.startswith("[")) or [f"127.0.0.1:{port}"]
+
+
 def own_hosts() -> list[str]:
     """Every IPv6 and IPv4 address of this machine's interfaces."""
     import psutil

@@ -81,8 +81,27 @@ def test_where_packets_are_lost_the_kernel_is_believed_who_counts_behind_gaps() 
     for number in range(1, 40):  # nothing for half of the time, then what piled up behind the gap
         findings.arrived(Arrival(number * 0.05 + 0.04 * (number % 2), number * 60_000 - number % 2 * 50_000))
     for number in range(40):
-        findings.acknowledged(Arrival(number * 0.05, number * 50_000), resent=0)
+        findings.acknowledged(number * 0.05, number * 50, 1000, resent=0)
     unharmed = findings.bytes_per_second
     assert unharmed is not None and unharmed > 1.1e6
-    findings.acknowledged(Arrival(2.0, 2_000_000), resent=1)
+    findings.acknowledged(2.0, 2_000, 1000, resent=1)
     assert findings.bytes_per_second == pytest.approx(1e6)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1000, 1400), (1400, 1000)])
+def test_packets_that_change_their_size_on_the_way_count_with_the_size_that_they_had(
+    before: int, after: int
+) -> None:
+    findings = told([Arrival(0.0, 1), Arrival(4.0, 2)], 0.05)
+    for number in range(80):
+        bytes_each = before if number < 40 else after
+        findings.acknowledged(number * 0.05, number * 50, bytes_each, resent=int(number > 0))
+    assert findings.bytes_per_second == pytest.approx(50 / 0.05 * max(before, after), rel=0.01)
+
+
+def test_the_count_of_packets_may_begin_anew() -> None:
+    findings = told([Arrival(0.0, 1), Arrival(4.0, 2)], 0.05)
+    for number in range(80):
+        packets = (2**32 - 2000 + number * 50) % 2**32
+        findings.acknowledged(number * 0.05, packets, 1000, resent=int(number > 0))
+    assert findings.bytes_per_second == pytest.approx(1e6, rel=0.01)

@@ -15,6 +15,7 @@ _SHORTEST_STALL_SECONDS = 0.02
 _BEGINNING_SECONDS, _BEGINNING_ROUND_TRIPS = 0.3, 5
 _SETTLED_GROWTH = 1.02
 _RECENT_REPORTS = 8
+_PACKETS_WRAP = 2**32  # of the counter in the kernel
 
 
 class Findings:
@@ -25,6 +26,7 @@ class Findings:
         self.answers = 0
         self.round_trip_seconds = math.inf
         self._acknowledged: list[Arrival] = []
+        self._packets = self._packet_bytes = 0
         self._resent: list[int] = []
 
     def answered(self, seconds: float) -> None:
@@ -40,9 +42,19 @@ class Findings:
                 raise ProtocolError("expected a probe's arrivals in order, found one that goes back in time")
         self.arrivals.append(arrival)
 
-    def acknowledged(self, arrival: Arrival, resent: int) -> None:
-        """The sender's kernel says what the other has acknowledged, and how many packets were sent again."""
-        self._acknowledged.append(arrival)
+    def acknowledged(self, seconds: float, packets: int, packet_bytes: int, resent: int) -> None:
+        """The sender's kernel says at `seconds` how many packets the other has acknowledged so far, how much
+        each holds now, and how many were sent again.
+
+        Packets count with the size that they had: one that changed on the way changes nothing before it.
+        """
+        if not self._acknowledged:
+            self._acknowledged.append(Arrival(seconds, packets * packet_bytes))
+        else:
+            size = min(packet_bytes, self._packet_bytes)  # of those that were under way meanwhile, who knows
+            came = (packets - self._packets) % _PACKETS_WRAP * size
+            self._acknowledged.append(Arrival(seconds, self._acknowledged[-1].total_bytes + came))
+        self._packets, self._packet_bytes = packets, packet_bytes
         self._resent.append(resent)
 
     @property

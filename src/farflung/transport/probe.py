@@ -243,9 +243,9 @@ class _Probe:
 
     def _look(self) -> None:
         state = self._link.path_state
-        if state is not None and state.delivered_bytes is not None:
-            arrival = Arrival(time.monotonic(), state.delivered_bytes)
-            self._findings.acknowledged(arrival, state.retransmitted)
+        if state is not None and state.delivered_packets is not None:
+            now, packets = time.monotonic(), state.delivered_packets
+            self._findings.acknowledged(now, packets, state.packet_bytes, state.retransmitted)
 
     def _send(self) -> None:
         """Keep two messages waiting, unless too little of what was sent has come."""

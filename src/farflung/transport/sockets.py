@@ -127,13 +127,15 @@ class PathState:
     ----------
     retransmitted : Packets sent again so far.
     round_trip_seconds, least_round_trip_seconds : Smoothed, and the least of the last minutes.
-    delivered_bytes : What the other kernel has acknowledged, behind gaps too; None before Linux 4.18.
+    packet_bytes : Of payload, in a packet that would leave now; it changes where the path or its MTU does.
+    delivered_packets : Those that the other kernel has acknowledged, behind gaps too; None before Linux 4.18.
     """
 
     retransmitted: int
     round_trip_seconds: float
     least_round_trip_seconds: float
-    delivered_bytes: int | None = None
+    packet_bytes: int = 0
+    delivered_packets: int | None = None
 
 
 def path_state(connection: socket.socket) -> PathState | None:
@@ -149,11 +151,12 @@ def path_state(connection: socket.socket) -> PathState | None:
     round_trip, retransmitted, least = (
         _microseconds.unpack_from(told, offset)[0] for offset in (_RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT)
     )
-    delivered = None
+    packet_bytes, delivered = 0, None
     if len(told) >= _NEWER_TCP_INFO_BYTES:
-        segment, segments = (_microseconds.unpack_from(told, at)[0] for at in (_SEGMENT_AT, _DELIVERED_AT))
-        delivered = segment * segments
-    return PathState(retransmitted, round_trip / 1e6, least / 1e6, delivered)
+        packet_bytes, delivered = (
+            _microseconds.unpack_from(told, at)[0] for at in (_SEGMENT_AT, _DELIVERED_AT)
+        )
+    return PathState(retransmitted, round_trip / 1e6, least / 1e6, packet_bytes, delivered)
 
 
 def _set_where_known(connection: socket.socket, level: int, option: int | None, value: int) -> None:

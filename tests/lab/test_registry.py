@@ -68,3 +68,43 @@ def test_a_record_that_no_lab_wrote_removes_nothing(folder: Path, text: str) -> 
     (folder / "bad.json").write_text(text)
     with pytest.raises(LabError, match=r"bad\.json .*: remove it"):
         registry.claim("one", [])
+
+
+def make_stale(folder: Path, name: str) -> None:
+    path = folder / f"{name}.json"
+    path.write_text(path.read_text().replace('"started_ticks":', '"started_ticks":1'))
+
+
+def test_labs_come_and_go_while_what_a_dead_one_left_is_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.claim("old", ["farflung-old-a"])
+    make_stale(folder, "old")
+    met = []
+
+    def remove(names: tuple[str, ...]) -> None:
+        monkeypatch.setattr(registry.namespaces, "remove", lambda names: None)
+        registry.claim("other", ["farflung-other-a"])
+        registry.release("other")
+        with pytest.raises(LabError, match=r"is removing what a lab called old left: wait a moment"):
+            registry.claim("old", ["farflung-old-a"])
+        met.append(names)
+
+    monkeypatch.setattr(registry.namespaces, "remove", remove)
+    assert registry.clean_stale() == ["old"]
+    assert met == [("farflung-old-a",)]
+    registry.claim("old", ["farflung-old-a"])
+
+
+def test_what_could_not_be_removed_is_still_stale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.claim("old", ["farflung-old-a"])
+    make_stale(folder, "old")
+
+    def fail(names: tuple[str, ...]) -> None:
+        raise LabError("ip: no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry.namespaces, "remove", fail)
+        with pytest.raises(LabError, match="ip: no"):
+            registry.clean_stale()
+    assert registry.clean_stale() == ["old"]

@@ -24,12 +24,14 @@ class Record(msgspec.Struct, frozen=True):
     """One lab: the process that owns it, and what must be removed when that is gone.
 
     A process is told from a later one of the same number by when it started, in clock ticks since boot.
+    `is_removed` says that this process is removing what another one left.
     """
 
     name: str
     process_id: int
     started_ticks: int
     namespaces: tuple[str, ...]
+    is_removed: bool = False
 
 
 def check_name(name: str) -> None:
@@ -60,18 +62,14 @@ def claim(name: str, names: Sequence[str]) -> None:
         A lab of this name runs, or a namespace of that name exists which no lab made.
     """
     check_name(name)
+    clean_stale()
     with _locked():
-        _clean()
         if _path(name).exists():
-            owner = _read(_path(name)).process_id
-            raise LabError(
-                f"a lab called {name} runs already (process {owner}): farflung lab down, or give --name"
-            )
+            raise LabError(_in_the_way(_read(_path(name))))
         taken = next((room for room in names if (namespaces.NAMESPACES / room).exists()), None)
         if taken is not None:
             raise LabError(f"the namespace {taken} exists and belongs to no lab: ip netns del {taken}")
-        record = Record(name, os.getpid(), _started_ticks(os.getpid()) or 0, tuple(names))
-        write_atomically(_path(name), msgspec.json.encode(record), mode=0o600)
+        _write(Record(name, os.getpid(), _started_ticks(os.getpid()) or 0, tuple(names)))
 
 
 def release(name: str) -> None:
@@ -81,20 +79,53 @@ def release(name: str) -> None:
 
 
 def clean_stale() -> list[str]:
-    """Remove what labs left whose switch was killed; their names."""
+    """Remove what labs left whose switch was killed; their names.
+
+    To end what still runs there may take seconds. Other labs come and go meanwhile: what is being removed
+    belongs to this process, and is stale again if that is killed, too.
+    """
     with _locked():
-        return _clean()
+        stale = _taken_over()
+    for at, record in enumerate(stale):
+        try:
+            namespaces.remove(record.namespaces)
+        except BaseException:
+            with _locked():
+                for left in stale[at:]:
+                    _write(left)
+            raise
+        with _locked():
+            _forget(record.name)
+    return [record.name for record in stale]
 
 
-def _clean() -> list[str]:
-    cleaned = []
+def _taken_over() -> list[Record]:
+    """The records of labs whose owner is gone, as they were; this process owns them now."""
+    found = []
     for path in sorted(FOLDER.glob("*.json")):
         record = _read(path)
         if _started_ticks(record.process_id) != record.started_ticks:
-            namespaces.remove(record.namespaces)
-            _forget(path.stem)
-            cleaned.append(path.stem)
-    return cleaned
+            own = msgspec.structs.replace(
+                record,
+                name=path.stem,
+                process_id=os.getpid(),
+                started_ticks=_started_ticks(os.getpid()) or 0,
+                is_removed=True,
+            )
+            _write(own)
+            found.append(msgspec.structs.replace(record, name=path.stem))
+    return found
+
+
+def _in_the_way(owner: Record) -> str:
+    if owner.is_removed:
+        return f"process {owner.process_id} is removing what a lab called {owner.name} left: wait a moment"
+    process = f"process {owner.process_id}"
+    return f"a lab called {owner.name} runs already ({process}): farflung lab down, or give --name"
+
+
+def _write(record: Record) -> None:
+    write_atomically(_path(record.name), msgspec.json.encode(record), mode=0o600)
 
 
 def _forget(name: str) -> None:

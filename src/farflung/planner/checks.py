@@ -135,12 +135,12 @@ def _require_memory(workload: Workload, devices: Devices, options: Options) -> N
 def _least_extra(cutter: Cutter, devices: Devices, skips: int) -> float | None:
     """Bytes that every device must have more, up to 1 %; None if no amount helps."""
     high = cutter.workload.memory_bytes(0, len(cutter.workload), 1)
-    if cutter.cut(_with_extra(devices, high), skips) is None:
+    if not cutter.fits(_with_extra(devices, high), skips):
         return None
     low = 0.0
     while high - low > max(0.01 * high, 1.0):
         middle = (low + high) / 2
-        fits = cutter.cut(_with_extra(devices, middle), skips) is not None
+        fits = cutter.fits(_with_extra(devices, middle), skips)
         low, high = (low, middle) if fits else (middle, high)
     return high
 

@@ -15,7 +15,7 @@ from farflung.workload.touched import Gap, Gaps, Touched
 if TYPE_CHECKING:
     from farflung.workload.workload import Workload
 
-_MOST_KEPT = 1 << 21  # ranges that are remembered
+_MOST_KEPT = 1 << 22  # ranges that are remembered, in at most 120 MB
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -180,6 +180,14 @@ class Workload:
     def memory_up_to(self, stop: int, window: int, recompute: bool = False) -> Floats:
         """`memory_bytes` of the ranges from every start below `stop` up to it: [stop]."""
         return self._memory.up_to(stop).total(window, recompute)
+
+    def weighing(self, flops: Floats) -> Workload:
+        """The same workload with other operations, `[n]`; what was computed of its memory is shared."""
+        other = replace(self, flops=flops)
+        other.__dict__["_memory"] = (
+            self._memory
+        )  # where `cached_property` keeps it: no operation counts there
+        return other
 
     @cached_property
     def sums(self) -> dict[str, Floats]:

@@ -12,7 +12,7 @@ from farflung.planner.auto.judge import Budget, Judge
 from farflung.planner.auto.polish import Judged
 from farflung.planner.auto.search import Search
 from farflung.planner.baselines.equal_compute import equal_compute
-from farflung.planner.baselines.equal_count import equal_count
+from farflung.planner.baselines.equal_count import equal_count, nearly_equal_count
 from farflung.planner.bounds import lower_bound_seconds
 from farflung.planner.checks import Fleet, advice, usable_fleet
 from farflung.planner.cutting.balanced import balanced_cut
@@ -30,15 +30,17 @@ TINY_WORKERS, TINY_POSITIONS = 5, 64
 """Of a case that `exact` is asked about too: it takes less than a CPU second for it."""
 
 RIVALS: tuple[Scheduler, ...] = (equal_count, equal_compute, evolutionary, opfence, opfence_plus)
+AGAIN: tuple[Scheduler, ...] = (nearly_equal_count, *RIVALS[1:])
+"""With a plan to begin with."""
 
 
 def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """The best plan found: never worse, simulated, than the incumbent's or any rival's.
 
-    The rivals are equal-count, equal-compute, evolutionary, both of `opfence`, for few workers and places to
-    cut the exact scheduler, the plan for workers of whom nothing is known, and one worker alone.
-    `options.budget` counts plans as `judge.Budget` does; the other schedulers' own work is not counted, and
-    they are not asked for more than `MOST_RIVALLED` workers.
+    The rivals are equal-count (nearly, where there is an incumbent), equal-compute, evolutionary, both of
+    `opfence`, for few workers and places to cut the exact scheduler, the plan for workers of whom nothing is
+    known, and one worker alone. `options.budget` counts plans as `judge.Budget` does; the other schedulers'
+    own work is not counted, and they are not asked for more than `MOST_RIVALLED` workers.
 
     Raises
     ------
@@ -149,7 +151,7 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
         if simple is not None and _is_valid(fleet, workload, simple, judge):
             some = True
             yield Judged(judge.simulated(workload, simple), workload, simple)
-    for rival in _rivals(fleet, workload):
+    for rival in _rivals(fleet, workload, RIVALS if incumbent is None else AGAIN):
         try:
             schedule = rival(fleet.topology, workload, alone)
         except PlanError as error:
@@ -161,11 +163,11 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
         raise refusal
 
 
-def _rivals(fleet: Fleet, workload: Workload) -> tuple[Scheduler, ...]:
+def _rivals(fleet: Fleet, workload: Workload, all_of_them: tuple[Scheduler, ...]) -> tuple[Scheduler, ...]:
     if len(fleet.devices) > MOST_RIVALLED:
         return ()
     tiny = len(fleet.devices) <= TINY_WORKERS and kept_together(workload).sum() <= TINY_POSITIONS
-    return (*RIVALS, exact) if tiny else RIVALS
+    return (*all_of_them, exact) if tiny else all_of_them
 
 
 def _is_valid(fleet: Fleet, workload: Workload, assignment: Assignment, judge: Judge) -> bool:

@@ -6,17 +6,32 @@ memory is short, could not be read; see `even_shares`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from farflung.plan import Topology
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.baselines.even_shares import even_shares
+from farflung.planner.cutting.positions import FINE
 from farflung.workload import Workload
+
+ROUGH = 512
+"""Of how many parts of a model `nearly_equal_count` keeps the cheapest cuts."""
 
 
 def equal_count(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """The same number of operators for every worker, whatever they cost; see `even_shares`."""
-    counted = replace(workload, flops=np.ones(len(workload)))
-    return even_shares("equal-count", topology, workload, counted, options)
+    return _with_parts(topology, workload, options, FINE)
+
+
+def nearly_equal_count(topology: Topology, workload: Workload, options: Options) -> Schedule:
+    """The same to within a 256th of the model, in a tenth of the time where there are 1,500 places to cut.
+
+    For who plans again and again: where every operator counts alike no place to cut can be told from its
+    neighbours, so `equal_count` looks at all of them, which takes longer than all other schedulers together.
+    """
+    return _with_parts(topology, workload, options, ROUGH)
+
+
+def _with_parts(topology: Topology, workload: Workload, options: Options, parts: int) -> Schedule:
+    counted = workload.weighing(np.ones(len(workload)))
+    return even_shares("equal-count", topology, workload, counted, options, parts)

@@ -10,6 +10,7 @@ from farflung.planner.assignment import Options, Schedule
 from farflung.planner.checks import most_segments, refuse_memory, usable_fleet
 from farflung.planner.cutting.balanced import indifferent
 from farflung.planner.cutting.chain import ChainCut, Cutter
+from farflung.planner.cutting.positions import FINE
 from farflung.planner.devices import Devices
 from farflung.planner.objective.window import with_window
 from farflung.workload import Workload
@@ -18,11 +19,17 @@ MOST_SKIPS = 16
 
 
 def even_shares(
-    scheduler: str, topology: Topology, workload: Workload, weighed: Workload, options: Options
+    scheduler: str,
+    topology: Topology,
+    workload: Workload,
+    weighed: Workload,
+    options: Options,
+    parts: int = FINE,
 ) -> Schedule:
     """Segments of equal weight (the operations of `weighed`) as far as memory allows.
 
-    Neither speeds nor links count; of several such cuts the one that the fewest bytes cross is taken. Where
+    Neither speeds nor links count; of several such cuts the one that the fewest bytes cross is taken (of
+    models with very many places to cut they are equal up to two of `parts`, see `Positions.of`). Where
     nothing else is asked for all workers are used, or as many of the first as there can be segments; if some
     are too small for any segment, they are left out.
 
@@ -36,13 +43,17 @@ def even_shares(
     chains = [(fleet.devices.take(range(count)), 0)]
     if fleet.count is None:
         chains.append((fleet.devices, MOST_SKIPS))
-    chain, cut, window = even_cut(workload, weighed, chains, options)
+    chain, cut, window = even_cut(workload, weighed, chains, options, parts)
     assignment = with_window(workload, assignment_of(workload, chain, cut, window), fleet.topology, options)
     return answer(scheduler, fleet, workload, assignment, options)
 
 
 def even_cut(
-    workload: Workload, weighed: Workload, chains: Sequence[tuple[Devices, int]], options: Options
+    workload: Workload,
+    weighed: Workload,
+    chains: Sequence[tuple[Devices, int]],
+    options: Options,
+    parts: int = FINE,
 ) -> tuple[Devices, ChainCut, int]:
     """The first of `chains`, each with the devices it may skip, that can be cut so; its cut, and the window.
 
@@ -53,7 +64,7 @@ def even_cut(
     """
     first, (_, skips) = chains[0][0], chains[-1]
     for window in windows(workload, options, len(first)):
-        cutter = Cutter(weighed, window, options.recompute)
+        cutter = Cutter(weighed, window, options.recompute, parts)
         for chain, most in chains:
             cut = cutter.cut(indifferent(chain, weighed), most)
             if cut is not None:

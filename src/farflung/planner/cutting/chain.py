@@ -118,6 +118,13 @@ class Cutter:
                 found = best
         return found
 
+    def fits(self, devices: Devices, skips: int = 0) -> bool:
+        """Whether `cut` finds anything at all: one pass each, where the best cut takes dozens."""
+        return any(
+            _Search(positions, _in_loop(devices) if rules.head else devices, rules).is_possible()
+            for positions, rules in self._variants(devices, skips, even=False)
+        )
+
     def _step_seconds(self, cut: ChainCut) -> float:
         return cut.step_seconds(self.workload.microbatches)
 
@@ -150,6 +157,10 @@ class _Search:
                     break
             high = found
         return high
+
+    def is_possible(self) -> bool:
+        """Whether there is a cut, whatever its bottleneck."""
+        return Cover(self._positions, self._devices, self._rules, np.inf).best() is not None
 
     def answer(self, limit: float) -> ChainCut:
         """The cut with the least fill under a limit that can be kept."""

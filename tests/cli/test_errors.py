@@ -69,7 +69,7 @@ CASES = [
     (["train", "missing.py", "--local", "2"], 2, "expected a job file at missing.py"),
     (["train", "raises.py", "--local", "2"], 2, "raises.py:2: the job file raised ValueError: two"),
     (["train", "no_job.py", "--local", "2"], 2, "has no job()"),
-    (["train", "wrong.py", "--local", "2"], 2, "must return a farflung.Job, found a int"),
+    (["train", "wrong.py", "--local", "2"], 2, "must return a farflung.Job, found an int"),
     (["train", "syntax.py", "--local", "2"], 2, "syntax.py:1: not valid Python"),
     (["train", "uneven.py", "--local", "2"], 2, "batch must be divisible by microbatches"),
     (["train", "branch.py", "--local", "2"], 2, "branch.py:14"),

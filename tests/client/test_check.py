@@ -49,7 +49,7 @@ def test_right_jobs_pass(name: str) -> None:
     job = job_of(case(name))
     before = {n: t.clone() for n, t in job.model.state_dict().items()}
     words: list[str] = []
-    report = check_job(job, segments=3, steps=2, progress=words.append)
+    report = check_job(job, segments=3, steps=2, tell=words.append)
     assert report.ok, report
     assert report.segments == 3
     assert words

@@ -154,5 +154,5 @@ def test_a_file_without_a_job_function_is_refused(write: Writer) -> None:
     assert "has no job(): add a function" in refusal(write("x = 1\n"))
     assert "`job` in" in refusal(write("job = 3\n"))
     assert refusal(write("def job():\n    return {}\n")).endswith("must return a farflung.Job, found a dict")
-    assert refusal(write("def job():\n    pass\n")).endswith("must return a farflung.Job, found a NoneType")
+    assert refusal(write("def job():\n    pass\n")).endswith("must return a farflung.Job, found None")
     assert "missing 1 required positional argument" in refusal(write("def job(steps):\n    pass\n"))

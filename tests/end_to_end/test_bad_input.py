@@ -47,7 +47,7 @@ def changed(old: str, new: str) -> str:
 JOBS = {
     "raises": ("def job():\n    raise ValueError('no\\nluck')  # here\n", "raised ValueError: no"),
     "nameless": ("answer = 42\n", "has no job()"),
-    "other": ("def job():\n    return 42\n", "must return a farflung.Job, found a int"),
+    "other": ("def job():\n    return 42\n", "must return a farflung.Job, found an int"),
     "uneven": (changed("microbatches=4", "microbatches=3"), "batch must be divisible by microbatches"),
     "custom": (
         changed("class Net", CUSTOM + "class Net").replace(LAST, "        x = Double.apply(x)" + HERE + LAST),

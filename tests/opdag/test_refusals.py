@@ -253,3 +253,14 @@ def test_mixtures_of_experts_of_hugging_face_name_the_setting() -> None:
 
 def test_samples_are_at_least_two() -> None:
     assert refusal(Base(plain), pairs(1)).lint == "batch-size"
+
+
+def test_names_that_forward_does_not_take_are_listed_on_both_sides() -> None:
+    batch = {"x": pairs()["x"], "labels": pairs()["y"]}
+    words = str(refusal(Base(plain), batch))
+    assert "have labels, x, forward takes x, y" in words
+
+
+def test_an_entry_that_forward_needs_and_the_data_lacks_is_named() -> None:
+    words = str(refusal(Base(plain), {"x": pairs()["x"]}))
+    assert "missing a required argument: 'y'" in words and "have x, forward takes x, y" in words

@@ -30,6 +30,7 @@ from farflung.protocol.probing import FleetTopology, Probed
 from farflung.protocol.reaching import Links
 from farflung.transport.addresses import parse_address
 from farflung.transport.timeouts import Timeouts
+from farflung.wording import counted
 
 _log = logging.getLogger("farflung.broker")
 
@@ -150,9 +151,10 @@ class Surveyor:
             began_at=now,
         )
         _log.info(
-            "survey: %d pairs of %d workers probe each other, then %d lines; a worker sends %d MB at most"
+            "survey: probing %s of %s, then %s; a worker sends %d MB at most"
             " (broker --no-survey and join --no-probe prevent it)",
-            len(due.meetings), len(members), len(due.lines), WORKER_BYTES // 2**20,
+            counted(len(due.meetings), "pair"), counted(len(members), "worker"),
+            counted(len(due.lines), "line"), WORKER_BYTES // 2**20,
         )  # fmt: skip
         self._was_asked_for = False
         self._take(begin(survey))

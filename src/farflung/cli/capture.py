@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.job_options import JobArgument, PrecisionOption, the_precision
-from farflung.cli.output import counted, note, print_json, size
+from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
+from farflung.cli.output import note, print_json, size
 from farflung.cli.quiet import quietly
+from farflung.cli.searching import shown_live
 from farflung.errors import CaptureError
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.client.capture_report import CaptureReport, ProfileReport
@@ -36,16 +38,14 @@ def capture(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Capture a job's model, hold it beside eager, and say what it is made of."""
-    from farflung.client.load import load_job
-
-    declared = load_job(job, precision=the_precision(precision))
-    # These import torch, which `load_job` has seen to be there.
+    declared = read_job(job, precision=the_precision(precision))
+    # These import torch, which `read_job` has seen to be there.
     from farflung.client.capture_report import report_of
     from farflung.client.check import capture_job
 
     try:
-        with quietly():
-            captured = capture_job(declared)
+        with shown_live() as tell, quietly():
+            captured = capture_job(declared, tell)
             profiled = _profile(declared, captured, profile) if profile else None
             made = report_of(declared, captured, report, profiled)
     except CaptureError as error:

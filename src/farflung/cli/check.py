@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.job_options import JobArgument, PrecisionOption, the_precision
-from farflung.cli.output import counted, print_json, size
+from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
+from farflung.cli.output import print_json, size
 from farflung.cli.quiet import quietly
+from farflung.cli.searching import searching
+from farflung.wording import counted
 
 
 def check(
@@ -19,12 +21,10 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
-    from farflung.client.load import load_job
+    declared = read_job(job, precision=the_precision(precision))
+    from farflung.client.check import check_job  # imports torch, which `read_job` has seen to be there
 
-    declared = load_job(job, precision=the_precision(precision))
-    from farflung.client.check import check_job  # imports torch, which `load_job` has seen to be there
-
-    with quietly() as tell:
+    with searching() as tell, quietly():
         report = check_job(declared, segments, steps, tell)
     if as_json:
         print_json(report)

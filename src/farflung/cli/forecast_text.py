@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.columns import bar, columns, paragraph, wrapped
-from farflung.cli.output import counted, listed, seconds, size
+from farflung.cli.output import listed, seconds, size
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.planner.advice.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow

@@ -56,6 +56,7 @@ async def obtain_identity(
         return await _fresh(_at(known, broker))
     if broker is None:
         raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
+    note(f"dialling the broker at {broker}")
     enrolment = await enrol(broker, parsed, folder, role, name)
     _say_clock(enrolment.clock_ahead_seconds)
     _say_joined(broker, enrolment.identity, folder)

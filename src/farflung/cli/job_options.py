@@ -10,6 +10,7 @@ import typer
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
+    from farflung.client.job import Job
     from farflung.opdag.precision import Precision
 
 JobArgument = Annotated[
@@ -36,3 +37,20 @@ def the_precision(given: str | None) -> Precision | None:
     if given is not None:
         raise JobError(f"--precision must be {' or '.join(get_args(Precision))}, found {given!r}")
     return None
+
+
+def read_job(
+    path: Path,
+    steps: int | None = None,
+    text: Path | None = None,
+    precision: Precision | None = None,
+    codec: str | None = None,
+) -> Job:
+    """The job of a file, for which torch is imported and data read: seconds in which a terminal shows why."""
+    from farflung.cli.searching import shown_live
+
+    with shown_live() as tell:
+        tell(f"reading {path}")
+        from farflung.client.load import load_job
+
+        return load_job(path, steps=steps, text=text, precision=precision, codec=codec)

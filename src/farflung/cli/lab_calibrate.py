@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.output import counted, note, print_json
+from farflung.cli.output import note, print_json
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.lab.calibration import Calibration, Case, Row

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.job_options import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
-from farflung.cli.output import counted, note, print_json
+from farflung.cli.output import note, print_json
 from farflung.cli.planning_options import SchedulerOption, the_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
 from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.lab.network import Network

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from farflung.cli.output import loss_words, size
+from farflung.cli.output import duration, loss_words, size
 from farflung.cli.plan_table import plan_table, planned_lines
+from farflung.cli.remaining import Remaining
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
@@ -35,6 +36,15 @@ class _Facts(ProgressColumn):
         return Text(first, no_wrap=True, overflow="ellipsis")
 
 
+class _Left(ProgressColumn):
+    """How long the bar's phase will go on, as far as that is known."""
+
+    def render(self, task: Task) -> Text:
+        remaining: Remaining = task.fields["remaining"]
+        seconds = remaining.seconds(task.total or 0.0)
+        return Text("" if seconds is None or task.finished else duration(seconds))
+
+
 class LiveObserver(Observer):
     """Draws on standard error. A bar belongs to one phase: loading, validating, training, collecting."""
 
@@ -47,10 +57,11 @@ class LiveObserver(Observer):
             TextColumn("{task.description}"),
             BarColumn(bar_width=BAR_WIDTH),
             _Facts(self._console),
-            TimeRemainingColumn(compact=True),
+            _Left(),
             console=self._console,
         )
         self._bars: dict[str, TaskID] = {}
+        self._remaining: dict[str, Remaining] = {}
 
     def waiting(self, words: str) -> None:
         self._console.print(printable(words))
@@ -99,5 +110,8 @@ class LiveObserver(Observer):
     def _show(self, phase: str, done: int, total: int, facts: list[str]) -> None:
         if phase not in self._bars:
             self._progress.start()
-            self._bars[phase] = self._progress.add_task(phase, total=total, facts=facts)
+            remaining = self._remaining[phase] = Remaining()
+            self._bars[phase] = self._progress.add_task(phase, total=total, facts=facts, remaining=remaining)
+        if done:
+            self._remaining[phase].came(done)
         self._progress.update(self._bars[phase], completed=done, facts=facts)

@@ -50,11 +50,6 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def counted(count: int, thing: str) -> str:
-    """A number of things: 1 job, 2 jobs."""
-    return f"{count} {thing}{'s' * (count != 1)}"
-
-
 def duration(seconds: float) -> str:
     """Seconds as a clock shows them: 1:05, or 2:00:09."""
     minutes, rest = divmod(round(seconds), 60)

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 
-from farflung.cli.output import counted, duration, loss_words, note, size
+from farflung.cli.output import duration, loss_words, note, size
 from farflung.cli.plan_table import plan_rows, planned_lines
+from farflung.cli.remaining import Remaining
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import Planned
 from farflung.schedule import Unit
+from farflung.wording import counted
 
 PAUSE_SECONDS = 5.0
 
@@ -51,6 +53,7 @@ class PlainObserver(Observer):
         self._steps = steps
         self._bytes, self._rows, self._unit = _Pause(clock), _Pause(clock), _Pause(clock)
         self._waiting = ""
+        self._remaining = Remaining(clock)
 
     def waiting(self, words: str) -> None:
         if words != self._waiting:
@@ -58,10 +61,11 @@ class PlainObserver(Observer):
             note(words)
 
     def planned(self, planned: Planned) -> None:
-        for segment, worker, nodes, parameters, flops, bytes_out in plan_rows(planned.plan):
+        for row in plan_rows(planned.plan):
             note(
-                f"segment {segment} on {worker}: {counted(int(nodes), 'node')}, {parameters} of parameters,"
-                f" {flops} MFLOP, {bytes_out} out a microbatch"
+                f"segment {row.segment} on {row.worker}: {counted(row.nodes, 'node')}, {row.parameters} of"
+                f" parameters, {row.megaflops} MFLOP ({row.share} of the model) and {row.bytes_out} out a"
+                " microbatch"
             )
 
         for line in planned_lines(planned):
@@ -84,14 +88,15 @@ class PlainObserver(Observer):
             note(f"{what}: {microbatches} of {unit.microbatches} microbatches")
 
     def stepped(self, row: StepRow) -> None:
+        self._remaining.came(row.step)
         if not self._rows.is_over() and row.step != self._steps:
             return
         words = (
             f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
             f"  {row.samples_per_second:.1f} samples/s  {size(row.bytes_on_wire)} a step"
         )
-        left = self._steps - row.step
-        note(f"{words}  about {duration(left * row.seconds)} left" if left else words)
+        left = self._remaining.seconds(self._steps)
+        note(words if not left else f"{words}  about {duration(left)} left")
 
     def validated(self, step: int, loss: float | None) -> None:
         note(f"validation loss after {step} steps: {loss_words(loss)}")

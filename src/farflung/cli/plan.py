@@ -10,7 +10,7 @@ import typer
 
 from farflung.cli.codec_options import CodecOption, the_codecs
 from farflung.cli.identity import TokenText
-from farflung.cli.job_options import JobArgument, PrecisionOption, the_precision
+from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
 from farflung.cli.output import note, print_json, print_text
 from farflung.cli.planning_options import (
     EfficiencyOption,
@@ -28,6 +28,7 @@ from farflung.cli.topology_show import fleet_topology
 from farflung.errors import JobError, PlanError
 
 if TYPE_CHECKING:
+    from farflung.plan import Topology
     from farflung.planner.advice.forecast import Forecast
 
 
@@ -71,13 +72,9 @@ def plan(
 ) -> None:
     """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
     from farflung.cli.forecast_text import forecast_lines
-    from farflung.cli.picture import draw
-    from farflung.client.load import load_job
     from farflung.client.planning import plan as planned
-    from farflung.plan import joined_part
     from farflung.planner.assignment import Options
     from farflung.planner.schedulers import scheduler as scheduler_called
-    from farflung.simulator import Conditions
 
     if workers < 0:
         raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
@@ -91,7 +88,7 @@ def plan(
     codecs = the_codecs(codec)
     number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
     scheduler_called(scheduler)
-    loaded = load_job(job, precision=computing, codec=codecs.every)
+    loaded = read_job(job, precision=computing, codec=codecs.every)
     with searching() as tell, quietly():
         found = planned(
             loaded,
@@ -109,12 +106,27 @@ def plan(
             tell=tell,
         )
     found = msgspec.structs.replace(found, notes=[*found.notes, *assumed])
-    lines = list(forecast_lines(found, workers))
     if save is not None:
         _save(found, save)
+    _give(found, list(forecast_lines(found, workers)), where, reached, picture, as_json)
+
+
+def _give(
+    found: Forecast,
+    lines: list[str],
+    where: Topology,
+    efficiency: float,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Draw a forecast if that was asked for, and print it."""
+    from farflung.cli.picture import draw
+    from farflung.plan import joined_part
+    from farflung.simulator import Conditions
+
     if picture is not None:
         title = f"One step of {found.model}"
-        draw(picture, found.plan, joined_part(where)[0], Conditions(efficiency=reached), title, lines)
+        draw(picture, found.plan, joined_part(where)[0], Conditions(efficiency=efficiency), title, lines)
     if as_json:
         print_json(found)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farflung.cli.output import listed, seconds, size
 from farflung.transport.wording import printable
@@ -14,20 +14,33 @@ if TYPE_CHECKING:
     from farflung.protocol.messages import Planned
 
 
-def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """One row a segment: segment, worker, nodes, parameter bytes, MFLOP with its share, bytes out."""
+class PlanRow(NamedTuple):
+    """What one segment is, in words; bytes are what it sends out for a microbatch."""
+
+    segment: str
+    worker: str
+    nodes: int
+    parameters: str
+    megaflops: str
+    share: str
+    bytes_out: str
+
+
+def plan_rows(plan: Plan) -> list[PlanRow]:
+    """One row a segment; its share is of the whole model's operations."""
     total = sum(placement.flops for placement in plan.placements) or 1
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for placement in plan.placements:
         bytes_out = sum(edge.bytes for edge in plan.edges if edge.source == placement.segment)
         rows.append(
-            (
-                str(placement.segment),
-                printable(placement.worker),
-                str(placement.nodes),
-                size(placement.parameter_bytes),
-                f"{placement.flops / 1e6:,.0f} ({placement.flops / total:.0%})",
-                size(bytes_out),
+            PlanRow(
+                segment=str(placement.segment),
+                worker=printable(placement.worker),
+                nodes=placement.nodes,
+                parameters=size(placement.parameter_bytes),
+                megaflops=f"{placement.flops / 1e6:,.0f}",
+                share=f"{placement.flops / total:.0%}",
+                bytes_out=size(bytes_out),
             )
         )
     return rows
@@ -57,7 +70,7 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
     return lines + [f"note: {words}" for words in prediction.notes]
 
 
-HEADINGS = ("segment", "worker", "nodes", "parameters", "MFLOP a microbatch", "bytes out")
+HEADINGS = ("segment", "worker", "nodes", "parameters", "MFLOP a microbatch", "share", "bytes out")
 
 
 def plan_table(plan: Plan) -> Table:
@@ -68,5 +81,5 @@ def plan_table(plan: Plan) -> Table:
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "worker" else "right")
     for row in plan_rows(plan):
-        table.add_row(*row)
+        table.add_row(*map(str, row))
     return table

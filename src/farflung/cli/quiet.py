@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 
 from farflung.cli.interrupts import remembering_interrupts
@@ -13,16 +13,13 @@ from farflung.errors import CaptureError
 
 
 @contextmanager
-def quietly() -> Iterator[Callable[[str], None]]:
-    """Hold back standard error and logging in this block; dropped after a `CaptureError`, else written.
-
-    Gives a function that writes a line at once.
-    """
+def quietly() -> Iterator[None]:
+    """Hold back standard error and logging in this block; dropped after a `CaptureError`, else written."""
     stream, held = sys.stderr, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:
         with redirect_stderr(held), remembering_interrupts():
-            yield lambda line: print(line, file=stream, flush=True)
+            yield
     except CaptureError:
         held = io.StringIO()
         raise

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from farflung.cli.output import counted, note, print_error, print_json, print_text, seconds
+from farflung.cli.output import note, print_error, print_json, print_text, seconds
 from farflung.errors import JobError
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.client.prepared import Prepared

@@ -11,8 +11,9 @@ import typer
 
 from farflung.cli.folders import folder_of, home
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.output import counted, duration, print_json, print_text, table
+from farflung.cli.output import duration, print_json, print_text, table
 from farflung.errors import IdentityError
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.protocol.messages import Status

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.columns import blocks, columns, paragraph
-from farflung.cli.output import counted, duration
+from farflung.cli.output import duration
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.plan import Link, Topology, WorkerSpec

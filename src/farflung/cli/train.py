@@ -13,13 +13,22 @@ import typer
 from farflung.cli.codec_options import CodecOption, the_codecs
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
-from farflung.cli.job_options import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
-from farflung.cli.output import counted, note
+from farflung.cli.job_options import (
+    JobArgument,
+    PrecisionOption,
+    StepsOption,
+    TextOption,
+    read_job,
+    the_precision,
+)
+from farflung.cli.output import note
 from farflung.cli.place import Place, place_of
 from farflung.cli.planning_options import EfficiencyOption, RecomputeOption, SchedulerOption, TopologyOption
 from farflung.cli.quiet import quietly
 from farflung.cli.run_report import report_run
+from farflung.cli.searching import searching
 from farflung.errors import JobError, RunInterrupted
+from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.client.job import Job
@@ -83,7 +92,7 @@ def train(
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
         prepared = _prepare_emulated(loaded, emulated)
     else:
-        prepared = _prepare(loaded, job, place.workers)
+        prepared = _prepare(loaded, place.workers)
     run = _run_folder(path)
     observer = _observer(prepared, as_json)
     try:
@@ -103,7 +112,19 @@ def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
         raise JobError(
             "nothing to train on: add --local N for workers on this machine, or --broker HOST:PORT --token T"
         )
-    return asyncio.run(obtain_identity(folder, "submitter", broker, token))
+    return asyncio.run(_admitted(folder, broker, token))
+
+
+async def _admitted(folder: Path, broker: str | None, token: str | None) -> Identity:
+    """The identity with which to submit, shown to a broker that answers: then the model is worth a minute."""
+    from farflung.client.inquiry import ask_status
+
+    identity = await obtain_identity(folder, "submitter", broker, token)
+    note(f"asking the broker at {identity.broker} for its workers")
+    status = await ask_status(identity)
+    idle = len(status.backup_pool)
+    note(f"it has {counted(len(status.workers), 'worker')}, {idle} of them idle")
+    return identity
 
 
 def _load(
@@ -115,21 +136,19 @@ def _load(
     out: Path | None,
 ) -> tuple[Job, Path]:
     """The job and its run folder, which must be free before a minute is spent on the model."""
-    from farflung.client.load import load_job
     from farflung.client.run_folder import RunFolder
 
-    job = load_job(path, steps=steps, text=text, precision=precision, codec=codec)
+    job = read_job(path, steps, text, precision, codec)
     folder = out or Path("runs") / re.sub(r"[^\w.-]+", "-", job.name or "job")
     RunFolder.check(folder)
     return job, folder
 
 
-def _prepare(job: Job, path: Path, workers: int) -> Prepared:
+def _prepare(job: Job, workers: int) -> Prepared:
     from farflung.client.prepared import prepare
 
-    note(f"capturing the model of {path} and holding it beside eager")
-    with quietly():
-        prepared = prepare(job, workers)
+    with searching() as tell, quietly():
+        prepared = prepare(job, workers, tell)
     for remark in prepared.remarks:
         note(f"note: {remark}")
     return prepared

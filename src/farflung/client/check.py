@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from farflung.client.job import Job
 from farflung.client.microbatches import read_batch
 from farflung.client.self_check import check_itself
+from farflung.client.telling import Tell, silently
 from farflung.data import SampleOrder
 from farflung.errors import JobError
 from farflung.opdag.capture import Capture, LossModule, capture
@@ -25,6 +26,7 @@ from farflung.runtime.check import (
     received,
 )
 from farflung.runtime.optimizer import SGD
+from farflung.wording import counted
 
 Batch = dict[str, Tensor]
 # Not the job's own: Adam divides noise by noise where a gradient is zero in theory (a key bias).
@@ -41,17 +43,20 @@ def first_microbatch(job: Job) -> Batch:
     return _microbatches(job, 0, job.microbatch_size)[0]
 
 
-def capture_job(job: Job) -> Capture:
+def capture_job(job: Job, tell: Tell = silently) -> Capture:
     """Capture the job's model, and hold one microbatch of the graph against eager.
 
-    A model without values is captured and not compared; its verdicts say so.
+    A model without values is captured and not compared; its verdicts say so. `tell` hears each stage.
 
     Raises
     ------
     CaptureError
         The model cannot be captured, or the graph does not compute what the module does.
     """
+    tell("capturing the model")
     captured = capture_shapes(job)
+    if job.has_values:
+        tell(f"holding {counted(len(captured.graph.nodes), 'node')} beside eager")
     return check_itself(job, captured, first_microbatch(job))
 
 
@@ -66,12 +71,10 @@ def capture_shapes(job: Job) -> Capture:
     return capture(job.model, example_batch(job), job.loss, job.precision)
 
 
-def check_job(
-    job: Job, segments: int, steps: int = 2, progress: Callable[[str], None] | None = None
-) -> CheckReport:
+def check_job(job: Job, segments: int, steps: int = 2, tell: Tell = silently) -> CheckReport:
     """Capture the job's model, cut it into `segments`, train it for `steps` steps beside eager.
 
-    The job's own model is not changed. `progress` is told each stage in words.
+    The job's own model is not changed. `tell` hears each stage in words.
 
     Raises
     ------
@@ -82,13 +85,9 @@ def check_job(
         raise JobError(f"check needs at least 1 segment and 1 step, found {segments} and {steps}")
     if not job.has_values:
         raise JobError("the model is on the meta device and has no values to compute with: check another")
-    tell = progress or (lambda _: None)
     tell("capturing the model")
     captured = capture_shapes(job)
-    tell(
-        f"{len(captured.graph.nodes)} node{'s' * (len(captured.graph.nodes) != 1)};"
-        f" training {steps} step{'s' * (steps != 1)} beside eager"
-    )
+    tell(f"{counted(len(captured.graph.nodes), 'node')}; training {counted(steps, 'step')} beside eager")
     report = _compare(job, captured, segments, steps)
     if job.validation is None:  # the evaluation graph is never run
         report = msgspec.structs.replace(report, ok=_trains_as_eager(report, job.precision))

@@ -22,6 +22,7 @@ from farflung.transport.headers import DataHeader
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
+from farflung.wording import kind_of
 
 
 async def ask_status(identity: Identity) -> Status:
@@ -34,7 +35,7 @@ async def ask_status(identity: Identity) -> Status:
     """
     answer = await _ask(identity, Ask())
     if not isinstance(answer, Status):
-        raise ProtocolError(f"the broker answered with a {type(answer).__name__}, expected its status")
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected its status")
     return answer
 
 
@@ -50,7 +51,7 @@ async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopolog
     """
     answer = await _ask(identity, AskTopology(survey))
     if not isinstance(answer, FleetTopology):
-        raise ProtocolError(f"the broker answered with a {type(answer).__name__}, expected a topology")
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected a topology")
     return answer
 
 
@@ -66,7 +67,7 @@ async def renew(identity: Identity) -> Identity:
     """
     answer = await _ask(identity, Renew(await asyncio.to_thread(identity.renewal_request)))
     if not isinstance(answer, Renewed):
-        raise ProtocolError(f"the broker answered with a {type(answer).__name__}, expected a certificate")
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected a certificate")
     return await asyncio.to_thread(identity.renewed, answer.certificate)
 
 

@@ -17,6 +17,7 @@ from farflung.data import reading_from
 from farflung.errors import FarflungError, JobError
 from farflung.opdag.precision import Precision
 from farflung.runtime.frameworks import require_installed
+from farflung.wording import kind_of
 
 MODULE_NAME = "farflung_job"
 """What `__name__` is in a job file; `sys.modules` has the file under it, as pickle and dataclasses expect."""
@@ -95,13 +96,13 @@ def _call_job(module: ModuleType, path: Path) -> Job:
     if function is None:
         raise JobError(f"{path} has no job(): add a function `def job() -> farflung.Job`")
     if not callable(function):
-        raise JobError(f"`job` in {path} is a {type(function).__name__}: make it `def job() -> farflung.Job`")
+        raise JobError(f"`job` in {path} is {kind_of(function)}: make it `def job() -> farflung.Job`")
     try:
         job = function()
     except (Exception, SystemExit) as error:
         raise _blame(error, path) from error
     if not isinstance(job, Job):
-        raise JobError(f"job() in {path} must return a farflung.Job, found a {type(job).__name__}")
+        raise JobError(f"job() in {path} must return a farflung.Job, found {kind_of(job)}")
     return job
 
 

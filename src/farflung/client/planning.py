@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from farflung.client.job import Job
-from farflung.client.modelled import Microbatches, model_of, number_of
+from farflung.client.modelled import Microbatches, Model, model_of, number_of
+from farflung.client.telling import Search, Tell, silently
 from farflung.errors import PlanError, TopologyError
 from farflung.plan import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
 from farflung.plan.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.able import require_able, unable
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
-from farflung.planner.advice.what_if import MOST_CHANGES
+from farflung.planner.advice.what_if import MOST_CHANGES, Effect
 from farflung.planner.advice.what_if import what_if as effects_of
-from farflung.planner.assignment import Options
+from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.compression.fixed import require_known, scheduler_for, unused
 from farflung.planner.draws import draws_notes
 from farflung.planner.recomputing import everywhere
 from farflung.planner.schedulers import scheduler as scheduler_called
-from farflung.simulator import Conditions
+from farflung.simulator import Conditions, Simulation
 from farflung.simulator import simulate as simulated
+from farflung.wording import counted
 
 MOST_SEED = 2**32 - 1
 WHAT_IF_SECONDS = 30.0
 """CPU time after which no further change is tried."""
-
-Tell = Callable[[str], None]
-
-
-class Search:
-    """Tells in words how a search gets on, as `planner.assignment.Watch` hears of it."""
-
-    def __init__(self, tell: Tell, words: str) -> None:
-        self._tell, self._words = tell, words
-        self._plans, self._best = 0.0, float("inf")
-        tell(words)
-
-    def __call__(self, plans: float, step_seconds: float) -> None:
-        """More plans were looked at."""
-        self._plans += plans
-        self._best = min(self._best, step_seconds)
-        best = f", best {self._best:.3g} s a step" if self._best < float("inf") else ""
-        self._tell(f"{self._words}: {self._plans:.0f} plans{best}")
-
-
-def _silently(words: str) -> None:
-    """Progress that nobody wants to hear of."""
 
 
 def plan(
@@ -67,7 +46,7 @@ def plan(
     seconds: float | None = None,
     seed: int = 0,
     what_if: bool = True,
-    tell: Tell = _silently,
+    tell: Tell = silently,
 ) -> Forecast:
     """Plan a job's model on a fleet, and say what to expect of it. Nothing is trained, no weight is needed.
 
@@ -118,9 +97,7 @@ def plan(
     _require_possible(fleet, workers, budget, seed)
     tell("capturing the model")
     model = model_of(job, microbatches, profile)
-    out = unable(model.needs, fleet.abilities())
-    require_able(len(fleet.workers), workers or 0, out)
-    fleet = only(fleet, [number for number, id in enumerate(fleet.ids) if id not in out])
+    fleet, out = _able(fleet, model, workers or 0)
     options = Options(
         workers=workers,
         efficiency=efficiency,
@@ -129,29 +106,45 @@ def plan(
         seconds=seconds,
         seed=seed,
         alternatives=model.alternatives,
-        watch=Search(tell, f"looking for a plan on {_counted(len(fleet.workers))} ({scheduler})"),
+        watch=Search(tell, f"looking for a plan on {counted(len(fleet.workers), 'worker')} ({scheduler})"),
     )
     schedule = search(fleet, model.workload, options)
     if recompute == "always":
         schedule = everywhere(schedule, fleet, options)
     joined, _ = joined_part(fleet)
     simulation = simulated(schedule.plan, joined, conditions)
-    effects = None
-    if what_if:
-        tried = itertools.count(1)
-        effects = effects_of(
-            joined,
-            schedule,
-            simulation.loads,
-            search,
-            options,
-            seconds=WHAT_IF_SECONDS,
-            tell=lambda words: tell(f"what if {next(tried)} of {MOST_CHANGES}: {words}"),
-        )
+    effects = _effects(joined, schedule, simulation, search, options, tell) if what_if else None
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     notes = draws_notes(model.draws, schedule.plan.workers(), frameworks)
     return msgspec.structs.replace(found, notes=[*found.notes, *notes, *unused(schedule.plan, codecs)])
+
+
+def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:
+    """The workers that can run the model's ops; of each other one what it lacks."""
+    out = unable(model.needs, fleet.abilities())
+    require_able(len(fleet.workers), asked, out)
+    return only(fleet, [number for number, id in enumerate(fleet.ids) if id not in out]), out
+
+
+def _effects(
+    joined: Topology,
+    schedule: Schedule,
+    simulation: Simulation,
+    search: Scheduler,
+    options: Options,
+    tell: Tell,
+) -> list[Effect]:
+    tried = itertools.count(1)
+    return effects_of(
+        joined,
+        schedule,
+        simulation.loads,
+        search,
+        options,
+        seconds=WHAT_IF_SECONDS,
+        tell=lambda words: tell(f"what if {next(tried)} of {MOST_CHANGES}: {words}"),
+    )
 
 
 def simulate(
@@ -209,15 +202,11 @@ def _require_possible(fleet: Topology, workers: int | None, budget: int, seed: i
     if workers is not None and workers < 1:
         raise PlanError(f"a plan uses at least 1 worker, found workers {workers}")
     if workers is not None and workers > (there := len(fleet.workers)):
-        raise PlanError(f"the topology has {_counted(there)}, {workers} were asked for")
+        raise PlanError(f"the topology has {counted(there, 'worker')}, {workers} were asked for")
     if budget < 1:
         raise PlanError(f"the budget must be at least 1 plan to look at, found {budget}")
     if not 0 <= seed <= MOST_SEED:
         raise PlanError(f"the seed must be 0 to {MOST_SEED}, found {seed}")
-
-
-def _counted(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 def _conditions(efficiency: float, window: int | None) -> Conditions:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.client.job import Job
+from farflung.client.telling import Tell, silently
 from farflung.errors import CaptureError
 from farflung.opdag.graph import Graph
 from farflung.runtime.training import Training
@@ -42,10 +43,11 @@ class Prepared:
         return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
 
 
-def prepare(job: Job, workers: int = 0) -> Prepared:
+def prepare(job: Job, workers: int = 0, tell: Tell = silently) -> Prepared:
     """Capture the job's model on the first items it will train on, and hold it beside eager.
 
     With a number of workers the model is cut for them too, so that what cannot be is said before any starts.
+    `tell` hears in words what is being done.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def prepare(job: Job, workers: int = 0) -> Prepared:
     from farflung.opdag import wire
 
     _require_values(job)
-    captured = capture_job(job)
+    captured = capture_job(job, tell)
     graph = captured.graph
     if workers:
         from farflung.planner import plan_graph

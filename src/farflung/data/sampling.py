@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from farflung.errors import JobError
+from farflung.wording import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -108,7 +109,7 @@ def _require_tensors(found: object, what: str) -> None:
 
     expected = "a dict of tensors by argument name was expected"
     if not isinstance(found, Mapping):
-        raise JobError(f"{what} a {type(found).__name__}: {expected}")
+        raise JobError(f"{what} {kind_of(found)}: {expected}")
     if not found:
         raise JobError(f"{what} empty: {expected}")
     for name, value in found.items():

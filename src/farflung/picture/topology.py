@@ -14,6 +14,7 @@ from farflung.picture.rates import CLASSES, class_of, latency_words, rate_words
 from farflung.picture.svg import document, element, haloed, text, title
 from farflung.picture.ways import Between, between, chosen, inside
 from farflung.plan import Topology, WorkerSpec
+from farflung.wording import counted
 
 MARGIN = 64.0
 HEAD, FOOT = 70.0, 70.0
@@ -58,7 +59,7 @@ def _bounds(found: Sequence[Group]) -> tuple[float, float, float, float]:
 
 def _head(topology: Topology, found: Sequence[Group], drawn: int, ways: int, width: float) -> Iterator[str]:
     sites = sum(len(group.members) > 1 or bool(topology.workers[group.members[0]].site) for group in found)
-    count = _counted(len(topology.workers), "worker") + (f" at {_counted(sites, 'site')}" if sites else "")
+    count = counted(len(topology.workers), "worker") + (f" at {counted(sites, 'site')}" if sites else "")
     name = topology.title or topology.name or count
     size = min(18.0, 1.5 * width / len(name))
     yield text(name, width / 2, 34, size, fill=INK, font_weight="600")
@@ -198,7 +199,3 @@ def _legend(topology: Topology, width: float, height: float) -> Iterator[str]:
             "line", x1=start, y1=y, x2=start + 30, y2=y, stroke=kind.colour, stroke_width=kind.width
         )
         yield text(kind.words, start + 36, y + 4, 11, fill=INK, text_anchor="start")
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"

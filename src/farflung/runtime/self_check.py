@@ -31,6 +31,7 @@ from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.reference import Batch, SeededRandomOps
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.training import Training
+from farflung.wording import counted
 
 _ONLY_IN_TRAINING = frozenset({"aten.native_dropout.default", "aten.scaled_dot_product_attention.default"})
 
@@ -194,7 +195,7 @@ def _failed(what: str, batch: Batch, error: Exception) -> CaptureError:
     samples = len(next(iter(batch.values())))
     line = (str(error).strip() or "no message").splitlines()[0][:200]
     return CaptureError(
-        f"the model's own {what} fails on a microbatch of {samples} sample{'s' * (samples != 1)}:"
+        f"the model's own {what} fails on a microbatch of {counted(samples, 'sample')}:"
         f" {type(error).__name__}: {line}",
         "self-check",
     )

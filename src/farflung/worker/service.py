@@ -152,6 +152,7 @@ class WorkerService:
             self._timeouts,
         )
         self._paths.listens(self._listener)
+        log.info("worker %s starts, and measures this device", self._identity.id)
         self._device = await asyncio.to_thread(
             describe_device, self._options.backend, self._options.memory_bytes
         )

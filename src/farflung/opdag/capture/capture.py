@@ -25,7 +25,7 @@ from farflung.opdag.capture.lints import (
     forbid_custom_functions,
     watch_checkpointing,
 )
-from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule
+from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule, require_names
 from farflung.opdag.capture.module_state import require_buffers_apart, require_capturable
 from farflung.opdag.capture.normalise import Normaliser
 from farflung.opdag.capture.origin import Origin
@@ -79,6 +79,7 @@ def capture(
     remarks = Remarks()
     require_capturable(module, remarks)
     given, module = module, as_if_on_cpu(module)
+    require_names(module, sorted(example), loss)
     batch = {name: _own(example[name]) for name in sorted(example)}
     if any(tensor.ndim == 0 or tensor.shape[0] < 2 for tensor in batch.values()):
         raise CaptureError(

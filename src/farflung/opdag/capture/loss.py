@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from farflung.errors import CaptureError
 from farflung.opdag.precision import Precision
+from farflung.wording import kind_of
 
 LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
 CALLED = "Job(loss=) is called as"
@@ -68,6 +69,23 @@ class LossModule(nn.Module):
         return _scalar(loss, "Job(loss=)", call)
 
 
+def require_names(module: nn.Module, names: Collection[str], loss: LossFunction | None) -> None:
+    """Raise CaptureError, which lists both sides, where `forward` cannot be called with a batch's entries."""
+    if module._forward_pre_hooks:  # which may give it something else
+        return
+    accepted = _accepted_names(module) if loss is not None else None
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(**{name: None for name in names if accepted is None or name in accepted})
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise CaptureError(
+            f"the model's forward cannot be called with a batch: {error}; items of the data have"
+            f" {', '.join(names)}, forward takes {takes}",
+            "inputs",
+        ) from None
+
+
 def _accepted_names(module: nn.Module) -> set[str] | None:
     parameters = inspect.signature(module.forward).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -76,7 +94,7 @@ def _accepted_names(module: nn.Module) -> set[str] | None:
 
 
 def _call(outputs: object, batch: Mapping[str, Tensor]) -> str:
-    kind = "a tensor" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+    kind = "a tensor" if isinstance(outputs, Tensor) else kind_of(outputs)
     names = ", ".join(map(repr, batch))
     return f"{CALLED} loss(outputs, batch): what the model returned, {kind}, and a dict of tensors, {names}"
 

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.broker.scenario import plan_over
 
-from farflung.broker.commit import CommitGroup
+from farflung.broker.commit import CommitGroup, added_up
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import Share
+from farflung.protocol.worker import LinkBytes, LinkTraffic, Share
 from farflung.schedule import Unit
 
 STEP = Unit(4, True, 3, 2)
@@ -111,3 +112,21 @@ def test_the_order_of_arrival_does_not_matter(data: st.DataObject, count: int) -
     assert verdicts[0] == verdicts[1]
     assert 0.0 < verdicts[0].scale <= 1.0
     assert verdicts[0].scale * verdicts[0].gradient_norm <= 1.0 + 1e-9
+
+
+def test_what_links_carried_is_added_up_over_units() -> None:
+    told = msgspec.structs.replace(ready(share(0), share(2)), links=[LinkBytes("b", 400, 100, 1)])
+    group = opened(["a", "b"]).add("a", told)
+    (link,) = group.links
+    assert (link.source, link.target, link.ratio) == ("a", "b", 4.0)
+    once = added_up({}, group, "a")
+    assert added_up(once, group, "a") == {("a", "b"): LinkTraffic("a", "b", 800, 200, 2)}
+    assert added_up(once, group, "b") == once
+
+
+@pytest.mark.parametrize("targets", [["c"], ["a"], ["b", "b"]])
+def test_links_that_are_not_the_plans_are_refused(targets: list[str]) -> None:
+    links = [LinkBytes(target, 4, 1) for target in targets]
+    told = msgspec.structs.replace(ready(share(0), share(2)), links=links)
+    with pytest.raises(ProtocolError, match="tells of links that the plan does not give it"):
+        opened(["a", "b"]).add("a", told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from farflung.client.tally import Tally
 from farflung.data import text
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitDone
+from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.optimizer import SGD, Constant
 
 
@@ -37,6 +39,23 @@ def job(**changes: object) -> Job:
 
 def done(unit: int, loss: float, sent: int) -> UnitDone:
     return UnitDone("j", 1, unit, loss, 2.5, sent)
+
+
+def test_links_have_their_ratio_in_each_step_and_in_the_run() -> None:
+    tally = Tally(job(), 0.0)
+    tally.running(0.0, 0)
+    rows = []
+    for unit in range(3):
+        links = [LinkTraffic("a", "b", 400, 100), LinkTraffic("b", "a", 400, 300)]
+        rows.append(tally.finished(msgspec.structs.replace(done(unit, 1.0, 400), links=links), 1.0 + unit, 0))
+    assert rows[0] is None and rows[1] is not None
+    assert [(link.source, link.target, link.ratio) for link in rows[1].links] == [
+        ("a", "b", 4.0),
+        ("b", "a", 4 / 3),
+    ]
+    summary = tally.summary("done", "", "job-1", 9.0)
+    assert [(link.tensor_bytes, link.wire_bytes) for link in summary.links] == [(1200, 300), (1200, 900)]
+    assert summary.ratio == 2.0
 
 
 def test_a_run_is_counted() -> None:

@@ -72,6 +72,12 @@ def test_workers_compute_what_one_process_does_with_the_same_codecs(
     assert [row["loss"] for row in rows] == losses
     ours = trained_state(folder, copy.deepcopy(declared.model))
     assert all(torch.equal(ours[key], value) for key, value in state.items())
+    assert {(link.source, link.target) for link in summary.links} == {
+        ("worker-0", "worker-1"), ("worker-1", "worker-0"), ("worker-1", "worker-2"), ("worker-2", "worker-1"),
+    }  # fmt: skip
+    assert summary.ratio is not None and summary.ratio > 1.5
+    assert all(link.ratio is not None and link.ratio > 1 for link in summary.links)
+    assert sum(link.wire_bytes for link in summary.links) < summary.bytes_on_wire
 
 
 def test_one_link_may_be_written_in_its_own_way(fleet: Fleet) -> None:

@@ -86,6 +86,36 @@ def test_anything_else_is_refused(peer: str, fields: dict[str, object], complain
         Ledger("b", load()).admit(peer, changed(VALUE, **fields))
 
 
+def coded(*codecs: str) -> Ledger:
+    given = load()
+    return Ledger(
+        "b", msgspec.structs.replace(given, training=msgspec.structs.replace(given.training, codecs=codecs))
+    )
+
+
+def test_a_payload_of_the_jobs_codecs_is_taken_up_to_its_longest() -> None:
+    for size in (1, 20, 32 + 8):
+        assert coded("int8", "bf16").admit("a", changed(VALUE, codec=2, bytes=size))
+    with pytest.raises(ProtocolError, match="expected 1 to 40 bytes"):
+        coded("int8").admit("a", changed(VALUE, codec=1, bytes=41))
+    with pytest.raises(ProtocolError, match="expected 1 to 40 bytes"):
+        coded("int8").admit("a", changed(VALUE, codec=1, bytes=0))
+    with pytest.raises(ProtocolError, match="expected at most codec 1"):
+        coded("int8").admit("a", changed(VALUE, codec=2, bytes=20))
+    with pytest.raises(ProtocolError, match="expected at most codec 0"):
+        coded("int9").admit("a", changed(VALUE, codec=1, bytes=20))
+
+
+def test_model_inputs_are_never_coded() -> None:
+    fed = ValueHeader("job-1", 5, 0, 0, FEEDER, 0, 0, False, 1, 8)
+    given = load()
+    with_codec = msgspec.structs.replace(
+        given, training=msgspec.structs.replace(given.training, codecs=("int8",))
+    )
+    with pytest.raises(ProtocolError, match="expected at most codec 0"):
+        Ledger("a", with_codec).admit("desk", fed)
+
+
 def test_what_is_over_is_dropped_in_silence() -> None:
     ledger = Ledger("b", load())
     ledger.advance()

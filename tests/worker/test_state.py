@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.loads import load
 
+from farflung.plan import LinkCodec
 from farflung.protocol.messages import Begin, Broken, Decide, Loaded, Refused, SendState, Stop, UnitReady
-from farflung.protocol.worker import Share
+from farflung.protocol.worker import LinkBytes, Share
+from farflung.runtime.parcel import Sent
 from farflung.worker import state as machine
 from farflung.worker.state import (
     Apply,
@@ -64,6 +66,27 @@ def test_a_unit_runs_from_begin_to_decide() -> None:
     finished = UnitFinished(KEY, 0, SHARES)
     assert run(*READY, begin, finished, decide, decide)[1].count(Apply(0, 0.5)) == 1
     assert Apply(0, 0.5) not in run(*READY, begin, decide)[1]
+
+
+def test_what_links_were_given_is_told_and_the_owner_hears_once_of_what_is_not_finite() -> None:
+    state = State("b")
+    for event in (*READY, FromBroker(Begin(JOB, ATTEMPT))):
+        state, _ = machine.step(state, event)
+    notes = []
+    for unit in (0, 1):
+        sent = (Sent("c", 400, 100, not_finite=2),)
+        state, commands = machine.step(state, UnitFinished(KEY, unit, SHARES, sent))
+        links = [LinkBytes("c", 400, 0, 2)]
+        assert commands[0] == Tell(UnitReady(JOB, ATTEMPT, unit, list(SHARES), 0, links))
+        notes += [command.text for command in commands if isinstance(command, Note)]
+        state, _ = machine.step(state, FromBroker(Decide(JOB, ATTEMPT, unit, 1.0)))
+    assert len(notes) == 1 and "values for c are not finite" in notes[0]
+
+
+def test_a_decision_may_change_the_codecs_of_links() -> None:
+    codecs = (LinkCodec("b", "c", "int8", 4.0),)
+    begin, decide = FromBroker(Begin(JOB, ATTEMPT)), FromBroker(Decide(JOB, ATTEMPT, 0, 1.0, codecs))
+    assert run(*READY, begin, UnitFinished(KEY, 0, SHARES), decide)[1][-1] == Apply(0, 1.0, codecs)
 
 
 def test_a_refusal_frees_the_worker() -> None:

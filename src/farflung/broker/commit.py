@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from farflung.errors import ProtocolError
 from farflung.plan import Plan
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import Share
+from farflung.protocol.worker import LinkTraffic, Share
 from farflung.schedule import Unit
 
 NORM_OFFSET = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -32,6 +32,7 @@ class Verdict:
     gradient_norm: float
     bytes_sent: int
     trouble: str
+    links: tuple[LinkTraffic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class CommitGroup:
     owners: Mapping[str, tuple[int, ...]]
     shares: Mapping[int, Share]
     bytes_sent: int = 0
+    links: tuple[LinkTraffic, ...] = ()
 
     @classmethod
     def opened(cls, plan: Plan, attempt: int, unit: Unit) -> CommitGroup:
@@ -68,7 +70,7 @@ class CommitGroup:
         ------
         ProtocolError
             The shares are of another attempt or unit, came before, are not exactly those of the worker's
-            segments, or hold a negative sum of squares.
+            segments, or hold a negative sum of squares; or it tells of links to nobody.
         """
         if (ready.attempt, ready.unit) != (self.attempt, self.unit.number):
             raise ProtocolError(
@@ -86,19 +88,45 @@ class CommitGroup:
         if any(share.square_sum < 0 for share in ready.shares):
             raise ProtocolError(f"worker {worker} sent a negative sum of squares")
         added = {share.segment: share for share in ready.shares}
-        return replace(self, shares={**self.shares, **added}, bytes_sent=self.bytes_sent + ready.bytes_sent)
+        return replace(
+            self,
+            shares={**self.shares, **added},
+            bytes_sent=self.bytes_sent + ready.bytes_sent,
+            links=(*self.links, *self._links(worker, ready)),
+        )
 
     def verdict(self, clip: float | None) -> Verdict:
         """Add the shares in segment order and decide; the group must be complete."""
         shares = [self.shares[segment] for segment in sorted(self.shares)]
         loss = _in_order(share.loss for share in shares)
         if not self.unit.train:
-            return Verdict(1.0, loss, 0.0, self.bytes_sent, "")
+            return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links)
         norm = math.sqrt(_in_order(share.square_sum for share in shares))
         finite = all(share.finite for share in shares) and math.isfinite(norm)
         scale = 1.0 if clip is None or not finite else min(1.0, clip / (norm + NORM_OFFSET))
         trouble = "" if finite and math.isfinite(loss) else _trouble(loss)
-        return Verdict(scale, loss, norm, self.bytes_sent, trouble)
+        return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links)
+
+    def _links(self, worker: str, ready: UnitReady) -> list[LinkTraffic]:
+        targets = {link.target for link in ready.links}
+        if len(targets) < len(ready.links) or not targets <= self.owners.keys() - {worker}:
+            raise ProtocolError(f"worker {worker} tells of links that the plan does not give it")
+        return [
+            LinkTraffic(worker, link.target, link.tensor_bytes, link.wire_bytes, link.not_finite)
+            for link in ready.links
+        ]
+
+
+def added_up(
+    before: Mapping[tuple[str, str], LinkTraffic], group: CommitGroup, worker: str
+) -> dict[tuple[str, str], LinkTraffic]:
+    """What each link carried since its job began, with what `worker` told of the group's unit."""
+    after = dict(before)
+    for link in group.links:
+        if link.source == worker:
+            known = before.get((link.source, link.target), LinkTraffic(link.source, link.target, 0, 0))
+            after[link.source, link.target] = known.with_more(link)
+    return after
 
 
 def _in_order(numbers: Iterable[float]) -> float:

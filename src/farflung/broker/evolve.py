@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import singledispatch
 
 from farflung.broker import facts
-from farflung.broker.commit import CommitGroup
+from farflung.broker.commit import CommitGroup, added_up
 from farflung.broker.progress import next_unit
 from farflung.broker.records import (
     COLLECTING,
@@ -178,6 +178,7 @@ def _(fact: facts.JobEnded, state: State) -> State:
         unit=None,
         group=None,
         loaded=frozenset(),
+        traffic={},
         words="",
     )
     return _held(state, job, ()).with_job(ended)
@@ -194,7 +195,8 @@ def _(fact: facts.WorkerReady, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.plan is not None and job.unit is not None
     group = job.group or CommitGroup.opened(job.plan, job.attempt, job.unit)
-    return state.with_job(replace(job, group=group.add(fact.worker, fact.ready)))
+    group = group.add(fact.worker, fact.ready)
+    return state.with_job(replace(job, group=group, traffic=added_up(job.traffic, group, fact.worker)))
 
 
 @_evolve.register

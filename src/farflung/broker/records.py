@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from farflung.broker.commit import CommitGroup
 from farflung.broker.whereabouts import Whereabouts
 from farflung.plan import NO_WISHES, Plan, Wishes
-from farflung.protocol.worker import Device, HomeLine
+from farflung.protocol.worker import Device, HomeLine, LinkTraffic
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
@@ -67,8 +67,8 @@ class Job:
     `seen` is the host at which the broker saw the submitter.
     `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
     will have. `on` are the only workers that may do it, if it names any, and `unable` say of others
-    what ops of its model they lack, until they come anew. `loaded`, `group` and `words` are
-    observed and empty after a replay.
+    what ops of its model they lack, until they come anew. `loaded`, `group`, `traffic` (of each link
+    since the job began) and `words` are observed and empty after a replay.
     """
 
     job: str
@@ -93,6 +93,7 @@ class Job:
     ending: str = ""
     loaded: frozenset[str] = frozenset()
     group: CommitGroup | None = None
+    traffic: Mapping[tuple[str, str], LinkTraffic] = field(default_factory=dict)
     words: str = ""
 
     @property
@@ -149,7 +150,10 @@ class State:
 
 def durable(state: State) -> State:
     """The part of `state` that a replay of the decisions gives."""
-    jobs = {name: replace(job, loaded=frozenset(), group=None, words="") for name, job in state.jobs.items()}
+    jobs = {
+        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="")
+        for name, job in state.jobs.items()
+    }
     workers = {
         name: replace(worker, where=replace(worker.where, proved=()))
         for name, worker in state.workers.items()

@@ -86,4 +86,5 @@ def _job_status(job: Job) -> JobStatus:
         samples_per_second=job.pace.samples_per_second if moving else None,
         workers=list(job.members),
         emulated=job.training.emulated,
+        links=[job.traffic[link] for link in sorted(job.traffic)],
     )

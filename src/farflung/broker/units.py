@@ -50,7 +50,15 @@ def _decided(turn: Turn, job: Job, verdict: Verdict) -> None:
     turn.send_members(job, Decide(job.job, job.attempt, unit, verdict.scale))
     turn.tell(
         job.job,
-        UnitDone(job.job, job.attempt, unit, verdict.loss, verdict.gradient_norm, verdict.bytes_sent),
+        UnitDone(
+            job.job,
+            job.attempt,
+            unit,
+            verdict.loss,
+            verdict.gradient_norm,
+            verdict.bytes_sent,
+            list(verdict.links),
+        ),
     )
     job = turn.state.jobs[job.job]
     if job.unit is None:

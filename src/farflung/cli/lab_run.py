@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.codec_options import CodecOption, the_codecs
 from farflung.cli.job_options import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
 from farflung.cli.output import note, print_json
 from farflung.cli.planning_options import SchedulerOption, the_efficiency
@@ -45,6 +46,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB-TOPOLOGY]")] = None,
     text: TextOption = None,
     precision: PrecisionOption = None,
+    codec: CodecOption = None,
     emulate_devices: Annotated[
         bool,
         typer.Option(
@@ -72,6 +74,7 @@ def run(
 
     the_efficiency(efficiency)
     scheduler_called(scheduler)
+    the_codecs(codec)
     chosen = scaled(topology, None if emulate_devices else scale)
     request = Request(
         job=job,
@@ -83,6 +86,7 @@ def run(
         precision=the_precision(precision),
         as_json=as_json,
         scheduler=scheduler,
+        codecs=tuple(codec or ()),
     )
     check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
     _check_job(job)

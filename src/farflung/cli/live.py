@@ -95,6 +95,9 @@ class LiveObserver(Observer):
         self._hide("validating")
         self._console.print(f"validation loss after {step} steps: {loss_words(loss)}")
 
+    def warned(self, words: str) -> None:
+        self._console.print(f"warning: {words}")
+
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         facts = [f"{size(received_bytes)} of {size(total_bytes)}"]
         self._show("collecting", received_bytes, total_bytes, facts)

@@ -101,6 +101,9 @@ class PlainObserver(Observer):
     def validated(self, step: int, loss: float | None) -> None:
         note(f"validation loss after {step} steps: {loss_words(loss)}")
 
+    def warned(self, words: str) -> None:
+        note(f"warning: {words}")
+
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         if self._bytes.is_over() or received_bytes == total_bytes:
             note(f"collecting the weights: {size(received_bytes)} of {size(total_bytes)}")

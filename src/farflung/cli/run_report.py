@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from farflung.client.run_folder import RunFolder
 
 FAILED, INTERRUPTED = 1, 130
+COMPRESSED = 1.05
+"""A ratio below this is that of links without codecs."""
 
 
 def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:
@@ -40,6 +42,12 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
         predicted = seconds(summary.predicted_step_seconds)
         note(f"a step took {seconds(summary.step_seconds)} (the median); {predicted} was predicted")
+    if summary.ratio is not None and summary.ratio > COMPRESSED:
+        least = min(summary.links, key=lambda link: link.ratio or 0.0)
+        note(
+            f"between workers {summary.ratio:.1f} times fewer bytes than in fp32, frames included; least on"
+            f" {least.source} -> {least.target}: {least.ratio or 0.0:.1f} times"
+        )
     if not summary.emulated:
         _print_sample(prepared, run, as_json)
 

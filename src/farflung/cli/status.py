@@ -81,7 +81,9 @@ def _lines(status: Status) -> Iterable[str]:
     links = [view for view in status.links if view.job not in over]
     ends = counted(len(links), "end")
     yield f"links: {ends}; the broker relays up to {status.relay_mbps:g} Mbit/s for others"
-    yield from table(("link", "path", "paced by", "round trip", "sends at"), map(_link, links))
+    ratios = {(job.job, link.source, link.target): link.ratio for job in status.jobs for link in job.links}
+    rows = (_link(view, ratios.get((view.job, view.holder, view.report.peer))) for view in links)
+    yield from table(("link", "path", "paced by", "round trip", "sends at", "ratio"), rows)
 
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
@@ -98,14 +100,16 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
-def _link(view: LinkView) -> tuple[str, ...]:
+def _link(view: LinkView, ratio: float | None) -> tuple[str, ...]:
+    """`ratio` is bytes of the tensors in fp32 over those on the wire."""
     link = view.report.link
     ends = f"{view.holder} -> {view.report.peer}"
     if link is None:
-        return ends, "none: farflung doctor says what was tried", "", "", ""
+        return ends, "none: farflung doctor says what was tried", "", "", "", ""
     round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
     rate = "" if link.rate_mbps is None else f"{link.rate_mbps:.1f} Mbit/s"
-    return ends, link.path, link.congestion_control, round_trip, rate
+    shrunk = "" if ratio is None else f"{ratio:.2f}x"
+    return ends, link.path, link.congestion_control, round_trip, rate, shrunk
 
 
 def _job(job: JobStatus) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from farflung.client.run_folder import RunFolder
 from farflung.client.tally import Tally
 from farflung.errors import RunFailed
 from farflung.protocol.messages import Accepted, Collecting, Planned, UnitDone
+from farflung.protocol.worker import LinkTraffic
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Books:
         self.observer = observer
         self.tally = Tally(job, time.monotonic(), emulated)
         self._job_id = ""
+        self._warned = False
 
     async def submitted(self, name: str, broker: str) -> None:
         """The job is with the broker."""
@@ -68,6 +71,7 @@ class Books:
     async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
         """A unit was decided; `sent_bytes` have left over data links since the start."""
         row = self.tally.finished(message, time.monotonic(), sent_bytes)
+        await self._warn(message.links)
         if row is not None:
             self.observer.stepped(row)
         else:
@@ -98,6 +102,18 @@ class Books:
         weights = "" if step is None else f" and the weights of step {step}"
         steps = "1 step" if self.tally.steps == 1 else f"{self.tally.steps} steps"
         return f"; the metrics of {steps}{weights} are in {self.folder.path}"
+
+    async def _warn(self, links: Sequence[LinkTraffic]) -> None:
+        """Say once that a codec met what it cannot write: the run goes on, with those tensors as they are."""
+        unfit = [link for link in links if link.not_finite]
+        if unfit and not self._warned:
+            self._warned = True
+            pairs = [f"{link.source} -> {link.target}" for link in unfit]
+            self.observer.warned(
+                f"values on {pairs[0]} are not finite (or beyond 1e16): no codec writes them, so they travel"
+                " as they are; the model may be diverging"
+            )
+            await self._record("not finite", step=self.tally.steps, links=pairs)
 
     def _begin(self) -> None:
         if self.tally.current is not None:

@@ -31,6 +31,9 @@ class Observer:
     def validated(self, step: int, loss: float | None) -> None:
         """The model after `step` steps was evaluated; emulated devices know no loss."""
 
+    def warned(self, words: str) -> None:
+        """Something that the user should know of happened; the run goes on."""
+
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         """How much of the trained state is back."""
 

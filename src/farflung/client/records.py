@@ -5,13 +5,28 @@ from __future__ import annotations
 import msgspec
 
 
+class LinkRow(msgspec.Struct, frozen=True):
+    """What one worker sent another, in a step or in a run.
+
+    `tensor_bytes` is what the tensors take in fp32, `wire_bytes` what the link carried, framing and all
+    else that was said on it included; `ratio` is the one over the other.
+    """
+
+    source: str
+    target: str
+    tensor_bytes: int
+    wire_bytes: int
+    ratio: float | None
+
+
 class StepRow(msgspec.Struct, frozen=True):
     """One applied training step in `metrics.jsonl`.
 
     `step` counts from 1. `seconds` is from the end of the unit before to the end of this one,
     `bytes_on_wire` what all links carried meanwhile, framing included. `gradient_norm` is before clipping.
     Of two rows for a step the one with the higher `attempt` counts. On `emulated` devices nothing is
-    computed, so `loss` and `gradient_norm` are None.
+    computed, so `loss` and `gradient_norm` are None. `links` are those between workers: what is still queued
+    when a worker is through with a step counts for the next one.
     """
 
     step: int
@@ -24,6 +39,7 @@ class StepRow(msgspec.Struct, frozen=True):
     learning_rate: float
     gradient_norm: float | None
     emulated: bool = False
+    links: list[LinkRow] = []
 
 
 class CorpusRecord(msgspec.Struct, frozen=True):
@@ -42,7 +58,8 @@ class Summary(msgspec.Struct, frozen=True):
     is the step that `model.safetensors` holds, None if there is no such file. A run on `emulated` devices has
     neither losses nor weights. `step_seconds` is the median of the newest steps. Where `scheduler` planned on
     what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are what it expected; they
-    are None and empty where nothing is known, as with `train --local`.
+    are None and empty where nothing is known, as with `train --local`. `links` are sums over all units, and
+    `ratio` is that of all of them together.
     """
 
     state: str
@@ -64,3 +81,5 @@ class Summary(msgspec.Struct, frozen=True):
     predicted_step_seconds: float | None = None
     predicted_bottleneck: str = ""
     scheduler: str = ""
+    links: list[LinkRow] = []
+    ratio: float | None = None

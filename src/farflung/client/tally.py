@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from farflung.client.job import Job
-from farflung.client.records import CorpusRecord, StepRow, Summary
+from farflung.client.records import CorpusRecord, LinkRow, StepRow, Summary
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError
 from farflung.plan import Prediction
 from farflung.protocol.messages import UnitDone
+from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.optimizer import learning_rate
 from farflung.schedule import Unit
 
@@ -45,6 +46,7 @@ class Tally:
         self.first_validation_loss: float | None = None
         self.validation_loss: float | None = None
         self.prediction: Prediction | None = None
+        self._links: dict[tuple[str, str], LinkTraffic] = {}
         self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
 
     def planned(self, now: float, workers: int, prediction: Prediction | None = None) -> None:
@@ -75,6 +77,7 @@ class Tally:
         seconds = now - self._last
         self._counted_bytes, self._last = sent_bytes, now
         self.bytes_on_wire += bytes_on_wire
+        self._add(done.links)
         loss = None if self._emulated else done.loss
         if not unit.train:
             self.validation_loss = loss
@@ -95,6 +98,7 @@ class Tally:
             learning_rate=learning_rate(self._training.optimizer, unit.step),
             gradient_norm=None if self._emulated else done.gradient_norm,
             emulated=self._emulated,
+            links=[_row(link) for link in done.links],
         )
 
     @property
@@ -125,7 +129,25 @@ class Tally:
             predicted_step_seconds=self.prediction.step_seconds if self.prediction else None,
             predicted_bottleneck=self.prediction.bottleneck if self.prediction else "",
             scheduler=self.prediction.scheduler if self.prediction else "",
+            links=[_row(link) for link in self._links.values()],
+            ratio=self.ratio,
         )
+
+    @property
+    def ratio(self) -> float | None:
+        """Of what workers sent each other: its bytes in fp32 over those on the wire; None without any."""
+        tensor_bytes = sum(link.tensor_bytes for link in self._links.values())
+        wire_bytes = sum(link.wire_bytes for link in self._links.values())
+        return tensor_bytes / wire_bytes if wire_bytes else None
+
+    def _add(self, links: Sequence[LinkTraffic]) -> None:
+        for link in links:
+            known = self._links.get((link.source, link.target), LinkTraffic(link.source, link.target, 0, 0))
+            self._links[link.source, link.target] = known.with_more(link)
+
+
+def _row(link: LinkTraffic) -> LinkRow:
+    return LinkRow(link.source, link.target, link.tensor_bytes, link.wire_bytes, link.ratio)
 
 
 def _corpus(job: Job) -> CorpusRecord | None:

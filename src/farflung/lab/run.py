@@ -27,7 +27,8 @@ class Request:
     `workers` of the topology take part, the first ones. `out` is the run folder. `steps`, `text` and
     `precision` are as for `farflung train`. With `as_json` the submitter ends with a JSON document, which
     `Outcome` then holds. With `emulated` devices are emulated, and `topology` is as slow as that asks for.
-    `scheduler` plans on the topology, whose devices then reach all of their TFLOP/s.
+    `scheduler` plans on the topology, whose devices then reach all of their TFLOP/s; `codecs` are as for
+    `farflung train --codec`.
     """
 
     job: Path
@@ -40,6 +41,7 @@ class Request:
     as_json: bool = False
     emulated: EmulatedJob | None = None
     scheduler: str = AUTO
+    codecs: tuple[str, ...] = ()
 
     def known(self) -> Topology:
         """The topology of those who take part, as the planner is told of it."""
@@ -154,6 +156,8 @@ class LabRun:
         arguments += [] if request.steps is None else ["--steps", str(request.steps)]
         arguments += [] if request.text is None else ["--text", str(request.text)]
         arguments += [] if request.precision is None else ["--precision", request.precision]
+        for codec in request.codecs:
+            arguments += ["--codec", codec]
         if request.emulated is not None:
             arguments += ["--emulated", str(fleet.keep("program", request.emulated.program))]
         return arguments + ["--json"] * request.as_json

@@ -10,6 +10,7 @@ from msgspec import Meta
 from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
 from farflung.protocol.fields import Addresses, Count, Id, Message, Text
 from farflung.protocol.opset import Opset
+from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.training import Training
 
 
@@ -67,7 +68,10 @@ class Running(Message, frozen=True):
 
 
 class UnitDone(Message, frozen=True):
-    """A unit was decided. `loss` sums the shares in segment order, `gradient_norm` is before clipping."""
+    """A unit was decided. `loss` sums the shares in segment order, `gradient_norm` is before clipping.
+
+    `links` say what workers sent each other meanwhile.
+    """
 
     job: Id
     attempt: Count
@@ -75,6 +79,7 @@ class UnitDone(Message, frozen=True):
     loss: float
     gradient_norm: float
     bytes_sent: Count
+    links: list[LinkTraffic] = msgspec.field(default_factory=list)
 
 
 class Cancel(Message, frozen=True):

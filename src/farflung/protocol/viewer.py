@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reaching import LinkReport
+from farflung.protocol.worker import LinkTraffic
 
 
 class Ask(Message, frozen=True):
@@ -36,7 +37,10 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """One job as `farflung status` shows it; an emulated one has no loss."""
+    """One job as `farflung status` shows it; an emulated one has no loss.
+
+    `links` say what workers sent each other since the job began or the broker was started.
+    """
 
     job: str
     name: str
@@ -48,6 +52,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     samples_per_second: float | None
     workers: list[str]
     emulated: bool = False
+    links: list[LinkTraffic] = []
 
 
 class LinkView(msgspec.Struct, frozen=True):

@@ -156,6 +156,31 @@ class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not_finite: Count = 0
 
 
+class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one worker sent another: in one unit, or in all of a job. Fields are those of `LinkBytes`."""
+
+    source: Id
+    target: Id
+    tensor_bytes: Count
+    wire_bytes: Count
+    not_finite: Count = 0
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of the tensors in fp32 over bytes on the wire; None before there were any."""
+        return self.tensor_bytes / self.wire_bytes if self.wire_bytes else None
+
+    def with_more(self, more: LinkTraffic) -> LinkTraffic:
+        """Both together."""
+        return LinkTraffic(
+            self.source,
+            self.target,
+            self.tensor_bytes + more.tensor_bytes,
+            self.wire_bytes + more.wire_bytes,
+            self.not_finite + more.not_finite,
+        )
+
+
 class UnitReady(Message, frozen=True):
     """Every microbatch of the unit has run here; `bytes_sent` went out on data links since the last ready.
 

@@ -46,6 +46,7 @@ class State:
     announced: bool = False
     unit: int = 0
     reported: bool = False
+    warned: bool = False
 
     @property
     def attempt(self) -> Attempt | None:
@@ -271,7 +272,14 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
         return state, []
     links = [LinkBytes(sent.target, sent.tensor_bytes, 0, sent.not_finite) for sent in event.sent]
     ready = UnitReady(state.load.job, state.load.attempt, event.unit, list(event.shares), 0, links)
-    return replace(state, reported=True), [Tell(ready)]
+    unfit = [sent.target for sent in event.sent if sent.not_finite]
+    if not unfit or state.warned:
+        return replace(state, reported=True), [Tell(ready)]
+    note = Note(
+        f"job {state.load.job}: values for {unfit[0]} are not finite: no codec writes them, so they are sent"
+        " as they are"
+    )
+    return replace(state, reported=True, warned=True), [Tell(ready), note]
 
 
 def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from farflung.protocol.messages import UnitReady
+from farflung.protocol.worker import LinkBytes
+from farflung.worker.meter import Meter
+
+
+class Counters:
+    """What was sent to each peer."""
+
+    def __init__(self) -> None:
+        self.sent = {"b": 100, "c": 30, "desk": 7}
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(self.sent.values())
+
+    def bytes_sent_to(self, peer: str) -> int:
+        return self.sent[peer]
+
+
+def test_each_unit_has_what_left_since_the_one_before() -> None:
+    counters = Counters()
+    meter = Meter(counters)
+    meter.begin(frozenset({"b", "c"}))
+    ready = UnitReady("job-1", 1, 0, [], 0, [LinkBytes("b", 80, 0), LinkBytes("c", 8, 0, 1)])
+    counters.sent = {"b": 120, "c": 35, "desk": 10}
+    first = meter.fill(ready)
+    assert first.bytes_sent == 28
+    assert first.links == [LinkBytes("b", 80, 20), LinkBytes("c", 8, 5, 1)]
+    counters.sent["b"] += 3
+    assert [link.wire_bytes for link in meter.fill(ready).links] == [3, 0]

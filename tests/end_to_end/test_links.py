@@ -108,6 +108,19 @@ def test_cut_and_healed_links_cost_no_step(place: Place, losses: list[float]) ->
     run.command.says("linked to worker a again")
 
 
+def test_a_cut_changes_no_bit_of_what_codecs_write(place: Place) -> None:
+    """What was written is kept until it was taken, and masks until their gradients passed."""
+    coded = ["--steps", str(STEPS), "--codec", "row-topk30-int4/masked30-int4"]
+    losses = place.whole(place.train("coded", *coded))
+    run = place.train("coded-cut", *coded)
+    run.reaches(5)
+    place.network.cut("a")
+    time.sleep(LONG_CUT_SECONDS)
+    place.network.heal("a")
+    assert place.whole(run) == losses
+    place.workers["a"].says("linked to b again")
+
+
 def test_a_worker_may_move_to_another_address(place: Place, losses: list[float]) -> None:
     run = place.train("moved", "--steps", str(STEPS))
     run.reaches(5)

@@ -26,10 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.captured import Captured, captured
 
 from farflung.codec import (
+    Axes,
     Bfloat16,
     Blocked,
     Codec,
     Context,
+    Even,
     Hadamard,
     Lossless,
     Mask,
@@ -54,6 +56,8 @@ CODECS: dict[str, Codec] = {
     "hadamard 3": Hadamard(3),
     "hadamard 2": Hadamard(2),
     "hadamard 1": Hadamard(1),
+    "even 30 %": Even(0.3),
+    "even 100 %, dithered": Even(1.0, dithered=True),
     "topk 1 %": TopK(0.01),
     "topk 10 %": TopK(0.1),
     "topk 30 % of rows, int4": TopK(0.3, rows=True, values=Blocked(4)),
@@ -119,9 +123,9 @@ def main() -> None:
             for row in _measured(model, size * MILLION):
                 _tell(row, options.json)
                 (rows if isinstance(row, Row) else yardsticks).append(row)  # type: ignore[attr-defined]
-        if model.keys is not None:
-            rows.append(_with_reference(model))
-            _tell(rows[-1], options.json)
+        for row in _learned(model):
+            _tell(row, options.json)
+            rows.append(row)
     goals = _goals(rows, yardsticks, max(options.sizes) * MILLION)
     if options.json:
         print(json.dumps({name: [asdict(one) for one in found] for name, found in (
@@ -195,16 +199,29 @@ def _yardstick(model: str, name: str, tensor: np.ndarray) -> Yardstick:
     )  # fmt: skip
 
 
-def _with_reference(model: Captured) -> Row:
-    """A million elements, less the running mean of each token over the `STEPS` million before."""
-    width = model.activation.shape[-1]
-    recipe = Recipe(CODECS["hadamard 4, least error"], Reference(256, width))  # type: ignore[arg-type]
+def _learned(model: Captured) -> Iterator[Row]:
+    """Recipes that remember, on a million elements after the `STEPS` million before."""
+    width, hadamard = model.activation.shape[-1], CODECS["hadamard 4, least error"]
+    if model.keys is not None:
+        mean = Recipe(hadamard, Reference(256, width))  # type: ignore[arg-type]
+        yield _after_steps(model, "activation", "token mean, hadamard 4, least error", mean)
+        for step in (0.1, 0.3):
+            both = Recipe(Even(step), Reference(256, width), Axes())
+            yield _after_steps(model, "activation", f"token mean, axes {step * 100:.0f} %", both)
+    for step in (0.1, 0.3):
+        yield _after_steps(model, "activation", f"axes {step * 100:.0f} %", Recipe(Even(step), axes=Axes()))
+    for step in (0.5, 1.0):
+        recipe = Recipe(Even(step, dithered=True), axes=Axes())
+        yield _after_steps(model, "gradient", f"axes {step * 100:.0f} %, dithered", recipe)
+
+
+def _after_steps(model: Captured, name: str, codec: str, recipe: Recipe) -> Row:
+    whole = getattr(model, name)
     writer, reader = recipe.coder(), recipe.coder()
-    samples = max(1, MILLION // model.activation[0].size)
-    steps = min(STEPS, len(model.activation) // samples)
-    for step in range(steps):
-        tensor = model.activation[step * samples : (step + 1) * samples]
-        keys = model.keys[step * samples : (step + 1) * samples] if model.keys is not None else None
+    samples = max(1, MILLION // whole[0].size)
+    for step in range(min(STEPS, len(whole) // samples)):
+        at = slice(step * samples, (step + 1) * samples)
+        tensor, keys = whole[at], model.keys[at] if model.keys is not None else None
         context, read = Context(seed=step, keys=keys), np.empty_like(tensor)
         encoding, encoded = _least(lambda t=tensor, c=context: writer.encode(t, c), repeats=1)
         payload = encoded.joined()
@@ -214,8 +231,8 @@ def _with_reference(model: Captured) -> Row:
     error, cosine = _quality(tensor, read)
     gigabytes = tensor.nbytes / 1e9
     return Row(
-        model.model, "activation", tensor.size, "token mean, hadamard 4, least error",
-        tensor.nbytes / len(payload), error, cosine, gigabytes / encoding, gigabytes / decoding,
+        model.model, name, tensor.size, codec, tensor.nbytes / len(payload), error, cosine,
+        gigabytes / encoding, gigabytes / decoding,
     )  # fmt: skip
 
 

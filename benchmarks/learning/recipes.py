@@ -13,7 +13,9 @@ _TOKENS = 256
 def recipe(name: str, width: int) -> Recipe:
     """What `name` means for a tensor whose last dimension is `width`; CodecError if nothing."""
     inner = catalogue.recipe(name.removeprefix(TOKEN_MEAN))
-    return Recipe(inner.codec, Reference(_TOKENS, width)) if name.startswith(TOKEN_MEAN) else inner
+    return (
+        Recipe(inner.codec, Reference(_TOKENS, width), inner.axes) if name.startswith(TOKEN_MEAN) else inner
+    )
 
 
 def require_codecs(way: Way) -> None:

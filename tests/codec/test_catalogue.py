@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farflung.codec import Bfloat16, Blocked, Hadamard, Lossless, Masked, Plain, Recipe, TopK
+from farflung.codec import Axes, Bfloat16, Blocked, Even, Hadamard, Lossless, Masked, Plain, Recipe, TopK
 from farflung.codec.catalogue import declared, gives_mask, needs_mask, recipe
 from farflung.errors import CodecError
 from farflung.plan.rung import CodecName
@@ -31,9 +31,31 @@ def test_a_name_means_a_recipe(name: str, codec: object) -> None:
     assert msgspec.convert(name, CodecName) == name
 
 
+def test_even_levels_may_stand_along_axes() -> None:
+    assert recipe("even30") == Recipe(Even(0.3))
+    assert recipe("even100-dithered") == Recipe(Even(1.0, dithered=True))
+    assert recipe("axes20") == Recipe(Even(0.2), axes=Axes())
+    assert recipe("axes150-dithered") == Recipe(Even(1.5, dithered=True), axes=Axes())
+    assert declared("axes20").ratio > 1.5 * declared("even20").ratio
+    assert declared("axes20").usual_error == declared("even20").usual_error
+
+
 @pytest.mark.parametrize(
     "name",
-    ["", "int9", "hadamard5", "topk0-bf16", "topk101-bf16", "topk1-fp8", "int8+gzip", "bf16+zstd+zstd"],
+    [
+        "",
+        "even0",
+        "axes801",
+        "axes",
+        "axes20+zstd",
+        "int9",
+        "hadamard5",
+        "topk0-bf16",
+        "topk101-bf16",
+        "topk1-fp8",
+        "int8+gzip",
+        "bf16+zstd+zstd",
+    ],
 )
 def test_an_unknown_name_is_one_line_with_those_there_are(name: str) -> None:
     with pytest.raises(CodecError, match="there is no codec") as raised:

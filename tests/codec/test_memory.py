@@ -169,7 +169,9 @@ def test_means_that_no_step_leaves_behind_are_refused(
     coder.commit()
     kept = coder.snapshot()
     with pytest.raises(CodecError, match="damaged"):
-        coder.restore(msgspec.msgpack.encode(damage(msgspec.msgpack.decode(kept))))
+        outer = msgspec.msgpack.decode(kept)
+        outer["means"] = msgspec.msgpack.encode(damage(msgspec.msgpack.decode(outer["means"])))
+        coder.restore(msgspec.msgpack.encode(outer))
     assert coder.snapshot() == kept
 
 

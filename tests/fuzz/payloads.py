@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 from tests.codec.arrays import FAMILIES
 
-from farflung.codec import Codec, Context, Mask, Recipe, Reference
+from farflung.codec import Axes, Codec, Context, Even, Mask, Recipe, Reference
 from farflung.codec.coder import Forgetful
 from farflung.errors import CodecError
 
@@ -64,6 +64,7 @@ def run(count: int, seed: int) -> Figures:
     random, outcomes = Random(seed), Counter[str]()
     targets = [Target(name, codec) for name, codec in FAMILIES.items()]
     targets += [Target("reference", Recipe(FAMILIES["int8"], Reference(9, SHAPE[1])))]  # type: ignore[arg-type]
+    targets += [Target("axes", Recipe(Even(0.3), axes=Axes()))]
     slowest, most, began = 0.0, 0, time.process_time()
     tracemalloc.start()
     try:

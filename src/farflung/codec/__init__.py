@@ -1,10 +1,11 @@
 """Codecs: how a tensor is written on a link, and read at its other end.
 
 A family is a frozen struct whose fields are all its options, so that a plan can hold one: `dense` (fp32,
-bf16), `blocked` (8 or 4 bits, a scale for each block), `hadamard` (1 to 4 bits of a rotated tensor), `topk`
-(the largest elements and where they are), `masked` (a gradient where its activation was kept), `lossless`
-(any of these, and zstandard over its byte planes). `recipe` composes them and says what each end must
-remember: `reference` (less what the receiver expects anyway), `feedback` (what was left out goes with the
+bf16), `blocked` (8 or 4 bits, a scale for each block), `hadamard` (1 to 4 bits of a rotated tensor), `even`
+(levels at one distance, entropy coded), `topk` (the largest elements and where they are), `masked` (a
+gradient where its activation was kept), `lossless` (any of these, and zstandard over its byte planes).
+`recipe` composes them and says what each end must remember: `reference` (less what the receiver expects
+anyway), `axes` (turned, so that little is left of most columns), `feedback` (what was left out goes with the
 next).
 
 Arrays are NumPy's: float32, float16, and uint16 for bfloat16. What a payload says is hostile until it was
@@ -16,15 +17,17 @@ from farflung.codec.base import Codec, Declared, Encoded, Part
 from farflung.codec.blocked import Blocked
 from farflung.codec.context import NOWHERE, Context
 from farflung.codec.dense import Bfloat16, Plain
+from farflung.codec.even import Even
 from farflung.codec.hadamard import Hadamard
 from farflung.codec.lossless import Lossless
 from farflung.codec.mask import Mask
 from farflung.codec.masked import Masked
-from farflung.codec.recipe import Coder, Family, Feedback, Recipe, Reference
+from farflung.codec.recipe import Axes, Coder, Family, Feedback, Recipe, Reference
 from farflung.codec.topk import TopK
 
 __all__ = [
     "NOWHERE",
+    "Axes",
     "Bfloat16",
     "Blocked",
     "Codec",
@@ -32,6 +35,7 @@ __all__ = [
     "Context",
     "Declared",
     "Encoded",
+    "Even",
     "Family",
     "Feedback",
     "Hadamard",

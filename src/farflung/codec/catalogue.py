@@ -8,20 +8,24 @@ from functools import lru_cache
 from farflung.codec.base import Declared
 from farflung.codec.blocked import Blocked
 from farflung.codec.dense import Bfloat16, Plain
+from farflung.codec.even import Even
 from farflung.codec.hadamard import Hadamard
 from farflung.codec.lossless import Inner, Lossless
 from farflung.codec.masked import Masked
-from farflung.codec.recipe import Recipe
+from farflung.codec.recipe import Axes, Recipe
 from farflung.codec.topk import TopK, Values
 from farflung.errors import CodecError
 
 NAMES = (
     "dense, bf16, int8, int4, int4-stochastic, hadamard1 to hadamard4 (for activations), eden1 to eden4 (for"
     " gradients), topkP-VALUES, row-topkP-VALUES and maskedP-VALUES, where P is in percent and VALUES are"
-    " bf16, int8 or int4 (topk1-bf16, row-topk30-int4, masked30-int4), each also with +zstd"
+    " bf16, int8 or int4 (topk1-bf16, row-topk30-int4, masked30-int4), each also with +zstd; evenP and axesP,"
+    " where P is the distance of levels in percent of what is usual (even30, axes20), with -dithered for"
+    " gradients (axes100-dithered)"
 )
 _PRESSED = "+zstd"
 _SPARSE = re.compile(r"(topk|row-topk|masked)(\d{1,3}(?:\.\d{1,4})?)-(bf16|int8|int4)")
+_EVEN = re.compile(r"(even|axes)(\d{1,3})(-dithered)?")
 _FAMILIES: dict[str, Inner] = {
     "dense": Plain(),
     "bf16": Bfloat16(),
@@ -55,6 +59,11 @@ def recipe(name: str) -> Recipe:
     CodecError
         There is no such codec; the line says which there are.
     """
+    if even := _EVEN.fullmatch(name):
+        family, percent, dithered = even.groups()
+        if 1 <= int(percent) <= 800:
+            codec = Even(int(percent) / 100, bool(dithered))
+            return Recipe(codec, axes=Axes() if family == "axes" else None)
     inner = _inner(name.removesuffix(_PRESSED))
     if inner is None:
         raise CodecError(f"there is no codec {name[:64]!r}; there are {NAMES}")

@@ -18,6 +18,7 @@ from farflung.codec.base import Declared, Encoded
 from farflung.codec.blocked import Blocked
 from farflung.codec.context import NOWHERE, Context
 from farflung.codec.dense import Bfloat16, Plain
+from farflung.codec.even import Even
 from farflung.codec.floats import Floats
 from farflung.codec.hadamard import Hadamard
 from farflung.codec.mask import Mask
@@ -26,7 +27,7 @@ from farflung.codec.payload import Part, Payload, Reader
 from farflung.codec.topk import TopK
 from farflung.errors import CodecError
 
-Inner: TypeAlias = Plain | Bfloat16 | Blocked | Hadamard | TopK | Masked
+Inner: TypeAlias = Plain | Bfloat16 | Blocked | Hadamard | Even | TopK | Masked
 
 _ENTRY = np.dtype([("raw", "<u4"), ("stored", "<u4"), ("item_bytes", "<u4")])
 _MOST_PLANES = 16

@@ -8,9 +8,11 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from farflung.codec.axes import Turned
 from farflung.codec.base import Declared
 from farflung.codec.coder import Coder, Forgetful
 from farflung.codec.dense import Plain
+from farflung.codec.even import Even
 from farflung.codec.feedback import ErrorFeedback
 from farflung.codec.lossless import Inner, Lossless
 from farflung.codec.reference import Referenced, most_referenced_bytes
@@ -19,6 +21,10 @@ from farflung.codec.running_mean import RunningMean
 Family: TypeAlias = Inner | Lossless
 
 _MOST_NUMBERS = 2**28
+_ACTIVATION_BITS, _GRADIENT_BITS = 0.5, 0.68
+"""Of those that even levels alone take."""
+_TURNING = 2.0
+"""Seconds a GB."""
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reference"):
@@ -46,6 +52,12 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="re
             raise ValueError(f"a reference of {self.keys} keys and width {self.width} is too large")
 
 
+class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="axes"):
+    """Write along principal axes, which the writer learns and sends every so many steps: `Even` only."""
+
+    every: Annotated[int, Meta(ge=1, le=2**20)] = 32
+
+
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="feedback"):
     """Add what the codec leaves out to the next tensor: for gradients of parameters."""
 
@@ -55,14 +67,26 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     codec: Family = Plain()
     memory: Reference | Feedback | None = None
+    axes: Axes | None = None
+
+    def __post_init__(self) -> None:
+        if self.axes and not isinstance(self.codec, Even):
+            raise ValueError("only evenly spaced levels are written along principal axes")
+        if self.axes and isinstance(self.memory, Feedback):
+            raise ValueError("what is written along principal axes has no error feedback")
 
     def coder(self) -> Coder:
         """One end's coder, with nothing remembered yet."""
         memory = self.memory
         if isinstance(memory, Reference):
             means = RunningMean(memory.keys, memory.width, memory.horizon)
-            return Referenced(self.codec, means, memory.keys, memory.send_keys)
-        return ErrorFeedback(self.codec) if memory else Forgetful(self.codec)
+            return Referenced(self._inner() or Forgetful(self.codec), means, memory.keys, memory.send_keys)
+        if memory:
+            return ErrorFeedback(self.codec)
+        return self._inner() or Forgetful(self.codec)
+
+    def _inner(self) -> Coder | None:
+        return Turned(self.codec, self.axes.every) if self.axes and isinstance(self.codec, Even) else None
 
     def most_bytes(self, nbytes: int) -> int:
         """The longest payload of a tensor of `nbytes`: what a receiver may have to take."""
@@ -71,9 +95,21 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return most_referenced_bytes(self.codec, nbytes, self.memory.width)
 
     def declared(self) -> Declared:
-        """What the codec declares, and the bits of keys; with a reference, errors are of what is left."""
+        """What the codec declares, and the bits of keys; with a reference, errors are of what is left.
+
+        Along axes bits are as many as there were in a GPT (`benchmarks/codec.py`): another model may differ.
+        """
         declared = self.codec.declared()
+        if self.axes and isinstance(self.codec, Even):
+            declared = _along_axes(declared, self.codec.dithered)
         if not isinstance(self.memory, Reference) or not self.memory.send_keys:
             return declared
         key_bytes = 1 if self.memory.keys <= 2**8 else 2 if self.memory.keys <= 2**16 else 4
         return replace(declared, bits=declared.bits + 8 * key_bytes / self.memory.width)
+
+
+def _along_axes(declared: Declared, dithered: bool) -> Declared:
+    """Fewer bits; and two matrix products of 256 wide, one at each end, on a core with AVX-512."""
+    bits = declared.bits * (_GRADIENT_BITS if dithered else _ACTIVATION_BITS)
+    encode, decode = (1 / (1 / gbps + _TURNING) for gbps in (declared.encode_gbps, declared.decode_gbps))
+    return replace(declared, bits=bits, encode_gbps=encode, decode_gbps=decode)

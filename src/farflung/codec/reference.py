@@ -6,9 +6,11 @@ GPT), so a quantiser's noise is spent on the rest, which is what later layers ar
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
-from farflung.codec.base import Codec, Encoded
+from farflung.codec.base import Encoded
+from farflung.codec.coder import Coder
 from farflung.codec.context import Context
 from farflung.codec.floats import Floats, as_float32, flat, flat_target, narrow
 from farflung.codec.mask import Mask
@@ -20,6 +22,13 @@ _VERSION_BYTES = 4
 _MOST_KEY_BYTES = 4
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    """A snapshot: of the reference, and of what writes the rest."""
+
+    means: bytes
+    codec: bytes
+
+
 class Referenced:
     """One end of a value that is sent less its reference; both learn from what was decoded, and so the same.
 
@@ -29,7 +38,7 @@ class Referenced:
         Whether keys travel with each tensor (1, 2 or 4 bytes a row), or the receiver is given them, too.
     """
 
-    def __init__(self, codec: Codec, means: RunningMean, keys: int, send_keys: bool) -> None:
+    def __init__(self, codec: Coder, means: RunningMean, keys: int, send_keys: bool) -> None:
         self._codec = codec
         self._means = means
         self._keys = keys
@@ -87,18 +96,25 @@ class Referenced:
     def commit(self) -> None:
         """See `Coder`."""
         self._means.commit()
+        self._codec.commit()
 
     def discard(self) -> None:
         """See `Coder`."""
         self._means.discard()
+        self._codec.discard()
 
     def snapshot(self) -> bytes:
         """See `Coder`."""
-        return self._means.snapshot()
+        return msgspec.msgpack.encode(_Kept(self._means.snapshot(), self._codec.snapshot()))
 
     def restore(self, snapshot: bytes) -> None:
         """See `Coder`."""
-        self._means.restore(snapshot)
+        try:
+            kept = msgspec.msgpack.decode(snapshot, type=_Kept)
+        except msgspec.DecodeError as error:
+            raise CodecError(f"a snapshot of a reference cannot be read: {error}") from error
+        self._means.restore(kept.means)
+        self._codec.restore(kept.codec)
 
     def _decode(
         self, payload: Payload, keys: Keys, shape: tuple[int, ...], context: Context

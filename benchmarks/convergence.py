@@ -4,14 +4,16 @@
 
 A GPT on the Python library's sources and a ResNet-18 on scikit-learn's digits are cut in four and trained by
 the executors that workers run, over links that code. Each run is kept as a file, so a study that was
-interrupted goes on where it was. A way is a rung of `docs/codecs.md`, or several in turn
-(`benchmarks/learning/way.py`). One thread.
+interrupted goes on where it was. A way is a rung, several in turn (`benchmarks/learning/way.py`), or what a
+policy chooses: `auto:MBPS`, `adatopk:RATIO:MBPS`, `uniform:RATIO` (`benchmarks/learning/setting.py`). One
+thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,15 +23,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.learning import chart, report
 from benchmarks.learning.outcome import Outcome, keep, kept
 from benchmarks.learning.recipes import require_codecs
-from benchmarks.learning.run import train
+from benchmarks.learning.run import plan_of, train
+from benchmarks.learning.setting import MBPS, chosen, is_policy
 from benchmarks.learning.subject import Subject, gpt, resnet
 from benchmarks.learning.way import DENSE, Way
 
 from farflung.errors import FarflungError
 from farflung.files import write_atomically
 
-WAYS = (DENSE, "int8", "int8/int4-stochastic", "hadamard4/eden4", "row-topk30-int4/masked30-int4")
-QUICK_WAYS = (DENSE, "int8", "row-topk30-int4/masked30-int4@0.5,int8/int4-stochastic")
+WAYS = (
+    *(f"auto:{mbps}" for mbps in MBPS), "adatopk:4:8", "uniform:4",
+    "int8", "int8/int4-stochastic", "int8/eden2",
+    "token-mean:hadamard4/eden4", "row-topk30-int4/masked30-int4",
+)  # fmt: skip
+QUICK_WAYS = ("auto:8", "int8", "row-topk30-int4/masked30-int4@0.5,int8/int4-stochastic")
 STEPS = {"gpt": 450, "resnet": 200}
 QUICK_STEPS = {"gpt": 30, "resnet": 20}
 SUBJECTS = {"gpt": gpt, "resnet": resnet}
@@ -39,10 +46,7 @@ def main() -> int:
     """Run what is not there yet, and tell; 1 if a way cannot be run."""
     options = arguments()
     try:
-        outcomes = [run for name in options.subjects for run in study(name, options)]
-        found = report.rows(outcomes)
-        for name in options.subjects:
-            _write(options, name, [row for row in found if row.subject.startswith(name)])
+        found = [row for name in options.subjects for row in study(name, options)]
     except (FarflungError, ValueError) as error:
         print(f"convergence.py: {error}", file=sys.stderr)
         return 1
@@ -67,20 +71,39 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def study(name: str, options: argparse.Namespace) -> list[Outcome]:
-    """All runs of one model, from files where they are there."""
+def study(name: str, options: argparse.Namespace) -> list[report.Row]:
+    """All runs of one model, from files where they are there, and what they say."""
     steps = options.steps or (QUICK_STEPS if options.quick else STEPS)[name]
     subject = SUBJECTS[name](steps, options.quick)
     folder = (options.folder or Path("runs/convergence")) / f"{subject.name}-{steps}"
-    asked = options.ways or (QUICK_WAYS if options.quick else WAYS)
-    ways = [Way.of(text) for text in dict.fromkeys((DENSE, *asked))]
-    for way in ways:
-        require_codecs(way)
+    ways = _ways(subject, options.ways or (QUICK_WAYS if options.quick else WAYS))
     for seed in range(1 if options.quick else options.seeds):
-        for way in ways:
+        for way in ways.values():
             if kept(folder, subject.name, way.text, seed) is None:
                 keep(folder, _run(subject, way, seed))
-    return [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in sorted(folder.glob("*.json"))]
+    outcomes = [msgspec.json.decode(path.read_bytes(), type=Outcome) for path in folder.glob("*.json")]
+    names: dict[str, str] = {}
+    for name, way in ways.items():
+        names[way.text] = f"{names[way.text]}, {name}" if way.text in names else name
+    found = report.rows(outcomes, names)
+    _write(options, subject, found)
+    return found
+
+
+def _ways(subject: Subject, asked: Sequence[str]) -> dict[str, Way]:
+    """Dense and what was asked for, by name; what a policy chooses is named with it."""
+    ways = {DENSE: Way.of(DENSE)}
+    policies = [text for text in asked if is_policy(text)]
+    plan = plan_of(subject) if policies else None
+    for text in dict.fromkeys(asked):
+        if plan is not None and text in policies:
+            way = chosen(text, plan)
+            ways[f"{text} ({way.text})"] = way
+        else:
+            ways[text] = Way.of(text)
+    for way in ways.values():
+        require_codecs(way)
+    return ways
 
 
 def _run(subject: Subject, way: Way, seed: int) -> Outcome:
@@ -93,14 +116,16 @@ def _run(subject: Subject, way: Way, seed: int) -> Outcome:
     return outcome
 
 
-def _write(options: argparse.Namespace, name: str, found: list[report.Row]) -> None:
+def _write(options: argparse.Namespace, subject: Subject, found: list[report.Row]) -> None:
+    title = f"{subject.title}, {subject.training.steps} steps"
     if options.picture is not None:
         options.picture.mkdir(parents=True, exist_ok=True)
-        drawn = chart.draw(f"{name}: loss after equal steps", found)
-        write_atomically(options.picture / f"convergence-{name}.svg", drawn.encode())
-    if options.losses is not None and name == "gpt":
-        table = report.losses(found, found[0].subject)
-        write_atomically(options.losses, msgspec.json.format(msgspec.json.encode(table)) + b"\n")
+        write_atomically(
+            options.picture / f"convergence-{subject.name}.svg", chart.draw(title, found).encode()
+        )
+    if options.losses is not None and subject.name.startswith("gpt"):
+        table = report.losses(found, subject.name, title)
+        write_atomically(options.losses, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
 
 
 def _tell(line: str) -> None:

@@ -7,7 +7,10 @@ from statistics import mean, stdev
 
 import msgspec
 from benchmarks.learning.outcome import Outcome
+from benchmarks.learning.subject import SEGMENTS
 from benchmarks.learning.way import DENSE, Way
+
+from farflung.planner.compression.losses import Loss
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -44,17 +47,6 @@ class Row(msgspec.Struct, frozen=True):
     plain_gap: Spread | None
     lost_points: Spread | None
     diverged: int = 0
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """What one rung on every link costs, as a chooser reads it; gaps in percent, `spread` of `plain_gap`."""
-
-    ratio: float
-    in_loop_gap: float
-    plain_gap: float
-    seeds: int
-    spread: float
-    model: str
 
 
 def rows(outcomes: Iterable[Outcome], names: dict[str, str] | None = None) -> list[Row]:
@@ -94,15 +86,23 @@ def _row(pairs: Sequence[tuple[Outcome, Outcome]], name: str) -> Row:
     )  # fmt: skip
 
 
-def losses(found: Sequence[Row], subject: str) -> dict[str, Entry]:
+def losses(found: Sequence[Row], subject: str, model: str) -> dict[str, Loss]:
     """The rate-loss table: every rung that was measured on all links through a whole run."""
     table = {}
     for row in found:
         rung = Way.of(row.way).single
-        if row.subject != subject or rung is None or row.in_loop_gap is None or row.plain_gap is None:
+        if (
+            row.subject != subject
+            or rung in (None, DENSE)
+            or row.in_loop_gap is None
+            or row.plain_gap is None
+        ):
             continue
         gap = row.plain_gap
-        table[rung] = Entry(row.ratio, row.in_loop_gap.mean, gap.mean, len(row.seeds), gap.deviation, subject)
+        seeds, in_loop = len(row.seeds) - row.diverged, row.in_loop_gap.mean / 100
+        table[rung] = Loss(
+            row.ratio, in_loop, gap.mean / 100, seeds, gap.deviation / 100, model, SEGMENTS - 1
+        )
     return table
 
 

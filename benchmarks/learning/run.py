@@ -14,10 +14,18 @@ from benchmarks.learning.way import Way
 
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
+from farflung.plan import Plan
 from farflung.planner import PlannedJob, plan_graph
 from farflung.runtime.check import named_state, received
 
 Tell = Callable[[str], None]
+
+
+def plan_of(subject: Subject) -> Plan:
+    """How every run of the subject is cut."""
+    model = subject.model(0)
+    graph = capture(model, subject.microbatches(subject.order(0), 0)[0]).graph
+    return cut(graph, subject.training.microbatches, subject.training.microbatch_size).plan
 
 
 def train(subject: Subject, way: Way, seed: int, tell: Tell) -> Outcome:

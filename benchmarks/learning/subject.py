@@ -43,6 +43,7 @@ class Subject:
     """
 
     name: str
+    title: str
     data: Items
     held_out: Items
     training: Training
@@ -106,7 +107,11 @@ def gpt(steps: int, quick: bool) -> Subject:
     name = "gpt-quick" if quick else "gpt"
     text = farflung.data.text
     return Subject(
-        name, text("train", sequence=config.sequence), text("validation", sequence=config.sequence), training
+        name,
+        f"a GPT of {config.width} wide and {config.layers} layers",
+        text("train", sequence=config.sequence),
+        text("validation", sequence=config.sequence),
+        training,
     )
 
 
@@ -124,7 +129,8 @@ def resnet(steps: int, quick: bool) -> Subject:
         validation_microbatches=8 if quick else 24,
     )  # fmt: skip
     train, held_out = _digits()
-    return Subject("resnet-quick" if quick else "resnet", train, held_out, training)
+    name, width = ("resnet-quick", 8) if quick else ("resnet", 16)
+    return Subject(name, f"ResNet-18 from {width} wide on digits", train, held_out, training)
 
 
 def _gpt_config(quick: bool) -> Config:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks.learning import chart, report
 from benchmarks.learning.outcome import Measured, Outcome, keep, kept, path_of
-from benchmarks.learning.run import train
+from benchmarks.learning.run import plan_of, train
+from benchmarks.learning.setting import chosen, is_policy
 from benchmarks.learning.subject import gpt, resnet
 from benchmarks.learning.way import DENSE, Way, halves
 
@@ -59,7 +60,8 @@ def test_gaps_are_of_equal_seeds() -> None:
     assert int8.plain_gap.mean == pytest.approx(2)
     assert (int8.plain_gap.least, int8.plain_gap.most) == pytest.approx((1, 3))
     assert int8.in_loop_gap.mean == pytest.approx(2)
-    table = report.losses([dense, int8], "gpt")
+    table = report.losses([dense, int8], "gpt", "a model")
+    assert set(table) == {"int8"} and table["int8"].plain_gap == pytest.approx(0.02)
     assert table["int8"].seeds == 2
     assert "+2.00 (+1.00 to +3.00)" in report.table([dense, int8])
     assert chart.draw("gpt", [dense, int8]).rstrip().endswith("</svg>")
@@ -67,7 +69,7 @@ def test_gaps_are_of_equal_seeds() -> None:
 
 def test_only_whole_runs_with_one_rung_are_in_the_rate_loss_table() -> None:
     runs = [outcome(DENSE, 0, 2.0, 1000), outcome("int8@0.5,bf16", 0, 2.0, 300), outcome("bf16", 0, 2.0, 500)]
-    assert set(report.losses(report.rows(runs), "gpt")) == {DENSE, "bf16"}
+    assert set(report.losses(report.rows(runs), "gpt", "a model")) == {"bf16"}
 
 
 def test_a_gpt_over_dense_links_is_the_gpt_in_one_piece() -> None:
@@ -83,6 +85,18 @@ def test_codecs_change_in_the_middle_of_a_run_and_bytes_are_of_both() -> None:
     assert 6 < found.ratio < 12
     assert found.last.in_loop == pytest.approx(found.last.plain, rel=0.02)
     assert found.last.in_loop != found.last.plain
+
+
+def test_policies_choose_rougher_codecs_for_slower_lines() -> None:
+    plan = plan_of(gpt(4, quick=True))
+    assert chosen("auto:1", plan).text != DENSE
+    assert chosen("auto:100000", plan).text == DENSE
+    rungs = chosen("adatopk:4:8", plan).phases[0].rungs
+    assert rungs[0] == "topk8.33-bf16" and len(set(rungs)) == 3
+    assert chosen("uniform:4", plan).text == "topk8.33-bf16"
+    assert is_policy("auto:8") and not is_policy("token-mean:int8")
+    with pytest.raises(ValueError):
+        chosen("adatopk:4", plan)
 
 
 def test_a_resnet_is_judged_by_its_accuracy() -> None:
@@ -107,7 +121,7 @@ def test_the_program_goes_on_where_it_was(
     assert "seed 0" in first.err and not again.err
     assert json.loads(first.out) == json.loads(again.out)
     assert [row["way"] for row in json.loads(first.out)] == [DENSE, "int8"]
-    assert set(json.loads((tmp_path / "losses.json").read_text())) == {DENSE, "int8"}
+    assert set(json.loads((tmp_path / "losses.json").read_text())) == {"int8"}
     assert "int8" in (tmp_path / "convergence-gpt.svg").read_text()
 
 

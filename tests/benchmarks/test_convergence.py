@@ -93,7 +93,7 @@ def test_policies_choose_rougher_codecs_for_slower_lines() -> None:
     assert chosen("auto:100000", plan).text == DENSE
     rungs = chosen("adatopk:4:8", plan).phases[0].rungs
     assert rungs[0] == "topk8.33-bf16" and len(set(rungs)) == 3
-    assert chosen("uniform:4", plan).text == "topk8.33-bf16"
+    assert chosen("uniform:4", plan).text == "topk25-bf16"
     assert is_policy("auto:8") and not is_policy("token-mean:int8")
     with pytest.raises(ValueError):
         chosen("adatopk:4", plan)
@@ -122,7 +122,7 @@ def test_the_program_goes_on_where_it_was(
     assert json.loads(first.out) == json.loads(again.out)
     assert [row["way"] for row in json.loads(first.out)] == [DENSE, "int8"]
     assert set(json.loads((tmp_path / "losses.json").read_text())) == {"int8"}
-    assert "int8" in (tmp_path / "convergence-gpt.svg").read_text()
+    assert "int8" in (tmp_path / "convergence-gpt-quick.svg").read_text()
 
 
 def test_a_codec_that_does_not_exist_is_one_line_before_anything_runs(

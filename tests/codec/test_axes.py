@@ -163,6 +163,17 @@ def test_hostile_bytes_are_refused_or_read() -> None:
             reader.restore(snapshot)
 
 
+def test_no_payload_is_longer_than_a_receiver_is_told() -> None:
+    for recipe in (RECIPE, WITH_MEANS, DITHERED):
+        writer = recipe.coder()
+        for step in range(3):
+            array = tensor(step, rows=3 + 40 * step)
+            encoded = writer.encode(array, context(step, rows=len(array)))
+            assert encoded.nbytes <= writer.most_bytes(array.nbytes) == recipe.most_bytes(array.nbytes)
+            writer.commit()
+        assert recipe.learns
+
+
 def test_only_even_levels_have_axes() -> None:
     with pytest.raises(ValueError):
         Recipe(Hadamard(4), axes=Axes())

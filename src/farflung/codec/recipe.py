@@ -80,19 +80,19 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory = self.memory
         if isinstance(memory, Reference):
             means = RunningMean(memory.keys, memory.width, memory.horizon)
-            return Referenced(self._inner() or Forgetful(self.codec), means, memory.keys, memory.send_keys)
-        if memory:
-            return ErrorFeedback(self.codec)
-        return self._inner() or Forgetful(self.codec)
+            return Referenced(self._inner(), means, memory.keys, memory.send_keys)
+        return ErrorFeedback(self.codec) if memory else self._inner()
 
-    def _inner(self) -> Coder | None:
-        return Turned(self.codec, self.axes.every) if self.axes and isinstance(self.codec, Even) else None
+    @property
+    def learns(self) -> bool:
+        """Whether either end remembers anything from one step to the next."""
+        return self.memory is not None or self.axes is not None
 
     def most_bytes(self, nbytes: int) -> int:
         """The longest payload of a tensor of `nbytes`: what a receiver may have to take."""
-        if not isinstance(self.memory, Reference):
-            return self.codec.most_bytes(2 * nbytes if self.memory else nbytes)
-        return most_referenced_bytes(self.codec, nbytes, self.memory.width)
+        if isinstance(self.memory, Reference):
+            return most_referenced_bytes(self._inner(), nbytes, self.memory.width)
+        return self._inner().most_bytes(2 * nbytes if self.memory else nbytes)
 
     def declared(self) -> Declared:
         """What the codec declares, and the bits of keys; with a reference, errors are of what is left.
@@ -106,6 +106,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return declared
         key_bytes = 1 if self.memory.keys <= 2**8 else 2 if self.memory.keys <= 2**16 else 4
         return replace(declared, bits=declared.bits + 8 * key_bytes / self.memory.width)
+
+    def _inner(self) -> Coder:
+        """What writes, references and feedback aside."""
+        if self.axes and isinstance(self.codec, Even):
+            return Turned(self.codec, self.axes.every)
+        return Forgetful(self.codec)
 
 
 def _along_axes(declared: Declared, dithered: bool) -> Declared:

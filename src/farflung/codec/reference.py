@@ -148,7 +148,7 @@ class Referenced:
             raise CodecError(f"a value with a reference of width {self._means.width} has the shape {shape}")
 
 
-def most_referenced_bytes(codec: Codec, nbytes: int, width: int) -> int:
+def most_referenced_bytes(codec: Coder, nbytes: int, width: int) -> int:
     """The longest payload of a tensor of `nbytes` in rows of `width`, with keys."""
     rows = nbytes // (2 * width)
     return _VERSION_BYTES + _MOST_KEY_BYTES * rows + codec.most_bytes(2 * nbytes)

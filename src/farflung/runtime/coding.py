@@ -107,7 +107,7 @@ class Coding:
         """Whether a parcel must wait for its unit: until then what its codec learned is another state."""
         if parcel.payload is None or not parcel.payload.codec or parcel.unit <= self._units.current:
             return False
-        return self._recipes[self._book.wrote(parcel, parcel.payload.codec)[1]].memory is not None
+        return self._recipes[self._book.wrote(parcel, parcel.payload.codec)[1]].learns
 
     def decided(self, unit: int, applied: bool) -> None:
         """A unit is over: what it taught counts if it was applied, and its masks are forgotten."""

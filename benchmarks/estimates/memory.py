@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.estimates.footprint import Question, ask
@@ -10,7 +10,7 @@ from benchmarks.estimates.prepared import Prepared
 
 from farflung.planner import place
 from farflung.planner.assignment import memory_of
-from farflung.runtime.footprint import required_bytes
+from farflung.runtime.footprint import worker_bytes
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ def memory_rows(prepared: Prepared) -> Iterator[MemoryRow]:
                 window=assignment.window,
                 recompute=again,
                 measured_bytes=ask(Question(programs, planned.plan, prepared.training, again)),
-                required_bytes=sum(_required(prepared, number, again) for number in numbers),
+                required_bytes=_required(prepared, numbers, again),
                 planner_bytes=int(memory_of(prepared.workload, assignment, worker)),
             )
 
 
-def _required(prepared: Prepared, number: int, again: bool) -> int:
+def _required(prepared: Prepared, numbers: Sequence[int], again: bool) -> int:
     training = prepared.training
-    return required_bytes(
-        prepared.segments[number],
+    return worker_bytes(
+        [prepared.segments[number] for number in numbers],
         training.microbatch_size,
         prepared.assignment.window,
-        again,
+        dict.fromkeys(numbers, again),
         training.optimizer.moments,
     )

@@ -19,7 +19,7 @@ from farflung.opdag.graph import Graph
 from farflung.plan import FEEDER
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of, plan_of
-from farflung.runtime.footprint import required_bytes
+from farflung.runtime.footprint import required_bytes, worker_bytes
 from farflung.workload import workload_of
 
 BATCH = 2
@@ -63,22 +63,29 @@ def test_crossing_bytes_are_those_of_the_plan_with_one_cut(seed: int) -> None:
         assert returning == workload.crossing_backward[at]
 
 
-SMALL = 400
+SMALL = 200
 """Bytes: in a segment of a node or two, one mask that is shipped and not recomputed is 20 % of the whole."""
 
+CLOSE = {"gpt2-mask": 1.17, "gpt2-fused": 1.2}
+"""Times what a worker asks, if more than 1.15: what comes over a cut is laid out anew, which spares copies
+that the planner counts."""
 
-def require_memory_of_every_segment(graph: Graph, assignment: Assignment, recompute: bool) -> None:
-    workload = workload_of(graph, 3, BATCH)
+
+def require_memory_of_every_segment(
+    graph: Graph, assignment: Assignment, recompute: bool, close: float
+) -> None:
+    workload, window = workload_of(graph, 3, BATCH), assignment.window
     segments = place(graph, assignment, BATCH).segments
     assignment = dataclasses.replace(assignment, recompute=(recompute,) * len(segments))
-    ours = 0.0
     for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
-        needed = required_bytes(segment, BATCH, assignment.window, recompute)
-        estimate = workload.memory_bytes(start, stop, assignment.window, recompute)
-        assert needed <= estimate <= 1.2 * needed + SMALL
-        assert workload.memory_up_to(stop, assignment.window, recompute)[start] == pytest.approx(estimate)
-        ours += estimate
-    assert memory_of(workload, assignment, "a") == pytest.approx(ours)
+        needed = required_bytes(segment, BATCH, window, recompute)
+        estimate = workload.memory_bytes(start, stop, window, recompute)
+        if segment.nodes:  # else it has no parameter, and is no segment that the planner makes
+            assert needed <= estimate <= close * needed + SMALL
+        assert workload.memory_up_to(stop, window, recompute)[start] == pytest.approx(estimate)
+    again = dict.fromkeys(range(len(segments)), recompute)
+    needed = worker_bytes(segments, BATCH, window, again, workload.moments)
+    assert needed <= memory_of(workload, assignment, "a") <= close * needed + len(segments) * SMALL
 
 
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
@@ -86,7 +93,8 @@ def test_what_is_said_to_fit_is_what_a_worker_accepts_and_not_much_more(entry: C
     _, graph = captured(entry, BATCH)
     for seed in range(20):
         for recompute in (False, True):
-            require_memory_of_every_segment(graph, random_assignment(graph, seed), recompute)
+            assignment = random_assignment(graph, seed)
+            require_memory_of_every_segment(graph, assignment, recompute, CLOSE.get(entry.name, 1.15))
 
 
 @settings(max_examples=60, deadline=None)
@@ -99,8 +107,19 @@ def test_no_range_of_any_graph_is_said_to_need_less_than_a_worker_asks(seed: int
     workload = workload_of(graph, 3, BATCH)
     segments = place(graph, assignment, BATCH).segments
     for (start, stop), segment in zip(assignment.ranges(len(workload)), segments, strict=True):
-        estimate = workload.memory_bytes(start, stop, assignment.window)
-        assert required_bytes(segment, BATCH, assignment.window) <= estimate
+        for window in (1, assignment.window):
+            for again in (False, True):
+                estimate = workload.memory_bytes(start, stop, window, again)
+                assert required_bytes(segment, BATCH, window, again) <= estimate
+
+
+def test_values_that_are_shipped_count_for_each_microbatch_of_a_segment_that_recomputes() -> None:
+    """Here a sum of two inputs is sent, which is smaller than both."""
+    graph = random_graph(423)
+    workload = workload_of(graph, 3, BATCH)
+    segment = place(graph, Assignment((6, 18), (("a",),) * 3, 3, 2), BATCH).segments[1]
+    assert set(segment.receives) - {v for node in graph.nodes[1:] for v in node.writes()} == {8}
+    assert required_bytes(segment, BATCH, 2, True) <= workload.memory_bytes(6, 18, 2, True)
 
 
 def test_recomputing_never_needs_more_and_keeps_what_came_in() -> None:
@@ -150,5 +169,19 @@ def test_a_tied_parameter_is_held_once_by_its_worker() -> None:
     without_tie = dataclasses.replace(workload, repeats=())
     assert apart - without_tie.memory_bytes(last, len(workload), 2) == table  # its gradient, nothing else
     assert with_owner == without_tie.memory_bytes(0, len(workload), 2)
-    assert memory_of(workload, ends, "a") == workload.memory_bytes(0, first + 1, 2) + apart
+    both = workload.footprint(0, first + 1, 2).beside(workload.footprint(last, len(workload), 2))
+    assert memory_of(workload, ends, "a") == both.bytes
     assert memory_of(workload, ends, "c") == 0
+
+
+def test_of_several_segments_one_works_while_the_others_rest() -> None:
+    _, graph = captured(case("gpt"), BATCH)
+    workload = workload_of(graph, 3, BATCH)
+    legal = np.flatnonzero(workload.legal)
+    cuts = (int(legal[len(legal) // 3]), int(legal[2 * len(legal) // 3]))
+    assignment = Assignment(cuts, (("a",), ("b",), ("a",)), 3, 2)
+    first, last = (workload.footprint(a, b, 2) for a, b in ((0, cuts[0]), (cuts[1], len(workload))))
+    steady = first.resting + last.resting + max(first.working, last.working)
+    assert memory_of(workload, assignment, "a") == first.state + last.state + steady
+    assert memory_of(workload, assignment, "a") < first.bytes + last.bytes
+    assert memory_of(workload, assignment, "b") == workload.memory_bytes(*cuts, 2)

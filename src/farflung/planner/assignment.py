@@ -10,6 +10,7 @@ import numpy as np
 
 from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan, Topology
 from farflung.workload import Workload
+from farflung.workload.footprint import NOTHING, Footprint
 
 
 @dataclass(frozen=True)
@@ -160,14 +161,20 @@ def plan_of(workload: Workload, assignment: Assignment) -> Plan:
 
 def memory_of(workload: Workload, assignment: Assignment, worker: str) -> float:
     """Bytes that all segments of `worker` need together; what it accepts if its owner gives as much."""
+    return memory_by_worker(workload, assignment, worker).get(worker, 0.0)
+
+
+def memory_by_worker(workload: Workload, assignment: Assignment, only: str | None = None) -> dict[str, float]:
+    """`memory_of` every worker that has a segment, or of one of them."""
     recompute = assignment.recompute or (False,) * len(assignment.workers)
-    return sum(
-        workload.memory_bytes(start, stop, assignment.window, again)
-        for (start, stop), names, again in zip(
-            assignment.ranges(len(workload)), assignment.workers, recompute, strict=True
-        )
-        if worker in names
-    )
+    ranges = assignment.ranges(len(workload))
+    taken: dict[str, Footprint[float]] = {}
+    for (start, stop), names, again in zip(ranges, assignment.workers, recompute, strict=True):
+        if only is None or only in names:
+            footprint = workload.footprint(start, stop, assignment.window, again)
+            for name in names:
+                taken[name] = taken.get(name, NOTHING).beside(footprint)
+    return {name: float(together.bytes) for name, together in taken.items()}
 
 
 def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:

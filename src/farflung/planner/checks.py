@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from farflung.errors import PlanError
 from farflung.plan import Topology, joined_part, why_parted
-from farflung.planner.assignment import Options
+from farflung.planner.assignment import Assignment, Options, memory_by_worker
 from farflung.planner.cutting.chain import Cutter
 from farflung.planner.cutting.ties import kept_together
 from farflung.planner.devices import Devices
@@ -85,11 +85,10 @@ def refuse_memory(workload: Workload, devices: Devices, skips: int, options: Opt
         return refuse_ties(workload, len(devices))
     cut = cutter.cut(_with_extra(devices, enough), skips)
     assert cut is not None
-    edges = [0, *cut.cuts, len(workload)]
-    needed = np.zeros(len(devices))
-    for number, device in enumerate(cut.devices):
-        again = cut.recompute[number]
-        needed[device] += workload.memory_bytes(edges[number], edges[number + 1], window, again)
+    workers = tuple((devices.ids[device],) for device in cut.devices)
+    found = Assignment(cut.cuts, workers, workload.microbatches, window, recompute=cut.recompute)
+    taken = memory_by_worker(workload, found)
+    needed = np.array([taken.get(id, 0.0) for id in devices.ids])
     missing = np.maximum(needed - devices.memory_bytes, 0.0)
     worst = int(missing.argmax())
     return PlanError(

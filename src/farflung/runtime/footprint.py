@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from farflung.opdag.analysis import differentiable_from
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
 from farflung.opdag.storage import storage_of
+from farflung.workload.footprint import NOTHING, Footprint, Needs
 from farflung.workload.tape import Tape, tape_of
 
 
 def required_bytes(
     segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
 ) -> int:
-    """An estimate of the memory a segment needs at its peak, in bytes.
+    """An estimate of the memory a segment needs at its peak, in bytes, on a worker that has no other."""
+    return int(footprint_of(segment, batch, window, recompute, moments).bytes)
+
+
+def worker_bytes(
+    segments: Iterable[Segment], batch: int, window: int, recompute: Mapping[int, bool], moments: int
+) -> int:
+    """What a worker needs for all its segments; `recompute` says of each, by number, whether it does."""
+    together = NOTHING
+    for segment in segments:
+        again = recompute[segment.number]
+        together = together.beside(footprint_of(segment, batch, window, again, moments))
+    return int(together.bytes)
+
+
+def footprint_of(
+    segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
+) -> Footprint[float]:
+    """What a segment takes of its worker's memory.
 
     State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs (with
     `recompute` it runs forward again beside the gradients that came back); of the others in `window` what
@@ -25,23 +46,30 @@ def required_bytes(
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
     owned = set(segment.owned)
     state = [entry for entry in segment.inputs if entry.kind != "input"]
-    held = sum(_held(entry, sizes[entry.value], entry.name in owned, moments) for entry in state)
     fed = {entry.value for entry in segment.inputs if entry.kind == "input"}
     gradients = set(segment.differentiable)
     came = sum(sizes[value] * (2 if value in gradients | fed else 1) for value in (*segment.receives, *fed))
     tape = segment_tape(segment, batch)
     whole = gradients.isdisjoint(segment.receives)
     returned = sum(sizes[value] for value in segment.sends if value in gradients)
-    waiting = float(tape.kept.sum()) + returned
-    if not whole:
-        waiting = max(waiting, float(tape.left.sum()))
-    ahead = tape.forward_peak_bytes() + (returned if recompute else 0)
+    left = returned if whole else max(returned, float(tape.left.sum()))
+    waiting = max(float(tape.kept.sum()) + returned, left)
+    ahead = tape.forward_peak_bytes()
     running = max(ahead, tape.backward_peak_bytes(whole) + returned, waiting)
-    others = (window - 1) * (came + (returned if recompute else waiting))
     mine = [entry for entry in state if entry.name in owned]
-    update = 2 * max((sizes[entry.value] for entry in mine if entry.trainable), default=0)
-    copied = sum(sizes[entry.value] for entry in mine)
-    return int(held + max(running + came + others, update, copied))
+    needs = Needs[float](
+        state=sum(_held(entry, sizes[entry.value], entry.name in owned, moments) for entry in state),
+        came=came,
+        shipped=0,
+        running=running,
+        again=max(running, ahead + returned),
+        waiting=waiting,
+        returned=returned,
+        left=left,
+        updating=2 * max((sizes[entry.value] for entry in mine if entry.trainable), default=0),
+        copied=sum(sizes[entry.value] for entry in mine),
+    )
+    return needs.footprint(window, recompute)
 
 
 def segment_tape(segment: Segment, batch: int) -> Tape:

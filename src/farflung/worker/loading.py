@@ -26,7 +26,7 @@ def load_segments(
         to be computed where devices are emulated, or the other way round.
     """
     from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
-    from farflung.runtime.footprint import required_bytes
+    from farflung.runtime.footprint import worker_bytes
 
     batch = load.training.microbatch_size
     emulated = backend.offer().kind == EMULATED
@@ -41,7 +41,7 @@ def load_segments(
     again = {p.segment: p.recompute for p in load.plan.placements}
     window = load.plan.window
     moments = load.training.optimizer.moments
-    needed = sum(required_bytes(s, batch, window, again[n], moments) for n, s in segments.items())
+    needed = worker_bytes(segments.values(), batch, window, again, moments)
     needed += coding_bytes(worker, load.plan, load.training, segments.values())
     if needed > memory_bytes:
         raise GraphError(

@@ -74,7 +74,8 @@ class _Costs:
             ),
             ties=tuple(tuple(self._readers[e.value]) for e in parameters if len(self._readers[e.value]) > 1),
             repeats=tuple(self._repeats(held)),
-            unkept=(*self._unkept(spans), *self._shipped()),
+            unkept=(*self._unkept(spans), *self._kept_if_shipped()),
+            shipped=tuple(self._shipped()),
             moments=moments,
         )
 
@@ -196,8 +197,19 @@ class _Costs:
         for root, reader in last.items():
             yield first[root], reader, self._sizes[root]
 
+    def _kept_if_shipped(self) -> Iterable[tuple[int, int, int]]:
+        """What is sent stays on the tape, as what crosses a cut does."""
+        for value in self._may_be_shipped():
+            if self._storage.root(value) in self._tape.unkept:
+                readers = self._readers[value]
+                yield readers[0], readers[-1], self._sizes[self._storage.root(value)]
+
     def _shipped(self) -> Iterable[tuple[int, int, int]]:
-        """Static values that are sent where model inputs that make them are larger: they stay as they do."""
+        for value in self._may_be_shipped():
+            yield from ((last, at, self._sizes[value]) for last, at in pairwise(self._readers[value]))
+
+    def _may_be_shipped(self) -> Iterable[int]:
+        """Static values that are sent to who lacks the model inputs that make them, which are larger."""
         inputs = {entry.value: {entry.value} for entry in self._graph.inputs_of("input")}
         for at, still in enumerate(self._is_static):
             if not still:
@@ -206,9 +218,9 @@ class _Costs:
             reads = set[int]().union(*(inputs.get(value, set()) for value in node.reads()))
             for value in node.writes():
                 inputs[value] = reads
-                readers, own = self._readers.get(value, ()), self._storage.root(value) in self._tape.unkept
-                if own and len(readers) > 1 and self._sizes[value] < sum(self._sizes[v] for v in reads):
-                    yield readers[0], readers[-1], self._sizes[self._storage.root(value)]
+                is_small = self._sizes[value] < sum(self._sizes[v] for v in reads)
+                if is_small and len(self._readers.get(value, ())) > 1:
+                    yield value
 
     def _repeats(self, held: list[Input]) -> Iterable[Repeat]:
         for entry in held:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.workload.arrays import Floats, before
+from farflung.workload.footprint import Needs
 from farflung.workload.touched import Gap, Gaps, Touched
 
 if TYPE_CHECKING:
@@ -18,55 +18,15 @@ if TYPE_CHECKING:
 _MOST_KEPT = 1 << 22  # ranges that are remembered, in at most 120 MB
 
 
-@dataclass(frozen=True)
-class Needs:
-    """Bytes of the ranges from every start below one stop up to it: float64 [stop] each.
-
-    Parameters
-    ----------
-    state
-        Parameters, buffers, gradients and the optimizer's moments.
-    running, again, waiting
-        Of the microbatch that runs, of one that is recomputed, and of any other in the window, beside what
-        came in.
-    returned
-        Gradients that came back for a microbatch; `waiting` counts them too.
-    came
-        What came in for one.
-    ending
-        After the last microbatch of a step.
-    """
-
-    state: Floats
-    running: Floats
-    again: Floats
-    waiting: Floats
-    returned: Floats
-    came: Floats
-    ending: Floats
-
-    def total(self, window: int, recompute: bool) -> Floats:
-        """With `window` microbatches in flight."""
-        other = self.came + (self.returned if recompute else self.waiting)
-        steady = (self.again if recompute else self.running) + self.came + (window - 1) * other
-        return np.asarray(self.state + np.maximum(steady, self.ending))
-
-    def one(self, start: int, window: int, recompute: bool) -> float:
-        """`total` of one range."""
-        came = float(self.came[start])
-        other = came + float((self.returned if recompute else self.waiting)[start])
-        steady = float((self.again if recompute else self.running)[start]) + came + (window - 1) * other
-        return float(self.state[start]) + max(steady, float(self.ending[start]))
-
-
 class Memory:
     """Of one workload."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._kept: dict[int, Needs] = {}
+        self._kept: dict[int, Needs[Floats]] = {}
         self._state, self._copied, self._made, self._came = _touched(workload)
         self._passing, self._over = _gradients(workload)
+        self._shipped = Touched(np.zeros(len(workload)), workload.shipped)
         live = workload.live
         self._forward_gaps, self._backward_gaps = Gaps(live.forward_gaps), Gaps(live.backward_gaps)
         self._unkept = Gaps(Gap(*each) for each in workload.unkept)
@@ -78,8 +38,8 @@ class Memory:
         self._whole = on_tape + live.returning
         self._split = self._whole - left
 
-    def up_to(self, stop: int) -> Needs:
-        """Of the ranges that end before the node `stop`."""
+    def up_to(self, stop: int) -> Needs[Floats]:
+        """Of the ranges from every start below `stop` that end before the node there: [stop] each."""
         needs = self._kept.get(stop)
         if needs is None:
             if len(self._kept) * len(self._workload) > _MOST_KEPT:
@@ -87,7 +47,7 @@ class Memory:
             needs = self._kept[stop] = self._up_to(stop)
         return needs
 
-    def _up_to(self, stop: int) -> Needs:
+    def _up_to(self, stop: int) -> Needs[Floats]:
         workload, row = self._workload, slice(0, stop)
         state, made, came = (each.up_to(stop) for each in (self._state, self._made, self._came))
         returned = workload.crossing_backward[stop] - self._over.passing_up_to(stop)
@@ -102,15 +62,23 @@ class Memory:
         earlier = np.concatenate([[0.0], crossing[:-1]])
         sent = crossing[-1] - earlier
         repeated = np.maximum(made - (self._tape[stop] - self._tape[row]) - sent, 0.0)
-        left = self._left[stop] - self._left[row] + repeated
+        left = np.maximum(returned, self._left[stop] - self._left[row] + repeated)
         waiting = np.where(whole, made + returned, np.maximum(made + returned, left))
         beside = repeated - self._tape[row] - earlier
         ahead = np.maximum(ahead + beside, _most_after(workload.live.recomputing[row]))
         running = np.maximum(np.maximum(ahead, back + returned + beside), waiting)
-        # The second pass runs forward beside the gradients that came back.
-        again = np.maximum(running, ahead + returned)
-        ending = np.maximum(2 * _most_after(workload.trainable_bytes[row]), self._copied.up_to(stop))
-        return Needs(state, running, again, waiting, returned, came, ending)
+        return Needs(
+            state=state,
+            came=came,
+            shipped=self._shipped.up_to(stop),
+            running=running,
+            again=np.maximum(running, ahead + returned),  # beside the gradients that came back
+            waiting=waiting,
+            returned=returned,
+            left=np.where(whole, returned, left),
+            updating=2 * _most_after(workload.trainable_bytes[row]),
+            copied=self._copied.up_to(stop),
+        )
 
 
 def _most_after(values: Floats) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.workload.arrays import Floats, before
+from farflung.workload.footprint import Footprint
 from farflung.workload.memory import Memory
 from farflung.workload.touched import Gap
 
@@ -117,6 +118,9 @@ class Workload:
     unkept
         Values that are on the tape only where they cross a cut: position of the node that makes one, of its
         last reader, and bytes.
+    shipped
+        Values that are recomputed, unless they are sent because the model inputs that make them are larger:
+        for each need but the first the position of the one before, its own, and bytes.
     moments
         Numbers that the optimizer keeps for each trained one.
     """
@@ -137,6 +141,7 @@ class Workload:
     ties: tuple[tuple[int, ...], ...] = field(default=())
     repeats: tuple[Repeat, ...] = field(default=())
     unkept: tuple[tuple[int, int, int], ...] = field(default=())
+    shipped: tuple[tuple[int, int, int], ...] = field(default=())
     moments: int = 2
 
     def __len__(self) -> int:
@@ -168,18 +173,26 @@ class Workload:
         ends = [(span.made, span.readers[-1]) for span in self.spans]
         return np.array(ends, dtype=np.int64).reshape(-1, 2).T
 
-    def memory_bytes(self, start: int, stop: int, window: int, recompute: bool = False) -> float:
-        """What the nodes from `start` up to `stop` need as one segment, with `window` microbatches in flight.
+    def footprint(self, start: int, stop: int, window: int, recompute: bool = False) -> Footprint[float]:
+        """What the nodes from `start` up to `stop` take as one segment, with `window` microbatches in flight.
 
         What `runtime.footprint` counts, and never less: the same, but for values that are recomputed here
         where the plan ships them because they are smaller than the model inputs they come from. With
         `recompute` only what came in and came back is kept for each microbatch, and one tape.
         """
-        return self._memory.up_to(stop).one(start, window, recompute)
+        return self._memory.up_to(stop).at(start).footprint(window, recompute)
+
+    def footprints_up_to(self, stop: int, window: int, recompute: bool = False) -> Footprint[Floats]:
+        """`footprint` of the ranges from every start below `stop` up to it: [stop] each."""
+        return self._memory.up_to(stop).footprint(window, recompute)
+
+    def memory_bytes(self, start: int, stop: int, window: int, recompute: bool = False) -> float:
+        """What a worker needs that has these nodes as its only segment."""
+        return float(self.footprint(start, stop, window, recompute).bytes)
 
     def memory_up_to(self, stop: int, window: int, recompute: bool = False) -> Floats:
         """`memory_bytes` of the ranges from every start below `stop` up to it: [stop]."""
-        return self._memory.up_to(stop).total(window, recompute)
+        return self.footprints_up_to(stop, window, recompute).bytes
 
     def weighing(self, flops: Floats) -> Workload:
         """The same workload with other operations, `[n]`; what was computed of its memory is shared."""

@@ -15,6 +15,7 @@ from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.cutting.positions import RECOMPUTED
 from farflung.planner.devices import BYTES_PER_MEGABIT, Devices
 from farflung.workload import Workload
+from farflung.workload.footprint import NOTHING, Footprint
 
 CLOSE = 1e-5
 
@@ -44,11 +45,11 @@ def busiest(workload: Workload, topology: Topology, cut: ChainCut) -> float:
 
 def is_legal(workload: Workload, topology: Topology, cut: ChainCut, window: int) -> bool:
     ranges = list(itertools.pairwise([0, *cut.cuts, len(workload)]))
-    used: dict[int, float] = defaultdict(float)
+    used: dict[int, Footprint[float]] = defaultdict(lambda: NOTHING)
     for (start, stop), worker, recompute in zip(ranges, cut.devices, cut.recompute, strict=True):
         if not workload.parameters[start:stop].sum():
             return False
-        used[worker] += workload.memory_bytes(start, stop, window, recompute)
+        used[worker] = used[worker].beside(workload.footprint(start, stop, window, recompute))
     holders = [
         {worker for at in uses for (a, b), worker in zip(ranges, cut.devices, strict=True) if a <= at < b}
         for uses in workload.ties
@@ -56,7 +57,7 @@ def is_legal(workload: Workload, topology: Topology, cut: ChainCut, window: int)
     return (
         all(workload.legal[at] for at in cut.cuts)
         and all(len(found) == 1 for found in holders)
-        and all(used[w] <= topology.workers[w].memory_gb * 1e9 for w in used)
+        and all(used[w].bytes <= topology.workers[w].memory_gb * 1e9 for w in used)
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from farflung.plan import Plan, Topology, joined_part
 from farflung.planner.advice.what_if import Effect
-from farflung.planner.assignment import Schedule, memory_of
+from farflung.planner.assignment import Schedule, memory_by_worker
 from farflung.planner.recomputing import recomputing_notes
 from farflung.simulator import Simulation
 
@@ -117,7 +117,7 @@ def forecast(
     `holds` are the parameters that each node is the first to read, `unable` says who else lacks what.
     """
     workload, plan = schedule.workload, schedule.plan
-    memory = {id: int(memory_of(workload, schedule.assignment, id)) for id in plan.workers()}
+    memory = {id: int(size) for id, size in memory_by_worker(workload, schedule.assignment).items()}
     ranges = schedule.assignment.ranges(len(workload))
     held = [[name for names in holds[start:stop] for name in names] for start, stop in ranges]
     used = set(plan.workers())

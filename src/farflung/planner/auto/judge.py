@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from farflung.plan import Topology
-from farflung.planner.assignment import Assignment, Watch, memory_of, plan_of, unwatched
+from farflung.planner.assignment import Assignment, Watch, memory_by_worker, plan_of, unwatched
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
@@ -83,9 +83,6 @@ class Judge:
 
     def fits(self, workload: Workload, assignment: Assignment) -> bool:
         """Whether every worker has the memory for its segments."""
-        names = {name for workers in assignment.workers for name in workers}
-        return all(
-            memory_of(workload, assignment, worker.id) <= worker.memory_gb * 1e9
-            for worker in self.topology.workers
-            if worker.id in names
-        )
+        room = {worker.id: worker.memory_gb * 1e9 for worker in self.topology.workers}
+        needed = memory_by_worker(workload, assignment)
+        return all(size <= room[worker] for worker, size in needed.items())

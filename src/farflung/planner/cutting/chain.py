@@ -191,9 +191,9 @@ class _Search:
         )
 
     def _recomputes(self, piece: Piece) -> bool:
-        memory = self._positions.need(self._rules.window)
-        head = memory[self._rules.head, 0] if piece.device == len(self._devices) else 0.0
-        room = self._devices.memory_bytes[piece.device % len(self._devices)] - head
+        ends_loop = piece.device == len(self._devices)
+        memory = self._rules.need(self._positions, self._rules.head if ends_loop else 0)
+        room = self._devices.memory_bytes[piece.device % len(self._devices)]
         return self._rules.recompute and bool(memory[piece.stop, piece.start] > room)
 
 

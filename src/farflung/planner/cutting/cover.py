@@ -49,6 +49,15 @@ class Rules:
     last_cut: int
     even: bool = False
 
+    def need(self, table: Positions, head: int, recompute: bool = False) -> Floats:
+        """Bytes of each segment on a worker that runs the model up to `head` (a position) too: [stop, start].
+
+        Infinite where no segment may be.
+        """
+        if head:
+            return table.need_beside(head, self.window, recompute)
+        return table.need(self.window, recompute)
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -161,13 +170,11 @@ class Cover:
 
     def _computed(self, device: int, starts: slice, stops: slice) -> Floats:
         table, devices = self._positions, self._devices
-        need = table.need(self._rules.window)
-        work, memory = table.between[stops, starts], need[stops, starts]
+        work, room = table.between[stops, starts], min(devices.memory_bytes[device], FINITE)
         head = self._rules.head if self._rules.head and device == len(devices) - 1 else 0
-        room = min(devices.memory_bytes[device], FINITE) - (need[head, 0] if head else 0.0)
-        allowed = memory <= room
+        allowed = self._rules.need(table, head)[stops, starts] <= room
         if self._rules.recompute:
-            fits = table.need(self._rules.window, recompute=True)[stops, starts] <= room
+            fits = self._rules.need(table, head, recompute=True)[stops, starts] <= room
             work = np.where(allowed, work, work * RECOMPUTED)
             allowed = allowed | fits
         allowed &= work <= self._limit * devices.speeds[device] - table.work[head]

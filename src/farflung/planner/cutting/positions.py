@@ -37,6 +37,9 @@ class Positions:
     at: NDArray[np.int64]
     _held: _Tables = field(default_factory=dict, repr=False, compare=False)
     _need: _Tables = field(default_factory=dict, repr=False, compare=False)
+    _beside: dict[tuple[int, int | None, bool], Floats] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @staticmethod
     def of(workload: Workload, parts: int = FINE, legal: NDArray[np.bool_] | None = None) -> Positions:
@@ -112,6 +115,23 @@ class Positions:
             table = 0.0 if window is None else self.held(window, recompute)
             may_be = self.owned[:, None] > self.owned[None, :]
             known = self._need[window, recompute] = np.where(may_be, table, np.inf)
+        return known
+
+    def need_beside(self, head: int, window: int | None, recompute: bool = False) -> Floats:
+        """`need` of the model's last segment on the worker that runs its first one, too: [stop, start].
+
+        The first one ends at the position of index `head`. Infinite for all other stops.
+        """
+        known = self._beside.get((head, window, recompute))
+        if known is None:
+            known = self._beside[head, window, recompute] = np.full((len(self), len(self)), np.inf)
+            may_be = (self.owned < self.owned[-1]) & bool(self.owned[head] > self.owned[0])
+            together = np.zeros(len(self))
+            if window is not None:
+                first = self.workload.footprint(0, int(self.at[head]), window)
+                last = self.workload.footprints_up_to(int(self.at[-1]), window, recompute)
+                together[:-1] = first.beside(last).bytes[self.at[:-1]]
+            known[-1] = np.where(may_be, together, np.inf)
         return known
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from farflung.errors import PlanError
 from farflung.plan import Topology
 from farflung.planner.answer import answer
-from farflung.planner.assignment import Assignment, Options, Schedule, memory_of
+from farflung.planner.assignment import Assignment, Options, Schedule, memory_by_worker
 from farflung.planner.checks import Fleet, refuse_memory, usable_fleet
 from farflung.planner.cutting.positions import Positions
 from farflung.planner.cutting.ties import kept_together, loops
@@ -163,9 +163,9 @@ def _moves(cuts: tuple[int, ...], places: list[int]) -> Iterator[tuple[int, ...]
 def _fits(workload: Workload, assignment: Assignment, devices: Devices) -> bool:
     owned = workload.owned
     ranges = assignment.ranges(len(workload))
+    room = dict(zip(devices.ids, devices.memory_bytes.tolist(), strict=True))
     return all(owned[start] < owned[stop] for start, stop in ranges) and all(
-        memory_of(workload, assignment, id) <= room
-        for id, room in zip(devices.ids, devices.memory_bytes.tolist(), strict=True)
+        size <= room[worker] for worker, size in memory_by_worker(workload, assignment).items()
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
 from farflung.plan import Plan, Topology
-from farflung.planner.assignment import Assignment, Options, plan_of
+from farflung.planner.assignment import Assignment, Options, memory_by_worker, plan_of
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
@@ -57,25 +56,13 @@ def with_window(
     memory = {worker.id: worker.memory_gb * 1e9 for worker in topology.workers}
 
     def is_too_much(window: int) -> bool:
-        needed = _needed(workload, replace(assignment, window=window))
+        needed = memory_by_worker(workload, replace(assignment, window=window))
         return any(size > memory[worker] for worker, size in needed.items())
 
     most = _first(assignment.window, assignment.microbatches, lambda window: is_too_much(window + 1))
     conditions = Conditions(efficiency=options.efficiency)
     plan = plan_of(workload, assignment)
     return replace(assignment, window=choose_window(plan, topology, conditions, most))
-
-
-def _needed(workload: Workload, assignment: Assignment) -> dict[str, float]:
-    """Bytes that each worker's segments need."""
-    needed: dict[str, float] = defaultdict(float)
-    recompute = assignment.recompute or (False,) * len(assignment.workers)
-    ranges = assignment.ranges(len(workload))
-    for (start, stop), workers, again in zip(ranges, assignment.workers, recompute, strict=True):
-        size = workload.memory_bytes(start, stop, assignment.window, again)
-        for worker in workers:
-            needed[worker] += size
-    return needed
 
 
 def _first(low: int, high: int, is_enough: Callable[[int], bool]) -> int:

@@ -358,7 +358,7 @@ def test_a_job_waits_for_workers_with_its_ops_as_for_any_other() -> None:
     story.submit(2)
     outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
     words = f"waiting for 1 more worker with the model's ops (have 1, plan needs 2; b: {LACKS})"
-    assert told(outcome.commands) == [Accepted("job-1", words)]
+    assert told(outcome.commands) == [Accepted("job-1", words, lacking=True)]
     assert "b cannot run it: its backend has no" in journal.line(outcome.facts[0])
     assert story.state.backup_pool() == ["a", "b"]
     assert not story.feed(events.Tick(story.now, 900.0)).commands
@@ -370,7 +370,8 @@ def test_a_worker_that_comes_anew_with_what_it_lacked_is_taken() -> None:
     story = Scenario("a", "b")
     story.submit(on=["b", "a"])
     outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
-    assert told(outcome.commands) == [Accepted("job-1", f"waiting for b (have 1, plan needs 2; b: {LACKS})")]
+    words = f"waiting for b (have 1, plan needs 2; b: {LACKS})"
+    assert told(outcome.commands) == [Accepted("job-1", words, lacking=True)]
     outcome = story.leave("b")
     assert told(outcome.commands) == [Accepted("job-1", "waiting for b (have 1, plan needs 2)")]
     story.join("b", boot="boot-2")

@@ -87,6 +87,16 @@ def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Place) -
     assert set(waiting.workers) == {"poor"}
 
 
+def test_a_local_fleet_that_lacks_an_op_fails_at_once(tmp_path: Path) -> None:
+    """Nobody else will join it."""
+    with machines(tmp_path) as place:
+        (tmp_path / "relu.py").write_text(JOB.replace("torch.tanh", "torch.relu"))
+        poorer = installation(tmp_path / "sources" / "poorer", {BACKEND: lacking(RELU)})
+        run = place.start("desk", "train", "relu.py", "--out", "run", "--local", "2", sources=poorer)
+        assert run.code() == 1
+        assert "no other workers will join here: waiting for" in run.err and f"has no {RELU}" in run.err
+
+
 def test_another_table_of_the_same_version_is_refused_with_both_hashes(tmp_path: Path) -> None:
     with machines(tmp_path) as place:
         broker = place.broker()

@@ -22,7 +22,7 @@ ABSENT = {
     "generator",
     "copy",
 }
-VERSIONS = {1: "94a34ad3db259367", 2: "29d8b2f7ef9f641f"}
+VERSIONS = {1: "94a34ad3db259367", 2: "29d8b2f7ef9f641f", 3: "cb5c2d3097f4ffc9"}
 OPS = sorted(opset.table())
 
 

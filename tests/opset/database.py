@@ -41,6 +41,8 @@ CALLED = {
     "aten.nll_loss_nd.default": ["nn.functional.nll_loss"],
     "aten.cross_entropy_loss.default": ["nn.functional.cross_entropy"],
     "aten.index.Tensor": ["__getitem__"],
+    "aten.linalg_vector_norm.default": ["linalg.vector_norm"],
+    "aten.log_sigmoid.default": ["nn.functional.logsigmoid"],
 }
 """What the database calls an op, where it is not the op's own name or `nn.functional.` and that."""
 

@@ -183,6 +183,26 @@ def _upsampled(mode: str, *shape: int) -> Callable[[str], Iterator[Sample]]:
     return samples
 
 
+def _nearest(*shape: int) -> Callable[[str], Iterator[Sample]]:
+    """To a size and by a factor, up and down."""
+
+    def samples(op: str) -> Iterator[Sample]:
+        count = len(shape) - 2
+        for size, factor in ((5, None), (2, None), (None, 2.0), (None, 0.7)):
+            x = _random(*shape)
+            given = {
+                "output_size": None if size is None else [size] * count,
+                "scale_factors": None if factor is None else [factor] * count,
+            }
+
+            def made(x: Tensor = x, size: int | None = size, factor: float | None = factor) -> Tensor:
+                return F.interpolate(x, size=size, scale_factor=factor)
+
+            yield Sample(op, {"input": x, **given}, made)
+
+    return samples
+
+
 OWN: dict[str, Callable[[str], Iterator[Sample]]] = {
     "aten.detach.default": _detach,
     "aten._to_copy.default": _to_copy,
@@ -193,7 +213,12 @@ OWN: dict[str, Callable[[str], Iterator[Sample]]] = {
     "aten._native_batch_norm_legit_functional.default": _batch_norm,
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.scaled_dot_product_attention.default": _attention,
+    "aten.upsample_linear1d.vec": _upsampled("linear", 2, 3, 4),
     "aten.upsample_bilinear2d.vec": _upsampled("bilinear", 2, 3, 4, 3),
+    "aten.upsample_bicubic2d.vec": _upsampled("bicubic", 2, 3, 4, 3),
+    "aten.upsample_nearest1d.vec": _nearest(2, 3, 4),
+    "aten.upsample_nearest2d.vec": _nearest(2, 3, 4, 3),
+    "aten.upsample_nearest3d.vec": _nearest(1, 2, 3, 4, 3),
     "aten.upsample_trilinear3d.vec": _upsampled("trilinear", 1, 2, 3, 4, 3),
     "aten.add.Tensor": _promoted(torch.add),
     "aten.sub.Tensor": _promoted(torch.sub),
@@ -205,8 +230,13 @@ OWN: dict[str, Callable[[str], Iterator[Sample]]] = {
 UNKNOWN_TO_TORCH = {
     "aten.detach.default",
     "aten._to_copy.default",
+    "aten.upsample_linear1d.vec",
     "aten.upsample_bilinear2d.vec",
+    "aten.upsample_bicubic2d.vec",
     "aten.upsample_trilinear3d.vec",
+    "aten.upsample_nearest1d.vec",
+    "aten.upsample_nearest2d.vec",
+    "aten.upsample_nearest3d.vec",
 }
 """Ops that torch's database has no sample of that the table could say: all they get is of our own."""
 

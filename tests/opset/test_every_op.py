@@ -48,10 +48,14 @@ REFUSALS = {
         "aten.conv2d.default": "an input of 4 dimensions, int64",
         "aten.conv2d.padding": "an input of 4 dimensions, int64",
         "aten.conv3d.default": "an input of 5 dimensions, int64",
+        "aten.conv1d.padding": "an input of 3 dimensions, int64",
+        "aten.conv3d.padding": "an input of 5 dimensions, int64",
+        "aten.conv_transpose1d.default": "an input of 3 dimensions, int64",
         "aten.conv_transpose2d.input": "an input of 4 dimensions, int64",
         "aten.conv_transpose3d.input": "an input of 5 dimensions, int64",
         "aten.gather.default": "refuses its arguments: an index of",
         "aten.group_norm.default": "integer modulo by zero",
+        "aten.linalg_vector_norm.default": "a norm of order",
         "aten.pad.default": "replicate padding of 0 around 0",
     }
 }

@@ -77,8 +77,9 @@ def start_queued(turn: Turn) -> None:
         else:
             present = turn.state.kin_of(job)
             lacking = {name: why for name, why in job.unable.items() if name in present}
-            _explain(turn, job, _waiting(job, needs, usable, lacking))
-            if not _waits_for_ops_alone(turn, job, needs):
+            for_ops = _waits_for_ops_alone(turn, job, needs)
+            _explain(turn, job, _waiting(job, needs, usable, lacking), for_ops)
+            if not for_ops:
                 blocked = job
 
 
@@ -240,8 +241,8 @@ def _waits_for_ops_alone(turn: Turn, job: Job, needs: int) -> bool:
     return len([name for name in kin if name not in job.unable]) < needs <= len(kin)
 
 
-def _explain(turn: Turn, job: Job, words: str) -> None:
+def _explain(turn: Turn, job: Job, words: str, lacking: bool = False) -> None:
     words = one_line(f"{job.reason}; {words}") if job.reason else words
     if words != job.words:
         turn.emit(facts.WaitExplained(job.job, words))
-        turn.tell(job.job, Accepted(job.job, words))
+        turn.tell(job.job, Accepted(job.job, words, lacking))

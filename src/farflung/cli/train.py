@@ -209,7 +209,14 @@ async def _until_interrupted(
     from farflung.client.submitter import Submitter
 
     submitter = Submitter(
-        prepared, identity, run, observer, place.workers, on=place.pool, wishes=place.wishes
+        prepared,
+        identity,
+        run,
+        observer,
+        place.workers,
+        on=place.pool,
+        wishes=place.wishes,
+        closed=watch is not None,
     )
 
     def first() -> None:

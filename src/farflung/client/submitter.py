@@ -81,7 +81,7 @@ class Submitter:
     """One run of one job. Everything that happens passes through one queue and is handled in order.
 
     It trains on `workers` idle workers (0 is as many as serve it); if `on` names some, on as many of those.
-    `wishes` say how to plan it.
+    `wishes` say how to plan it. A fleet that is `closed` takes in nobody else: to wait for that is in vain.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Submitter:
         timeouts: Timeouts | None = None,
         on: Sequence[str] = (),
         wishes: Wishes = NO_WISHES,
+        closed: bool = False,
     ) -> None:
         self._prepared = prepared
         self._identity = identity
@@ -101,6 +102,7 @@ class Submitter:
         self._on = list(on)
         codecs = wishes.codecs.otherwise(prepared.job.codec)
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
+        self._closed = closed
         self._timeouts = timeouts or Timeouts()
         self.books = Books(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -169,6 +171,8 @@ class Submitter:
         match event:
             case Accepted():
                 await self._accepted(event)
+                if event.lacking and self._closed:
+                    return Outcome(FAILED, f"no other workers will join here: {event.state}")
             case Planned():
                 await self.books.planned(event)
                 self._attempt = Attempt(self._prepared, event, self.books.observer, self._events.put_nowait)

@@ -11,7 +11,7 @@ The convention, which `tests/opdag/test_cost.py` holds against counts by hand:
 * A reduction, a loss or a norm counts the passes over its input that its definition names (`_PASSES`), a norm
   one more for its weight and one for its bias.
 * A pooling op counts every element of every window.
-* Resampling mixes two neighbours in every dimension.
+* Resampling mixes two neighbours in every dimension, by cubic curves four; taking the nearest is movement.
 * Views, movement and creation count nothing.
 """
 
@@ -28,6 +28,8 @@ Types = Sequence[ValueType] | Mapping[int, ValueType]
 _STATISTICS = 4  # mean, difference, square, sum of squares
 _PASSES = {
     "var": _STATISTICS,
+    "std": _STATISTICS,
+    "linalg_vector_norm": 2,  # power, sum
     "softmax": 5,  # maximum, difference, exponential, sum, quotient
     "log_softmax": 5,
     "logsumexp": 4,
@@ -124,8 +126,9 @@ def _attention(node: Node, types: Types, batch: int) -> int:
 
 
 def _resampling(node: Node, types: Types, batch: int) -> int:
-    """Each element mixes its two neighbours in every dimension."""
-    neighbours = 2 ** (len(_shape(node, "input", types, batch)) - 2)
+    """Each element mixes its two neighbours in every dimension, or four."""
+    each = 4 if _base(node) == "upsample_bicubic2d" else 2
+    neighbours = each ** (len(_shape(node, "input", types, batch)) - 2)
     return 2 * neighbours * _result(node, types, batch)
 
 

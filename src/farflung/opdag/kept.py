@@ -24,14 +24,19 @@ _KEPT = {
     "mul": "self:other other:self",
     "div": "other self:other",
     "pow": "self exponent result:exponent",
-    "sqrt rsqrt exp tanh sigmoid relu reciprocal softmax log_softmax": "result",
-    "log abs sin cos gelu silu softplus leaky_relu elu hardtanh square erf clamp clamp_min var": "self",
+    "sqrt rsqrt exp expm1 tanh sigmoid relu reciprocal softmax log_softmax": "result",
+    "floor ceil round sign": "",
+    "log log1p log2 abs sin cos atan gelu silu mish softplus leaky_relu elu hardtanh": "self",
+    "hardswish hardsigmoid log_sigmoid square erf clamp clamp_min clamp_max var": "self",
+    "prelu": "self weight",
+    "remainder": "self:other other:other",
     "maximum minimum": "self other",
     "where": "condition",
     "masked_fill": "mask",
     "tril triu": "",
     "native_dropout": "result1",
-    "amax logsumexp": "self result",
+    "amax amin logsumexp std prod linalg_vector_norm": "self result",
+    "max min": "self result result1",
     "cumsum sum mean": "",
     "mse_loss smooth_l1_loss": "self target",
     "nll_loss_nd": "self target weight",
@@ -39,14 +44,14 @@ _KEPT = {
     "binary_cross_entropy_with_logits": "self target weight pos_weight",
     "layer_norm group_norm rms_norm": "input weight",
     "_native_batch_norm_legit_functional _native_batch_norm_legit": "input weight running_mean running_var",
-    "max_pool2d avg_pool2d": "self",
+    "max_pool2d max_pool3d avg_pool2d avg_pool3d": "self",
     "mm matmul": "self:other self:mat2 other:self mat2:self",
     "bmm": "self:mat2 mat2:self",
     "addmm": "mat1:mat2 mat2:mat1",
     "baddbmm": "batch1:batch2 batch2:batch1",
     "linear": "input:weight weight:input",
-    "conv1d conv2d conv3d conv_transpose2d conv_transpose3d": "input weight",
-    "upsample_bilinear2d upsample_trilinear3d": "",
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": "input weight",
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d": "",
     "embedding": "indices",
     "index": "indices",
     "index_select": "index",
@@ -59,7 +64,9 @@ _NOTHING = frozenset({"view", "movement", "creation"})
 
 _BACKWARD_COPIES = {
     "abs": 1, "sin": 1, "cos": 1, "sqrt": 1, "rsqrt": 2, "reciprocal": 2, "erf": 3, "pow": 2, "div": 1,
-    "square": 2, "var": 2, "maximum": 2, "minimum": 2, "clamp": 1, "clamp_min": 1, "amax": 2, "logsumexp": 2,
+    "square": 2, "var": 2, "std": 2, "maximum": 2, "minimum": 2, "max": 2, "min": 2, "amax": 2, "amin": 2,
+    "clamp": 1, "clamp_min": 1, "clamp_max": 1, "logsumexp": 2, "log1p": 1, "log2": 1, "expm1": 1, "atan": 2,
+    "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2,
     "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1,
 }  # fmt: skip
 """Temporary tensors of a backward pass, as large as the op's largest operand, beside its gradients."""
@@ -153,9 +160,13 @@ def _extra(node: Node, base: str, types: Types, batch: int) -> int:
 
     if base == "cross_entropy_loss":
         return size("self")  # the logarithms of probabilities
+    if base == "log_sigmoid":
+        return size("self")  # the exponentials
+    if base in ("max", "min") and node.outputs[1:] == [-1]:
+        return types[node.outputs[0]].numel(batch) * ITEM_BYTES["int64"]  # where they were found
     if base == "native_dropout" and node.outputs[1] < 0:
         return size("input")  # noise as numbers, where nobody reads the mask
-    if base == "max_pool2d":
+    if base in ("max_pool2d", "max_pool3d"):
         return sum(types[v].numel(batch) for v in node.writes()) * ITEM_BYTES["int64"]
     if base in ("layer_norm", "group_norm", "rms_norm"):
         return _statistics(node, base, types, batch)

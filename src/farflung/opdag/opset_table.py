@@ -5,7 +5,7 @@ numbers; `*` results means a list. Types: Tensor, Tensor? (may be absent), Tenso
 int, float, bool, Scalar (any number), Operand (a Tensor or a number), ScalarType (an element type), `str(a|b)`
 (one of), `int(16)` (at most 16: kernels repeat their work so many times), each with `[]` or `?`.
 
-A line is never changed or taken away. A new one ends in `since N`, N being the opset version that is under way (2);
+A line is never changed or taken away. A new one ends in `since N`, N being the opset version that is under way (3);
 one without is of version 1. So who has a version has all ops of those before it.
 
 Arguments that PyTorch has and the table lacks (device, layout, memory format, sparse gradients) do not exist
@@ -79,6 +79,24 @@ tril.default(Tensor self, int diagonal=0) -> 1
 triu.default(Tensor self, int diagonal=0) -> 1
 native_dropout.default(Tensor input, float p, bool? train) -> 2 random
 diff.default(Tensor self, int(16) n=1, int dim=-1, Tensor? prepend=None, Tensor? append=None) -> 1 since 2
+log1p.default(Tensor self) -> 1 since 3
+log2.default(Tensor self) -> 1 since 3
+expm1.default(Tensor self) -> 1 since 3
+atan.default(Tensor self) -> 1 since 3
+floor.default(Tensor self) -> 1 since 3
+ceil.default(Tensor self) -> 1 since 3
+round.default(Tensor self) -> 1 since 3
+sign.default(Tensor self) -> 1 since 3
+hardswish.default(Tensor self) -> 1 since 3
+hardsigmoid.default(Tensor self) -> 1 since 3
+mish.default(Tensor self) -> 1 since 3
+log_sigmoid.default(Tensor self) -> 1 since 3
+prelu.default(Tensor self, Tensor weight) -> 1 since 3
+clamp_max.default(Tensor self, Scalar max) -> 1 since 3
+remainder.Scalar(Tensor self, Scalar other) -> 1 since 3
+remainder.Tensor(Tensor self, Tensor other) -> 1 since 3
+masked_fill.Tensor(Tensor self, Tensor mask, Tensor value) -> 1 since 3
+bitwise_xor.Tensor(Tensor self, Operand other) -> 1 since 3
 """
 REDUCTION = """
 cumsum.default(Tensor self, int dim, ScalarType? dtype=None) -> 1
@@ -98,6 +116,15 @@ nll_loss_nd.default(Tensor self, Tensor target, Tensor? weight=None, int reducti
 binary_cross_entropy_with_logits.default(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=1) -> 1
 smooth_l1_loss.default(Tensor self, Tensor target, int reduction=1, float beta=1.0) -> 1 since 2
 topk.default(Tensor self, int k, int dim=-1, bool largest=True, bool sorted=True) -> 2 since 2
+amin.default(Tensor self, int[] dim=[], bool keepdim=False) -> 1 since 3
+max.default(Tensor self) -> 1 since 3
+min.default(Tensor self) -> 1 since 3
+max.dim(Tensor self, int dim, bool keepdim=False) -> 2 since 3
+min.dim(Tensor self, int dim, bool keepdim=False) -> 2 since 3
+prod.default(Tensor self, ScalarType? dtype=None) -> 1 since 3
+prod.dim_int(Tensor self, int dim, bool keepdim=False, ScalarType? dtype=None) -> 1 since 3
+std.correction(Tensor self, int[]? dim=None, Scalar? correction=None, bool keepdim=False) -> 1 since 3
+linalg_vector_norm.default(Tensor self, Scalar ord=2, int[]? dim=None, bool keepdim=False, ScalarType? dtype=None) -> 1 since 3
 """
 NORMALISATION = """
 layer_norm.default(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> 1
@@ -110,10 +137,15 @@ POOLING = """
 max_pool2d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] padding=0, int[] dilation=1, bool ceil_mode=False) -> 1
 avg_pool2d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> 1
 adaptive_avg_pool2d.default(Tensor self, int[] output_size) -> 1
+max_pool3d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] padding=0, int[] dilation=1, bool ceil_mode=False) -> 1 since 3
+avg_pool3d.default(Tensor self, int[] kernel_size, int[] stride=[], int[] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> 1 since 3
+adaptive_avg_pool3d.default(Tensor self, int[] output_size) -> 1 since 3
 """
 RESAMPLING = """
 upsample_bilinear2d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1 since 2
 upsample_trilinear3d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1 since 2
+upsample_linear1d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1 since 3
+upsample_bicubic2d.vec(Tensor input, int[]? output_size, bool align_corners, float[]? scale_factors) -> 1 since 3
 """
 PRODUCT = """
 matmul.default(Tensor self, Tensor other) -> 1
@@ -130,6 +162,9 @@ conv2d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 
 conv3d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], int[] padding=[0, 0, 0], int[] dilation=[1, 1, 1], int groups=1) -> 1
 conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1], int[] padding=[0, 0], int[] output_padding=[0, 0], int groups=1, int[] dilation=[1, 1]) -> 1 since 2
 conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], int[] padding=[0, 0, 0], int[] output_padding=[0, 0, 0], int groups=1, int[] dilation=[1, 1, 1]) -> 1 since 2
+conv1d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1], str(valid|same) padding=valid, int[] dilation=[1], int groups=1) -> 1 since 3
+conv3d.padding(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1, 1, 1], str(valid|same) padding=valid, int[] dilation=[1, 1, 1], int groups=1) -> 1 since 3
+conv_transpose1d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1], int[] padding=[0], int[] output_padding=[0], int groups=1, int[] dilation=[1]) -> 1 since 3
 """
 ATTENTION = """
 scaled_dot_product_attention.default(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0., bool is_causal=False, float? scale=None, bool enable_gqa=False) -> 1 random
@@ -170,6 +205,11 @@ constant_pad_nd.default(Tensor self, int[] pad, Scalar value=0) -> 1
 repeat_interleave.self_int(Tensor self, int repeats, int? dim=None, int? output_size=None) -> 1 since 2
 select_scatter.default(Tensor self, Tensor src, int dim, int index) -> 1 since 2
 slice_scatter.default(Tensor self, Tensor src, int dim=0, int? start=None, int? end=None, int step=1) -> 1 since 2
+pixel_shuffle.default(Tensor self, int upscale_factor) -> 1 since 3
+pixel_unshuffle.default(Tensor self, int downscale_factor) -> 1 since 3
+upsample_nearest1d.vec(Tensor input, int[]? output_size, float[]? scale_factors) -> 1 since 3
+upsample_nearest2d.vec(Tensor input, int[]? output_size, float[]? scale_factors) -> 1 since 3
+upsample_nearest3d.vec(Tensor input, int[]? output_size, float[]? scale_factors) -> 1 since 3
 """
 CREATION = """
 arange.default(Scalar end, ScalarType? dtype=None) -> 1

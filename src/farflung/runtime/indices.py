@@ -6,18 +6,24 @@ index, or (what is compiled) none at all, so both backends ask here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from farflung.errors import JobError
 from farflung.opdag.graph import Argument, Node, Ref
 from farflung.opdag.segment import Segment
 
+_LOSSES = frozenset({"aten.nll_loss_nd.default", "aten.cross_entropy_loss.default"})
 IGNORED = -100
 """The class that a loss passes over where nothing else is said (PyTorch's `ignore_index`)."""
 
 
 class IndexRange(NamedTuple):
-    """An op's indices: value `value` must hold numbers from `least` to below `limit`, or `ignored`."""
+    """An op's indices: value `value` must hold numbers from `least` to below `limit`, or `ignored`.
+
+    `key` is the model input that they come from, `parameter` what they choose from, as far as the segment
+    knows.
+    """
 
     node: int
     op: str
@@ -25,11 +31,29 @@ class IndexRange(NamedTuple):
     least: int
     limit: int
     ignored: int | None = None
+    key: str | None = None
+    parameter: str | None = None
+
+    @property
+    def taker(self) -> str:
+        """What takes the indices, for people."""
+        if self.parameter is not None:
+            module = self.parameter.rpartition(".")[0]
+            return f"module {module[:60]!r}" if module else f"parameter {self.parameter[:60]!r}"
+        if self.op in _LOSSES:
+            return f"the loss ({self.op.split('.')[1]})"
+        return f"{self.op} (node {self.node})"
 
 
 def index_ranges(segment: Segment, batch: int) -> list[IndexRange]:
     """What the nodes of a segment, in their order, take as indices, in microbatches of `batch` samples."""
-    return [found for node in segment.nodes for found in _of_node(node, segment, batch)]
+    names = {entry.value: entry.name for entry in segment.inputs if entry.kind == "parameter"}
+    keys = _keys(segment)
+    return [
+        found._replace(key=keys.get(found.value), parameter=_chosen_from(node, names))
+        for node in segment.nodes
+        for found in _of_node(node, segment, batch)
+    ]
 
 
 def require_in_range(expected: IndexRange, least: int, greatest: int, microbatch: int) -> None:
@@ -43,10 +67,31 @@ def require_in_range(expected: IndexRange, least: int, greatest: int, microbatch
     if least >= expected.least and greatest < expected.limit:
         return
     found = least if least < expected.least else greatest
+    holder = "" if expected.key is None else f" in {expected.key[:60]!r}"
     raise JobError(
-        f"microbatch {microbatch + 1} holds index {found} where {expected.op} (node {expected.node}) takes "
+        f"microbatch {microbatch + 1} holds index {found}{holder} where {expected.taker} takes "
         f"{expected.least} to {expected.limit - 1}: the data has a token or class that the model has not"
     )
+
+
+def _keys(segment: Segment) -> dict[int, str]:
+    """For integers that one model input alone led to in the segment, that input's name."""
+    found = {entry.value: entry.name for entry in segment.inputs if entry.kind == "input"}
+    for node in segment.nodes:
+        names = {found.get(value) for value in node.reads()}
+        name = names.pop() if len(names) == 1 else None
+        if name is not None:
+            found.update(dict.fromkeys(node.writes(), name))
+    return found
+
+
+def _chosen_from(node: Node, names: Mapping[int, str]) -> str | None:
+    """The parameter that the node chooses from."""
+    for name in ("weight", "self"):
+        argument = node.arguments.get(name)
+        if isinstance(argument, Ref) and argument.id in names and node.op not in _LOSSES:
+            return names[argument.id]
+    return None
 
 
 def _of_node(node: Node, segment: Segment, batch: int) -> list[IndexRange]:
@@ -70,7 +115,7 @@ def _of_node(node: Node, segment: Segment, batch: int) -> list[IndexRange]:
             assert isinstance(indices, list)
             pairs = zip(indices, shape("self"), strict=False)
             return [r for i, size in pairs for r in _range(node, i, -size, size, segment, batch, None)]
-        case "aten.nll_loss_nd.default" | "aten.cross_entropy_loss.default":
+        case op if op in _LOSSES:
             scores, ignored = shape("self"), node.arguments.get("ignore_index", IGNORED)
             assert isinstance(ignored, int)
             return one("target", scores[0 if len(scores) == 1 else 1], ignored)

@@ -17,32 +17,12 @@ from farflung.opdag import opset
 from farflung.opdag.capture import advice
 from farflung.opdag.capture.arguments import to_argument
 from farflung.opdag.capture.draft import Draft
+from farflung.opdag.capture.missing import base_name, is_copy, leaves_nothing, name_in_opset
 from farflung.opdag.capture.origin import origin_of
 from farflung.opdag.graph import Argument, DType, Element, Ref, ValueType
 
-_ALIASES = frozenset(
-    {
-        "clone",
-        "alias",
-        "lift_fresh_copy",
-        "contiguous",
-        "lift_fresh",
-        "_assert_tensor_metadata",
-    }
-)
-_RENAMED = {
-    "view": "reshape.default",
-    "_unsafe_view": "reshape.default",
-    "view_copy": "reshape.default",
-    "to": "_to_copy.default",
-    "__and__": "bitwise_and.Tensor",
-    "__or__": "bitwise_or.Tensor",
-    "min.other": "minimum.default",
-    "max.other": "maximum.default",
-}
 _IGNORED_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
 _TO_THE_END = 2**63 - 1  # how torch writes the open end of x[3:]
-_ASSERTS = ("_assert", "sym_", "_check", "runtime_assert")
 
 
 class Calls:
@@ -57,28 +37,26 @@ class Calls:
         Raises
         ------
         CaptureError
-            The opset has no such op or argument, or no value is like its result.
+            The opset has no such argument, or no value is like its result. (`missing` refuses ops.)
         """
-        meta = node.meta.get("val")
-        if isinstance(meta, torch.SymInt | torch.SymBool | torch.SymFloat | int | bool | float):
-            return  # arithmetic on sizes: folded into the arguments that use it
         if node.target is operator.getitem:
             source, index = node.args
             assert isinstance(source, fx.Node) and isinstance(index, int)
-            self._draft.becomes(node, self._draft.values_of(source)[index])
+            if self._draft.knows(source):
+                self._draft.becomes(node, self._draft.values_of(source)[index])
             return
-        target = node.target
+        if leaves_nothing(node):
+            return
+        target, meta = node.target, node.meta["val"]
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(f"{display(target)} cannot be captured: {origin_of(node)}")
-        name = target._schema.name.removeprefix("aten::")
-        if meta is None or name.startswith(_ASSERTS):
-            return
+        name = base_name(target)
         if name == "broadcast_tensors":
             self._broadcast(node)
         elif name == "fill":
             self._fill(node)
         elif not self._alias(node, name, meta):
-            self._add_node(node, target, name, meta)
+            self._add_node(node, target, meta)
 
     def _broadcast(self, node: fx.Node) -> None:
         """One `expand` for each operand that has another shape than the result."""
@@ -122,9 +100,9 @@ class Calls:
     def _alias(self, node: fx.Node, name: str, meta: Any) -> bool:
         """Ops that only copy are their source; true if the node was one."""
         given: Any = node.args
-        if name == "copy" and given[0].meta["val"].shape == given[1].meta["val"].shape:
-            source = given[1]
-        elif name in _ALIASES or name in ("_to_copy", "to"):
+        if is_copy(node):
+            source = given[1] if name == "copy" else given[0]
+        elif name in ("_to_copy", "to"):
             source = given[0]
         else:
             return False
@@ -133,11 +111,8 @@ class Calls:
         self._draft.becomes(node, self._draft.value_of(source))
         return True
 
-    def _add_node(self, node: fx.Node, target: torch._ops.OpOverload, name: str, meta: Any) -> None:
-        overload = target._overloadname or "default"
-        op_name = "aten." + (_RENAMED.get(name) or _RENAMED.get(f"{name}.{overload}") or f"{name}.{overload}")
-        if target.namespace != "aten" or op_name not in opset.table():
-            raise unknown(node, target)
+    def _add_node(self, node: fx.Node, target: torch._ops.OpOverload, meta: Any) -> None:
+        op_name = name_in_opset(target)
         arguments = self._arguments(node, target, op_name)
         outputs = meta if isinstance(meta, list | tuple) else [meta]
         used = _used_outputs(node, len(outputs))
@@ -191,15 +166,6 @@ def _used_outputs(node: fx.Node, count: int) -> set[int]:
         return {0}
     readers = [user for user in node.users if user.target is operator.getitem and user.users]
     return {int(user.args[1]) for user in readers} & set(range(count))  # type: ignore[arg-type]
-
-
-def unknown(node: fx.Node, target: Any) -> CaptureError:
-    """How an op that the opset lacks is refused."""
-    name = target._schema.name.split("::")[-1]
-    shown = f"{target.namespace}.{name}.{target._overloadname or 'default'}"
-    return CaptureError(
-        f"op {shown} is not in the opset: {origin_of(node)}: {advice.for_op(target.namespace)}"
-    )
 
 
 def display(target: Any) -> str:

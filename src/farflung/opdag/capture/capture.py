@@ -2,7 +2,7 @@
 
 `torch.export` traces the module with fake tensors. Decomposing to Core ATen is avoided on purpose: it loses
 `no_grad` and `detach` without a word, breaks views and needs 1.4-3 times the nodes. An empty decomposition
-table only makes the graph functional.
+table only makes the graph functional; what the opset lacks is taken apart alone (`decomposing.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from farflung.errors import CaptureError
 from farflung.opdag import wire
 from farflung.opdag.capture import python_state
 from farflung.opdag.capture.batch import check_batch
+from farflung.opdag.capture.decomposing import functional
 from farflung.opdag.capture.draws import all_draws, live_draws
 from farflung.opdag.capture.failures import explain_failure, quiet
 from farflung.opdag.capture.lints import (
@@ -210,4 +211,4 @@ def _export(
     inline_regions(exported, casts_to, remarks)
     is_live = live_draws(exported.graph)
     with wrapper.casting():
-        return exported.run_decompositions({}), is_live
+        return functional(exported), is_live

@@ -12,8 +12,9 @@ from torch.export.graph_signature import InputKind, OutputKind
 from farflung.errors import CaptureError
 from farflung.opdag import opset
 from farflung.opdag.capture import advice
-from farflung.opdag.capture.calls import Calls, display, unknown
+from farflung.opdag.capture.calls import Calls, display
 from farflung.opdag.capture.draft import Draft
+from farflung.opdag.capture.missing import missing_calls, refusal
 from farflung.opdag.capture.origin import Origin, origin_of
 from farflung.opdag.graph import Graph
 
@@ -33,6 +34,8 @@ class Normaliser:
         """Walk the exported graph once and validate what comes out as if it came from outside."""
         nodes = list(self._exported.graph.nodes)
         self._forbid_nested(nodes)
+        if missing := missing_calls(nodes):
+            raise refusal(missing)
         self._add_inputs([node for node in nodes if node.op == "placeholder"])
         calls = Calls(self._draft)
         for node in nodes:
@@ -58,11 +61,6 @@ class Normaliser:
                     + advice.for_higher_order(name),
                     "control-flow",
                 )
-        for node in nodes:  # what is private says more than an op that happens to stand before it
-            target = node.target
-            is_private = isinstance(target, torch._ops.OpOverload) and target.namespace != "aten"
-            if is_private and node.meta.get("val") is not None:
-                raise unknown(node, target)
 
     def _add_inputs(self, placeholders: list[fx.Node]) -> None:
         draft = self._draft

@@ -59,6 +59,7 @@ def _bitwise(function: Binary) -> Callable[[Array, Operand], Array]:
 
 lowers("bitwise_and.Tensor")(_bitwise(jnp.bitwise_and))
 lowers("bitwise_or.Tensor")(_bitwise(jnp.bitwise_or))
+lowers("bitwise_xor.Tensor")(_bitwise(jnp.bitwise_xor))
 
 
 @lowers("bitwise_not.default")

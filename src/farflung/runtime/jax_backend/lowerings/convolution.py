@@ -90,27 +90,33 @@ for _count in (1, 2, 3):
     _direct(_count)
 
 
-@lowers("conv2d.padding")
-def conv2d_named_padding(
-    input: Array,
-    weight: Array,
-    bias: Array | None = None,
-    stride: Sequence[int] = (1, 1),
-    padding: str = "valid",
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-) -> Array:
-    """`same` lays the odd element of its padding after the picture."""
-    if weight.ndim != 4:
-        raise ValueError(f"a weight of {weight.ndim} dimensions")
-    strides, dilations = _sizes("stride", stride, 2, 1), _sizes("dilation", dilation, 2, 1)
-    margins = [(0, 0), (0, 0)]
-    if padding == "same":
-        if strides != [1, 1]:
-            raise ValueError("padding 'same' is for a stride of 1")
-        totals = [d * (size - 1) for d, size in zip(dilations, weight.shape[2:], strict=True)]
-        margins = [(total // 2, total - total // 2) for total in totals]
-    return _convolution(input, weight, bias, strides, margins, dilations, groups)
+def _named_padding(count: int) -> None:
+    def lowered(
+        input: Array,
+        weight: Array,
+        bias: Array | None = None,
+        stride: Sequence[int] = (1,) * count,
+        padding: str = "valid",
+        dilation: Sequence[int] = (1,) * count,
+        groups: int = 1,
+    ) -> Array:
+        """`same` lays the odd element of its padding after the picture."""
+        if weight.ndim != count + 2:
+            raise ValueError(f"a weight of {weight.ndim} dimensions")
+        strides, dilations = _sizes("stride", stride, count, 1), _sizes("dilation", dilation, count, 1)
+        margins = [(0, 0)] * count
+        if padding == "same":
+            if strides != [1] * count:
+                raise ValueError("padding 'same' is for a stride of 1")
+            totals = [d * (size - 1) for d, size in zip(dilations, weight.shape[2:], strict=True)]
+            margins = [(total // 2, total - total // 2) for total in totals]
+        return _convolution(input, weight, bias, strides, margins, dilations, groups)
+
+    lowers(f"conv{count}d.padding")(lowered)
+
+
+for _count in (1, 2, 3):
+    _named_padding(_count)
 
 
 def _transposed(count: int) -> None:
@@ -139,8 +145,8 @@ def _transposed(count: int) -> None:
         swapped = jnp.swapaxes(grouped, 1, 2).reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
         return _convolution(input, swapped, bias, [1] * count, around, dilations, groups, strides)
 
-    lowers(f"conv_transpose{count}d.input")(lowered)
+    lowers(f"conv_transpose{count}d.{'input' if count > 1 else 'default'}")(lowered)
 
 
-for _count in (2, 3):
+for _count in (1, 2, 3):
     _transposed(_count)

@@ -118,6 +118,10 @@ lowers("sqrt.default")(_function(jnp.sqrt))
 lowers("rsqrt.default")(_function(lax.rsqrt))
 lowers("exp.default")(_function(jnp.exp))
 lowers("log.default")(_function(jnp.log))
+lowers("log1p.default")(_function(jnp.log1p))
+lowers("log2.default")(_function(jnp.log2))
+lowers("expm1.default")(_function(jnp.expm1))
+lowers("atan.default")(_function(jnp.arctan))
 lowers("sin.default")(_function(jnp.sin))
 lowers("cos.default")(_function(jnp.cos))
 lowers("tanh.default")(_function(jnp.tanh))
@@ -125,6 +129,35 @@ lowers("sigmoid.default")(_function(jax.nn.sigmoid))
 lowers("reciprocal.default")(_function(jnp.reciprocal))
 lowers("erf.default")(_function(lax.erf))
 lowers("silu.default")(_function(lambda x: x * jax.nn.sigmoid(x)))
+lowers("mish.default")(_function(lambda x: x * jnp.tanh(jax.nn.softplus(x))))
+lowers("log_sigmoid.default")(_function(jax.nn.log_sigmoid))
+
+
+def _step(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A lowering of a function that leaves integers as they are and has no gradient."""
+
+    def lowered(self: Array) -> Array:
+        _refuse_booleans("rounding", self)
+        return elementwise(function, self) if is_floating(self.dtype) else self
+
+    return lowered
+
+
+lowers("floor.default")(_step(jnp.floor))
+lowers("ceil.default")(_step(jnp.ceil))
+lowers("round.default")(_step(jnp.round))
+
+
+@lowers("sign.default")
+def sign(self: Array) -> Array:
+    return self if self.dtype == BOOL else jnp.sign(self)
+
+
+@lowers("remainder.Scalar", "remainder.Tensor")
+def remainder(self: Array, other: Operand) -> Array:
+    """With the sign of the divisor."""
+    _refuse_booleans("remainder", self, other)
+    return elementwise(jnp.remainder, self, other)
 
 
 @lowers("relu.default")
@@ -173,6 +206,27 @@ def hardtanh(self: Array, min_val: Number = -1, max_val: Number = 1) -> Array:
     return jnp.where(self <= least, least, jnp.where(self >= most, most, self))
 
 
+@lowers("hardswish.default")
+def hardswish(self: Array) -> Array:
+    return elementwise(lambda x: jnp.where(x <= -3, 0, jnp.where(x < 3, x * (x + 3) / 6, x)), self)
+
+
+@lowers("hardsigmoid.default")
+def hardsigmoid(self: Array) -> Array:
+    return elementwise(lambda x: jnp.where(x <= -3, 0, jnp.where(x < 3, x / 6 + 0.5, 1)), self)
+
+
+@lowers("prelu.default")
+def prelu(self: Array, weight: Array) -> Array:
+    """One slope, or one for each channel."""
+    if weight.ndim > 1 or weight.dtype != self.dtype:
+        raise ValueError(f"slopes of shape {list(weight.shape)}, {weight.dtype}")
+    if weight.size != 1 and (self.ndim < 2 or weight.size != self.shape[1]):
+        raise ValueError(f"{weight.size} slopes for an input of shape {list(self.shape)}")
+    slopes = weight.reshape(() if weight.size == 1 else (-1, *[1] * (self.ndim - 2)))
+    return elementwise(lambda x, slope: jnp.where(x > 0, x, x * slope), self, slopes)
+
+
 @lowers("clamp.default")
 def clamp(self: Array, min: Number | None = None, max: Number | None = None) -> Array:
     """The whole gradient at the borders."""
@@ -192,14 +246,21 @@ def clamp_min(self: Array, min: Number) -> Array:
     return clamp(self, min=min)
 
 
+@lowers("clamp_max.default")
+def clamp_max(self: Array, max: Number) -> Array:
+    return clamp(self, max=max)
+
+
 @lowers("where.self", "where.ScalarOther", "where.ScalarSelf")
 def where(condition: Array, self: Operand, other: Operand) -> Array:
     dtype = result_type(self, other)
     return jnp.where(to(condition, BOOL), to(self, dtype), to(other, dtype))
 
 
-@lowers("masked_fill.Scalar")
-def masked_fill(self: Array, mask: Array, value: Number) -> Array:
+@lowers("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(self: Array, mask: Array, value: Operand) -> Array:
+    if isinstance(value, jax.Array) and value.ndim:
+        raise ValueError("masked_fill fills in one value")
     if mask.dtype != BOOL:
         raise ValueError("masked_fill takes a boolean mask")
     return jnp.where(mask, to(value, self.dtype), self)

@@ -180,6 +180,36 @@ def _replaced(self: Array, source: Array, axis: int, part: int | slice) -> Array
     return at.set(to(source, self.dtype))
 
 
+@lowers("pixel_shuffle.default")
+def pixel_shuffle(self: Array, upscale_factor: int) -> Array:
+    """Channels become pixels."""
+    factor, (*lead, channels, height, width) = upscale_factor, _picture(self, upscale_factor)
+    if channels % factor**2:
+        raise ValueError(f"{channels} channels in blocks of {factor}")
+    count, parts = len(lead), (*lead, channels // factor**2, factor, factor, height, width)
+    order = (*range(count + 1), count + 3, count + 1, count + 4, count + 2)
+    moved = jnp.transpose(self.reshape(parts), order)
+    return moved.reshape(*lead, channels // factor**2, height * factor, width * factor)
+
+
+@lowers("pixel_unshuffle.default")
+def pixel_unshuffle(self: Array, downscale_factor: int) -> Array:
+    """Pixels become channels."""
+    factor, (*lead, channels, height, width) = downscale_factor, _picture(self, downscale_factor)
+    if height % factor or width % factor:
+        raise ValueError(f"a picture of {height} x {width} in blocks of {factor}")
+    count, parts = len(lead), (*lead, channels, height // factor, factor, width // factor, factor)
+    order = (*range(count + 1), count + 2, count + 4, count + 1, count + 3)
+    moved = jnp.transpose(self.reshape(parts), order)
+    return moved.reshape(*lead, channels * factor**2, height // factor, width // factor)
+
+
+def _picture(self: Array, factor: int) -> tuple[int, ...]:
+    if self.ndim < 3 or factor < 1:
+        raise ValueError(f"a picture of {self.ndim} dimensions in blocks of {factor}")
+    return self.shape
+
+
 @lowers("constant_pad_nd.default")
 def constant_pad_nd(self: Array, pad: Sequence[int], value: Number = 0) -> Array:
     """Negative padding cuts off."""

@@ -11,6 +11,7 @@ from jax import lax
 
 from farflung.runtime.jax_backend.axes import axes_of, axis_of
 from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.lowerings.elementwise import absolute
 from farflung.runtime.jax_backend.promotion import (
     BOOL,
     INT64,
@@ -74,6 +75,90 @@ def argmax(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     if not self.ndim:
         return jnp.zeros((), INT64)
     return to(jnp.argmax(self, axis, keepdims=keepdim), INT64)
+
+
+@lowers("amin.default")
+def amin(self: Array, dim: Sequence[int] = (), keepdim: bool = False) -> Array:
+    return jnp.min(self, axes_of(self, dim), keepdims=keepdim)
+
+
+@lowers("max.default")
+def greatest(self: Array) -> Array:
+    return jnp.max(self)
+
+
+@lowers("min.default")
+def least(self: Array) -> Array:
+    return jnp.min(self)
+
+
+@lowers("max.dim")
+def greatest_along(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    """The first of those that are equal has the gradient."""
+    return _found(self, argmax(self, dim, keepdim=True), dim, keepdim)
+
+
+@lowers("min.dim")
+def least_along(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    axis = axis_of(self, dim)
+    place = to(jnp.argmin(self, axis, keepdims=True), INT64) if self.ndim else jnp.zeros((), INT64)
+    return _found(self, place, dim, keepdim)
+
+
+def _found(self: Array, place: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
+    """What stands at a place along a dimension, and the place."""
+    if not self.ndim:
+        return self, place
+    axis = axis_of(self, dim)
+    values = jnp.take_along_axis(self, place, axis)
+    return (values, place) if keepdim else (jnp.squeeze(values, axis), jnp.squeeze(place, axis))
+
+
+@lowers("prod.default", "prod.dim_int")
+def product(
+    self: Array, dim: int | None = None, keepdim: bool = False, dtype: np.dtype | None = None
+) -> Array:
+    result = dtype or (self.dtype if is_floating(self.dtype) else INT64)
+    wide = to(self, compute_type(result))
+    axes = axes_of(self, None if dim is None else [dim])
+    return to(jnp.prod(wide, axes, keepdims=keepdim, dtype=wide.dtype), result)
+
+
+@lowers("std.correction")
+def deviation(
+    self: Array, dim: Dims = None, correction: Number | None = None, keepdim: bool = False
+) -> Array:
+    """No gradient where it is 0."""
+    spread = variance(to(self, compute_type(self.dtype)), dim, correction, keepdim)
+    return to(_root(spread), self.dtype)
+
+
+def _root(array: Array, degree: float = 2) -> Array:
+    """The root of what is not negative, without a gradient at 0."""
+    positive = jnp.where(array == 0, 1, array)
+    return jnp.where(array == 0, 0, jnp.sqrt(positive) if degree == 2 else positive ** (1 / degree))
+
+
+@lowers("linalg_vector_norm.default")
+def vector_norm(
+    self: Array, ord: Number = 2, dim: Dims = None, keepdim: bool = False, dtype: np.dtype | None = None
+) -> Array:
+    """No gradient where an element, or the norm, is 0."""
+    result = dtype or self.dtype
+    if not is_floating(self.dtype) or not is_floating(result):
+        raise ValueError("integers have no norm")
+    axes, wide = axes_of(self, dim), absolute(to(self, compute_type(result)))
+    if ord in (np.inf, -np.inf):
+        made = (jnp.max if ord > 0 else jnp.min)(wide, axes, keepdims=keepdim)
+    elif ord == 0:
+        made = jnp.sum(to(wide != 0, wide.dtype), axes, keepdims=keepdim)
+    elif ord < 0:
+        raise ValueError(f"a norm of order {ord}")
+    else:
+        powers = wide * wide if ord == 2 else wide if ord == 1 else _root(wide, 1 / ord)
+        sums = jnp.sum(powers, axes, keepdims=keepdim)
+        made = sums if ord == 1 else _root(sums, ord)
+    return to(made, result)
 
 
 @lowers("cumsum.default")

@@ -1,0 +1,76 @@
+"""An exported program made functional. Ops that the opset lacks are taken apart, where torch knows into what.
+
+Only those: decomposing to Core ATen as a whole loses `no_grad` and `detach`. What torch composes of other ops
+(`einsum`, `instance_norm`) becomes these, with the same bits; of some kernels (`glu`, `softshrink`) it has a
+form in plain ops, whose last bits may differ. The self-check holds both against the user's module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from farflung.opdag.capture.missing import missing_calls
+
+Decompositions = Mapping[torch._ops.OperatorBase, Callable[..., object]]
+
+
+def functional(exported: ExportedProgram) -> ExportedProgram:
+    """The program without ops that change their arguments, as far as possible in ops of the opset."""
+    chosen: dict[torch._ops.OperatorBase, Callable[..., object]] = {}
+    while True:
+        program = exported.run_decompositions(chosen)
+        lacking = {node.target for node in missing_calls(program.graph.nodes)} - chosen.keys()
+        more = _decompositions_of([op for op in lacking if isinstance(op, torch._ops.OpOverload)])
+        if not more:
+            return program
+        chosen |= more
+
+
+def _decompositions_of(ops: Collection[torch._ops.OpOverload]) -> Decompositions:
+    """Of those that have one. Random ops have none here: eager's numbers would be drawn in another way."""
+    if not ops:
+        return {}
+    known = {**torch.export.default_decompositions().materialize(), **_OWN}
+    drawn = torch.Tag.nondeterministic_seeded
+    return {op: known[op] for op in ops if op in known and drawn not in op.tags}
+
+
+def _max_pool1d(
+    self: Tensor,
+    kernel_size: list[int],
+    stride: list[int] | None = None,
+    padding: list[int] | None = None,
+    dilation: list[int] | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """A picture of one row."""
+    made = torch.ops.aten.max_pool2d.default(
+        self.unsqueeze(-2),
+        [1, *kernel_size],
+        [1, *(stride or kernel_size)],
+        [0, *(padding or [0])],
+        [1, *(dilation or [1])],
+        ceil_mode,
+    )
+    result: Tensor = made.squeeze(-2)
+    return result
+
+
+def _clamp(self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """The whole gradient at the borders."""
+    if min is not None:
+        self = torch.where(self < min, min, self)
+    return self if max is None else torch.where(self > max, max, self)
+
+
+_OWN: Decompositions = {
+    torch.ops.aten.max_pool1d.default: _max_pool1d,
+    torch.ops.aten.clamp.Tensor: _clamp,
+    torch.ops.aten.clamp_min.Tensor: _clamp,
+    torch.ops.aten.clamp_max.Tensor: lambda self, max: _clamp(self, max=max),
+    torch.ops.aten.isnan.default: lambda self: self != self,
+}

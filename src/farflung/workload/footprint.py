@@ -17,6 +17,8 @@ from farflung.workload.arrays import Floats
 Number = TypeVar("Number", float, Floats)
 """Bytes of one segment, or of n of them: float64 [n]."""
 
+Others = TypeVar("Others", float, Floats)
+
 
 @dataclass(frozen=True)
 class Footprint(Generic[Number]):
@@ -47,7 +49,7 @@ class Footprint(Generic[Number]):
         most: Number = self.state + np.maximum(self.resting + self.working, ending)
         return most
 
-    def beside(self: Footprint[float], other: Footprint[Number]) -> Footprint[Number]:
+    def beside(self: Footprint[float], other: Footprint[Others]) -> Footprint[Others]:
         """This segment and another (or each of others) on one worker."""
         return Footprint(
             state=self.state + other.state,

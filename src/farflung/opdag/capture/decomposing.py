@@ -21,13 +21,21 @@ Decompositions = Mapping[torch._ops.OperatorBase, Callable[..., object]]
 def functional(exported: ExportedProgram) -> ExportedProgram:
     """The program without ops that change their arguments, as far as possible in ops of the opset."""
     chosen: dict[torch._ops.OperatorBase, Callable[..., object]] = {}
+    plain: ExportedProgram | None = None
     while True:
         program = exported.run_decompositions(chosen)
+        plain = plain or program
+        if _nested(program) > _nested(plain):
+            return plain  # the op itself is a better reason to refuse than what it was made of
         lacking = {node.target for node in missing_calls(program.graph.nodes)} - chosen.keys()
         more = _decompositions_of([op for op in lacking if isinstance(op, torch._ops.OpOverload)])
         if not more:
             return program
         chosen |= more
+
+
+def _nested(program: ExportedProgram) -> int:
+    return sum(isinstance(node.target, torch._ops.HigherOrderOperator) for node in program.graph.nodes)
 
 
 def _decompositions_of(ops: Collection[torch._ops.OpOverload]) -> Decompositions:

@@ -74,9 +74,10 @@ def is_copy(node: fx.Node) -> bool:
 
 
 def missing_calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Calls of ops that the opset lacks; private ones first, which say more than what stands before them."""
+    """Calls of ops that the opset lacks; of private ones alone, if there are any: others come with them."""
     found = [node for node in nodes if node.op == "call_function" and _is_missing(node)]
-    return sorted(found, key=lambda node: node.target.namespace == "aten")  # type: ignore[union-attr]
+    private = [node for node in found if node.target.namespace != "aten"]  # type: ignore[union-attr]
+    return private or found
 
 
 def refusal(calls: Iterable[fx.Node]) -> CaptureError:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.utils.weight_norm import WeightNorm
 
 from farflung.errors import CaptureError
 from farflung.opdag.capture.verdicts import Remarks
@@ -65,6 +66,12 @@ def _require_plain(path: str, part: nn.Module) -> None:
     if ".quantized" in kind.__module__ or kind.__module__.startswith("bitsandbytes"):
         raise CaptureError(
             f"{path} is quantised ({kind.__module__}.{kind.__name__}): train in floating point", "state"
+        )
+    if any(isinstance(hook, WeightNorm) for hook in part._forward_pre_hooks.values()):
+        raise CaptureError(
+            f"{path} has torch.nn.utils.weight_norm, whose module cannot be copied:"
+            " use torch.nn.utils.parametrizations.weight_norm",
+            "state",
         )
 
 

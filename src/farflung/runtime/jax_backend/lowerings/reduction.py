@@ -114,14 +114,20 @@ def _found(self: Array, place: Array, dim: int, keepdim: bool) -> tuple[Array, A
     return (values, place) if keepdim else (jnp.squeeze(values, axis), jnp.squeeze(place, axis))
 
 
-@lowers("prod.default", "prod.dim_int")
-def product(
-    self: Array, dim: int | None = None, keepdim: bool = False, dtype: np.dtype | None = None
-) -> Array:
+@lowers("prod.default")
+def product(self: Array, dtype: np.dtype | None = None) -> Array:
+    return _product(self, None, False, dtype)
+
+
+@lowers("prod.dim_int")
+def product_along(self: Array, dim: int, keepdim: bool = False, dtype: np.dtype | None = None) -> Array:
+    return _product(self, [dim], keepdim, dtype)
+
+
+def _product(self: Array, dim: Dims, keepdim: bool, dtype: np.dtype | None) -> Array:
     result = dtype or (self.dtype if is_floating(self.dtype) else INT64)
     wide = to(self, compute_type(result))
-    axes = axes_of(self, None if dim is None else [dim])
-    return to(jnp.prod(wide, axes, keepdims=keepdim, dtype=wide.dtype), result)
+    return to(jnp.prod(wide, axes_of(self, dim), keepdims=keepdim, dtype=wide.dtype), result)
 
 
 @lowers("std.correction")

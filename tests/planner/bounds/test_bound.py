@@ -137,6 +137,21 @@ def test_a_row_of_operators_is_all_gates(seed: int) -> None:
     assert [block.forward_bytes for block in blocks] == [0, *crossing]
 
 
+def test_what_is_made_beside_the_way_to_work_does_not_make_a_hop_cheap() -> None:
+    """As the positions of a vision transformer: a few bytes that meet the patches before the first block."""
+    spans = (
+        Span(0, 0, (2,), 10**6, True),
+        Span(1, 1, (2,), 10, True),
+        Span(2, 2, (3,), 10**6 + 10, True),
+        Span(3, 3, (4,), 7, True),  # statistics, of which no work comes
+    )
+    workload = replace(chain_workload([5, 0, 0, 5, 0], [1] * 4), spans=spans)
+    assert [(block.forward_bytes, block.backward_bytes) for block in blocks_of(workload)] == [
+        (0, 0),
+        (10**6, 10**6),
+    ]
+
+
 def test_all_of_a_small_fleet_is_enumerated() -> None:
     """Every order of every subset of four workers, every cut: the least step is at the bound or near it."""
     workload = chain_workload([4, 3, 5, 2, 4], [10**4] * 4, microbatches=8)

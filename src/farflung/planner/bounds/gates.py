@@ -7,6 +7,7 @@ gates one after the other, forward and then backward, in every plan: that is wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,8 @@ def blocks_of(workload: Workload) -> tuple[Block, ...]:
         work = float(workload.flops[inside].sum()) * (1 + BACKWARD_FACTOR)
         longest = longest_way(workload, start + 1, stop + 1)
         least = float(workload.flops[stop]) * (1 + BACKWARD_FACTOR) if stop in gates else 0.0
-        found.append(Block(start, stop, work, longest, least, len(inside), *_smallest(workload, start, stop)))
+        crossing = _smallest(workload, start, stop, inside)
+        found.append(Block(start, stop, work, longest, least, len(inside), *crossing))
         start = stop
     return tuple(found)
 
@@ -119,11 +121,23 @@ def _gates(workload: Workload, working: list[int]) -> list[int]:
     return [at for n, at in enumerate(working) if after[at].bit_count() + before[n] == len(working) - 1]
 
 
-def _smallest(workload: Workload, start: int, stop: int) -> tuple[float, float]:
-    """The fewest bytes of a value made at `start` or after it and read up to `stop`, and of its gradient."""
+def _smallest(workload: Workload, start: int, stop: int, inside: Sequence[int]) -> tuple[float, float]:
+    """The fewest bytes of a value on any way from the node `start` to work `inside` its block, and of its
+    gradient.
+
+    What is made beside those ways (an embedding of positions, say) need not cross when they are parted.
+    """
     if start < 0:
         return 0.0, 0.0
-    spans = [s for s in workload.spans if start <= s.made < stop and s.readers[0] <= stop]
-    forward = min((s.bytes for s in spans), default=0)
-    backward = min((s.bytes if s.gradient else 0 for s in spans), default=0)
+    spans = sorted((s for s in workload.spans if start <= s.made < stop), key=lambda span: span.made)
+    after, before = {start}, set(inside)
+    for span in spans:
+        if span.made in after:
+            after.update(span.readers)
+    for span in reversed(spans):
+        if before.intersection(span.readers):
+            before.add(span.made)
+    on_the_way = [s for s in spans if s.made in after and before.intersection(s.readers)]
+    forward = min((s.bytes for s in on_the_way), default=0)
+    backward = min((s.bytes if s.gradient else 0 for s in on_the_way), default=0)
     return float(forward), float(backward)

@@ -179,3 +179,19 @@ def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
     command = f"{sys.executable} -m farflung train --help | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_local_workers_that_lack_an_op_are_refused_for_nobody_else_will_come(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jax")
+    from farflung.runtime.jax_backend.backend import JaxBackend
+
+    deeper = "nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))"
+    (home / "deep.py").write_text(JOB.replace("nn.Linear(4, 2)", deeper))
+    offer = JaxBackend.offer
+    monkeypatch.setattr(JaxBackend, "offer", lambda self: offer(self)._replace(lacks=("aten.mean.default",)))
+    assert run(["train", "deep.py", "--local", "2", "--backends", "torch,jax"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: 2 workers were asked for, 1 of 2 here can run the model's ops: worker-1:")
+    assert "has no aten.mean.default" in error and not (home / "runs").exists()

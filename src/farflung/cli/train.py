@@ -93,6 +93,7 @@ def train(
         prepared = _prepare_emulated(loaded, emulated)
     else:
         prepared = _prepare(loaded, place.workers)
+        _require_able(prepared, place)
     run = _run_folder(path)
     observer = _observer(prepared, as_json)
     try:
@@ -148,10 +149,28 @@ def _prepare(job: Job, workers: int) -> Prepared:
     from farflung.client.prepared import prepare
 
     with searching() as tell, quietly():
+        tell("capturing the model")  # what that needs is only imported now
         prepared = prepare(job, workers, tell)
     for remark in prepared.remarks:
         note(f"note: {remark}")
     return prepared
+
+
+def _require_able(prepared: Prepared, place: Place) -> None:
+    """Refuse what no waiting mends: local workers are all there will be, and some lack an op of the model."""
+    if not place.local or all(name == "torch" for name in place.frameworks):
+        return
+    from farflung.opdag.opset import version
+    from farflung.plan.ability import Ability
+    from farflung.planner.able import Needs, require_able, unable
+    from farflung.runtime.frameworks import backend_called
+
+    offers = {name: backend_called(name).offer() for name in set(place.frameworks)}
+    abilities = {}
+    for number in range(place.local):
+        offer = offers[place.frameworks[number % len(place.frameworks)]]
+        abilities[f"worker-{number}"] = Ability(version(), offer.lacks, offer.framework)
+    require_able(place.local, place.local, unable(Needs.of(prepared.graph), abilities))
 
 
 def _prepare_emulated(job: Job, program: Path) -> Prepared:

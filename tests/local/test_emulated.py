@@ -25,6 +25,7 @@ from farflung.protocol.messages import Planned
 pytestmark = pytest.mark.processes
 
 WORKERS, STEPS, WIDTH = 3, 5, 256
+RUNG = "int8/eden2"
 
 
 class Impatient(Observer):
@@ -72,6 +73,10 @@ def carried(path: Path) -> int:
     return int(json.loads((path / "summary.json").read_text())["bytes_on_wire"])
 
 
+def ratio(path: Path) -> float:
+    return float(json.loads((path / "summary.json").read_text())["ratio"])
+
+
 def maps(fleet: LocalFleet) -> list[bool]:
     """For each worker whether its process has torch in memory."""
     return ["libtorch" in Path(f"/proc/{child.process_id}/maps").read_text() for child in fleet.workers]
@@ -81,11 +86,13 @@ def test_emulated_workers_send_what_real_ones_send(temporary: Path, tmp_path: Pa
     async def run() -> None:
         async with LocalFleet(WORKERS, tmp_path / "logs") as real:
             await train(real, tmp_path / "real", False)
+            await train(real, tmp_path / "real-coded", False, codec=RUNG)
             assert maps(real) == [True] * WORKERS
         async with LocalFleet(WORKERS, tmp_path / "logs", emulated_tflops=1e-4) as fleet:
             with torch.device("meta"):
                 model = Chain(width=WIDTH)
             summary = await train(fleet, tmp_path / "emulated", True, model=model)
+            await train(fleet, tmp_path / "emulated-coded", True, model=model, codec=RUNG)
             assert maps(fleet) == [False] * WORKERS
             waits = Impatient()
             refused = await train(fleet, tmp_path / "mixed", False, waits)
@@ -97,7 +104,11 @@ def test_emulated_workers_send_what_real_ones_send(temporary: Path, tmp_path: Pa
 
     asyncio.run(run())
     # Beside the values only pacing and heartbeats travel, as often as time makes them.
-    assert carried(tmp_path / "emulated") == pytest.approx(carried(tmp_path / "real"), rel=0.02)
+    for kind in ("", "-coded"):
+        real_bytes = carried(tmp_path / f"real{kind}")
+        assert carried(tmp_path / f"emulated{kind}") == pytest.approx(real_bytes, rel=0.02)
+    assert ratio(tmp_path / "emulated-coded") == pytest.approx(ratio(tmp_path / "real-coded"), rel=0.05)
+    assert ratio(tmp_path / "real-coded") > 2 * ratio(tmp_path / "real")
     emulated, real = rows(tmp_path / "emulated"), rows(tmp_path / "real")
     assert [row["step"] for row in emulated] == list(range(1, STEPS + 1))
     assert all(row["loss"] is None and row["gradient_norm"] is None and row["emulated"] for row in emulated)

@@ -60,8 +60,15 @@ def in_one_process(
     return losses, module.state_dict()
 
 
-@pytest.mark.parametrize("rung", ["int8/int4-stochastic", "row-topk30-int4/masked30-int4+zstd"])
-@pytest.mark.parametrize("name", ["gpt", "resnet"])
+@pytest.mark.parametrize(
+    ("name", "rung"),
+    [
+        ("gpt", "int8/int4-stochastic"),
+        ("gpt", "axes30/axes100-dithered"),
+        ("resnet", "int8/int4-stochastic"),
+        ("resnet", "row-topk30-int4/masked30-int4+zstd"),
+    ],
+)
 def test_workers_compute_what_one_process_does_with_the_same_codecs(
     fleet: Fleet, name: str, rung: str
 ) -> None:

@@ -24,7 +24,8 @@ from farflung.runtime.training import Training
 
 torch.set_num_threads(1)
 SAMPLES, MICROBATCHES, WORKERS = 2, 3, 3
-RUNGS = ["int8/int4-stochastic", "hadamard4/eden4", "row-topk30-int4/masked30-int4", "topk5-bf16+zstd"]
+LEARNING = "axes30/axes100-dithered"
+RUNGS = ["int8/int4-stochastic", LEARNING, "row-topk30-int4/masked30-int4", "topk5-bf16+zstd"]
 
 
 def training(*rungs: str) -> Training:
@@ -175,6 +176,41 @@ def test_a_codec_that_the_job_did_not_name_is_refused() -> None:
         Coding("worker-0", plan, training("int4"), job.segments)
     with pytest.raises(CodecError, match="there is no codec 'int9'"):
         Coding("worker-0", job.plan, training("int9"), job.segments)
+
+
+def test_a_step_that_is_run_again_gives_the_same_bytes() -> None:
+    ends = Ends(LEARNING)
+    written = []
+    for step in range(3):
+        ends.place = (step, *ends.place[1:])
+        ends.read(ends.sent(ends.numbers() + step))
+        for coding in ends.codings:
+            coding.decided(step, applied=True)
+    again = Ends(LEARNING)
+    for coding, kept in zip(again.codings, ends.codings, strict=True):
+        coding.restore(kept.snapshot())
+        for step in range(3):
+            coding.decided(step, applied=False)
+    for each in (ends, again):
+        each.place = (3, *each.place[1:])
+        sent = each.sent(each.numbers())
+        assert sent.payload is not None
+        written.append(bytes(sent.payload.data))
+        assert np.abs(each.read(sent) - each.numbers()).max() < 1
+    assert written[0] == written[1]
+
+
+def test_what_was_written_with_more_than_is_known_here_waits_for_its_unit() -> None:
+    ends = Ends(LEARNING)
+    first = ends.sent(ends.numbers())
+    ends.codings[0].decided(0, applied=True)
+    ends.place = (1, *ends.place[1:])
+    second = ends.sent(ends.numbers())
+    assert not ends.codings[1].is_early(first) and ends.codings[1].is_early(second)
+    ends.read(first)
+    ends.codings[1].decided(0, applied=True)
+    assert not ends.codings[1].is_early(second)
+    assert np.abs(ends.read(second) - ends.numbers()).max() < 1
 
 
 def test_snapshots_are_held_against_the_job() -> None:

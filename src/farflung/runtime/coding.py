@@ -33,6 +33,10 @@ _DTYPES: dict[str, np.dtype] = {
 }
 
 
+_LEARNED_BYTES = 24
+"""For each pair of features: axes, those that come next, their inverse, moments and sums."""
+
+
 class Coding:
     """Made for one worker and one attempt; one thread at a time may call in.
 
@@ -189,12 +193,15 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
     """What codecs take beside the segments: masks of the plan's window, and a tensor that is read or written.
 
     A mask is at most a bit for each element; of a tensor its payload and what it becomes are there at once.
+    What a codec learns of features is kept for each value in both directions.
     """
     if not training.codecs:
         return 0
     forms = LinkBook(worker, plan, training, segments).forms.values()
     masks = sum(-(-form.elements // 8) for form in forms) if _masks_matter(training.codecs) else 0
-    return masks * plan.window + 2 * max((form.nbytes for form in forms), default=0)
+    learning = sum(recipe(name).learns for name in training.codecs)
+    learned = 2 * learning * sum(_LEARNED_BYTES * form.features**2 for form in forms)
+    return masks * plan.window + learned + 2 * max((form.nbytes for form in forms), default=0)
 
 
 def _masks_matter(codebook: Sequence[str]) -> bool:

@@ -33,6 +33,13 @@ class Form(NamedTuple):
         return math.prod(self.shape)
 
     @property
+    def features(self) -> int:
+        """Of images the channels, else the last dimension."""
+        if not self.shape:
+            return 1
+        return self.shape[1] if len(self.shape) >= 4 else self.shape[-1]
+
+    @property
     def nbytes(self) -> int:
         """What they take as they are."""
         return self.elements * ITEM_BYTES[self.dtype]

@@ -14,6 +14,11 @@ def test_a_rung_for_every_link_and_others_for_some() -> None:
     assert the_codecs(None).every is None
 
 
+def test_a_policy_for_every_link() -> None:
+    for policy in ("auto", "auto:int8/int4-stochastic", "adatopk:100", "uniform:12.5"):
+        assert the_codecs([policy]).every == policy
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -26,6 +31,11 @@ def test_a_rung_for_every_link_and_others_for_some() -> None:
         (["a->a=int8"], "takes RUNG or A->B=RUNG"),
         (["->b=int8"], "takes RUNG or A->B=RUNG"),
         (["topk0-bf16"], "there is no codec 'topk0-bf16'"),
+        (["adatopk:0.5"], "a ratio must be 1"),
+        (["uniform"], "expected a ratio behind the colon"),
+        (["auto:int7"], "expected one of dense, bf16"),
+        (["a->b=auto"], "auto chooses for every link"),
+        (["auto", "int8"], "given twice"),
     ],
 )
 def test_what_says_nothing_is_one_line(given: list[str], words: str) -> None:

@@ -141,3 +141,20 @@ def test_a_loss_of_other_arguments_is_refused_before_anything_runs() -> None:
         make(loss=lambda outputs: outputs)
     assert make(loss=nn.MSELoss()).loss is not None  # takes anything, as far as that shows
     assert make(loss=lambda outputs, batch, scale=1.0: outputs).loss is not None
+
+
+@pytest.mark.parametrize("codec", ["int8/int4-stochastic", "auto", "auto:int8", "adatopk:100", "uniform:3"])
+def test_a_job_may_name_a_rung_or_who_chooses(codec: str) -> None:
+    assert make(codec=codec, max_loss_gap=0.02).codec == codec
+
+
+@pytest.mark.parametrize("codec", ["int7", "adatopk", "adatopk:0.5", "auto:int7", "uniform:nan", 8])
+def test_a_codec_that_there_is_not_is_refused(codec: object) -> None:
+    with pytest.raises(JobError, match="codec"):
+        make(codec=codec)
+
+
+@pytest.mark.parametrize("gap", [-0.1, 1.5, math.nan, "1", True])
+def test_a_loss_gap_that_is_no_share_is_refused(gap: object) -> None:
+    with pytest.raises(JobError, match="max_loss_gap must be between 0 and 1"):
+        make(max_loss_gap=gap)

@@ -59,3 +59,21 @@ def test_the_least_of_the_last_round_trips_counts() -> None:
     for seconds in (0.01, *[0.3] * 30, 0.1, *[0.2] * 29):
         capacity.answered(seconds)
     assert capacity.round_trip_seconds == 0.1
+
+
+def test_short_messages_tell_of_late_what_they_came_at() -> None:
+    capacity, now = Capacity(), 0.0
+    for _ in range(16):
+        now = burst(capacity, now + 0.1, 100_000, 1e6)
+    assert capacity.recent_bytes_per_second == pytest.approx(1e6, rel=0.05)
+    for _ in range(16):
+        now = burst(capacity, now + 0.1, 60_000, 1e7, read=0.0011)
+    assert capacity.bytes_per_second == pytest.approx(1e6, rel=0.05)  # which needs more to believe it
+    assert capacity.recent_bytes_per_second == pytest.approx(1e7, rel=0.1)
+
+
+def test_what_comes_at_once_tells_nothing_of_late_either() -> None:
+    capacity, now = Capacity(), 0.0
+    for _ in range(10):
+        now = burst(capacity, now + 0.1, 60_000, 1e9)
+    assert capacity.recent_bytes_per_second is None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import LinkBytes
+from farflung.protocol.worker import LinkBytes, WayRate
 from farflung.worker.meter import Meter
 
 
@@ -18,6 +18,9 @@ class Counters:
     def bytes_sent_to(self, peer: str) -> int:
         return self.sent[peer]
 
+    def rate_from(self, peer: str) -> float | None:
+        return {"b": 1e6}.get(peer)
+
 
 def test_each_unit_has_what_left_since_the_one_before() -> None:
     counters = Counters()
@@ -27,6 +30,7 @@ def test_each_unit_has_what_left_since_the_one_before() -> None:
     counters.sent = {"b": 120, "c": 35, "desk": 10}
     first = meter.fill(ready)
     assert first.bytes_sent == 28
+    assert first.rates == [WayRate("b", 1e6)]
     assert first.links == [LinkBytes("b", 80, 20), LinkBytes("c", 8, 5, 1)]
     counters.sent["b"] += 3
     assert [link.wire_bytes for link in meter.fill(ready).links] == [3, 0]

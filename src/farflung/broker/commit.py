@@ -37,7 +37,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CommitGroup:
-    """The shares of one unit in one attempt, as far as they have come."""
+    """The shares of one unit in one attempt, as far as they have come; `readies` is what brought them."""
 
     attempt: int
     unit: Unit
@@ -45,6 +45,7 @@ class CommitGroup:
     shares: Mapping[int, Share]
     bytes_sent: int = 0
     links: tuple[LinkTraffic, ...] = ()
+    readies: tuple[tuple[str, UnitReady], ...] = ()
 
     @classmethod
     def opened(cls, plan: Plan, attempt: int, unit: Unit) -> CommitGroup:
@@ -93,6 +94,7 @@ class CommitGroup:
             shares={**self.shares, **added},
             bytes_sent=self.bytes_sent + ready.bytes_sent,
             links=(*self.links, *self._links(worker, ready)),
+            readies=(*self.readies, (worker, ready)),
         )
 
     def verdict(self, clip: float | None) -> Verdict:

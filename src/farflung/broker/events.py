@@ -116,6 +116,7 @@ class PlanMade(Event):
 
     `prediction` is what the plan promises; None where nothing is known of workers and links. `unable` says of
     workers that lack ops of the model why they have no part, `notes` what else the plan does not promise.
+    `steering` is what it takes to choose codecs anew while the job runs (`broker.steering`); empty for never.
     """
 
     job: str
@@ -126,6 +127,7 @@ class PlanMade(Event):
     prediction: Prediction | None = None
     unable: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    steering: bytes = b""
 
 
 @dataclass(frozen=True)

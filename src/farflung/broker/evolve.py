@@ -127,6 +127,8 @@ def _(fact: facts.JobLoading, state: State) -> State:
         plan=fact.plan,
         members=tuple(fact.plan.workers()),
         loaded=frozenset(),
+        codecs=tuple(fact.plan.codecs),
+        steering=None,
         pace=Pace(fact.at),
     )
     return _held(state, state.jobs[fact.job], job.members).with_job(job)
@@ -150,6 +152,16 @@ def _(fact: facts.UnitDecided, state: State) -> State:
         loss=fact.loss if trained else job.loss,
     )
     return state.with_job(_at_next_unit(moved))
+
+
+@_evolve.register
+def _(fact: facts.CodecsDecided, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], codecs=tuple(fact.codecs)))
+
+
+@_evolve.register
+def _(fact: facts.Steered, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], steering=fact.steering))
 
 
 @_evolve.register
@@ -179,6 +191,8 @@ def _(fact: facts.JobEnded, state: State) -> State:
         group=None,
         loaded=frozenset(),
         traffic={},
+        codecs=(),
+        steering=None,
         words="",
     )
     return _held(state, job, ()).with_job(ended)

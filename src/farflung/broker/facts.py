@@ -7,13 +7,19 @@ whoever reported it is still there to report it again.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from farflung.errors import FarflungError
-from farflung.plan import NO_WISHES, Plan, Wishes
+from farflung.plan import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.messages import UnitReady
+from farflung.protocol.submitter import CodecChange
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.training import Training
+
+if TYPE_CHECKING:
+    from farflung.planner.compression.steering import Steering
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True):
@@ -112,6 +118,16 @@ class UnitDecided(Decision, frozen=True):
     bytes_sent: int
 
 
+class CodecsDecided(Decision, frozen=True):
+    """From `unit` on the job's links are written by `codecs`, and those that are not named dense."""
+
+    job: str
+    attempt: int
+    unit: int
+    codecs: list[LinkCodec]
+    changes: list[CodecChange]
+
+
 class JobCollecting(Decision, frozen=True):
     """No further unit runs; workers send their state, then the job ends as `state`."""
 
@@ -150,6 +166,13 @@ class WorkerReady(msgspec.Struct, frozen=True):
     ready: UnitReady
 
 
+class Steered(msgspec.Struct, frozen=True):
+    """Observed: what the job's links were like, as far as it matters to how they are written."""
+
+    job: str
+    steering: Steering
+
+
 class WaitExplained(msgspec.Struct, frozen=True):
     """Observed: the words in which the submitter was told what a queued job waits for."""
 
@@ -167,10 +190,11 @@ AnyDecision = (
     | JobLoading
     | JobRunning
     | UnitDecided
+    | CodecsDecided
     | JobCollecting
     | JobEnded
 )
-Observation = WorkerProved | WorkerLoaded | WorkerReady | WaitExplained
+Observation = WorkerProved | WorkerLoaded | WorkerReady | WaitExplained | Steered
 Fact = AnyDecision | Observation
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from farflung.broker import facts
+from farflung.broker import facts, steering
 from farflung.broker.events import PlanMade, Reply, RunPlanner, Send
 from farflung.broker.records import (
     CANCELLED,
@@ -98,6 +98,7 @@ def loaded(turn: Turn, job: Job, worker: str) -> None:
 def load(turn: Turn, job: Job, made: PlanMade) -> None:
     """Hand the plan to its workers and to the submitter."""
     turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
+    steering.begin(turn, job, made.steering)
     names = made.plan.workers()
     for name in names:
         mine = set(made.plan.segments_of(name))

@@ -66,6 +66,12 @@ def _(fact: facts.JobRunning) -> str:
 
 
 @line.register
+def _(fact: facts.CodecsDecided) -> str:
+    changes = [f"{one.source} -> {one.target} by {one.codec} ({one.reason})" for one in fact.changes]
+    return one_line(f"{fact.job} writes from unit {fact.unit} on: {'; '.join(changes)}")
+
+
+@line.register
 def _(fact: facts.JobCollecting) -> str:
     return f"{fact.job} sends its weights to the submitter, then it is {fact.state}{_because(fact.reason)}"
 

@@ -18,12 +18,20 @@ from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
-from farflung.plan import Prediction, Topology, joined_part, only
+from farflung.plan import Plan, Prediction, Topology, joined_part, only
 from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.able import Needs, unable
 from farflung.planner.assignment import Options
-from farflung.planner.compression.fixed import fixed, require_known, scheduler_for, unused
+from farflung.planner.compression.fixed import (
+    alike,
+    limits_of,
+    require_known,
+    scheduler_for,
+    unplanned,
+    unused,
+)
+from farflung.planner.compression.steering import steering
 from farflung.planner.draws import draws, draws_notes
 from farflung.planner.recomputing import everywhere, recomputing_notes
 from farflung.planner.schedulers import scheduler
@@ -89,7 +97,17 @@ def _answer(question: Question) -> Made | Lacking:
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
     notes = [*draws_notes(draws(graph), made.plan.workers(), frameworks), *unused(made.plan, question.codecs)]
-    return Made(made.plan, programs, owned, prediction, found, notes)
+    return Made(made.plan, programs, owned, prediction, found, notes, _steering(question, made.plan))
+
+
+def _steering(question: Question, plan: Plan) -> bytes:
+    """What the broker needs to go on choosing codecs while the job runs; nothing where they are fixed."""
+    policy = question.codecs.policy
+    if policy is None or policy.kind != "auto":
+        return b""
+    topology = question.topology
+    net = alike(plan.workers()) if topology is None else joined_part(_of_these(question))[0]
+    return steering(plan, net, Conditions(efficiency=question.efficiency), limits_of(question.codecs))
 
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:
@@ -104,7 +122,7 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
         exactly=question.count > 0,
         recompute=question.recompute == "always",
     )
-    codecs = list(fixed(made.plan, question.codecs))
+    codecs = list(unplanned(made.plan, question.codecs))
     return replace(made, plan=msgspec.structs.replace(made.plan, codecs=codecs))
 
 

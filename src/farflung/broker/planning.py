@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 
 import msgspec
 
@@ -18,6 +19,8 @@ from farflung.plan.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
 
 PROGRAM = "farflung.broker.planner_process"  # loads what a broker that only keeps members does not need
+
+STEERING = "farflung.planner.compression.steering"
 
 Clock = Callable[[], float]
 _log = logging.getLogger("farflung.broker")
@@ -37,7 +40,9 @@ async def plan(
         return PlanFailed(clock(), command.job, command.attempt, str(error))
     if isinstance(answer, Made):
         made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable, answer.notes)
-        return PlanMade(clock(), command.job, command.attempt, *made)
+        if answer.steering:
+            await asyncio.to_thread(import_module, STEERING)  # with NumPy, which takes a while
+        return PlanMade(clock(), command.job, command.attempt, *made, answer.steering)
     if isinstance(answer, Lacking):
         return PlanLacks(clock(), command.job, command.attempt, answer.unable)
     if isinstance(answer, Impossible):

@@ -43,6 +43,7 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     prediction: Prediction | None
     unable: dict[str, str] = {}
     notes: list[str] = []
+    steering: bytes = b""
 
 
 class Impossible(msgspec.Struct, frozen=True, tag=True):

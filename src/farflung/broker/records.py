@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from farflung.broker.commit import CommitGroup
 from farflung.broker.whereabouts import Whereabouts
-from farflung.plan import NO_WISHES, Plan, Wishes
+from farflung.plan import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.worker import Device, HomeLine, LinkTraffic
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
+
+if TYPE_CHECKING:
+    from farflung.planner.compression.steering import Steering
 
 QUEUED, PLANNING, LOADING, RUNNING, COLLECTING = "queued", "planning", "loading", "running", "collecting"
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
@@ -67,8 +71,9 @@ class Job:
     `seen` is the host at which the broker saw the submitter.
     `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
     will have. `on` are the only workers that may do it, if it names any, and `unable` say of others
-    what ops of its model they lack, until they come anew. `loaded`, `group`, `traffic` (of each link
-    since the job began) and `words` are observed and empty after a replay.
+    what ops of its model they lack, until they come anew. `codecs` are those of its links now. `loaded`,
+    `group`, `traffic` (of each link since the job began), `words` and `steering`, which chooses codecs while
+    it runs, are observed and empty after a replay.
     """
 
     job: str
@@ -95,6 +100,8 @@ class Job:
     group: CommitGroup | None = None
     traffic: Mapping[tuple[str, str], LinkTraffic] = field(default_factory=dict)
     words: str = ""
+    codecs: tuple[LinkCodec, ...] = ()
+    steering: Steering | None = None
 
     @property
     def over(self) -> bool:
@@ -151,7 +158,7 @@ class State:
 def durable(state: State) -> State:
     """The part of `state` that a replay of the decisions gives."""
     jobs = {
-        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="")
+        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", steering=None)
         for name, job in state.jobs.items()
     }
     workers = {

@@ -87,4 +87,5 @@ def _job_status(job: Job) -> JobStatus:
         workers=list(job.members),
         emulated=job.training.emulated,
         links=[job.traffic[link] for link in sorted(job.traffic)],
+        codecs=list(job.codecs) if moving else [],
     )

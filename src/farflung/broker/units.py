@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farflung.broker import facts, jobs
-from farflung.broker.commit import Verdict
+from farflung.broker import facts, jobs, steering
+from farflung.broker.commit import CommitGroup
 from farflung.broker.records import COLLECTING, DONE, FAILED, RUNNING, Job
 from farflung.broker.turn import Turn
 from farflung.errors import ProtocolError
@@ -26,11 +26,12 @@ def ready(turn: Turn, job: Job, worker: str, message: UnitReady) -> None:
     job = turn.state.jobs[job.job]
     assert job.group is not None
     if job.group.complete:
-        _decided(turn, job, job.group.verdict(job.training.clip))
+        _decided(turn, job, job.group)
 
 
-def _decided(turn: Turn, job: Job, verdict: Verdict) -> None:
+def _decided(turn: Turn, job: Job, group: CommitGroup) -> None:
     assert job.unit is not None
+    verdict = group.verdict(job.training.clip)
     if verdict.trouble:
         jobs.collect(turn, job, FAILED, _trouble(job, verdict.trouble))
         return
@@ -47,7 +48,8 @@ def _decided(turn: Turn, job: Job, verdict: Verdict) -> None:
             verdict.bytes_sent,
         )
     )
-    turn.send_members(job, Decide(job.job, job.attempt, unit, verdict.scale))
+    codecs = steering.decided(turn, job, group, verdict)
+    turn.send_members(job, Decide(job.job, job.attempt, unit, verdict.scale, codecs))
     turn.tell(
         job.job,
         UnitDone(

@@ -19,7 +19,8 @@ CodecOption = Annotated[
         "--codec",
         metavar="RUNG|A->B=RUNG",
         help="How links between workers are written: for activations/gradients, such as int8/int4-stochastic"
-        " (docs/codecs.md). With A->B= only that link; may be repeated.",
+        " (docs/codecs.md), or who chooses: auto, auto:ROUGHEST, adatopk:R, uniform:R."
+        " With A->B= only that link; may be repeated.",
     ),
 ]
 
@@ -64,10 +65,15 @@ def the_codecs(given: Sequence[str] | None) -> Codecs:
 def _rung(name: str, text: str) -> str:
     """The rung of that name, spelt as plans spell it."""
     from farflung.codec.catalogue import recipe
+    from farflung.plan.codec_policy import policy_of
     from farflung.plan.rung import Rung
 
     rung = Rung.of(name)
     try:
+        if policy_of(name):
+            if name != text:
+                raise CodecError(f"{name} chooses for every link")
+            return name
         for codec in rung:
             recipe(codec)
     except CodecError as error:

@@ -7,11 +7,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from farflung.cli.output import duration, loss_words, size
-from farflung.cli.plan_table import plan_table, planned_lines
+from farflung.cli.plan_table import chosen_lines, plan_table, planned_lines
 from farflung.cli.remaining import Remaining
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
-from farflung.protocol.messages import Planned
+from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
 from farflung.transport.wording import printable
 
@@ -97,6 +97,10 @@ class LiveObserver(Observer):
 
     def warned(self, words: str) -> None:
         self._console.print(f"warning: {words}")
+
+    def codecs_chosen(self, chosen: CodecsChosen) -> None:
+        for line in chosen_lines(chosen):
+            self._console.print(line, markup=False)
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         facts = [f"{size(received_bytes)} of {size(total_bytes)}"]

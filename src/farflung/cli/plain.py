@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 from farflung.cli.output import duration, loss_words, note, size
-from farflung.cli.plan_table import plan_rows, planned_lines
+from farflung.cli.plan_table import chosen_lines, plan_rows, planned_lines
 from farflung.cli.remaining import Remaining
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
-from farflung.protocol.messages import Planned
+from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
 from farflung.wording import counted
 
@@ -103,6 +103,10 @@ class PlainObserver(Observer):
 
     def warned(self, words: str) -> None:
         note(f"warning: {words}")
+
+    def codecs_chosen(self, chosen: CodecsChosen) -> None:
+        for line in chosen_lines(chosen):
+            note(line)
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         if self._bytes.is_over() or received_bytes == total_bytes:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from farflung.plan import Plan, Prediction
-    from farflung.protocol.messages import Planned
+    from farflung.protocol.messages import CodecsChosen, Planned
 
 
 class PlanRow(NamedTuple):
@@ -54,6 +54,15 @@ def planned_lines(planned: Planned) -> list[str]:
     out = [printable(f"left out: {worker}: {why}") for worker, why in planned.unable.items()]
     notes = [printable(f"note: {words}") for words in planned.notes]
     return [*out, *prediction_lines(planned.prediction), *notes]
+
+
+def chosen_lines(chosen: CodecsChosen) -> list[str]:
+    """Which links are written otherwise and why, and what is worth a warning, a line each for a person."""
+    changes = [
+        printable(f"after step {chosen.step}: {one.source} -> {one.target} by {one.codec}: {one.reason}")
+        for one in chosen.changes
+    ]
+    return [*changes, *(printable(f"note: {words}") for words in chosen.words)]
 
 
 def prediction_lines(prediction: Prediction | None) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,11 +79,13 @@ def _lines(status: Status) -> Iterable[str]:
     yield from table(("job", "name", "state", "step", "loss", "samples/s", "reason"), map(_job, status.jobs))
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
     links = [view for view in status.links if view.job not in over]
+    written = {(job.job, one.source, one.target): one.codec for job in status.jobs for one in job.codecs}
     ends = counted(len(links), "end")
     yield f"links: {ends}; the broker relays up to {status.relay_mbps:g} Mbit/s for others"
     ratios = {(job.job, link.source, link.target): link.ratio for job in status.jobs for link in job.links}
-    rows = (_link(view, ratios.get((view.job, view.holder, view.report.peer))) for view in links)
-    yield from table(("link", "path", "paced by", "round trip", "sends at", "ratio"), rows)
+    rows = (_link(view, written, ratios.get((view.job, view.holder, view.report.peer))) for view in links)
+    headings = ("link", "path", "paced by", "round trip", "sends at", "written by", "ratio")
+    yield from table(headings, rows)
 
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
@@ -100,16 +102,19 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
-def _link(view: LinkView, ratio: float | None) -> tuple[str, ...]:
+def _link(
+    view: LinkView, written: Mapping[tuple[str, str, str], str], ratio: float | None
+) -> tuple[str, ...]:
     """`ratio` is bytes of the tensors in fp32 over those on the wire."""
     link = view.report.link
     ends = f"{view.holder} -> {view.report.peer}"
     if link is None:
-        return ends, "none: farflung doctor says what was tried", "", "", "", ""
+        return ends, "none: farflung doctor says what was tried", "", "", "", "", ""
     round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
     rate = "" if link.rate_mbps is None else f"{link.rate_mbps:.1f} Mbit/s"
+    codec = written.get((view.job, view.holder, view.report.peer), "")
     shrunk = "" if ratio is None else f"{ratio:.2f}x"
-    return ends, link.path, link.congestion_control, round_trip, rate, shrunk
+    return ends, link.path, link.congestion_control, round_trip, rate, codec, shrunk
 
 
 def _job(job: JobStatus) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
 from farflung.client.tally import Tally
 from farflung.errors import RunFailed
-from farflung.protocol.messages import Accepted, Collecting, Planned, UnitDone
+from farflung.protocol.messages import Accepted, CodecsChosen, Collecting, Planned, UnitDone
 from farflung.protocol.worker import LinkTraffic
 
 
@@ -81,6 +81,11 @@ class Books:
             await asyncio.to_thread(self.folder.add_step, row)
         else:
             await self._record("validated", step=self.tally.steps, loss=self.tally.validation_loss)
+
+    async def codecs_chosen(self, message: CodecsChosen) -> None:
+        """Links are written otherwise from some unit on."""
+        self.observer.codecs_chosen(message)
+        await self._record("codecs", step=message.step, changes=message.changes, words=message.words)
 
     async def collecting(self, message: Collecting) -> None:
         """The weights are on their way home."""

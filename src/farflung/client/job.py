@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from farflung.data import Collate, collate
 from farflung.errors import CodecError, JobError
 from farflung.opdag.precision import Precision
+from farflung.plan.codec_policy import policy_of
 from farflung.plan.rung import DENSE, Rung
+from farflung.plan.wishes import MAX_LOSS_GAP
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training
 
@@ -61,8 +63,11 @@ class Job:
     clip
         Upper bound of the global gradient norm.
     codec
-        With which rung links between workers are written, such as "int8/int4-stochastic" (docs/codecs.md);
+        With which rung links between workers are written, such as "int8/int4-stochastic", or who chooses:
+        "auto" (or "auto:RUNG", the roughest that may be), "adatopk:R", "uniform:R" (docs/codecs.md);
         `farflung train --codec` takes its place.
+    max_loss_gap
+        What "auto" may cost in held-out loss of the exported model, relative.
     validate_every
         Steps between evaluations; the first and the last step have one whenever `validation` is given.
     validation_batches
@@ -97,6 +102,7 @@ class Job:
     seed: int = 0
     clip: float | None = None
     codec: str = DENSE
+    max_loss_gap: float = MAX_LOSS_GAP
     validate_every: int | None = None
     validation_batches: int = 8
     precision: Precision = "float32"
@@ -117,6 +123,7 @@ class Job:
         _require_whole("seed", self.seed, 0, MAXIMUM_SEED)
         _require_clip(self.clip)
         _require_codec(self.codec)
+        _require_loss_gap(self.max_loss_gap)
         for name in ("loss", "collate", "sample"):
             _require_callable(name, getattr(self, name))
         _require_loss(self.loss)
@@ -231,13 +238,18 @@ def _require_clip(clip: object) -> None:
         raise JobError(f"clip must be a positive number or None, found {clip!r}")
 
 
+def _require_loss_gap(gap: object) -> None:
+    if isinstance(gap, bool) or not isinstance(gap, int | float) or not 0 <= gap <= 1:
+        raise JobError(f"max_loss_gap must be between 0 and 1 (0.01 is one percent), found {gap!r}")
+
+
 def _require_codec(codec: object) -> None:
     from farflung.codec.catalogue import recipe  # with numpy, which a job file has loaded anyway
 
     if not isinstance(codec, str):
         raise JobError(f"codec must be a text such as 'int8/int4-stochastic', found {_kind(codec)}")
     try:
-        for name in Rung.of(codec):
+        for name in () if policy_of(codec) else Rung.of(codec):
             recipe(name)
     except CodecError as error:
         raise JobError(f"codec {codec[:130]!r}: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farflung.client.records import StepRow
-from farflung.protocol.messages import Planned
+from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
 
 
@@ -33,6 +33,9 @@ class Observer:
 
     def warned(self, words: str) -> None:
         """Something that the user should know of happened; the run goes on."""
+
+    def codecs_chosen(self, chosen: CodecsChosen) -> None:
+        """Links are written otherwise, or something about their codecs is worth a warning."""
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         """How much of the trained state is back."""

@@ -90,7 +90,7 @@ def plan(
         There is no plan, and the message says what is missing; or `workers`, `budget` or `seed` cannot be.
     """
     fleet, conditions = _topology(topology), _conditions(efficiency, None)
-    codecs = codecs.otherwise(job.codec)
+    codecs = codecs.otherwise(job.codec, job.max_loss_gap)
     require_known(codecs, fleet.ids, codecs.codebook)
     search = scheduler_for(codecs, scheduler_called(scheduler), conditions)
     number_of(job, microbatches)

@@ -28,6 +28,7 @@ from farflung.protocol.messages import (
     Accepted,
     Cancel,
     Circuit,
+    CodecsChosen,
     Collected,
     Collecting,
     Denied,
@@ -100,7 +101,7 @@ class Submitter:
         self._identity = identity
         self._workers = workers
         self._on = list(on)
-        codecs = wishes.codecs.otherwise(prepared.job.codec)
+        codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._closed = closed
         self._timeouts = timeouts or Timeouts()
@@ -183,6 +184,8 @@ class Submitter:
                 self._errands.begin(attempt.feed, collect=True)
             case UnitDone():
                 await self.books.unit_done(event, self._current().bytes_sent)
+            case CodecsChosen():
+                await self.books.codecs_chosen(event)
             case Collecting():
                 await self._collecting(event)
             case Circuit() | NotReached():

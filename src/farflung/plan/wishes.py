@@ -7,6 +7,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from farflung.errors import PlanError
+from farflung.plan.codec_policy import POLICIES, CodecPolicy, policy_of
 from farflung.plan.rung import DENSE, RungName, codebook_of
 from farflung.plan.topology import Topology
 
@@ -27,6 +29,10 @@ MEASURED_EFFICIENCY = 0.7
 models, 0.70 in the median (docs/planner.md, "What a segment costs")."""
 
 
+MAX_LOSS_GAP = 0.01
+"""What `auto` may cost, unless a job says otherwise."""
+
+
 class LinkWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """With which rung the link from one worker to another is to be written."""
 
@@ -36,22 +42,48 @@ class LinkWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """With which rung links are to be written: every link, and those that are named, each once."""
+    """With which rung links are to be written: every link, and those that are named, each once.
+
+    `every` may name a policy that chooses (`plan.codec_policy`); `auto` keeps the loss of the exported model
+    within `max_loss_gap`, relative.
+    """
 
     every: RungName = DENSE
     links: Annotated[tuple[LinkWish, ...], Meta(max_length=100_000)] = ()
+    max_loss_gap: Annotated[float, Meta(ge=0, le=1)] = MAX_LOSS_GAP
 
     def __post_init__(self) -> None:
         if len({(wish.source, wish.target) for wish in self.links}) < len(self.links):
             raise ValueError("a link may be given one codec")
+        if self.links and not self.is_fixed:
+            raise ValueError(f"{self.every} chooses for every link: none may be given a codec beside it")
 
-    def otherwise(self, rung: str) -> CodecWishes:
-        """The same, with `rung` for the links of which these wishes say nothing."""
-        return self if self.every != DENSE else msgspec.structs.replace(self, every=rung)
+    def otherwise(self, rung: str, max_loss_gap: float = MAX_LOSS_GAP) -> CodecWishes:
+        """The same, with `rung` for the links of which these wishes say nothing.
+
+        Raises PlanError if it is a policy, which chooses for every link, and some have a codec.
+        """
+        if self.every != DENSE:
+            return self
+        if self.links and rung.partition(":")[0] in POLICIES:
+            raise PlanError(f"codec {rung} chooses for every link: give none a codec beside it")
+        return msgspec.structs.replace(self, every=rung, max_loss_gap=max_loss_gap)
+
+    @property
+    def policy(self) -> CodecPolicy | None:
+        """Who chooses; None where every link has what is said here. CodecError if it cannot be."""
+        return policy_of(self.every)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every link has what is said here."""
+        return self.every.partition(":")[0] not in POLICIES
 
     @property
     def codebook(self) -> tuple[str, ...]:
         """Every codec that these rungs need."""
+        if (policy := self.policy) is not None:
+            return policy.codebook
         return codebook_of([self.every, *(wish.rung for wish in self.links)])
 
 

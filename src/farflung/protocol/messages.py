@@ -27,6 +27,7 @@ from farflung.protocol.sessions import Attach, Attached, Claim, Welcome
 from farflung.protocol.submitter import (
     Accepted,
     Cancel,
+    CodecsChosen,
     Collected,
     Collecting,
     Ended,
@@ -86,6 +87,7 @@ ToSubmitter = (
     | Planned
     | Running
     | UnitDone
+    | CodecsChosen
     | Collecting
     | Ended
     | Circuit

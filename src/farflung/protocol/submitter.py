@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
+from farflung.plan.rung import RungName
 from farflung.protocol.fields import Addresses, Count, Id, Message, Text
 from farflung.protocol.opset import Opset
 from farflung.protocol.worker import LinkTraffic
@@ -84,6 +85,27 @@ class UnitDone(Message, frozen=True):
     gradient_norm: float
     bytes_sent: Count
     links: list[LinkTraffic] = msgspec.field(default_factory=list)
+
+
+class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A link is written by another rung, which makes its bytes `ratio` times fewer, for this reason."""
+
+    source: Id
+    target: Id
+    codec: RungName
+    ratio: float
+    reason: Text
+
+
+class CodecsChosen(Message, frozen=True):
+    """From `unit` on, after `step` steps, links are written otherwise; `words` are warnings about codecs."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+    step: Count
+    changes: list[CodecChange]
+    words: list[Text]
 
 
 class Cancel(Message, frozen=True):

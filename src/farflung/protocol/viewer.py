@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from farflung.plan import LinkCodec
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reaching import LinkReport
 from farflung.protocol.worker import LinkTraffic
@@ -39,7 +40,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 class JobStatus(msgspec.Struct, frozen=True):
     """One job as `farflung status` shows it; an emulated one has no loss.
 
-    `links` say what workers sent each other since the job began or the broker was started.
+    `links` say what workers sent each other since the job began or the broker was started, `codecs` how links
+    are written that are not dense.
     """
 
     job: str
@@ -53,6 +55,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     workers: list[str]
     emulated: bool = False
     links: list[LinkTraffic] = []
+    codecs: list[LinkCodec] = []
 
 
 class LinkView(msgspec.Struct, frozen=True):

@@ -181,10 +181,18 @@ class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class WayRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the way from `source` carries, in bytes of payload a second, as its traffic has shown here."""
+
+    source: Id
+    bytes_per_second: Annotated[float, Meta(gt=0, le=1e12)]
+
+
 class UnitReady(Message, frozen=True):
     """Every microbatch of the unit has run here; `bytes_sent` went out on data links since the last ready.
 
-    `links` are those to other workers.
+    `links` are those to other workers, `rates` of the ways from them. Tasks of the unit took
+    `computing_seconds`, without what codecs took.
     """
 
     job: Id
@@ -193,6 +201,8 @@ class UnitReady(Message, frozen=True):
     shares: Annotated[list[Share], Meta(max_length=100_000)]
     bytes_sent: Count
     links: Annotated[list[LinkBytes], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    rates: Annotated[list[WayRate], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    computing_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
 class Decide(Message, frozen=True):

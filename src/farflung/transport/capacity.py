@@ -12,6 +12,9 @@ _STALL_SECONDS = 0.05
 _MERGED_SECONDS = 0.001
 _KEPT_STRETCHES = 16
 _KEPT_ROUND_TRIPS = 60
+_KEPT_RECENT, _ENOUGH_RECENT = 8, 4
+_SHORT_BYTES, _SHORT_SECONDS = 16384, 0.002
+"""What a message must bring after its first bytes, and for how long, to tell anything."""
 
 
 class Capacity:
@@ -27,6 +30,7 @@ class Capacity:
         self._stretch: list[Arrival] = []
         self._total_bytes = 0
         self._rates: deque[float] = deque(maxlen=_KEPT_STRETCHES)
+        self._recent: deque[float] = deque(maxlen=_KEPT_RECENT)
         self._round_trips: deque[float] = deque(maxlen=_KEPT_ROUND_TRIPS)
 
     def came(self, count: int, now: float, was_due: bool) -> None:
@@ -56,6 +60,15 @@ class Capacity:
         return statistics.quantiles(self._rates, n=4, method="inclusive")[2]
 
     @property
+    def recent_bytes_per_second(self) -> float | None:
+        """What came of late, short messages too: the median of the last 8 stretches; None before there are 4.
+
+        A message that is through in a few milliseconds tells little, for what waited to be read comes at
+        once; but where all are so short nothing else says that a path became faster.
+        """
+        return statistics.median(self._recent) if len(self._recent) >= _ENOUGH_RECENT else None
+
+    @property
     def round_trip_seconds(self) -> float | None:
         """The least of the last 60; None before the first."""
         return min(self._round_trips, default=None)
@@ -68,3 +81,9 @@ class Capacity:
         rate = fastest(stretch, window, _STALL_SECONDS)
         if rate is not None:
             self._rates.append(rate)
+            self._recent.append(rate)
+            return
+        seconds = stretch[-1].seconds - stretch[0].seconds
+        count = stretch[-1].total_bytes - stretch[0].total_bytes
+        if seconds >= _SHORT_SECONDS and count >= _SHORT_BYTES:
+            self._recent.append(count / seconds)

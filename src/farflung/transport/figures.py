@@ -93,6 +93,11 @@ class Figures:
         return self._vitals.incoming_bytes_per_second
 
     @property
+    def recent_bytes_per_second(self) -> float | None:
+        """What came of late, short messages too, which tell less; None before enough came."""
+        return self._vitals.recent_bytes_per_second
+
+    @property
     def least_round_trip_seconds(self) -> float | None:
         """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
         of the last 60 answered pings; None before the first.

@@ -50,3 +50,8 @@ class Vitals:
     def incoming_bytes_per_second(self) -> float | None:
         """What the path to here carries; None before enough came."""
         return self._capacity.bytes_per_second
+
+    @property
+    def recent_bytes_per_second(self) -> float | None:
+        """What came of late, short messages too; None before enough came."""
+        return self._capacity.recent_bytes_per_second

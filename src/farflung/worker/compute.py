@@ -10,6 +10,7 @@ import hashlib
 import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -83,6 +84,7 @@ class _Job(Generic[Array]):
         self.executor = Executor(load.plan, self.segments, load.training, self)
         self._coding = backend.coding(worker, load.plan, load.training, programs.values())
         self._early: list[Parcel[Coded]] = []
+        self._computing = 0.0
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
         """Run the next task, under the eyes of whoever looks at `stopwatch`; false if there is none now."""
@@ -90,8 +92,10 @@ class _Job(Generic[Array]):
         if due is None:
             return False
         unit, task = due
+        began = time.perf_counter()
         with stopwatch.passing(self.passes, (task.segment, task.kind, unit.train), task.microbatch):
             self.executor.run(unit, task)
+        self._computing += time.perf_counter() - began
         return True
 
     def compile(self, stopwatch: Stopwatch) -> None:
@@ -119,11 +123,15 @@ class _Job(Generic[Array]):
 
     def send(self, parcel: Parcel[Array]) -> None:
         data = None if parcel.payload is None else self._backend.memory(parcel.payload)
-        self._emit(Outgoing(self._attempt, self._coding.encode(Parcel(*parcel[:-1], data))))
+        began = time.perf_counter()
+        coded = self._coding.encode(Parcel(*parcel[:-1], data))
+        self._computing -= time.perf_counter() - began
+        self._emit(Outgoing(self._attempt, coded))
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         told = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
-        self._emit(UnitFinished(self._attempt, unit.number, told, tuple(self._coding.take_sent())))
+        sent, self._computing, seconds = tuple(self._coding.take_sent()), 0.0, self._computing
+        self._emit(UnitFinished(self._attempt, unit.number, told, sent, max(0.0, seconds)))
 
     def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
         """End a unit; with `codecs` links are written so from the next one on."""

@@ -1,4 +1,4 @@
-"""How many bytes left since the last unit, as links counted them."""
+"""How many bytes left since the last unit, and what comes how fast, as links saw it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Protocol
 import msgspec
 
 from farflung.protocol.messages import UnitReady
+from farflung.protocol.worker import WayRate
+
+MOST_RATE = 1e12
 
 
 class Counters(Protocol):
@@ -18,6 +21,9 @@ class Counters(Protocol):
 
     def bytes_sent_to(self, peer: str) -> int:
         """To one of them."""
+
+    def rate_from(self, peer: str) -> float | None:
+        """What the way from a peer carries, in bytes a second; None before its traffic has shown that."""
 
 
 class Meter:
@@ -45,4 +51,8 @@ class Meter:
             now = self._counters.bytes_sent_to(link.target)
             before, self._by_peer[link.target] = self._by_peer.get(link.target, 0), now
             links.append(msgspec.structs.replace(link, wire_bytes=now - before))
-        return msgspec.structs.replace(ready, bytes_sent=sent, links=links)
+        return msgspec.structs.replace(ready, bytes_sent=sent, links=links, rates=self._rates())
+
+    def _rates(self) -> list[WayRate]:
+        rates = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
+        return [WayRate(peer, min(rate, MOST_RATE)) for peer, rate in rates if rate]

@@ -125,6 +125,11 @@ class Peers:
         link = self._links.get(peer)
         return self._sent_by_closed[peer] + (0 if link is None else link.bytes_sent)
 
+    def rate_from(self, peer: str) -> float | None:
+        """What the way from one of them carries, in bytes a second, as its traffic has shown of late."""
+        link = self._links.get(peer)
+        return None if link is None else link.recent_bytes_per_second
+
     @property
     def links(self) -> list[Link]:
         """The links of the current attempt."""

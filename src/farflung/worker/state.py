@@ -113,12 +113,16 @@ class PeerLost:
 
 @dataclass(frozen=True)
 class UnitFinished:
-    """Every microbatch of a unit has run here; `sent` was written for other workers meanwhile."""
+    """Every microbatch of a unit has run here; `sent` was written for other workers meanwhile.
+
+    Its tasks took `computing_seconds`.
+    """
 
     attempt: Attempt
     unit: int
     shares: tuple[Share, ...]
     sent: tuple[Sent, ...] = ()
+    computing_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -271,12 +275,13 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
     if state.phase != "running" or event.unit != state.unit or state.load is None:
         return state, []
     links = [LinkBytes(sent.target, sent.tensor_bytes, 0, sent.not_finite) for sent in event.sent]
-    ready = UnitReady(state.load.job, state.load.attempt, event.unit, list(event.shares), 0, links)
+    load, shares, seconds = state.load, list(event.shares), event.computing_seconds
+    ready = UnitReady(load.job, load.attempt, event.unit, shares, 0, links, computing_seconds=seconds)
     unfit = [sent.target for sent in event.sent if sent.not_finite]
     if not unfit or state.warned:
         return replace(state, reported=True), [Tell(ready)]
     note = Note(
-        f"job {state.load.job}: values for {unfit[0]} are not finite: no codec writes them, so they are sent"
+        f"job {load.job}: values for {unfit[0]} are not finite: no codec writes them, so they are sent"
         " as they are"
     )
     return replace(state, reported=True, warned=True), [Tell(ready), note]

@@ -9,13 +9,14 @@ from tests.planner.compression.chains import home_line, scene, topology
 
 from farflung.errors import CodecError
 from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.plan.codec_policy import LADDER
 from farflung.planner.compression.auto import Choice, choose, seconds_to_loss
 from farflung.planner.compression.circumstances import Circumstances, Sampled
 from farflung.planner.compression.gathering import gathered
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.losses import STUDY, Loss
 from farflung.planner.compression.pace import pace_of
-from farflung.planner.compression.rungs import LADDER, costed, number_of
+from farflung.planner.compression.rungs import costed, number_of
 from farflung.simulator import Conditions, simulate
 
 RUNGS = tuple(costed(name, STUDY) for name in LADDER)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.compression.chains import scene
 
+from farflung.plan.codec_policy import LADDER
 from farflung.planner.compression.controller import (
     DWELL,
     Controller,
@@ -23,7 +24,7 @@ from farflung.planner.compression.controller import (
 )
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.losses import STUDY
-from farflung.planner.compression.rungs import LADDER, costed
+from farflung.planner.compression.rungs import costed
 
 RUNGS = tuple(costed(name, STUDY) for name in LADDER)
 MEGABIT = 1e6 / 8
@@ -136,6 +137,18 @@ def test_a_link_that_swings_changes_no_more_often_than_it_may(period: int) -> No
     assert all(later - earlier >= DWELL for earlier, later in pairwise(times))
     if period < 3:
         assert len(times) <= 2  # nothing lasts long enough to be believed
+
+
+def test_a_way_that_seems_faster_than_it_is_tries_ever_more_rarely() -> None:
+    """Short messages seem to come fast, long ones show that they do not."""
+    controller, switches = replay(begun(8), (unit(n, 8) for n in range(10)))
+    for number in range(10, 400):
+        is_short = "int8" in rungs(controller)["a", "b"]
+        controller, more = controller.heard(unit(number, 300 if is_short else 8))
+        switches += more
+    gentler = [switch.unit for switch in switches if switch.source == "a" and switch.rung == "dense"]
+    pauses = [later - earlier for earlier, later in pairwise(gentler)]
+    assert len(gentler) <= 8 and pauses[-1] >= 3 * pauses[0]
 
 
 def test_a_rung_to_which_the_model_adapts_is_kept_for_long() -> None:

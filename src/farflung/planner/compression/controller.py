@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
+from farflung.plan import LinkCodec
 from farflung.planner.compression.auto import FREE, Choice, Levels, choose, seconds_to_loss
 from farflung.planner.compression.belief import Belief
 from farflung.planner.compression.circumstances import Circumstances, Sampled
@@ -22,6 +23,9 @@ from farflung.planner.compression.rungs import CostedRung
 
 DWELL = 5
 """Units for which a way keeps its rung, unless the guard says otherwise."""
+MOST_DWELL = 160
+"""A way that was written gentler and soon rougher again waits twice as long, and so on, before it tries anew.
+A way that was written gentler and soon rougher again waits twice as long, and so on, before it tries anew."""
 STICKY_DWELL = 50
 """The same of a rung to which the model has begun to adapt."""
 WORTH_IT = 0.97
@@ -101,6 +105,8 @@ class Controller:
     ceilings: Levels
     rates: tuple[Belief, ...]
     changed_at: tuple[int, ...]
+    patience: tuple[int, ...]
+    went_gentler: tuple[bool, ...]
     computing: Mapping[str, Belief] = field(default_factory=dict)
     movable: frozenset[int] = frozenset()
     is_due: bool = False
@@ -114,20 +120,33 @@ class Controller:
     ) -> tuple[Controller, Choice]:
         """A controller before the first unit, and its first choice, made of what the plan expects."""
         choice = choose(circumstances, rungs, limits, movable=movable)
+        return Controller.with_levels(circumstances, rungs, limits, choice.levels, movable), choice
+
+    @staticmethod
+    def with_levels(
+        circumstances: Circumstances,
+        rungs: Sequence[CostedRung],
+        limits: Limits,
+        levels: Levels,
+        movable: frozenset[int] = frozenset(),
+    ) -> Controller:
+        """A controller before the first unit of a plan that was made with these rungs."""
         count = len(circumstances.ways)
         return Controller(
             circumstances=circumstances,
             rungs=tuple(rungs),
             limits=limits,
-            levels=choice.levels,
+            levels=levels,
             ceilings=(len(rungs) - 1,) * count,
             rates=tuple(Belief(way.bytes_per_second) for way in circumstances.ways),
             changed_at=(_LONG_AGO,) * count,
+            patience=(DWELL,) * count,
+            went_gentler=(False,) * count,
             computing={
                 stage.worker: Belief(1.0) for pipeline in circumstances.pipelines for stage in pipeline.stages
             },
             movable=movable,
-        ), choice
+        )
 
     def heard(self, event: Event) -> tuple[Controller, tuple[Switch, ...]]:
         """The controller after an event, and what is to change; what names no way of it changes nothing."""
@@ -143,6 +162,15 @@ class Controller:
     def rung(self, way: int) -> CostedRung:
         """What a way is written by."""
         return self.rungs[self.levels[way]]
+
+    def codecs(self) -> tuple[LinkCodec, ...]:
+        """How all ways are written that are not dense."""
+        scene = self.believed()
+        return tuple(
+            LinkCodec(ends.source, ends.target, rung.name, _ratio(scene, way, rung))
+            for way, ends in enumerate(scene.ways)
+            if (rung := self.rung(way)) != self.rungs[0]
+        )
 
     def believed(self) -> Circumstances:
         """The circumstances as measured so far."""
@@ -215,7 +243,7 @@ def _decided(controller: Controller, unit: int, occasion: str) -> tuple[Controll
     waits = False
     for way, level in enumerate(choice.levels):
         if level != controller.levels[way] and unit + 1 - controller.changed_at[way] < _dwell(
-            controller, way
+            controller, way, level
         ):
             waits = True
             for other in scene.pairs[way]:
@@ -244,22 +272,40 @@ def _switched(
 ) -> tuple[Controller, tuple[Switch, ...]]:
     """With these rungs from the next unit on, and a command for each way that changes."""
     scene, changed, switches = controller.believed(), list(controller.changed_at), []
+    patience, went_gentler = list(controller.patience), list(controller.went_gentler)
     pace = pace_of(scene, [controller.rungs[level] for level in levels])
     for way, (old, new) in enumerate(zip(controller.levels, levels, strict=True)):
         if old == new:
             continue
+        if new > old and went_gentler[way] and unit + 1 - changed[way] <= 2 * patience[way]:
+            patience[way] = min(MOST_DWELL, 2 * patience[way])
+        went_gentler[way] = new < old
         changed[way] = unit + 1
         rung = controller.rungs[new]
-        whole = sum(scene.tensor_bytes[way])
-        ratio = max(1.0, whole / wire) if (wire := scene.wire_bytes(way, rung)) else 1.0
         why = f"{occasion}; {reason(scene, controller.rungs, levels, way, pace)}"
         ends = scene.ways[way]
-        switches.append(Switch(unit + 1, ends.source, ends.target, rung.name, ratio, why))
-    return replace(controller, levels=levels, changed_at=tuple(changed)), tuple(switches)
+        switches.append(Switch(unit + 1, ends.source, ends.target, rung.name, _ratio(scene, way, rung), why))
+    told = replace(
+        controller,
+        levels=levels,
+        changed_at=tuple(changed),
+        patience=tuple(patience),
+        went_gentler=tuple(went_gentler),
+    )
+    return told, tuple(switches)
 
 
-def _dwell(controller: Controller, way: int) -> int:
-    return STICKY_DWELL if controller.rung(way).is_sticky else DWELL
+def _ratio(scene: Circumstances, way: int, rung: CostedRung) -> float:
+    """Of all bytes that a way carries."""
+    wire = scene.wire_bytes(way, rung)
+    return max(1.0, sum(scene.tensor_bytes[way]) / wire) if wire else 1.0
+
+
+def _dwell(controller: Controller, way: int, level: int) -> int:
+    """Units for which a way keeps its rung before it takes that of `level`."""
+    if controller.rung(way).is_sticky:
+        return STICKY_DWELL
+    return DWELL if level > controller.levels[way] else controller.patience[way]
 
 
 def _gentler(controller: Controller, way: int) -> int:

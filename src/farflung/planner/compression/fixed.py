@@ -1,4 +1,5 @@
-"""Links written as the user says: one rung for every link, and others for those that are named."""
+"""Links written as the user says: by a policy, or one rung for every link and others for those that are
+named."""
 
 from __future__ import annotations
 
@@ -7,17 +8,31 @@ from dataclasses import replace
 
 from farflung.codec.catalogue import declared
 from farflung.errors import CodecError, PlanError
-from farflung.plan import CodecWishes, LinkCodec, Plan, Topology, joined_part
+from farflung.plan import CodecWishes, LinkCodec, Plan, Topology, WorkerSpec, joined_part
+from farflung.plan.codec_policy import topk
 from farflung.plan.rung import DENSE, Rung
 from farflung.planner.assignment import Options, Schedule, Scheduler
+from farflung.planner.compression.auto import choose
+from farflung.planner.compression.gathering import gathered
+from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.planned import compressed
-from farflung.planner.compression.policies import traffic
+from farflung.planner.compression.policies import (
+    Policy,
+    adatopk,
+    auto,
+    traffic,
+    uniform_topk,
+)
+from farflung.planner.compression.reasons import MOST_NOTES
+from farflung.planner.compression.rungs import ladder
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 
+ALIKE_MBPS = 1000.0
+
 
 def fixed(plan: Plan, wishes: CodecWishes) -> tuple[LinkCodec, ...]:
-    """The codec of each link of `plan` that is not dense."""
+    """The codec of each link of `plan` that is not dense, where no policy chooses."""
     own = {(wish.source, wish.target): wish.rung for wish in wishes.links}
     links = traffic(plan)
     chosen = {link: Rung.of(own.get(link, wishes.every)) for link in sorted(links)}
@@ -28,24 +43,83 @@ def fixed(plan: Plan, wishes: CodecWishes) -> tuple[LinkCodec, ...]:
     )
 
 
+def unplanned(plan: Plan, wishes: CodecWishes) -> tuple[LinkCodec, ...]:
+    """The codecs of a plan where nothing is known of workers and links: all links count alike.
+
+    `auto` begins dense there, and decides by what the run measures.
+    """
+    policy = wishes.policy
+    if policy is None:
+        return fixed(plan, wishes)
+    if policy.kind == "auto":
+        return ()
+    return _policy(wishes, Conditions())(plan, alike(plan.workers()))
+
+
+def alike(workers: Sequence[str]) -> Topology:
+    """Workers and links of which nothing is known, as on one fast network."""
+    rows = tuple((ALIKE_MBPS,) * len(workers) for _ in workers)
+    still = tuple((0.0,) * len(workers) for _ in workers)
+    return Topology(tuple(WorkerSpec(id, "", 1.0, 1.0) for id in workers), still, rows)
+
+
 def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditions) -> Scheduler:
     """The scheduler, asked with what these codecs will save; itself where they save nothing."""
     if not wishes.codebook:
         return scheduler
-
-    def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-        return fixed(plan, wishes)
+    policy, speedups = _policy(wishes, conditions), _speedups(wishes)
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
-        rung = Rung.of(wishes.every)
-        speedups = sorted({1.0, min(declared(name).ratio for name in rung)})
         seconds = None if options.seconds is None else options.seconds / len(speedups)
         joined = joined_part(topology)[0]
-        return compressed(
+        found = compressed(
             scheduler, policy, joined, workload, replace(options, seconds=seconds), conditions, speedups
         )
+        return replace(found, notes=(*found.notes, *_notes(wishes, found.plan, joined, conditions)))
 
     return search
+
+
+def limits_of(wishes: CodecWishes) -> Limits:
+    """How far `auto` may go."""
+    policy = wishes.policy
+    return Limits(wishes.max_loss_gap, roughest=policy.roughest if policy else "")
+
+
+def _policy(wishes: CodecWishes, conditions: Conditions) -> Policy:
+    policy = wishes.policy
+    if policy is None:
+        return lambda plan, topology: fixed(plan, wishes)
+    if policy.kind == "auto":
+        return auto(limits_of(wishes), conditions)
+    return adatopk(policy.ratio) if policy.kind == "adatopk" else uniform_topk(policy.ratio)
+
+
+def _speedups(wishes: CodecWishes) -> list[float]:
+    """How many times as fast lines may become, for schedulers that know nothing of codecs."""
+    policy = wishes.policy
+    if policy is None:
+        return sorted({1.0, min(declared(name).ratio for name in Rung.of(wishes.every))})
+    if policy.kind == "auto":
+        allowed = [rung for rung in ladder() if rung.loss_gap <= wishes.max_loss_gap]
+        return sorted({1.0, *(rung.ratio for rung in allowed[-1:])})
+    return sorted({1.0, declared(topk(policy.ratio).activation).ratio})
+
+
+def _notes(wishes: CodecWishes, plan: Plan, topology: Topology, conditions: Conditions) -> tuple[str, ...]:
+    """Of `auto`: why links have their rungs, and which stay slow because of the limits."""
+    policy = wishes.policy
+    if policy is None or policy.kind != "auto":
+        return ()
+    scene = gathered(plan, topology, conditions)
+    choice = choose(scene, ladder(), limits_of(wishes))
+    reasons = [
+        f"{way.name} is written by {ladder()[level].name}: {reason}"
+        for way, level, reason in zip(scene.ways, choice.levels, choice.reasons, strict=True)
+        if level
+    ]
+    more = [f"{len(reasons) - MOST_NOTES} more links have a codec"] if len(reasons) > MOST_NOTES else []
+    return (*reasons[:MOST_NOTES], *more, *choice.notes)
 
 
 def require_known(wishes: CodecWishes, workers: Sequence[str], codebook: Sequence[str]) -> None:
@@ -56,11 +130,13 @@ def require_known(wishes: CodecWishes, workers: Sequence[str], codebook: Sequenc
     PlanError
         There is no such codec, the job's codebook lacks it, or a link is named that ends at nobody.
     """
-    for name in wishes.codebook:
-        try:
+    try:
+        names = wishes.codebook
+        for name in names:
             declared(name)
-        except CodecError as error:
-            raise PlanError(str(error)) from None
+    except CodecError as error:
+        raise PlanError(str(error)) from None
+    for name in names:
         if name not in codebook:
             raise PlanError(f"links are to be written with {name}, which is not in the job's codebook")
     for wish in wishes.links:

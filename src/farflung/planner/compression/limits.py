@@ -7,10 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from farflung.errors import CodecError
+from farflung.plan.wishes import MAX_LOSS_GAP
 from farflung.planner.compression.circumstances import Circumstances
 from farflung.planner.compression.rungs import CostedRung, number_of
-
-DEFAULT_LOSS_GAP = 0.01
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Limits:
         The last rung of the ladder that may be taken; "" for no such limit.
     """
 
-    max_loss_gap: float = DEFAULT_LOSS_GAP
+    max_loss_gap: float = MAX_LOSS_GAP
     most_ratio: float = math.inf
     roughest: str = ""
 

@@ -6,14 +6,13 @@ is that of all its bytes together, as its codecs declare them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from farflung.codec import catalogue
-from farflung.errors import CodecError
 from farflung.plan import FEEDER, LinkCodec, Plan, Topology
-from farflung.plan.rung import DENSE, Rung
+from farflung.plan.codec_policy import nearest, require_ratio, topk
+from farflung.plan.rung import Rung
 from farflung.plan.topology import LEAST_MBPS
 from farflung.planner.compression.auto import choose
 from farflung.planner.compression.gathering import gathered
@@ -23,8 +22,6 @@ from farflung.simulator import Conditions
 
 Pair = tuple[str, str]
 Policy = Callable[[Plan, Topology], tuple[LinkCodec, ...]]
-
-MOST_RATIO = 1e5
 
 
 @dataclass
@@ -95,7 +92,7 @@ def uniform_topk(ratio: float, *, masked: bool = False) -> Policy:
     """TopK on every link alike: one element of `ratio` is kept; see `adatopk` for `masked` and what is
     raised.
     """
-    _check(ratio)
+    require_ratio(ratio)
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
         return named({link: topk(ratio, masked=masked) for link in traffic(plan)}, plan)
@@ -124,7 +121,7 @@ def adatopk(ratio: float, *, masked: bool = False) -> Policy:
     CodecError
         The ratio is below 1 or beyond all bounds.
     """
-    _check(ratio)
+    require_ratio(ratio)
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
         links = traffic(plan)
@@ -133,7 +130,8 @@ def adatopk(ratio: float, *, masked: bool = False) -> Policy:
         kept = {link: 3 * ratio * took / slowest if slowest else 1.0 for link, took in seconds.items()}
         if masked:
             kept = {(a, b): max(one, kept.get((b, a), 1.0)) for (a, b), one in kept.items()}
-        return named({link: topk(max(1.0, one), masked=masked) for link, one in kept.items()}, plan)
+        chosen = {link: topk(nearest(one, 3 * ratio), masked=masked) for link, one in kept.items()}
+        return named(chosen, plan)
 
     return policy
 
@@ -153,25 +151,11 @@ def auto(limits: Limits, conditions: Conditions) -> Policy:
     return policy
 
 
-def topk(selection: float, *, masked: bool = False) -> Rung:
-    """The rung that keeps one element of `selection`; dense from 1 down."""
-    if selection <= 1:
-        return Rung(DENSE, DENSE)
-    percent = float(f"{100 / selection:.3g}")
-    share = f"{max(percent, 1e-4):.4f}".rstrip("0").rstrip(".")
-    return Rung(f"topk{share}-bf16", f"{'masked' if masked else 'topk'}{share}-bf16")
-
-
 def named(chosen: Mapping[Pair, Rung], plan: Plan) -> tuple[LinkCodec, ...]:
     """Links in order, each with what its rung makes of its bytes, without those that are dense."""
     links = traffic(plan)
     found = ((link, rung, links[link].ratio(rung)) for link, rung in chosen.items() if link in links)
     return tuple(LinkCodec(*link, rung.name, ratio) for link, rung, ratio in sorted(found) if ratio > 1)
-
-
-def _check(ratio: float) -> None:
-    if not (math.isfinite(ratio) and 1 <= ratio <= MOST_RATIO):
-        raise CodecError(f"a ratio must be 1 (nothing is compressed) to {MOST_RATIO:g}, found {ratio:g}")
 
 
 def _seconds(topology: Topology, links: Mapping[Pair, Traffic]) -> dict[Pair, float]:

@@ -10,21 +10,9 @@ from functools import cache
 from farflung.codec import catalogue
 from farflung.codec.base import Declared
 from farflung.errors import CodecError
+from farflung.plan.codec_policy import LADDER
 from farflung.plan.rung import DENSE, Rung
 from farflung.planner.compression.losses import Loss, losses
-
-LADDER = (
-    DENSE,
-    "bf16",
-    "int8",
-    "int8/int4-stochastic",
-    "int8/eden2",
-    "row-topk30-int4/masked30-int4",
-    "row-topk20-int4/masked20-int4",
-    "row-topk10-int4/masked10-int4",
-)
-"""From the gentlest to the roughest: each writes activations and gradients in no more bytes than those
-before."""
 
 LOSSLESS = {DENSE: 0.0, "bf16": 0.0}
 """Rungs whose loss nobody could tell from none: rounding of 0.17 % of a tensor, where int8 at 0.7 % lost

@@ -1,0 +1,128 @@
+"""The controller and the guard of one job together: what a unit showed in, how links are written next out.
+Pure.
+
+The planner's process hands over what it planned with, as bytes; whoever decides units asks once a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from farflung.plan import LinkCodec, Plan, Topology
+from farflung.planner.compression.controller import (
+    Controller,
+    Event,
+    Relax,
+    Switch,
+    UnitMeasured,
+    WayMeasured,
+)
+from farflung.planner.compression.gathering import gathered
+from farflung.planner.compression.guard import Alarm, Evidence, Guard, HeldOut, Rougher, Trained
+from farflung.planner.compression.limits import Limits
+from farflung.planner.compression.rungs import ladder, number_of
+from farflung.simulator import Conditions
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """What a plan was made with."""
+
+    plan: Plan
+    topology: Topology
+    conditions: Conditions
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Over:
+    """A unit that is over: of training its loss after how many steps, of evaluation the two held-out losses.
+
+    `ways` and `computing` are what was measured; seconds are those of a microbatch.
+    """
+
+    unit: int
+    train: bool
+    step: int
+    loss: float
+    ways: tuple[WayMeasured, ...] = ()
+    computing: Mapping[str, float] = field(default_factory=dict)
+    plain_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows for the units after. `codecs` are those of all links from `switches[0].unit` on; without
+    switches nothing changes. `words` are alarms that ask for nothing.
+    """
+
+    switches: tuple[Switch, ...]
+    codecs: tuple[LinkCodec, ...]
+    words: tuple[str, ...]
+
+
+def steering(plan: Plan, topology: Topology, conditions: Conditions, limits: Limits) -> bytes:
+    """What `Steering.begun` takes."""
+    return msgspec.msgpack.encode(Basis(plan, topology, conditions, limits))
+
+
+@dataclass(frozen=True)
+class Steering:
+    """How the links of one job are written, and why that may change."""
+
+    controller: Controller
+    guard: Guard
+
+    @staticmethod
+    def begun(basis: bytes) -> Steering:
+        """Before the first unit, with the codecs that the plan names.
+
+        Raises
+        ------
+        PlanError, CodecError
+            Plan and topology do not fit each other, or it has a rung that is not on the ladder.
+        """
+        known = msgspec.msgpack.decode(basis, type=Basis)
+        scene = gathered(known.plan, known.topology, known.conditions)
+        named = {(codec.source, codec.target): codec.codec for codec in known.plan.codecs}
+        levels = tuple(
+            number_of(rung, ladder()) if (rung := named.get((way.source, way.target))) else 0
+            for way in scene.ways
+        )
+        controller = Controller.with_levels(scene, ladder(), known.limits, levels)
+        return Steering(controller, Guard(known.limits.max_loss_gap))
+
+    def over(self, over: Over) -> tuple[Steering, Verdict]:
+        """After a unit: the steering, and what is to change."""
+        before = self.controller.levels
+        controller, switches = self.controller.heard(UnitMeasured(over.unit, over.ways, over.computing))
+        guard, alarms = self._guarded(over)
+        words = [alarm.reason for alarm in alarms if not alarm.relax]
+        for event in _relaxations(over.unit, alarms):
+            controller, more = controller.heard(event)
+            switches = (*switches, *more)
+        if any(new > old for new, old in zip(controller.levels, before, strict=True)):
+            guard, _ = guard.heard(Rougher(over.step))
+        verdict = Verdict(_last(switches), controller.codecs() if switches else (), tuple(words))
+        return replace(self, controller=controller, guard=guard), verdict
+
+    def _guarded(self, over: Over) -> tuple[Guard, tuple[Alarm, ...]]:
+        evidence: Evidence
+        if over.train:
+            evidence = Trained(over.step, over.loss)
+        elif over.plain_loss is not None:
+            evidence = HeldOut(over.step, over.loss, over.plain_loss)
+        else:
+            return self.guard, ()
+        return self.guard.heard(evidence)
+
+
+def _relaxations(unit: int, alarms: tuple[Alarm, ...]) -> list[Event]:
+    return [Relax(unit, alarm.reason, alarm.source, alarm.target) for alarm in alarms if alarm.relax]
+
+
+def _last(switches: tuple[Switch, ...]) -> tuple[Switch, ...]:
+    """Of several changes of a way the last."""
+    return tuple({(switch.source, switch.target): switch for switch in switches}.values())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from tests.end_to_end.fleets import Fleet, running
-from tests.end_to_end.test_parity import Items
+from tests.end_to_end.zoo_jobs import Items
 from tests.zoo import case
 from torch import Tensor, nn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -205,8 +206,42 @@ def test_what_makes_no_sense_changes_nothing() -> None:
         UnitMeasured(1, (), {"stranger": 3.0, "a": 0.0}),
         RungSampled(2, "x", "y", "int8", False, 4.0, 0.01),
         RungSampled(3, "a", "b", "int8", False, 0.5, 0.01),
+        RungSampled(3, "a", "b", "int8", False, math.nan, 0.01),
+        RungSampled(3, "a", "b", "no rung of the ladder", False, 4.0, 0.01),
+        UnitMeasured(3, (WayMeasured("a", "b", math.nan), WayMeasured("b", "a", -1.0)), {"a": math.inf}),
         Relax(4, "nothing there", "x", "y"),
         Relax(5, "nothing is compressed", "a", "b"),
     ):
         told, switches = controller.heard(event)
-        assert switches == () and told.levels == controller.levels
+        assert switches == () and told == controller
+
+
+def gap(controller: Controller) -> float:
+    return controller.believed().loss_gap([controller.rungs[level] for level in controller.levels])
+
+
+def test_what_samples_show_to_cost_more_than_the_limit_is_given_up_whatever_it_takes() -> None:
+    limits = Limits(0.001, roughest="int8/int4-stochastic")
+    where = scene({(1, 0): 3.0}, workers=2, compute_seconds=0.01, microbatches=64)
+    controller, _ = Controller.begun(where, RUNGS, limits)
+    way = controller.way("b", "a")
+    assert way is not None and controller.rung(way).name == "int8/int4-stochastic"
+    error = 2 * controller.rung(way).gradient.usual_error
+    controller, _ = controller.heard(RungSampled(0, "b", "a", "int8/int4-stochastic", True, 7.5, error))
+    assert gap(controller) > limits.max_loss_gap
+    controller, switches = controller.heard(unit(1, 1000, 3))
+    assert switches and gap(controller) <= limits.max_loss_gap
+
+
+def test_a_way_that_waits_never_adds_up_with_others_beyond_the_limit() -> None:
+    limits = Limits(0.0009, roughest="int8/int4-stochastic")
+    where = scene({}, workers=4, compute_seconds=0.01, microbatches=64)
+    controller, _ = Controller.begun(where, RUNGS, limits)
+    back, switched = [("b", "a"), ("c", "b"), ("d", "c")], 0
+    for number in range(60):
+        slow = back[number // 3 % 3]
+        ways = [WayMeasured(*pair, (3 if pair == slow else 1000) * MEGABIT) for pair in back]
+        controller, switches = controller.heard(UnitMeasured(number, tuple(ways)))
+        switched += len(switches)
+        assert gap(controller) <= limits.max_loss_gap
+    assert switched > 5

@@ -8,6 +8,7 @@ for rates move only when samples agree, and a choice only when it is worth it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
@@ -190,15 +191,16 @@ def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Sw
     rates, moved = list(controller.rates), []
     for measured in event.ways:
         way = controller.way(measured.source, measured.target)
-        if way is None or not measured.bytes_per_second:
+        rate = measured.bytes_per_second
+        if way is None or rate is None or not _is_rate(rate):
             continue
-        before, rates[way] = rates[way], rates[way].heard(measured.bytes_per_second)
+        before, rates[way] = rates[way], rates[way].heard(rate)
         if rates[way].value != before.value:
             moved.append(_moved(measured, before, rates[way]))
     computing = dict(controller.computing)
     expected = controller.circumstances.worker_seconds
     for worker, seconds in event.computing.items():
-        if worker in computing and expected[worker] > 0 and seconds > 0:
+        if worker in computing and expected[worker] > 0 and _is_rate(seconds):
             before, computing[worker] = computing[worker], computing[worker].heard(seconds / expected[worker])
             if computing[worker].value != before.value:
                 moved.append(f"{worker} computes {computing[worker].value:.3g} times as long as planned")
@@ -211,7 +213,9 @@ def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Sw
 @_heard.register
 def _(event: RungSampled, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
     way = controller.way(event.source, event.target)
-    if way is None or event.ratio < 1 or event.error < 0:
+    known_rung = event.rung in (rung.name for rung in controller.rungs)
+    makes_sense = 1 <= event.ratio < math.inf and 0 <= event.error < math.inf
+    if way is None or not (known_rung and makes_sense):
         return controller, ()
     known = controller.circumstances.sampled
     key = (way, event.rung, event.gradient)
@@ -254,11 +258,17 @@ def _decided(controller: Controller, unit: int, occasion: str) -> tuple[Controll
     return _switched(told, tuple(wanted), unit, occasion)
 
 
+def _is_rate(measured: float) -> bool:
+    return 0 < measured < math.inf
+
+
 def _is_worth_it(controller: Controller, scene: Circumstances, wanted: Levels) -> bool:
     if wanted == controller.levels:
         return False
     old, new = ([controller.rungs[level] for level in levels] for levels in (controller.levels, wanted))
     gaps = scene.loss_gap(old), scene.loss_gap(new)
+    if max(gaps) > controller.limits.max_loss_gap + 1e-12:
+        return gaps[1] < gaps[0]  # whatever it costs in time
     before = seconds_to_loss(pace_of(scene, old).step_seconds, gaps[0])
     after = seconds_to_loss(pace_of(scene, new).step_seconds, gaps[1])
     if any(a != b and (a.is_sticky or b.is_sticky) for a, b in zip(old, new, strict=True)):

@@ -1,5 +1,4 @@
-"""Rungs with what they leave of bytes, what they take and what they lose; and the ladder that `auto` climbs.
-Rungs with what they leave of bytes, what they take and what they lose; and the ladder that `auto` climbs."""
+"""Rungs with what they leave of bytes, take and lose; and the ladder that `auto` climbs."""
 
 from __future__ import annotations
 

@@ -130,3 +130,13 @@ def test_links_that_are_not_the_plans_are_refused(targets: list[str]) -> None:
     told = msgspec.structs.replace(ready(share(0), share(2)), links=links)
     with pytest.raises(ProtocolError, match="tells of links that the plan does not give it"):
         opened(["a", "b"]).add("a", told)
+
+
+def test_what_a_worker_makes_up_stays_a_number_that_messages_hold() -> None:
+    most = 2**53
+    told = LinkBytes("b", most, most, most)
+    made_up = UnitReady("job-1", 1, 4, [share(0), share(2)], most, [told])
+    group = opened(["a", "b"]).add("a", made_up)
+    traffic = added_up(added_up({}, group, "a"), group, "a")
+    assert traffic == {("a", "b"): LinkTraffic("a", "b", most, most, most)}
+    assert group.add("b", ready(share(1))).bytes_sent == most

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from farflung.errors import ProtocolError
 from farflung.plan import Plan
+from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkTraffic, Share
 from farflung.schedule import Unit
@@ -92,7 +93,7 @@ class CommitGroup:
         return replace(
             self,
             shares={**self.shares, **added},
-            bytes_sent=self.bytes_sent + ready.bytes_sent,
+            bytes_sent=min(MOST_COUNT, self.bytes_sent + ready.bytes_sent),
             links=(*self.links, *self._links(worker, ready)),
             readies=(*self.readies, (worker, ready)),
         )

@@ -9,11 +9,12 @@ from msgspec import Meta
 
 TEXT_LENGTH = 2000
 MAXIMUM_ADDRESSES = 16
+MOST_COUNT = 2**53
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Text = Annotated[str, Meta(max_length=TEXT_LENGTH)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
 Addresses = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=MAXIMUM_ADDRESSES)]
 
 

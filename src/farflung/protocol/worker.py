@@ -10,7 +10,7 @@ from msgspec import Meta
 from farflung.plan import LinkCodec, Plan
 from farflung.plan.ability import Ability, Lacks
 from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
-from farflung.protocol.fields import Addresses, Count, Id, Message, Name, Text
+from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Text
 from farflung.protocol.opset import Opset
 from farflung.runtime.training import Training
 
@@ -171,13 +171,13 @@ class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.tensor_bytes / self.wire_bytes if self.wire_bytes else None
 
     def with_more(self, more: LinkTraffic) -> LinkTraffic:
-        """Both together."""
+        """Both together, as far as messages can count."""
         return LinkTraffic(
             self.source,
             self.target,
-            self.tensor_bytes + more.tensor_bytes,
-            self.wire_bytes + more.wire_bytes,
-            self.not_finite + more.not_finite,
+            min(MOST_COUNT, self.tensor_bytes + more.tensor_bytes),
+            min(MOST_COUNT, self.wire_bytes + more.wire_bytes),
+            min(MOST_COUNT, self.not_finite + more.not_finite),
         )
 
 

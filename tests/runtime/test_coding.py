@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import msgspec
@@ -17,7 +18,7 @@ from farflung.opdag.segment import Segment
 from farflung.plan import LinkCodec, Plan
 from farflung.plan.rung import codebook_of
 from farflung.planner import PlannedJob
-from farflung.runtime.coding import Coding
+from farflung.runtime.coding import Coding, coding_bytes
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.training import Training
@@ -128,6 +129,7 @@ class Ends:
         self.bytes = edge.bytes
         self.place = (0, 0, edge.source, edge.target, edge.value, False)
         self.codings = [self.coding(plan, worker, job.segments, rung) for worker in plan.workers()]
+        self.coding_bytes = coding_bytes("worker-0", plan, training(rung), job.segments[:1])
 
     def coding(self, plan: Plan, worker: str, segments: Sequence[Segment], rung: str) -> Coding:
         mine = [segments[number] for number in plan.segments_of(worker)]
@@ -211,6 +213,27 @@ def test_what_was_written_with_more_than_is_known_here_waits_for_its_unit() -> N
     ends.codings[1].decided(0, applied=True)
     assert not ends.codings[1].is_early(second)
     assert np.abs(ends.read(second) - ends.numbers()).max() < 1
+
+
+def test_values_that_no_codec_may_write_are_dense_whatever_the_codebook_names() -> None:
+    graph = captured(case("gpt"), SAMPLES)[1]
+    job = planned(graph, training(), 2)
+    job_training = msgspec.structs.replace(training("int8"), codecs=("int8", "dense"))
+    coding = Coding("worker-0", job.plan, job_training, [job.segments[0]])
+    whole = memoryview(bytes(16))
+    assert coding.encode(Parcel(0, 0, 0, 1, 10**6, False, whole)).payload == Coded(0, whole)
+
+
+@pytest.mark.parametrize("rung", ["int8", "dense+zstd", "topk100-bf16", "masked30-int4", "even30", "axes30"])
+def test_no_codec_takes_more_memory_than_is_kept_free_for_it(rung: str) -> None:
+    ends = Ends(rung)
+    numbers = ends.numbers()
+    ends.read(ends.sent(numbers))  # what is made once and kept
+    tracemalloc.start()
+    ends.read(ends.sent(numbers))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= ends.coding_bytes + 2**16
 
 
 def test_snapshots_are_held_against_the_job() -> None:

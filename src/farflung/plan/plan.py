@@ -61,7 +61,7 @@ class LinkCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Name
     target: Name
     codec: RungName
-    ratio: Annotated[float, Meta(ge=1, le=1e6)]
+    ratio: Annotated[float, Meta(ge=1, le=1e7)]
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -32,7 +32,9 @@ _DTYPES: dict[str, np.dtype] = {
     "bfloat16": np.dtype(np.uint16),
 }
 
-
+_WORKING_BYTES, _SPARSE_BYTES = 20, 33
+"""What a codec works with for each element of one tensor, at most; positions take most of it. Measured of all
+families: 18 (along axes), and 32 where a payload keeps nearly every element, which a peer may say."""
 _LEARNED_BYTES = 24
 """For each pair of features: axes, those that come next, their inverse, moments and sums."""
 
@@ -192,8 +194,8 @@ class Coding:
 def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> int:
     """What codecs take beside the segments: masks of the plan's window, and a tensor that is read or written.
 
-    A mask is at most a bit for each element; of a tensor its payload and what it becomes are there at once.
-    What a codec learns of features is kept for each value in both directions.
+    A mask is at most a bit for each element; of a tensor its payload and what it becomes are there at once,
+    and what a codec works with. What a codec learns of features is kept for each value in both directions.
     """
     if not training.codecs:
         return 0
@@ -201,7 +203,10 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
     masks = sum(-(-form.elements // 8) for form in forms) if _masks_matter(training.codecs) else 0
     learning = sum(recipe(name).learns for name in training.codecs)
     learned = 2 * learning * sum(_LEARNED_BYTES * form.features**2 for form in forms)
-    return masks * plan.window + learned + 2 * max((form.nbytes for form in forms), default=0)
+    sparse = any(gives_mask(name) or needs_mask(name) for name in training.codecs)
+    working = _SPARSE_BYTES if sparse else _WORKING_BYTES
+    largest = max((2 * form.nbytes + working * form.elements for form in forms), default=0)
+    return masks * plan.window + learned + largest
 
 
 def _masks_matter(codebook: Sequence[str]) -> bool:

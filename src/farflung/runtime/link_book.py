@@ -66,7 +66,7 @@ class LinkBook:
         self._worker = worker
         self._plan = plan
         self._codebook = training.codecs
-        self._numbers = {DENSE: 0} | {name: 1 + n for n, name in enumerate(training.codecs)}
+        self._numbers = {name: 1 + n for n, name in enumerate(training.codecs)} | {DENSE: 0}
         here = {segment.number: segment for segment in segments}
         self.forms = _forms(plan, here, training.microbatch_size)
         self._rungs: dict[str, Rung] = {}

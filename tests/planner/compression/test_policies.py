@@ -134,3 +134,10 @@ def test_policies_are_read_from_text() -> None:
     for text in ("adatopk", "uniform:", "uniform:many", "adatopk:0.5", "adatopk:nan", "uniform:inf"):
         with pytest.raises(CodecError, match="ratio"):
             policy_of(text)
+
+
+def test_the_roughest_codec_that_has_a_name_has_a_place_in_a_plan() -> None:
+    plan = chain(["a", "b"])
+    rough = policies.uniform("topk0.0001-int4")(plan, topology({}, workers=2))
+    told = msgspec.msgpack.encode(msgspec.structs.replace(plan, codecs=list(rough)))
+    assert msgspec.msgpack.decode(told, type=type(plan)).codecs == list(rough)

@@ -11,7 +11,7 @@ from tests.broker.scenario import plan_over
 from farflung.broker.commit import CommitGroup, added_up
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import LinkBytes, LinkTraffic, Share
+from farflung.protocol.worker import LinkBytes, LinkTraffic, Share, WayRate
 from farflung.schedule import Unit
 
 STEP = Unit(4, True, 3, 2)
@@ -140,3 +140,9 @@ def test_what_a_worker_makes_up_stays_a_number_that_messages_hold() -> None:
     traffic = added_up(added_up({}, group, "a"), group, "a")
     assert traffic == {("a", "b"): LinkTraffic("a", "b", most, most, most)}
     assert group.add("b", ready(share(1))).bytes_sent == most
+
+
+def test_each_way_has_one_rate_a_unit() -> None:
+    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[WayRate("b", 1e6)] * 2)
+    with pytest.raises(ProtocolError, match="two rates of one way"):
+        opened(["a", "b"]).add("a", told)

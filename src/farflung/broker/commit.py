@@ -111,6 +111,8 @@ class CommitGroup:
         return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links)
 
     def _links(self, worker: str, ready: UnitReady) -> list[LinkTraffic]:
+        if len({rate.source for rate in ready.rates}) < len(ready.rates):
+            raise ProtocolError(f"worker {worker} tells two rates of one way")
         targets = {link.target for link in ready.links}
         if len(targets) < len(ready.links) or not targets <= self.owners.keys() - {worker}:
             raise ProtocolError(f"worker {worker} tells of links that the plan does not give it")

@@ -12,7 +12,9 @@ import jax
 import numpy as np
 import pytest
 import torch
-from tests.runtime.jax_backend.samples import GROUPS, Sample
+from tests.runtime.jax_backend.samples import GROUPS as FIRST_GROUPS
+from tests.runtime.jax_backend.samples import Sample
+from tests.runtime.jax_backend.samples_of_version_3 import GROUPS_OF_VERSION_3
 from torch import Tensor
 
 from farflung.opdag import opset
@@ -24,6 +26,7 @@ from farflung.runtime.torch_backend.codegen import resolve
 from farflung.runtime.torch_backend.tensors import memory
 
 torch.set_num_threads(1)
+GROUPS = {**FIRST_GROUPS, **GROUPS_OF_VERSION_3}
 WITHOUT_GRADIENT = {
     "cross_entropy_loss.default": frozenset({"weight"}),
     "nll_loss_nd.default": frozenset({"weight"}),

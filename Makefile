@@ -26,7 +26,7 @@ train: $(STAMP)
 
 # Two processes at a time; tests/conftest.py says which tests stay together.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --durations 30
 
 # A million each of damaged documents, payloads of codecs, and frames (docs/measurements.md, Fuzzing). Goes on where
 # it was broken off, payloads apart.

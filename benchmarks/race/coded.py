@@ -7,14 +7,13 @@ loss of a system that raced must be one of these. Evaluation is plain: of the mo
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import torch
 from benchmarks.race.course import Batches, Course
-from benchmarks.race.numerics import Reference, evaluate
+from benchmarks.race.numerics import Reference, follow
 
 from farflung.client.check import capture_shapes
 from farflung.files import write_atomically
@@ -49,23 +48,15 @@ def _train(course: Course, plan: Plan) -> Reference:
     placed = _placed(graph, plan, course.microbatch_size)
     segments = received(placed.programs, course.microbatch_size)
     pipeline = InProcessPipeline(graph, plan, segments, named_state(model, graph), training)
-    held_out = batches.held_out() if course.validate_every else []
-    losses: list[float] = []
-    seconds: list[float] = []
-    validation: list[tuple[int, float]] = []
-    for number in range(course.steps + 1):
-        if held_out and number % course.validate_every == 0:
-            validation.append((number, evaluate(model, held_out)))
-        if number == course.steps:
-            break
-        start = time.monotonic()
-        batch = batches.step(number)
-        parts = {name: tensor.chunk(course.microbatches) for name, tensor in batch.items()}
+
+    def run(number: int) -> float:
+        parts = {name: tensor.chunk(course.microbatches) for name, tensor in batches.step(number).items()}
         microbatches = [{name: part[m] for name, part in parts.items()} for m in range(course.microbatches)]
-        losses.append(sum(share.loss for share in pipeline.run(number, microbatches)))
+        loss = sum(share.loss for share in pipeline.run(number, microbatches))
         pipeline.decide(number, 1.0)
-        seconds.append(time.monotonic() - start)
-    return Reference(losses, validation, sorted(seconds)[len(seconds) // 2])
+        return loss
+
+    return follow(course, model, batches, run)
 
 
 def _placed(graph: Graph, plan: Plan, microbatch_size: int) -> PlannedJob:

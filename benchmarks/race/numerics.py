@@ -61,6 +61,18 @@ def train(course: Course) -> Reference:
     """Eagerly, microbatch by microbatch, as every dense system does."""
     model, batches = course.model().train(), Batches(course)
     optimizer = build(course.optimizer(), model.parameters())
+    return follow(
+        course,
+        model,
+        batches,
+        lambda number: step(model, optimizer, batches.step(number), course.microbatches),
+    )
+
+
+def follow(
+    course: Course, model: torch.nn.Module, batches: Batches, run: Callable[[int], float]
+) -> Reference:
+    """All steps of a course, where `run` trains `model` by one and gives its loss."""
     held_out = batches.held_out() if course.validate_every else []
     losses: list[float] = []
     seconds: list[float] = []
@@ -71,7 +83,7 @@ def train(course: Course) -> Reference:
         if number == course.steps:
             break
         start = time.monotonic()
-        losses.append(step(model, optimizer, batches.step(number), course.microbatches))
+        losses.append(run(number))
         seconds.append(time.monotonic() - start)
     return Reference(losses, validation, sorted(seconds)[len(seconds) // 2])
 

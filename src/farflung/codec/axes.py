@@ -12,6 +12,7 @@ long as they are small: both ends read the same bits, and a reference may be lea
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 
@@ -32,11 +33,13 @@ _HEADER = struct.Struct("<BIIf")
 _PLAIN, _LEVELS, _LEVELS_AND_AXES = 0, 1, 2
 MOST_WIDTH = 2048
 _LARGEST = 127
-_GROUPS = 8
+_SLABS = 8
 _EARLY = (1, 2, 4, 8, 16)
 """After so many steps the axes are learned anew, and then every so often."""
 _MEMORY = 16
 """Steps over which the moments are averaged."""
+_NOTED = 512
+"""Of a tensor, the moments of about so many of its rows are taken, evenly spread."""
 _EXACT = 2.0**24
 _SNAPSHOT_STEPS = 2**40
 
@@ -90,11 +93,7 @@ class Turned:
         if context.train:
             self._note(rows)
         distance, levels = found
-        parts = [
-            part
-            for columns in np.array_split(levels, _groups(width), axis=1)
-            for part in wholes.write(np.ascontiguousarray(columns).reshape(-1))
-        ]
+        parts = [part for start, end in _slabs(width) for part in wholes.write(levels[start:end])]
         room = elements.nbytes - sum(len(part.data) for part in parts)
         if room <= 0:
             return _whole(elements, "no smaller")
@@ -124,8 +123,9 @@ class Turned:
             )
         news = reader.take(np.int8, width * width).reshape(width, width) if kind == _LEVELS_AND_AXES else None
         levels = self._read_levels(reader, target.size // width, width)
+        largest = max(float(levels.max(initial=0)), -float(levels.min(initial=0)))
         values = self._codec.values(levels, context)
-        numbers = self._turned_back(values, levels, require_distance(distance))
+        numbers = self._turned_back(values, largest, require_distance(distance))
         narrow(_as_elements(numbers, into.shape), target)
         if news is not None and context.train:
             self._got = news.copy()
@@ -184,6 +184,7 @@ class Turned:
             raise CodecError(f"a value with axes of {len(held)} features came with {width}")
 
     def _note(self, rows: Float32) -> None:
+        rows = rows[:: max(1, len(rows) // _NOTED)]
         products = (rows.T @ rows).astype(np.float64)
         if np.isfinite(products).all():
             self._sums = products if self._sums is None else self._sums + products
@@ -202,36 +203,38 @@ class Turned:
         self._axes, self._inverse = axes, None
 
     def _along_axes(self, rows: Float32) -> Float32:
+        """(features, rows): a plane for each axis."""
         if self._axes is None:
-            return rows
+            return np.ascontiguousarray(rows.T)
         if self._inverse is None:
             try:
                 inverse = np.linalg.inv(self._axes.astype(np.float64)) * _LARGEST
             except np.linalg.LinAlgError as error:
                 raise CodecError("axes do not span their features: a snapshot is damaged") from error
-            self._inverse = inverse.astype(np.float32)
-        return rows @ self._inverse
+            self._inverse = np.ascontiguousarray(inverse.T.astype(np.float32))
+        return self._inverse @ rows.T
 
     def _read_levels(self, reader: Reader, rows: int, width: int) -> wholes.Wholes:
-        levels = np.empty((rows, width), np.int32)
-        for columns in np.array_split(levels, _groups(width), axis=1):
-            columns[:] = wholes.read(reader, columns.size).reshape(columns.shape)
+        levels = np.empty((width, rows), np.float32)
+        for start, end in _slabs(width):
+            levels[start:end] = wholes.read(reader, end - start, rows)
         reader.end()
         return levels
 
-    def _turned_back(self, values: Float32, levels: wholes.Wholes, distance: float) -> Float32:
-        """Values along the axes as features again.
+    def _turned_back(self, values: Float32, largest: float, distance: float) -> Float32:
+        """Values along the axes, (features, rows), as rows of features again.
 
-        Without dither they are levels, and sums of products of whole numbers are exact in any order.
+        Without dither they are levels up to `largest`, and sums of products of whole numbers are exact in any
+        order.
         """
         if self._axes is None:
-            return values * np.float32(distance)
+            return values.T * np.float32(distance)
         axes = self._axes.astype(np.float32)
-        largest = float(np.sqrt(np.square(levels, dtype=np.float64).sum(axis=1).max(initial=0.0)))
-        if largest * float(np.linalg.norm(axes, axis=0).max()) < _EXACT:
-            numbers = values @ axes
+        most = largest * math.sqrt(len(axes)) * float(np.linalg.norm(axes, axis=0).max())
+        if most < _EXACT:
+            numbers = values.T @ axes
         else:
-            numbers = (values.astype(np.float64) @ axes.astype(np.float64)).astype(np.float32)
+            numbers = (values.T.astype(np.float64) @ axes.astype(np.float64)).astype(np.float32)
         numbers *= np.float32(distance / _LARGEST)
         return numbers
 
@@ -254,8 +257,10 @@ def _matrix(data: bytes, width: int, dtype: type) -> np.ndarray | None:
     return np.frombuffer(data, dtype).reshape(width, width).copy()
 
 
-def _groups(width: int) -> int:
-    return min(_GROUPS, width)
+def _slabs(width: int) -> list[tuple[int, int]]:
+    """Neighbouring axes are alike: from where to where so many are written together."""
+    size = wholes.PLANES * max(1, round(width / (wholes.PLANES * _SLABS)))
+    return [(start, min(start + size, width)) for start in range(0, width, size)]
 
 
 def _width(shape: tuple[int, ...]) -> int:

@@ -61,34 +61,38 @@ class Even(Lossy, frozen=True, tag="even"):
         if not size < _MOST:
             return None
         distance = np.float32(size * self.step)
-        levels = np.zeros(len(flat_numbers), np.int32)
+        levels = np.zeros(len(flat_numbers), np.float32)
         if distance <= _LEAST:
             return 0.0, levels.reshape(numbers.shape)
         noise = self._noise(context, len(flat_numbers))
         for start, piece in pieces(flat_numbers, 1):
-            scaled = piece / distance
+            scaled = np.divide(piece, distance, out=levels[start : start + len(piece)])
             if noise:
                 scaled += noise.dither(len(piece))
-            levels[start : start + len(piece)] = np.rint(scaled, out=scaled)
+            np.rint(scaled, out=scaled)
         return float(distance), levels.reshape(numbers.shape)
 
     def values(self, levels: wholes.Wholes, context: Context) -> Float32:
-        """What the levels stand for, in distances."""
-        numbers = levels.astype(np.float32)
-        if noise := self._noise(context, numbers.size):
-            for _, piece in pieces(numbers.reshape(-1), 1):
+        """What the contiguous levels stand for, in distances, in their place."""
+        if noise := self._noise(context, levels.size):
+            for _, piece in pieces(levels.reshape(-1), 1):
                 piece -= noise.dither(len(piece))
-        return numbers
+        return levels
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
+        # Neighbours are of neighbouring planes.
         found = self.levels(as_float32(elements), context)
         if found is None:
             return None
-        return Encoded((Part.of(np.array([found[0]], np.float32)), *wholes.write(found[1])))
+        distance, levels = found
+        planes = np.pad(levels, (0, -len(levels) % wholes.PLANES)).reshape(-1, wholes.PLANES).T
+        return Encoded((Part.of(np.array([distance], np.float32)), *wholes.write(planes)))
 
     def _read(self, reader: Reader, elements: Floats, shape: Sequence[int], context: Context) -> Mask | None:
         distance = require_distance(float(reader.take(np.float32, 1)[0]))
-        numbers = self.values(wholes.read(reader, len(elements)), context)
+        planes = wholes.read(reader, wholes.PLANES, -(-len(elements) // wholes.PLANES))
+        levels = planes.T.reshape(-1)[: len(elements)]
+        numbers = self.values(levels, context)
         numbers *= np.float32(distance)
         narrow(numbers, elements)
         return None

@@ -1,55 +1,60 @@
 """Whole numbers near zero in little more than their entropy: several to a byte, Huffman's code over bytes.
 
 zstandard writes bytes that do not repeat in Huffman's code, which spends at least one bit on each. So the
-fewer values there are, the more of them share a byte; and neighbours that do tell of each other.
+fewer values there are, the more of them share a byte; and neighbours that do tell of each other. Numbers come
+as planes, (planes, n): neighbouring planes share a byte, so that all work goes along contiguous rows.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 from functools import cache
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from farflung.codec.floats import Float32
 from farflung.codec.payload import Part, Reader
 from farflung.errors import CodecError
 
-Wholes = NDArray[np.int32]
+Wholes = Float32
+"""Whole numbers as floats, which are exact: those that are larger than 2^24 were floats before."""
 
 _HEADER = struct.Struct("<BIII")
 _TOGETHER = {1: 5, 2: 3, 3: 2, 7: 2, 127: 1}
 """Of magnitudes up to the key, so many share a byte. The key itself says: that or more."""
-_LOOK = 2**14
-"""So many numbers from the middle are written in several ways, and the shortest is taken for all."""
+PLANES = 30
+"""Of so many planes none has to share a byte with nothing."""
+_LOOK = 2**12
+"""About so many numbers from the middle are written in several ways, and the shortest is taken for all."""
 _WAYS = 3
 _BYTE = 255
+_MOST = 2**30
+
+_HUFFMAN = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, min_match=7
+)
+"""Hardly any search for what repeats, except for runs of nothing: level 1 finds matches that cost more than
+Huffman's code of the same bytes, up to a tenth of sparse numbers."""
+
+_tools = threading.local()
 
 
-def write(wholes: Wholes) -> list[Part]:
-    """The numbers, flat, as parts of a payload."""
-    middle = (len(wholes) - _LOOK) // 2 if len(wholes) > _LOOK else 0
-    sample = wholes[middle : middle + _LOOK]
-    usual = float(np.abs(sample).mean()) if len(sample) else 0.0
+def write(planes: Wholes) -> list[Part]:
+    """The numbers, (planes, n), as parts of a payload."""
+    length = planes.shape[1]
+    look = min(length, -(-_LOOK // max(1, len(planes))))
+    sample = planes[:, (length - look) // 2 :][:, :look]
+    usual = float(np.abs(sample).mean()) if sample.size else 0.0
     ways = [radius for radius in _TOGETHER if radius >= min(usual, max(_TOGETHER))][:_WAYS]
     radius = min(ways, key=lambda radius: sum(len(part.data) for part in _parts(sample, radius)))
-    return _parts(wholes, radius)
+    return _parts(planes, radius)
 
 
-def _parts(wholes: Wholes, radius: int) -> list[Part]:
-    near = (np.clip(wholes, -radius, radius) + radius).astype(np.uint8)
-    sizes = np.abs(wholes)
-    far = sizes[sizes >= radius] - radius
-    body = _pressed(_together(near, radius))
-    low = _pressed(np.minimum(far, _BYTE).astype(np.uint8))
-    high = far[far >= _BYTE].astype(np.uint32)
-    header = _HEADER.pack(radius, len(body), len(low), len(high))
-    return [Part.raw(header), Part.raw(body), Part.raw(low), Part.of(high)]
-
-
-def read(reader: Reader, count: int) -> Wholes:
-    """`count` numbers that `write` wrote.
+def read(reader: Reader, planes: int, length: int) -> Wholes:
+    """The (planes, length) numbers that `write` wrote.
 
     Raises
     ------
@@ -59,51 +64,78 @@ def read(reader: Reader, count: int) -> Wholes:
     radius, body_bytes, low_bytes, high_count = _HEADER.unpack(reader.bytes(_HEADER.size))
     if radius not in _TOGETHER:
         raise CodecError(f"a payload packs numbers up to {radius}, which is none of its ways: it is damaged")
-    bytes_of_near = -(-count // _TOGETHER[radius])
-    packed = _expanded(reader.bytes(body_bytes), bytes_of_near)
-    wholes = np.take(_apart(radius), packed, axis=0).reshape(-1)[:count].astype(np.int32)
-    beyond = np.flatnonzero(np.abs(wholes) == radius)
+    packed = _expanded(reader.bytes(body_bytes), -(-planes // _TOGETHER[radius]) * length)
+    near = _apart(packed, radius, planes, length)
+    beyond = _ends(near, radius)
     low = _expanded(reader.bytes(low_bytes), len(beyond)).astype(np.int64)
     high = reader.take(np.uint32, high_count)
-    if np.count_nonzero(low == _BYTE) != high_count or high.max(initial=0) > 2**30:
+    if np.count_nonzero(low == _BYTE) != high_count or high.max(initial=0) > _MOST:
         raise CodecError("the numbers of a payload do not fit together: it is damaged")
     low[low == _BYTE] = high
-    wholes[beyond] += (np.sign(wholes[beyond]) * low).astype(np.int32)
+    wholes = near.astype(np.float32)
+    wholes.reshape(-1)[beyond] = np.sign(near.reshape(-1)[beyond]) * (low + radius)
     return wholes
 
 
-def _together(near: NDArray[np.uint8], radius: int) -> NDArray[np.uint8]:
-    """Digits to the base of 2 `radius` + 1, as many in a byte as fit."""
-    count, base = _TOGETHER[radius], 2 * radius + 1
-    if count == 1:
-        return near
-    if left := -len(near) % count:
-        near = np.append(near, np.full(left, radius, np.uint8))
-    digits = near.reshape(-1, count)
-    packed = digits[:, count - 1].copy()
-    for place in reversed(range(count - 1)):
-        packed *= np.uint8(base)
-        packed += digits[:, place]
+def _parts(planes: Wholes, radius: int) -> list[Part]:
+    near = np.clip(planes, -radius, radius).astype(np.int8)
+    far = np.abs(planes.reshape(-1)[_ends(near, radius)]).astype(np.int64) - radius
+    body = _pressed(_together(near, radius))
+    low = _pressed(np.minimum(far, _BYTE).astype(np.uint8))
+    high = far[far >= _BYTE].astype(np.uint32)
+    header = _HEADER.pack(radius, len(body), len(low), len(high))
+    return [Part.raw(header), Part.raw(body), Part.raw(low), Part.of(high)]
+
+
+def _ends(near: NDArray[np.int8], radius: int) -> NDArray[np.intp]:
+    """Where, flat, the numbers say that or more."""
+    return np.flatnonzero((near == radius) | (near == -radius))
+
+
+def _together(near: NDArray[np.int8], radius: int) -> NDArray[np.uint8]:
+    """Digits to the base of 2 `radius` + 1, as many in a byte as fit; what is missing is 0."""
+    count, base = _TOGETHER[radius], np.uint8(2 * radius + 1)
+    digits = (near + np.int8(radius)).view(np.uint8)
+    packed = digits[::count].copy()
+    power = base
+    for place in range(1, count):
+        some = digits[place::count]
+        packed[: len(some)] += some * power
+        packed[len(some) :] += np.uint8(radius) * power
+        power *= base
     return packed
 
 
+def _apart(packed: NDArray[np.uint8], radius: int, planes: int, length: int) -> NDArray[np.int8]:
+    near = np.empty((planes, length), np.int8)
+    body = packed.tobytes()
+    for place, table in enumerate(_tables(radius)):
+        some = near[place :: _TOGETHER[radius]]
+        some[:] = np.frombuffer(body.translate(table), np.int8)[: some.size].reshape(some.shape)
+    return near
+
+
 @cache
-def _apart(radius: int) -> NDArray[np.int8]:
-    """(256, numbers in a byte): what every byte says; one that cannot be says the largest."""
-    count, base = _TOGETHER[radius], 2 * radius + 1
-    places = np.arange(256)[:, None] // base ** np.arange(count)
-    return np.minimum(places % base - radius, radius).astype(np.int8)
+def _tables(radius: int) -> tuple[bytes, ...]:
+    """For each place in a byte the number that every byte has there; one that cannot be has the largest."""
+    base = 2 * radius + 1
+    places = [np.arange(256) // base**place % base for place in range(_TOGETHER[radius])]
+    return tuple(np.minimum(place - radius, radius).astype(np.int8).tobytes() for place in places)
 
 
 def _pressed(data: NDArray[np.uint8]) -> bytes:
-    return zstandard.ZstdCompressor(level=1).compress(data.data)
+    if not hasattr(_tools, "compressor"):
+        _tools.compressor = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
+    return bytes(_tools.compressor.compress(data.reshape(-1).data))
 
 
 def _expanded(body: memoryview, size: int) -> NDArray[np.uint8]:
     """`size` bytes; memory is taken only for a body that says the same."""
+    if not hasattr(_tools, "decompressor"):
+        _tools.decompressor = zstandard.ZstdDecompressor()
     try:
         if zstandard.frame_content_size(body) != size:
             raise CodecError(f"the numbers of a payload are not those of {size} bytes: it is damaged")
-        return np.frombuffer(zstandard.ZstdDecompressor().decompress(body, max_output_size=size), np.uint8)
+        return np.frombuffer(_tools.decompressor.decompress(body, max_output_size=size), np.uint8)
     except zstandard.ZstdError as error:
         raise CodecError(f"the numbers of a payload cannot be expanded ({error}): it is damaged") from error

@@ -55,7 +55,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="re
 class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="axes"):
     """Write along principal axes, which the writer learns and sends every so many steps: `Even` only."""
 
-    every: Annotated[int, Meta(ge=1, le=2**20)] = 32
+    every: Annotated[int, Meta(ge=1, le=2**20)] = 8
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="feedback"):

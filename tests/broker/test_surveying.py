@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from farflung.broker.measurements import LineMeasurement, Measurement, Measurements, PairMeasurement
+from farflung.broker.measurements import LineMeasurement, Measurement, Measurements, Pair, PairMeasurement
 from farflung.broker.survey import Line, Measuring, Member, Survey
 from farflung.broker.surveying import Turn, begin, heard, leave, passed
 from farflung.broker.tournament import meetings
@@ -22,6 +22,10 @@ from farflung.protocol.probing import EndProbe, Probe, Probed, ProbedLink
 from farflung.transport.timeouts import FAN_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
 
 PATIENCE_SECONDS = Timeouts().probe_answer_seconds
+
+
+def known_of(fleet: Fleet) -> Mapping[Pair, PairMeasurement]:
+    return fleet.survey.known.pairs
 
 
 def names(count: int) -> list[str]:
@@ -130,6 +134,7 @@ def test_a_pair_whose_probe_came_to_nothing_gets_a_second_chance() -> None:
     fleet = Fleet(survey(2), answer).run()
     assert failures == 8
     assert fleet.pairs["w00", "w01"].problem == "too little of a probe came"
+    assert known_of(fleet)["w00", "w01"].state == "not measured"  # they reached each other
 
 
 def test_every_pair_is_probed_once_from_both_sides_and_every_line_both_ways() -> None:
@@ -198,6 +203,7 @@ def test_a_frozen_worker_costs_one_deadline_and_each_of_its_pairs_a_clear_word()
     assert fleet.now < 2 * PATIENCE_SECONDS + 30
     assert len(failed) == 1 and "w00" in next(iter(failed))
     assert next(iter(failed.values())) == f"worker w00: it did not answer within {PATIENCE_SECONDS:g} s"
+    assert known_of(fleet)[next(iter(failed))].state == "not measured"
     assert len(fleet.pairs) == 2 + 20  # the way to it carried something; the others were all measured
     assert not any(line[0] == "w00" for line in fleet.lines)
 
@@ -213,6 +219,33 @@ def test_a_pair_that_cannot_reach_each_other_is_a_result_and_no_more() -> None:
         assert (fleet.pairs[pair].bandwidth_mbps, fleet.pairs[pair].problem) == (0, "no way leads to it")
     assert sum(way.bandwidth_mbps > 0 for way in fleet.pairs.values()) == 10
     assert fleet.lines["w00", "up"].alone_mbps == 20  # the two that it reaches
+    asked = [probe for worker, probe in fleet.asked if worker == "w00" and probe.peers[0].worker == "w01"]
+    assert len(asked) == 2 and known_of(fleet)["w00", "w01"].state == "unreachable"
+
+
+def test_one_failed_probe_costs_nobody_a_place() -> None:
+    failures = 2  # both of a pair say so
+
+    def answer(worker: str, probe: Probe) -> Probed:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            return Probed(probe.number, [ProbedLink(probe.peers[0].worker, problem="no link came about")])
+        return well(worker, probe)
+
+    fleet = Fleet(survey(2), answer).run()
+    assert {way.state for way in known_of(fleet).values()} == {"measured"}
+
+
+def test_few_of_many_who_cannot_reach_each_other_are_asked_twice_in_one_survey() -> None:
+    def answer(worker: str, probe: Probe) -> Probed:
+        return Probed(probe.number, [ProbedLink(probe.peers[0].worker, problem="no way leads to it")])
+
+    first = Fleet(survey(8), answer).run()
+    states = Counter(way.state for way in known_of(first).values())
+    assert states == {"unreachable": 2 * (1 + 28 // 4), "not measured": 2 * (28 - 8)}
+    second = Fleet(survey(8, known=first.survey.known), answer).run()
+    assert {way.state for way in known_of(second).values()} == {"unreachable"}
 
 
 def test_who_begins_a_job_is_left_out_without_a_result() -> None:

@@ -56,7 +56,7 @@ def byte_limit(due: Iterable[Meeting]) -> int:
 
 
 def is_known(meeting: Meeting, measurements: Measurements) -> bool:
-    """Whether a way was found between two workers, in both directions."""
+    """Whether the newest probe of two workers found a way between them, in both directions."""
     a, b = meeting
     ways = [measurements.pairs.get(pair) for pair in ((a, b), (b, a))]
-    return all(way is not None and way.bandwidth_mbps > 0 for way in ways)
+    return all(way is not None and way.is_fresh for way in ways)

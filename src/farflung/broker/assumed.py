@@ -19,6 +19,7 @@ SITES = "as the median of the links between the same two sites"
 ENDS = "as fast as the slower of its two ends was on other links, and as far as the median of these"
 FLEET = "as the median of all links"
 NOTHING = f"{ASSUMED_MBPS:g} Mbit/s and {ASSUMED_MS:g} ms, for nothing is known of either end"
+FAILED = " yet, for a probe failed"
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -47,25 +48,27 @@ class Ways:
         self._near = _medians((end, way) for way in standing for end in way.pair)
         self._fleet = _medians(("", way) for way in standing).get("")
         self._total = len(members) * (len(members) - 1)
-        self._assumed: Counter[str] = Counter()
+        self._assumed: Counter[tuple[bool, str]] = Counter()
 
     def way(self, sender: Worker, receiver: Worker) -> Way:
         """From one member to another; to itself is nothing."""
         if sender.worker == receiver.worker:
             return Way(0.0, 0.0)
         found = self._found.get((sender.worker, receiver.worker))
-        if found is not None:
-            return _bounded(found.bandwidth_mbps, found.latency_ms) if found.bandwidth_mbps else Way(0.0, 0.0)
+        if found is not None and found.state == "measured":
+            return _bounded(found.bandwidth_mbps, found.latency_ms)
+        if found is not None and found.state == "unreachable":
+            return Way(0.0, 0.0)
         reason, way = self._guess(sender.worker, receiver.worker)
-        self._assumed[reason] += 1
+        self._assumed[found is not None, reason] += 1
         declared = [rate for rate in (sender.line.up_mbps, receiver.line.down_mbps) if rate is not None]
         return _bounded(min([way.mbps, *declared]), way.ms)
 
     def words(self) -> list[str]:
         """What was assumed of the pairs that were asked for so far."""
         return [
-            f"{count} of {self._total} links not measured: taken {reason}"
-            for reason, count in self._assumed.items()
+            f"{count} of {self._total} links not measured{FAILED if has_failed else ''}: taken {reason}"
+            for (has_failed, reason), count in self._assumed.items()
         ]
 
     def _guess(self, sender: str, receiver: str) -> tuple[str, Way]:

@@ -28,6 +28,7 @@ def fleet_topology(
             way.path,
             way.is_settled,
             way.problem,
+            way.state,
         )
         for pair, way in sorted(measurements.pairs.items())
         if {*pair} <= present.keys()

@@ -11,13 +11,18 @@ import msgspec
 Pair = tuple[str, str]
 Direction = Literal["up", "down"]
 Source = Literal["probe", "traffic"]
+WayState = Literal["measured", "not measured", "unreachable"]
+
+ENOUGH_FAILURES = 2
+"""So many probes in a row without a link show that no way leads there: machines may be too busy for one."""
 
 
 class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
     """The way from `sender` to `receiver`, as found `at` seconds since 1970.
 
-    A bandwidth of 0 says that none was found; `problem` is why. `dialled` is whom the other could dial, if
-    the two are joined directly, and `closed` are those who could not be dialled.
+    A bandwidth of 0 says that nothing was measured; `problem` is why the newest probe came to nothing.
+    `failures` counts the probes in a row in which both ends answered and no link came about. `dialled` is
+    whom the other could dial, if the two are joined directly, and `closed` are those who could not be.
     """
 
     sender: str
@@ -31,11 +36,36 @@ class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
     problem: str = ""
     dialled: str = ""
     closed: tuple[str, ...] = ()
+    failures: int = 0
 
     @property
     def pair(self) -> Pair:
         """Sender and receiver."""
         return self.sender, self.receiver
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the newest probe found a rate."""
+        return self.bandwidth_mbps > 0 and not self.problem
+
+    @property
+    def state(self) -> WayState:
+        """What is known: one probe that failed does not show that no way leads there."""
+        if self.bandwidth_mbps > 0:
+            return "measured"
+        return "unreachable" if self.failures >= ENOUGH_FAILURES else "not measured"
+
+    def after(self, before: PairMeasurement | None) -> PairMeasurement:
+        """What is known of the way by this, the newest, and by what was known before.
+
+        A rate stays known until as many probes have failed as show that no way is left.
+        """
+        if before is None or self.bandwidth_mbps > 0:
+            return self
+        failures = 0 if self.path else before.failures + self.failures
+        if before.bandwidth_mbps > 0 and failures < ENOUGH_FAILURES:
+            return msgspec.structs.replace(before, failures=failures, problem=self.problem)
+        return msgspec.structs.replace(self, failures=failures)
 
 
 class LineMeasurement(msgspec.Struct, frozen=True, tag="line"):
@@ -82,14 +112,23 @@ class Measurements:
     lines: Mapping[tuple[str, Direction], LineMeasurement] = field(default_factory=dict)
 
     def updated(self, found: Iterable[Measurement]) -> Measurements:
-        """With `found` in place of what was known of the same pairs and lines."""
+        """With what `found` adds to what was known of the same pairs and lines."""
         pairs, lines = dict(self.pairs), dict(self.lines)
         for one in found:
             if isinstance(one, PairMeasurement):
-                pairs[one.pair] = one
+                pairs[one.pair] = one.after(pairs.get(one.pair))
             else:
                 lines[one.worker, one.direction] = one
         return Measurements(pairs, lines)
+
+    def of(self, found: Iterable[Measurement]) -> list[Measurement]:
+        """What is known of the same pairs and lines as `found` tells of."""
+        return [
+            self.pairs[one.pair]
+            if isinstance(one, PairMeasurement)
+            else self.lines[one.worker, one.direction]
+            for one in found
+        ]
 
     def without(self, worker: str) -> Measurements:
         """What does not concern `worker`, which is somewhere else now."""
@@ -99,9 +138,11 @@ class Measurements:
         )
 
     def among(self, workers: Iterable[str]) -> bool:
-        """Whether any way between two of these workers was measured."""
+        """Whether anything is known of any way between two of these workers."""
         names = set(workers)
-        return any(names.issuperset(pair) for pair in self.pairs)
+        return any(
+            names.issuperset(pair) and found.state != "not measured" for pair, found in self.pairs.items()
+        )
 
     def line_mbps(self, worker: str, direction: Direction) -> float | None:
         """What all links of a worker share in one direction; None where none was seen to give way."""

@@ -54,7 +54,7 @@ class Survey:
     opened, closed : Who could be dialled and who could not.
     gone : Members who take no further part, and why.
     repeated : What was measured, and if it failed is not tried a second time.
-    doubts_left : How many pairs may still be repeated because their rate still grew.
+    doubts_left : How many pairs may still be repeated because their rate still grew, or no link came about.
     ended : How many probes are over.
     """
 

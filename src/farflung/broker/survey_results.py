@@ -28,7 +28,7 @@ class Results:
 def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str], now: float) -> Results:
     """Both ways between two workers; where none was found, that is the result.
 
-    `gone` says of members who have left the survey why they did.
+    `gone` says of members who have left the survey why they did: their silence shows nothing of the way.
     """
     first, second = pair
     there, back = _told(heard, first, second), _told(heard, second, first)
@@ -37,6 +37,7 @@ def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str
     opened = {"direct": {dialled}, "reverse": {dialler}}.get(path, set())
     closed = set() if path in ("", "direct") else {first, second} - opened
     silent = [f"worker {name}: {gone[name]}" for name in pair if name in gone]
+    has_failed = not path and not silent
     problem = next(filter(None, [*silent, there.problem, back.problem]), "nothing of a probe came through")
     found = tuple(
         PairMeasurement(
@@ -50,6 +51,7 @@ def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str
             problem="" if own.bandwidth_mbps else problem,
             dialled=next(iter(opened), ""),
             closed=tuple(sorted(closed)),
+            failures=int(has_failed),
         )
         for sender, receiver, own in ((first, second, there), (second, first, back))
     )
@@ -57,11 +59,11 @@ def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str
 
 
 def better(results: Results, known: Measurements) -> Results:
-    """The results of a second chance, where they are better than the first ones."""
+    """The results of a second chance, where they are better than what the first one found."""
     found: list[Measurement] = []
     for one in results.found:
         before = known.pairs.get(one.pair) if isinstance(one, PairMeasurement) else None
-        found.append(before if before is not None and _quality(before) > _quality(one) else one)
+        found.append(before if before is not None and _is_better(before, one) else one)
     return replace(results, found=tuple(found))
 
 
@@ -91,7 +93,11 @@ def _told(heard: Mapping[str, Probed], worker: str, peer: str) -> ProbedLink:
     return links[0] if links else ProbedLink(peer)
 
 
-def _quality(found: Measurement) -> tuple[bool, float]:
+def _is_better(before: PairMeasurement, one: Measurement) -> bool:
+    assert isinstance(one, PairMeasurement)
+    return before.is_fresh and _quality(before) > _quality(one)
+
+
+def _quality(found: PairMeasurement) -> tuple[bool, float]:
     """A rate that had stopped growing is better than one that had not, and then a higher one."""
-    assert isinstance(found, PairMeasurement)
     return found.is_settled and found.bandwidth_mbps > 0, found.bandwidth_mbps

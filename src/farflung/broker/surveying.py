@@ -28,7 +28,7 @@ FAN_SHARE = 4
 """A link of a fan may carry this part of what a pair may: they are several."""
 
 DOUBTFUL_SHARE = 4
-"""One in so many pairs may be repeated because its rate still grew; one that has failed always is."""
+"""One in so many pairs may be repeated because its rate still grew, or no link came about."""
 
 _GOOD_ENOUGH = 0.8
 _WORTH_A_FAN = 1.15
@@ -180,9 +180,13 @@ def _results(survey: Survey, running: Running, now: float) -> Results:
 
 
 def _again(survey: Survey, measuring: Measuring, result: Results) -> list[Measuring]:
-    """A pair that deserves a second chance: its members reached each other, and the machines may be busy."""
-    found = [one for one in result.found if isinstance(one, PairMeasurement) and one.path]
-    has_failed = any(one.problem for one in found)
+    """A pair that deserves a second chance: the machines may have been busy.
+
+    Any whose members reached each other and got nothing through, and some of those who did not, or whose
+    rate still grew.
+    """
+    found = [one for one in result.found if isinstance(one, PairMeasurement)]
+    has_failed = any(one.problem and one.path for one in found)
     is_doubtful = survey.doubts_left > 0 and not all(one.is_settled for one in found)
     is_first = measuring not in survey.repeated and not survey.gone.keys() & set(measuring.members)
     return [measuring] if is_first and (has_failed or is_doubtful) else []

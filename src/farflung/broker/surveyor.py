@@ -1,7 +1,7 @@
 """Has idle workers measure the ways between them, and keeps what they find.
 
 A fleet is surveyed unasked once it has been idle for a moment, and only what nobody has measured; what failed
-is tried again much later. A job comes first: a survey leaves its workers alone at once.
+is tried again, later each time. A job comes first: a survey leaves its workers alone at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from farflung.broker.fleet_topology import fleet_topology
 from farflung.broker.logbook import Logbook
 from farflung.broker.measurements import Measurement, PairMeasurement
 from farflung.broker.records import QUEUED, Worker
+from farflung.broker.retries import Retries, Subject
 from farflung.broker.survey import Line, Measuring, Member, Survey
 from farflung.broker.survey_paths import PathQuestion, help_reach
 from farflung.broker.surveying import Turn, begin, heard, leave, passed
@@ -55,7 +56,7 @@ class Surveyor:
         self._clock = clock
         self._is_automatic = is_automatic
         self._traffic = Traffic(3 * timeouts.suspect_seconds)
-        self._tried: dict[frozenset[str] | Line, float] = {}
+        self._retries = Retries(timeouts)
         self._workers: Mapping[str, Worker] = {}
         self._changed_at = clock()
         self._next_number = 1
@@ -64,9 +65,10 @@ class Surveyor:
         self.ended = 0
         kept = logbook.read()
         dispatcher.measurements = dispatcher.measurements.updated(kept)
-        for found in kept:
-            if isinstance(found, PairMeasurement):
-                self._tried[frozenset(found.pair)] = found.at
+        for subject, at in {
+            frozenset(one.pair): one.at for one in kept if isinstance(one, PairMeasurement)
+        }.items():
+            self._retries.begin(subject, at)
 
     def look(self) -> None:
         """See who has come, gone, moved or begun to work; go on with the survey, or begin one that is due."""
@@ -126,8 +128,8 @@ class Surveyor:
         found = list(found)
         if not found:
             return
-        self._dispatcher.measurements = self._dispatcher.measurements.updated(found)
-        self._logbook.note(found)
+        known = self._dispatcher.measurements = self._dispatcher.measurements.updated(found)
+        self._logbook.note(known.of(found))
 
     def send(self, worker: str, message: Message) -> None:
         """Tell a worker, if it is there."""
@@ -137,12 +139,15 @@ class Surveyor:
 
     def _begin(self, due: Agenda) -> None:
         now = self._clock()
-        self._tried.update(dict.fromkeys(map(frozenset, due.meetings), now))
-        self._tried.update(dict.fromkeys(due.lines, now))
+        known = self._dispatcher.measurements
+        for meeting in due.meetings:
+            self._retries.begin(frozenset(meeting), now, is_known(meeting, known))
+        for line in due.lines:
+            self._retries.begin(line, now)
         members = {name: Member(name, worker.where) for name, worker in self._idle().items()}
         survey = Survey(
             members=members,
-            known=self._dispatcher.measurements,
+            known=known,
             pairs=tuple(Measuring("pair", meeting) for meeting in due.meetings),
             lines=due.lines,
             byte_limit=due.byte_limit,
@@ -188,9 +193,9 @@ class Surveyor:
                 continue
             self._changed_at = self._clock()
             if known is None or known.boot != worker.boot:
-                self._try_again(name)
+                self._retries.forget(name)
             if known is not None and _hosts(known) != _hosts(worker):
-                self._try_again(name)
+                self._retries.forget(name)
                 self._dispatcher.measurements = self._dispatcher.measurements.without(name)
                 self._logbook.forget(name)
         self._workers = now
@@ -213,7 +218,7 @@ class Surveyor:
         if self.survey is None or name in self.survey.gone:
             return
         if not is_fault:
-            self._try_again(name)
+            self._retries.forget(name)
         self._take(leave(self.survey, self._clock(), name, reason, is_fault))
 
     def _is_silent(self, name: str) -> bool:
@@ -237,17 +242,13 @@ class Surveyor:
         return any(not job.over and job.state != QUEUED for job in jobs)
 
     def _pair_is_due(self, meeting: Meeting) -> bool:
-        return not is_known(meeting, self._dispatcher.measurements) and self._is_untried(frozenset(meeting))
+        return not is_known(meeting, self._dispatcher.measurements) and self._is_due(frozenset(meeting))
 
     def _line_is_due(self, line: Line) -> bool:
-        return line not in self._dispatcher.measurements.lines and self._is_untried(line)
+        return line not in self._dispatcher.measurements.lines and self._is_due(line)
 
-    def _is_untried(self, subject: frozenset[str] | Line) -> bool:
-        tried = self._tried.get(subject)
-        return tried is None or self._clock() - tried >= self._timeouts.survey_retry_seconds
-
-    def _try_again(self, name: str) -> None:
-        self._tried = {subject: at for subject, at in self._tried.items() if name not in subject}
+    def _is_due(self, subject: Subject) -> bool:
+        return self._retries.is_due(subject, self._clock())
 
 
 def _hosts(worker: Worker) -> set[str]:

@@ -93,6 +93,8 @@ class Traffic:
             at=now,
             source="traffic",
             path=link.path,
+            problem="",
+            failures=0,
         )
 
     def _is_alone(self, pair: Pair, now: float) -> bool:

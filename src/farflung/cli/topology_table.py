@@ -13,7 +13,7 @@ from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.plan import Link, Topology, WorkerSpec
-    from farflung.protocol.probing import FleetTopology
+    from farflung.protocol.probing import FleetTopology, MeasuredLink
 
 MOST_ROWS = 24
 MOST_COLUMNS = 12
@@ -109,19 +109,26 @@ def _milliseconds(links: Sequence[Link]) -> str:
 
 
 def _origins(told: FleetTopology) -> Iterator[str]:
-    if told.measured:
-        ages = [link.seconds_old for link in told.measured]
-        traffic = sum(link.source == "traffic" for link in told.measured)
+    measured = [link for link in told.measured if link.state == "measured"]
+    if measured:
+        ages = [link.seconds_old for link in measured]
+        traffic = sum(link.source == "traffic" for link in measured)
         yield (
             f"{counted(len(ages), 'way')} measured, {traffic} of them by a job's traffic;"
             f" the oldest {duration(max(ages))} ago"
         )
     for words in told.assumed:
         yield from paragraph(f"assumed: {words}")
-    yield from (
-        f"no way from {link.sender} to {link.receiver}: {link.problem}"
-        for link in told.measured
-        if link.problem
-    )
+    for link in told.measured:
+        if link.problem:
+            yield from paragraph(_failure(link))
     if told.survey:
         yield f"a survey is under way: {told.survey}"
+
+
+def _failure(link: MeasuredLink) -> str:
+    ends = f"from {link.sender} to {link.receiver}"
+    if link.state == "unreachable":
+        return f"no way {ends}: {link.problem}"
+    counts = "what was measured before counts" if link.state == "measured" else "it is not measured yet"
+    return f"a probe {ends} failed, {counts}: {link.problem}"

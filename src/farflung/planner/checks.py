@@ -44,7 +44,8 @@ def usable_fleet(topology: Topology, workload: Workload, options: Options) -> Fl
     count = options.workers
     if count is not None and not 1 <= count <= len(joined.workers):
         were = "1 worker was" if count == 1 else f"{count} workers were"
-        raise PlanError(f"{were} asked for, {len(joined.workers)} can all reach one another")
+        why = "".join(f"; {words}" for words in why_parted(topology))
+        raise PlanError(f"{were} asked for, {len(joined.workers)} can all reach one another{why}")
     require_segments(workload, (count or 1) // options.most_replicas)
     devices = Devices.of(joined, options.efficiency)
     _require_memory(workload, devices, options)

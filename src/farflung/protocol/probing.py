@@ -96,7 +96,8 @@ class AskTopology(Message, frozen=True):
 class MeasuredLink(msgspec.Struct, frozen=True):
     """Where the numbers of one ordered pair come from, and how old they are.
 
-    `problem` says why there is no way, if there is none.
+    `problem` says why the newest probe found nothing. `state` says what counts then: what was `measured`
+    before, what is assumed of a way that is `not measured`, or that it is `unreachable`: no way leads there.
     """
 
     sender: str
@@ -106,6 +107,7 @@ class MeasuredLink(msgspec.Struct, frozen=True):
     path: str
     is_settled: bool
     problem: str = ""
+    state: str = "measured"
 
 
 class FleetTopology(Message, frozen=True):

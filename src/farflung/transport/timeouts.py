@@ -98,8 +98,13 @@ class Timeouts:
         return 3 * self.heartbeat_seconds
 
     @property
+    def survey_soon_seconds(self) -> float:
+        """Before two workers of whom a probe showed nothing are asked again; then twice as long each time."""
+        return 3 * self.lease_seconds
+
+    @property
     def survey_retry_seconds(self) -> float:
-        """Before what could not be measured is tried again unasked."""
+        """The longest pause before what could not be measured is tried again unasked."""
         return 60 * self.lease_seconds
 
     @property

@@ -158,7 +158,8 @@ def test_hostile_bytes_are_refused_or_read() -> None:
             reader.decode(bytes(damaged), into, context(1))
         except CodecError:
             pass
-    for snapshot in (b"", b"abc", b"\x95\x02\x01\xc4\x01a\xc4\x00\xc4\x00"):
+    negative = b"\x95\xfd\x00\xc4\x09" + bytes(9) + b"\xc4\x00\xc4\x00"
+    for snapshot in (b"", b"abc", b"\x95\x02\x01\xc4\x01a\xc4\x00\xc4\x00", negative):
         with pytest.raises(CodecError):
             reader.restore(snapshot)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -113,6 +114,18 @@ def test_damaged_numbers_are_refused_or_as_many_as_asked(data: bytes) -> None:
     except CodecError:
         return
     assert numbers.shape == (5, 10)
+
+
+def test_numbers_that_all_say_more_take_no_more_memory_than_usual_ones() -> None:
+    size = 2**20
+    hostile = np.where(normal(size=size) < 0, -1, 1).astype(np.float32).reshape(16, -1)
+    payload = b"".join(part.data for part in wholes._parts(hostile, radius=1))
+    tracemalloc.start()
+    numbers = wholes.read(Reader(payload), *hostile.shape)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(numbers, hostile)
+    assert most / size < 9
 
 
 def test_cut_and_changed_payloads_are_refused_or_read() -> None:

@@ -168,10 +168,10 @@ class Turned:
             kept = msgspec.msgpack.decode(snapshot, type=_Kept)
         except msgspec.DecodeError as error:
             raise CodecError(f"a snapshot of axes cannot be read: {error}") from error
-        axes, announced = (_matrix(data, kept.width, np.int8) for data in (kept.axes, kept.announced))
-        moments = _matrix(kept.moments, kept.width, np.float64)
         if not (0 <= kept.width <= MOST_WIDTH and 0 <= kept.steps < _SNAPSHOT_STEPS):
             raise CodecError("a snapshot of axes holds what no step leaves behind: it is damaged")
+        axes, announced = (_matrix(data, kept.width, np.int8) for data in (kept.axes, kept.announced))
+        moments = _matrix(kept.moments, kept.width, np.float64)
         if moments is not None and not np.isfinite(moments).all():
             raise CodecError("a snapshot of axes has moments that are not finite: it is damaged")
         self.discard()

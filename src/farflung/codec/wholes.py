@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from farflung.codec.floats import Float32
+from farflung.codec.floats import PIECE, Float32
 from farflung.codec.payload import Part, Reader
 from farflung.errors import CodecError
 
@@ -66,20 +67,25 @@ def read(reader: Reader, planes: int, length: int) -> Wholes:
         raise CodecError(f"a payload packs numbers up to {radius}, which is none of its ways: it is damaged")
     packed = _expanded(reader.bytes(body_bytes), -(-planes // _TOGETHER[radius]) * length)
     near = _apart(packed, radius, planes, length)
-    beyond = _ends(near, radius)
-    low = _expanded(reader.bytes(low_bytes), len(beyond)).astype(np.int64)
+    count = sum(len(_ends(piece, radius)) for _, piece in _pieces(near))
+    low = _expanded(reader.bytes(low_bytes), count)
     high = reader.take(np.uint32, high_count)
     if np.count_nonzero(low == _BYTE) != high_count or high.max(initial=0) > _MOST:
         raise CodecError("the numbers of a payload do not fit together: it is damaged")
-    low[low == _BYTE] = high
     wholes = near.astype(np.float32)
-    wholes.reshape(-1)[beyond] = np.sign(near.reshape(-1)[beyond]) * (low + radius)
+    for start, piece in _pieces(near):
+        ends = _ends(piece, radius)
+        far, low = low[: len(ends)].astype(np.float32), low[len(ends) :]
+        larger = np.flatnonzero(far == _BYTE)
+        far[larger], high = high[: len(larger)], high[len(larger) :]
+        far += radius
+        wholes.reshape(-1)[start + ends] = np.copysign(far, piece[ends])
     return wholes
 
 
 def _parts(planes: Wholes, radius: int) -> list[Part]:
     near = np.clip(planes, -radius, radius).astype(np.int8)
-    far = np.abs(planes.reshape(-1)[_ends(near, radius)]).astype(np.int64) - radius
+    far = np.abs(planes.reshape(-1)[_ends(near.reshape(-1), radius)]) - radius
     body = _pressed(_together(near, radius))
     low = _pressed(np.minimum(far, _BYTE).astype(np.uint8))
     high = far[far >= _BYTE].astype(np.uint32)
@@ -87,9 +93,15 @@ def _parts(planes: Wholes, radius: int) -> list[Part]:
     return [Part.raw(header), Part.raw(body), Part.raw(low), Part.of(high)]
 
 
-def _ends(near: NDArray[np.int8], radius: int) -> NDArray[np.intp]:
-    """Where, flat, the numbers say that or more."""
-    return np.flatnonzero((near == radius) | (near == -radius))
+def _pieces(near: NDArray[np.int8]) -> Iterator[tuple[int, NDArray[np.int8]]]:
+    """Where each piece begins, flat, and what it has: of numbers that say more, places take 8 bytes each."""
+    flat = near.reshape(-1)
+    return ((start, flat[start : start + PIECE]) for start in range(0, len(flat), PIECE))
+
+
+def _ends(piece: NDArray[np.int8], radius: int) -> NDArray[np.intp]:
+    """Where the numbers say that or more."""
+    return np.flatnonzero((piece == radius) | (piece == -radius))
 
 
 def _together(near: NDArray[np.int8], radius: int) -> NDArray[np.uint8]:

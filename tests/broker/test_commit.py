@@ -146,3 +146,10 @@ def test_each_way_has_one_rate_a_unit() -> None:
     told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[WayRate("b", 1e6)] * 2)
     with pytest.raises(ProtocolError, match="two rates of one way"):
         opened(["a", "b"]).add("a", told)
+
+
+@pytest.mark.parametrize("source", ["a", "stranger"])
+def test_rates_are_of_ways_that_the_plan_gives(source: str) -> None:
+    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[WayRate(source, 1e6)])
+    with pytest.raises(ProtocolError, match="rates of ways that the plan does not give it"):
+        opened(["a", "b"]).add("a", told)

@@ -129,15 +129,3 @@ def test_a_loss_that_leaves_its_trend_after_a_rougher_codec_relaxes_it() -> None
             outcomes.append(scenario.feed(events.WorkerSays(scenario.now, worker, said)))
     reasons = [change.reason for message in chosen(outcomes) for change in message.changes]
     assert any("above its own trend" in reason for reason in reasons), reasons
-
-
-def test_what_a_stranger_to_the_plan_is_said_to_send_changes_nothing() -> None:
-    scenario = steered()
-    for number in range(8):
-        for worker in ("a", "b"):
-            ready = scenario.shares(worker, number)
-            said = ready.__class__(
-                ready.job, ready.attempt, ready.unit, ready.shares, 10, rates=[WayRate("stranger", 1.0)]
-            )
-            outcome = scenario.feed(events.WorkerSays(scenario.now, worker, said))
-        assert all(decide.codecs is None for decide in decisions(outcome, "a"))

@@ -111,10 +111,14 @@ class CommitGroup:
         return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links)
 
     def _links(self, worker: str, ready: UnitReady) -> list[LinkTraffic]:
-        if len({rate.source for rate in ready.rates}) < len(ready.rates):
+        others = self.owners.keys() - {worker}
+        sources = {rate.source for rate in ready.rates}
+        if len(sources) < len(ready.rates):
             raise ProtocolError(f"worker {worker} tells two rates of one way")
+        if not sources <= others:
+            raise ProtocolError(f"worker {worker} tells rates of ways that the plan does not give it")
         targets = {link.target for link in ready.links}
-        if len(targets) < len(ready.links) or not targets <= self.owners.keys() - {worker}:
+        if len(targets) < len(ready.links) or not targets <= others:
             raise ProtocolError(f"worker {worker} tells of links that the plan does not give it")
         return [
             LinkTraffic(worker, link.target, link.tensor_bytes, link.wire_bytes, link.not_finite)

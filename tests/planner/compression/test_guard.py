@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.planner.compression.guard import (
@@ -59,6 +59,18 @@ def test_what_is_no_loss_is_no_evidence() -> None:
 def test_a_run_that_goes_on_as_before_raises_no_alarm() -> None:
     history = [*curve(1, 100, noise=0.03), Rougher(100), *curve(100, 300, noise=0.03, seed=1)]
     assert replay(Guard(0.01), history)[1] == []
+
+
+@given(st.integers(0, 2**32), st.sampled_from([100, 200, 700]), st.sampled_from([0.01, 0.03]))
+@settings(max_examples=20, deadline=None)
+def test_a_loss_that_flattens_as_losses_do_is_no_reason_to_relax(seed: int, at: int, noise: float) -> None:
+    draw, guard = random.Random(seed), Guard(0.01)
+    for step in range(1, 2000):
+        if step == at:
+            guard, _ = guard.heard(Rougher(step))
+        loss = (1.5 + 3 * step**-0.5) * math.exp(draw.gauss(0, noise))
+        guard, alarms = guard.heard(Trained(step, loss))
+        assert alarms == ()
 
 
 def test_a_run_that_falls_behind_its_own_trend_is_relaxed_once() -> None:

@@ -18,7 +18,10 @@ KEPT = 200
 """Losses of steps that are remembered."""
 TREND = 20
 """Steps whose mean is held against the trend, and the fewest from which there is one."""
-SIGMAS = 3.0
+SIGMAS = 3.5
+HORIZON = 1.5
+"""Losses flatten more than any power of steps does, so nothing later than so many times the step at which a
+trend ends is held against it."""
 WRONG_ERROR = 2.0
 """A relative error of so many times the expected one is not what the rung was chosen for."""
 MOST_SATURATED, MOST_DEAD = 0.05, 0.5
@@ -79,11 +82,18 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Trend:
-    """Loss falls as exp(`level`) x step ^ `slope`, give or take `noise` in its logarithm."""
+    """Loss falls as exp(`level`) x step ^ `slope`, give or take `noise` in its logarithm.
+
+    `count` losses made it, whose steps have the logarithm `middle` on average; `spread` is the sum of their
+    squared distances from it.
+    """
 
     level: float
     slope: float
     noise: float
+    count: int
+    middle: float
+    spread: float
 
     @staticmethod
     def through(losses: Sequence[tuple[int, float]]) -> Trend:
@@ -95,21 +105,30 @@ class Trend:
         slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
         level = mean_y - slope * mean_x
         left = [b - level - slope * a for a, b in zip(x, y, strict=True)]
-        return Trend(level, slope, math.sqrt(fmean(one * one for one in left)))
+        noise = math.sqrt(sum(one * one for one in left) / max(1, len(left) - 2))
+        return Trend(level, slope, noise, len(x), mean_x, spread)
 
     def above(self, losses: Sequence[tuple[int, float]]) -> float:
         """How far the mean of these lies above the trend, in logarithms."""
         return fmean(math.log(loss) - self.level - self.slope * math.log(step) for step, loss in losses)
 
+    def deviation(self, losses: Sequence[tuple[int, float]]) -> float:
+        """Of `above`, if nothing has changed: these losses' own noise, and how well the line is known."""
+        far = fmean(math.log(step) for step, _ in losses) - self.middle
+        return self.noise * math.sqrt(1 / len(losses) + 1 / self.count + far * far / self.spread)
+
 
 @dataclass(frozen=True)
 class Guard:
-    """`budget` is the most relative loss; `trend` is that of before `since`, when a rung got rougher."""
+    """`budget` is the most relative loss; `trend` is that of before `since`, when a rung got rougher, and
+    `after` counts the losses that were heard since then.
+    """
 
     budget: float
     losses: tuple[tuple[int, float], ...] = ()
     trend: Trend | None = None
     since: int = 0
+    after: int = 0
     warned: frozenset[tuple[str, str, str]] = frozenset()
 
     def heard(self, evidence: Evidence) -> tuple[Guard, tuple[Alarm, ...]]:
@@ -125,17 +144,20 @@ class Guard:
     def _rougher(self, evidence: Rougher) -> Guard:
         before = [one for one in self.losses if one[0] < evidence.step and one[0] >= evidence.step // 2]
         trend = Trend.through(before) if len(before) >= TREND else None
-        return replace(self, trend=trend, since=evidence.step)
+        return replace(self, trend=trend, since=evidence.step, after=0)
 
     def _trained(self, evidence: Trained) -> tuple[Guard, tuple[Alarm, ...]]:
         if not (math.isfinite(evidence.loss) and evidence.loss > 0 and evidence.step > 0):
             return self, ()  # the commit ends a job whose loss is not finite; one of 0 has no logarithm
-        told = replace(self, losses=(*self.losses, (evidence.step, evidence.loss))[-KEPT:])
-        after = [one for one in told.losses if one[0] >= self.since]
-        if told.trend is None or len(after) < TREND or len(after) % TREND:
+        losses = (*self.losses, (evidence.step, evidence.loss))[-KEPT:]
+        told = replace(self, losses=losses, after=self.after + (evidence.step >= self.since))
+        if told.trend is None or not told.after or told.after % TREND:
             return told, ()
-        above = told.trend.above(after[-TREND:])
-        if above <= math.log1p(self.budget) + SIGMAS * told.trend.noise / math.sqrt(TREND):
+        if evidence.step > HORIZON * self.since:
+            return replace(told, trend=None), ()
+        last = losses[-TREND:]
+        above = told.trend.above(last)
+        if above <= math.log1p(self.budget) + SIGMAS * told.trend.deviation(last):
             return told, ()
         why = (
             f"the training loss of the last {TREND} steps is {100 * math.expm1(above):.2g} % above its "

@@ -30,6 +30,7 @@ from benchmarks.learning.way import DENSE, Way
 
 from farflung.errors import FarflungError
 from farflung.files import write_atomically
+from farflung.planner.compression import losses
 
 WAYS = (
     *(f"auto:{mbps}" for mbps in MBPS), "adatopk:4:8", "uniform:4",
@@ -66,7 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where runs are kept (default: runs/convergence)")
     parser.add_argument("--quick", action="store_true", help="tiny models, few steps, one seed: a trial")
     parser.add_argument("--picture", type=Path, help="a folder for pictures")
-    parser.add_argument("--losses", type=Path, help="write the rate-loss table of the GPT there, as JSON")
+    parser.add_argument("--losses", type=Path, help="put what the GPT lost into this rate-loss table")
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     return parser.parse_args()
 
@@ -124,8 +125,9 @@ def _write(options: argparse.Namespace, subject: Subject, found: list[report.Row
             options.picture / f"convergence-{subject.name}.svg", chart.draw(title, found).encode()
         )
     if options.losses is not None and subject.name.startswith("gpt"):
-        table = report.losses(found, subject.name, title)
-        write_atomically(options.losses, msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n")
+        before = losses.read(options.losses.read_bytes()) if options.losses.exists() else None
+        table = report.losses(found, subject.name, title, before)
+        write_atomically(options.losses, losses.written(table))
 
 
 def _tell(line: str) -> None:

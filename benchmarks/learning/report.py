@@ -10,7 +10,7 @@ from benchmarks.learning.outcome import Outcome
 from benchmarks.learning.subject import SEGMENTS
 from benchmarks.learning.way import DENSE, Way
 
-from farflung.planner.compression.losses import Loss
+from farflung.planner.compression.losses import Loss, Table
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -86,9 +86,9 @@ def _row(pairs: Sequence[tuple[Outcome, Outcome]], name: str) -> Row:
     )  # fmt: skip
 
 
-def losses(found: Sequence[Row], subject: str, model: str) -> dict[str, Loss]:
-    """The rate-loss table: every rung that was measured on all links through a whole run."""
-    table = {}
+def losses(found: Sequence[Row], subject: str, model: str, before: Table | None = None) -> dict[str, Loss]:
+    """The rate-loss table: rungs that were measured on all links through a whole run, the rest as before."""
+    table = dict(before or {})
     for row in found:
         rung = Way.of(row.way).single
         if (
@@ -101,8 +101,9 @@ def losses(found: Sequence[Row], subject: str, model: str) -> dict[str, Loss]:
         gap = row.plain_gap
         seeds, in_loop = len(row.seeds) - row.diverged, row.in_loop_gap.mean / 100
         table[rung] = Loss(
-            row.ratio, in_loop, gap.mean / 100, seeds, gap.deviation / 100, model, SEGMENTS - 1
-        )
+            row.ratio, row.forward_ratio, row.backward_ratio, in_loop, gap.mean / 100, seeds,
+            gap.deviation / 100, model, SEGMENTS - 1,
+        )  # fmt: skip
     return table
 
 

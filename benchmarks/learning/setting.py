@@ -10,11 +10,13 @@ from itertools import pairwise
 
 from benchmarks.learning.way import Phase, Way, halves
 
-from farflung.plan import LinkCodec, Plan, Topology, WorkerSpec
+from farflung.plan import FEEDER, LinkCodec, Plan, Topology, WorkerSpec
 from farflung.plan.rung import DENSE
+from farflung.planner.compression.chain import Boundary, rungs_of
 from farflung.planner.compression.limits import Limits
-from farflung.planner.compression.policies import Policy, adatopk, auto, uniform_topk
+from farflung.planner.compression.policies import adatopk, uniform_topk
 from farflung.simulator import Conditions
+from farflung.simulator.costs import routes_of, segment_seconds
 
 MBPS = (8, 16, 32, 100)
 TFLOPS = 0.05
@@ -43,8 +45,10 @@ def chosen(text: str, plan: Plan) -> Way:
     if len(numbers) != (2 if name == "adatopk" else 1):
         raise ValueError(f"{text!r}: expected auto:MBPS, adatopk:RATIO:MBPS or uniform:RATIO")
     topology = homes(plan.workers(), MBPS[0] if name == "uniform" else numbers[-1])
-    codecs = _policy(name, numbers[0])(plan, topology)
-    return _way(plan, {(link.source, link.target): link for link in codecs})
+    if name == "auto":
+        return _way(_auto(plan, topology))
+    policy = adatopk(numbers[0]) if name == "adatopk" else uniform_topk(numbers[0])
+    return _way(_rungs(plan, {(link.source, link.target): link for link in policy(plan, topology)}))
 
 
 def homes(workers: list[str], mbps: float) -> Topology:
@@ -56,20 +60,35 @@ def homes(workers: list[str], mbps: float) -> Topology:
     return Topology(workers=specs, latency_ms=latencies, bandwidth_mbps=rates)
 
 
-def _policy(name: str, ratio: float) -> Policy:
-    if name == "auto":
-        return auto(Limits(max_loss_gap=MOST_LOSS), Conditions())
-    return adatopk(ratio) if name == "adatopk" else uniform_topk(ratio)
+def _auto(plan: Plan, topology: Topology) -> tuple[str, ...]:
+    """What `auto` takes between neighbours, by the rate-loss table of this installation."""
+    stages = range(len(plan.placements))
+    rates = topology.bandwidth_mbps
+    routes = {
+        (route.source, route.target): route for route in routes_of(plan.edges) if route.source != FEEDER
+    }
+    boundaries = [
+        Boundary(
+            routes[a, b].backward_bytes, rates[a][b], rates[b][a], LATENCY_MS / 1e3,
+            routes[a, b].forward_bytes - routes[a, b].backward_bytes,
+        )
+        for a, b in pairwise(stages)
+    ]  # fmt: skip
+    seconds = segment_seconds(plan, topology, Conditions(), stages)
+    return rungs_of(boundaries, seconds, plan.microbatches, limits=Limits(max_loss_gap=MOST_LOSS))
 
 
-def _way(plan: Plan, links: dict[tuple[str, str], LinkCodec]) -> Way:
-    workers = plan.workers()
+def _rungs(plan: Plan, links: dict[tuple[str, str], LinkCodec]) -> tuple[str, ...]:
     rungs = []
-    for source, target in pairwise(workers):
+    for source, target in pairwise(plan.workers()):
         there, back = links.get((source, target)), links.get((target, source))
         forward = halves(there.codec)[0] if there else DENSE
         backward = halves(back.codec)[1] if back else DENSE
         rungs.append(forward if forward == backward else f"{forward}/{backward}")
+    return tuple(rungs)
+
+
+def _way(rungs: tuple[str, ...]) -> Way:
     if len(set(rungs)) == 1:
-        del rungs[1:]
-    return Way(";".join(rungs), (Phase(1.0, tuple(rungs)),))
+        rungs = rungs[:1]
+    return Way(";".join(rungs), (Phase(1.0, rungs),))

@@ -15,6 +15,7 @@ from benchmarks.learning.subject import gpt, resnet
 from benchmarks.learning.way import DENSE, Way, halves
 
 from benchmarks import convergence
+from farflung.planner.compression import losses
 
 SPARSE_THEN_INT8 = "row-topk30-int4/masked30-int4@0.5,int8/int4-stochastic"
 
@@ -69,7 +70,11 @@ def test_gaps_are_of_equal_seeds() -> None:
 
 def test_only_whole_runs_with_one_rung_are_in_the_rate_loss_table() -> None:
     runs = [outcome(DENSE, 0, 2.0, 1000), outcome("int8@0.5,bf16", 0, 2.0, 300), outcome("bf16", 0, 2.0, 500)]
-    assert set(report.losses(report.rows(runs), "gpt", "a model")) == {"bf16"}
+    found = report.losses(report.rows(runs), "gpt", "a model")
+    assert set(found) == {"bf16"}
+    assert (found["bf16"].forward_ratio, found["bf16"].backward_ratio) == (2.0, 2.0)
+    before = {"bf16": losses.Loss(9.0), "int8": losses.Loss(4.0)}
+    assert report.losses(report.rows(runs), "gpt", "a model", before) == {**before, **found}
 
 
 def test_a_gpt_over_dense_links_is_the_gpt_in_one_piece() -> None:
@@ -121,7 +126,7 @@ def test_the_program_goes_on_where_it_was(
     assert "seed 0" in first.err and not again.err
     assert json.loads(first.out) == json.loads(again.out)
     assert [row["way"] for row in json.loads(first.out)] == [DENSE, "int8"]
-    assert set(json.loads((tmp_path / "losses.json").read_text())) == {"int8"}
+    assert set(losses.read((tmp_path / "losses.json").read_bytes())) == {"int8"}
     assert "int8" in (tmp_path / "convergence-gpt-quick.svg").read_text()
 
 

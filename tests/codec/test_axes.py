@@ -180,3 +180,13 @@ def test_only_even_levels_have_axes() -> None:
         Recipe(Hadamard(4), axes=Axes())
     with pytest.raises(ValueError):
         Recipe(Even(1.0), Feedback(), Axes())
+
+
+def test_a_tensor_with_more_features_than_are_learned_is_written_by_levels_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("farflung.codec.axes.MOST_WIDTH", WIDTH - 1)
+    writer, reader = RECIPE.coder(), RECIPE.coder()
+    first = carried(writer, reader, 0)
+    assert [carried(writer, reader, step)[0] for step in range(1, 5)] == [first[0]] * 4
+    assert writer.snapshot() == RECIPE.coder().snapshot()

@@ -76,7 +76,7 @@ def test_what_links_were_given_is_told_and_the_owner_hears_once_of_what_is_not_f
     for unit in (0, 1):
         sent = (Sent("c", 400, 100, not_finite=2),)
         state, commands = machine.step(state, UnitFinished(KEY, unit, SHARES, sent))
-        links = [LinkBytes("c", 400, 0, 2)]
+        links = [LinkBytes("c", 400, 0, 2, 100)]
         assert commands[0] == Tell(UnitReady(JOB, ATTEMPT, unit, list(SHARES), 0, links))
         notes += [command.text for command in commands if isinstance(command, Note)]
         state, _ = machine.step(state, FromBroker(Decide(JOB, ATTEMPT, unit, 1.0)))

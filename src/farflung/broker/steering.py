@@ -34,7 +34,7 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
     steering, unit = job.steering, job.unit
     if steering is None or unit is None:
         return None
-    from farflung.planner.compression.controller import WayMeasured
+    from farflung.planner.compression.controller import WayMeasured, WayWritten
     from farflung.planner.compression.steering import Over
 
     ways = tuple(
@@ -47,8 +47,15 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
         for worker, ready in group.readies
         if unit.train and ready.computing_seconds
     }
+    written = tuple(
+        WayWritten(worker, link.target, link.payload_bytes)
+        for worker, ready in group.readies
+        for link in ready.links
+        if unit.train and link.payload_bytes
+    )
     step = unit.step + unit.train
-    steering, found = steering.over(Over(unit.number, unit.train, step, verdict.loss, ways, computing))
+    over = Over(unit.number, unit.train, step, verdict.loss, ways, computing, written)
+    steering, found = steering.over(over)
     turn.emit(facts.Steered(job.job, steering))
     changes = [
         CodecChange(switch.source, switch.target, switch.rung, switch.ratio, one_line(switch.reason))

@@ -33,6 +33,7 @@ from farflung.errors import CodecError
 _HEADER = struct.Struct("<BIIf")
 _PLAIN, _LEVELS, _LEVELS_AND_AXES = 0, 1, 2
 MOST_WIDTH = 2048
+"""Of a tensor with more features no axes are learned: levels alone are written."""
 _LARGEST = 127
 _FIRST_SLABS = (5, 10, 15)
 _UNITS = 240
@@ -96,7 +97,7 @@ class Turned:
             found = self._codec.levels(self._along_axes(rows), context)
         if found is None:
             return _whole(elements, "not finite")
-        if context.train:
+        if context.train and width <= MOST_WIDTH:
             self._note(rows)
         distance, levels = found
         parts = [part for start, end in _slabs(width) for part in wholes.write(levels[start:end])]
@@ -122,6 +123,8 @@ class Turned:
             target[:] = reader.take(target.dtype, target.size)
             reader.end()
             return None
+        if kind == _LEVELS_AND_AXES and width > MOST_WIDTH:
+            raise CodecError(f"a payload has axes of {width} features, at most {MOST_WIDTH} are learned")
         if version != self._version:
             raise CodecError(
                 f"a payload was written along axes {version:08x}, here they are {self._version:08x}: "
@@ -184,8 +187,6 @@ class Turned:
 
     def _require(self, width: int) -> None:
         held = next((one for one in (self._axes, self._moments) if one is not None), None)
-        if width > MOST_WIDTH:
-            raise CodecError(f"a value with axes has {width} features, at most {MOST_WIDTH} are learned")
         if held is not None and len(held) != width:
             raise CodecError(f"a value with axes of {len(held)} features came with {width}")
 

@@ -146,18 +146,20 @@ class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker sent to `target` since it was last ready.
 
     `tensor_bytes` is what the tensors take in fp32, `wire_bytes` what the link carried for them and for
-    whatever else was said on it: payloads, headers and frames. `not_finite` counts tensors that went as they
-    are because a codec cannot write infinity or NaN.
+    whatever else was said on it: payloads, headers and frames. `payload_bytes` is what the payloads of the
+    unit take alone. `not_finite` counts tensors that went as they are because a codec cannot write infinity
+    or NaN.
     """
 
     target: Id
     tensor_bytes: Count
     wire_bytes: Count
     not_finite: Count = 0
+    payload_bytes: Count = 0
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one worker sent another: in one unit, or in all of a job. Fields are those of `LinkBytes`."""
+    """What one worker sent another: in one unit, or in all of a job. See `LinkBytes`."""
 
     source: Id
     target: Id

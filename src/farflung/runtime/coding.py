@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from farflung.codec import Coder, Context, Mask, Recipe
+from farflung.codec.axes import MOST_WIDTH
 from farflung.codec.catalogue import gives_mask, needs_mask, recipe
 from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
@@ -202,7 +203,8 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
     forms = LinkBook(worker, plan, training, segments).forms.values()
     masks = sum(-(-form.elements // 8) for form in forms) if _masks_matter(training.codecs) else 0
     learning = sum(recipe(name).learns for name in training.codecs)
-    learned = 2 * learning * sum(_LEARNED_BYTES * form.features**2 for form in forms)
+    widths = [form.features for form in forms if form.features <= MOST_WIDTH]
+    learned = 2 * learning * sum(_LEARNED_BYTES * width**2 for width in widths)
     sparse = any(gives_mask(name) or needs_mask(name) for name in training.codecs)
     working = _SPARSE_BYTES if sparse else _WORKING_BYTES
     largest = max((2 * form.nbytes + working * form.elements for form in forms), default=0)

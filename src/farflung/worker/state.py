@@ -274,7 +274,10 @@ def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
 def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Command]]:
     if state.phase != "running" or event.unit != state.unit or state.load is None:
         return state, []
-    links = [LinkBytes(sent.target, sent.tensor_bytes, 0, sent.not_finite) for sent in event.sent]
+    links = [
+        LinkBytes(sent.target, sent.tensor_bytes, 0, sent.not_finite, sent.payload_bytes)
+        for sent in event.sent
+    ]
     load, shares, seconds = state.load, list(event.shares), event.computing_seconds
     ready = UnitReady(load.job, load.attempt, event.unit, shares, 0, links, computing_seconds=seconds)
     unfit = [sent.target for sent in event.sent if sent.not_finite]

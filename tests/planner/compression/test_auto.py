@@ -6,20 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.compression.chains import home_line, scene, topology
+from tests.planner.compression.tables import RUNGS, TABLE
 
 from farflung.errors import CodecError
 from farflung.plan import FEEDER, Edge, Placement, Plan
-from farflung.plan.codec_policy import LADDER
 from farflung.planner.compression.auto import Choice, choose, seconds_to_loss
 from farflung.planner.compression.circumstances import Circumstances, Sampled
 from farflung.planner.compression.gathering import gathered
 from farflung.planner.compression.limits import Limits
-from farflung.planner.compression.losses import STUDY, Loss
+from farflung.planner.compression.losses import Loss
 from farflung.planner.compression.pace import pace_of
 from farflung.planner.compression.rungs import costed, number_of
 from farflung.simulator import Conditions, simulate
 
-RUNGS = tuple(costed(name, STUDY) for name in LADDER)
 ANY_LOSS = Limits(1.0)
 
 
@@ -163,8 +162,8 @@ def test_what_was_sampled_counts_more_than_what_is_declared() -> None:
 
 
 def test_a_sampled_or_measured_table_never_turns_noise_into_a_gain() -> None:
-    assert costed("int8", STUDY).loss_gap == 0.0
-    assert costed("int8/eden2", STUDY).loss_gap == pytest.approx(0.0119 / 3)
+    assert costed("int8", TABLE).loss_gap == 0.0
+    assert costed("int8/eden2", TABLE).loss_gap == pytest.approx(0.0119 / 3)
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.compression.chains import scene
+from tests.planner.compression.tables import AXES, RUNGS, WITH_AXES
 
-from farflung.plan.codec_policy import LADDER
 from farflung.planner.compression.controller import (
     DWELL,
     Controller,
@@ -22,12 +22,11 @@ from farflung.planner.compression.controller import (
     Switch,
     UnitMeasured,
     WayMeasured,
+    WayWritten,
 )
 from farflung.planner.compression.limits import Limits
-from farflung.planner.compression.losses import STUDY
-from farflung.planner.compression.rungs import costed
+from farflung.planner.compression.rungs import ladder
 
-RUNGS = tuple(costed(name, STUDY) for name in LADDER)
 MEGABIT = 1e6 / 8
 ANY_LOSS = Limits(1.0)
 QUANTISERS = Limits(1.0, roughest="int8/eden2")
@@ -245,3 +244,39 @@ def test_a_way_that_waits_never_adds_up_with_others_beyond_the_limit() -> None:
         switched += len(switches)
         assert gap(controller) <= limits.max_loss_gap
     assert switched > 5
+
+
+def written(number: int, controller: Controller, swelling: float) -> UnitMeasured:
+    """A unit at 8 Mbit/s whose payloads are so many times as large as expected."""
+    scene, ways = controller.circumstances, []
+    for way, ends in enumerate(scene.ways):
+        size = swelling * scene.wire_bytes(way, controller.rung(way)) * scene.microbatches[way]
+        ways.append(WayWritten(ends.source, ends.target, round(size)))
+    return UnitMeasured(number, unit(number, 8.0).ways, written=tuple(ways))
+
+
+def test_a_rung_that_writes_more_than_expected_is_judged_by_what_it_writes() -> None:
+    where = scene({(0, 1): 8.0, (1, 0): 8.0}, workers=2, compute_seconds=0.1, microbatches=64)
+    controller, _ = Controller.begun(where, ladder(WITH_AXES), ANY_LOSS)
+    assert set(rungs(controller).values()) == {AXES}
+    as_expected, switches = replay(controller, (written(n, controller, 1.05) for n in range(20)))
+    assert switches == [] and rungs(as_expected) == rungs(controller)
+    swollen = controller
+    for number in range(20):
+        swollen, more = swollen.heard(
+            written(number, swollen, 4.0 if AXES in rungs(swollen).values() else 1.0)
+        )
+        switches += more
+    assert AXES not in rungs(swollen).values()
+    assert switches[0].unit <= 8 and f"smaller by {AXES}" in switches[0].reason
+    still = controller.circumstances.ways[0]
+    wide = swollen.believed().wire_bytes(0, next(rung for rung in swollen.rungs if rung.name == AXES))
+    assert wide == pytest.approx(4 * where.wire_bytes(0, controller.rung(0))) and still == where.ways[0]
+
+
+def test_what_a_worker_says_of_its_bytes_is_taken_only_where_it_can_be() -> None:
+    controller = begun(8.0, compute_seconds=0.28)
+    for size in (0, 1, 10**15):
+        for ends in (("a", "b"), ("x", "y")):
+            told, switches = controller.heard(UnitMeasured(0, written=(WayWritten(*ends, size),)))
+            assert switches == () and told == controller

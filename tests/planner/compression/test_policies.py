@@ -95,8 +95,9 @@ def test_each_replica_has_links_of_its_own() -> None:
 def test_auto_names_the_links_that_are_slow() -> None:
     net = topology({(0, 1): 20, (1, 0): 20})
     plan = chain(["a", "b", "c"], size=10**6, flops=10**11)
-    codecs = policies.auto(Limits(0.02), Conditions())(plan, net)
-    assert ratios(codecs).keys() == {("a", "b"), ("b", "a")}
+    found = ratios(policies.auto(Limits(0.02), Conditions())(plan, net))
+    slow = [found.pop(pair) for pair in (("a", "b"), ("b", "a"))]
+    assert min(slow) > 3 and max(found.values(), default=1.0) <= 2
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.0, -3.0, math.nan, math.inf, 1e9])

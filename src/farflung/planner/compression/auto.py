@@ -63,7 +63,7 @@ def choose(
     Parameters
     ----------
     rungs
-        The ladder, from the gentlest (dense) to the roughest.
+        The ladder, from the gentlest (dense) to the roughest: by what they lose.
     ceilings
         The roughest rung that each way may take, by its number on the ladder; by default any.
     movable
@@ -188,8 +188,8 @@ class _Search:
             loss = self.loss_gap(chosen)
             found = []
             for way in ways:
-                rougher = [number for number in self._levels[way] if number > chosen[way]]
-                candidate = self._with(chosen, way, rougher[0]) if rougher else None
+                rougher = self._next_lighter(way, chosen[way])
+                candidate = None if rougher is None else self._with(chosen, way, rougher)
                 if candidate is None:
                     continue
                 saved = self._bytes(way, chosen[way]) - self._bytes(way, candidate[way])
@@ -199,6 +199,12 @@ class _Search:
                 break
             chosen = min(found)[1]
         return chosen
+
+    def _next_lighter(self, way: int, number: int) -> int | None:
+        """The gentlest of the rougher rungs that writes fewer bytes."""
+        size = self._bytes(way, number)
+        rougher = (one for one in self._levels[way] if one > number and self._bytes(way, one) < size)
+        return next(rougher, None)
 
     def _unstuck(self, chosen: Levels, way: int) -> Levels:
         """With the quickest rung to which the model does not adapt, for a way whose other direction cannot

@@ -107,8 +107,11 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All of it. `codec_speed` is how many times as fast as a CPU core devices code; `sampled` what codecs
-    did on a way: by its number, the rung's name and whether to gradients.
+    """All of it.
+
+    `codec_speed` is how many times as fast as a CPU core devices code; `sampled` what codecs did on a way: by
+    its number, the rung's name and whether to gradients. `swelling` is how many times as many bytes as
+    expected a rung, by its name, has written on a way.
     """
 
     ways: tuple[Way, ...]
@@ -118,6 +121,7 @@ class Circumstances:
     window: int
     codec_speed: float = 1.0
     sampled: Mapping[tuple[int, str, bool], Sampled] = field(default_factory=dict)
+    swelling: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
     def with_rates(self, bytes_per_second: Sequence[float]) -> Circumstances:
         """The same with other rates of all ways, in their order.
@@ -176,14 +180,43 @@ class Circumstances:
                 found[hop.backward][1] += hop.float_bytes
         return tuple((activations, gradients, exact) for activations, gradients, exact in found)
 
+    @cached_property
+    def microbatches(self) -> tuple[int, ...]:
+        """Of a step, those that cross each way."""
+        found = [0] * len(self.ways)
+        for pipeline in self.pipelines:
+            for hop in pipeline.hops:
+                for way in (hop.forward, hop.backward):
+                    if way != NOWHERE:
+                        found[way] = pipeline.microbatches
+        return tuple(found)
+
     def rate(self, way: int) -> float:
         """Bytes a second of a way that has its lines for itself."""
         return self._rates[way]
 
     def ratio(self, way: int, rung: CostedRung, gradient: bool) -> float:
-        """Of one of the rung's codecs on a way: as sampled, else as declared."""
+        """Of one of the rung's codecs on a way: as it wrote there, as sampled, or else as expected."""
+        swelling = self.swelling.get((way, rung.name))
+        if swelling is not None:
+            return rung.declared(gradient).ratio / swelling
         sampled = self.sampled.get((way, rung.name, gradient))
         return sampled.ratio if sampled else rung.declared(gradient).ratio
+
+    def swelling_of(self, way: int, rung: CostedRung, payload_bytes: float) -> float | None:
+        """How many times as many bytes as expected the rung wrote, if a microbatch took `payload_bytes`.
+
+        None where a codec writes nothing, or what it wrote cannot be told from the rest.
+        """
+        activations, gradients, exact = self.tensor_bytes[way]
+        expected = activations / rung.activation.ratio + gradients / rung.gradient.ratio
+        coded = payload_bytes - exact
+        return coded / expected if expected > 0 and coded > 0 else None
+
+    def ratio_of_all(self, way: int, rung: CostedRung) -> float:
+        """Of all bytes that a way carries."""
+        wire = self.wire_bytes(way, rung)
+        return max(1.0, sum(self.tensor_bytes[way]) / wire) if wire else 1.0
 
     def wire_bytes(self, way: int, rung: CostedRung) -> float:
         """Of a microbatch on a way."""

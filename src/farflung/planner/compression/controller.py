@@ -25,8 +25,7 @@ from farflung.planner.compression.rungs import CostedRung
 DWELL = 5
 """Units for which a way keeps its rung, unless the guard says otherwise."""
 MOST_DWELL = 160
-"""A way that was written gentler and soon rougher again waits twice as long, and so on, before it tries anew.
-A way that was written gentler and soon rougher again waits twice as long, and so on, before it tries anew."""
+"""A way that was given more bytes and soon fewer again waits twice as long, and so on, before it tries."""
 STICKY_DWELL = 50
 """The same of a rung to which the model has begun to adapt."""
 WORTH_IT = 0.97
@@ -35,6 +34,7 @@ WORTH_IT_STICKY = 0.9
 """One that takes or leaves a rung to which the model adapts, down to this."""
 
 _LONG_AGO = -(10**9)
+_MOST_SWELLING = 100.0
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,24 @@ class WayMeasured:
 
 
 @dataclass(frozen=True)
+class WayWritten:
+    """What its rung made of all that crossed a way in a step: bytes of payloads."""
+
+    source: str
+    target: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
 class UnitMeasured:
-    """A unit is over. `computing` says what a microbatch took each worker to compute, of those that told."""
+    """A unit is over. `computing` says what a microbatch took each worker to compute, of those that told;
+    `written` is there of steps only.
+    """
 
     unit: int
     ways: tuple[WayMeasured, ...] = ()
     computing: Mapping[str, float] = field(default_factory=dict)
+    written: tuple[WayWritten, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,10 @@ class Switch:
 
 @dataclass(frozen=True)
 class Controller:
-    """What it believes and what it has decided; `levels` are numbers of rungs, one for each way."""
+    """What it believes and what it has decided; `levels` are numbers of rungs, one for each way.
+
+    `swelling` is by how much more than expected a rung, by its name, has written on a way.
+    """
 
     circumstances: Circumstances
     rungs: tuple[CostedRung, ...]
@@ -107,8 +122,9 @@ class Controller:
     rates: tuple[Belief, ...]
     changed_at: tuple[int, ...]
     patience: tuple[int, ...]
-    went_gentler: tuple[bool, ...]
+    given_more: tuple[bool, ...]
     computing: Mapping[str, Belief] = field(default_factory=dict)
+    swelling: Mapping[tuple[int, str], Belief] = field(default_factory=dict)
     movable: frozenset[int] = frozenset()
     is_due: bool = False
 
@@ -142,7 +158,7 @@ class Controller:
             rates=tuple(Belief(way.bytes_per_second) for way in circumstances.ways),
             changed_at=(_LONG_AGO,) * count,
             patience=(DWELL,) * count,
-            went_gentler=(False,) * count,
+            given_more=(False,) * count,
             computing={
                 stage.worker: Belief(1.0) for pipeline in circumstances.pipelines for stage in pipeline.stages
             },
@@ -168,7 +184,7 @@ class Controller:
         """How all ways are written that are not dense."""
         scene = self.believed()
         return tuple(
-            LinkCodec(ends.source, ends.target, rung.name, _ratio(scene, way, rung))
+            LinkCodec(ends.source, ends.target, rung.name, scene.ratio_of_all(way, rung))
             for way, ends in enumerate(scene.ways)
             if (rung := self.rung(way)) != self.rungs[0]
         )
@@ -176,9 +192,9 @@ class Controller:
     def believed(self) -> Circumstances:
         """The circumstances as measured so far."""
         rates = [belief.value for belief in self.rates]
-        return self.circumstances.with_rates(rates).with_speeds(
-            {worker: belief.value for worker, belief in self.computing.items()}
-        )
+        speeds = {worker: belief.value for worker, belief in self.computing.items()}
+        swelling = {key: belief.value for key, belief in self.swelling.items() if belief.is_measured}
+        return replace(self.circumstances.with_rates(rates).with_speeds(speeds), swelling=swelling)
 
 
 @singledispatch
@@ -204,7 +220,9 @@ def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Sw
             before, computing[worker] = computing[worker], computing[worker].heard(seconds / expected[worker])
             if computing[worker].value != before.value:
                 moved.append(f"{worker} computes {computing[worker].value:.3g} times as long as planned")
-    told = replace(controller, rates=tuple(rates), computing=computing)
+    swelling, swollen = _swelling(controller, event)
+    moved.extend(swollen)
+    told = replace(controller, rates=tuple(rates), computing=computing, swelling=swelling)
     if not moved and not told.is_due:
         return told, ()
     return _decided(told, event.unit, "; ".join(moved) or "what was waiting may change now")
@@ -246,9 +264,8 @@ def _decided(controller: Controller, unit: int, occasion: str) -> tuple[Controll
     wanted = list(choice.levels)
     waits = False
     for way, level in enumerate(choice.levels):
-        if level != controller.levels[way] and unit + 1 - controller.changed_at[way] < _dwell(
-            controller, way, level
-        ):
+        since = unit + 1 - controller.changed_at[way]
+        if level != controller.levels[way] and since < _dwell(scene, controller, way, level):
             waits = True
             for other in scene.pairs[way]:
                 wanted[other] = controller.levels[other]
@@ -256,6 +273,27 @@ def _decided(controller: Controller, unit: int, occasion: str) -> tuple[Controll
     if not _is_worth_it(controller, scene, tuple(wanted)):
         return told, ()
     return _switched(told, tuple(wanted), unit, occasion)
+
+
+def _swelling(controller: Controller, event: UnitMeasured) -> tuple[dict[tuple[int, str], Belief], list[str]]:
+    """What is believed of the bytes that rungs write, after a step; and in words what changed by it."""
+    scene, found, moved = controller.circumstances, dict(controller.swelling), []
+    for written in event.written:
+        way = controller.way(written.source, written.target)
+        if way is None or not controller.levels[way] or not scene.microbatches[way]:
+            continue
+        rung = controller.rung(way)
+        each = written.payload_bytes / scene.microbatches[way]
+        swelling = scene.swelling_of(way, rung, each)
+        if swelling is None or not 1 / _MOST_SWELLING <= swelling <= _MOST_SWELLING:
+            continue
+        key = (way, rung.name)
+        before = found.get(key, Belief(1.0))
+        found[key] = before.heard(swelling)
+        if found[key].value != before.value:
+            ratio = sum(scene.tensor_bytes[way]) / each
+            moved.append(f"{scene.ways[way].name} is {ratio:.3g} times smaller by {rung.name}")
+    return found, moved
 
 
 def _is_rate(measured: float) -> bool:
@@ -282,49 +320,50 @@ def _switched(
 ) -> tuple[Controller, tuple[Switch, ...]]:
     """With these rungs from the next unit on, and a command for each way that changes."""
     scene, changed, switches = controller.believed(), list(controller.changed_at), []
-    patience, went_gentler = list(controller.patience), list(controller.went_gentler)
+    patience, given_more = list(controller.patience), list(controller.given_more)
     pace = pace_of(scene, [controller.rungs[level] for level in levels])
     for way, (old, new) in enumerate(zip(controller.levels, levels, strict=True)):
         if old == new:
             continue
-        if new > old and went_gentler[way] and unit + 1 - changed[way] <= 2 * patience[way]:
+        is_lighter = _is_lighter(scene, controller, way, new)
+        if is_lighter and given_more[way] and unit + 1 - changed[way] <= 2 * patience[way]:
             patience[way] = min(MOST_DWELL, 2 * patience[way])
-        went_gentler[way] = new < old
+        given_more[way] = not is_lighter
         changed[way] = unit + 1
         rung = controller.rungs[new]
         why = f"{occasion}; {reason(scene, controller.rungs, levels, way, pace)}"
         ends = scene.ways[way]
-        switches.append(Switch(unit + 1, ends.source, ends.target, rung.name, _ratio(scene, way, rung), why))
+        ratio = scene.ratio_of_all(way, rung)
+        switches.append(Switch(unit + 1, ends.source, ends.target, rung.name, ratio, why))
     told = replace(
         controller,
         levels=levels,
         changed_at=tuple(changed),
         patience=tuple(patience),
-        went_gentler=tuple(went_gentler),
+        given_more=tuple(given_more),
     )
     return told, tuple(switches)
 
 
-def _ratio(scene: Circumstances, way: int, rung: CostedRung) -> float:
-    """Of all bytes that a way carries."""
-    wire = scene.wire_bytes(way, rung)
-    return max(1.0, sum(scene.tensor_bytes[way]) / wire) if wire else 1.0
-
-
-def _dwell(controller: Controller, way: int, level: int) -> int:
+def _dwell(scene: Circumstances, controller: Controller, way: int, level: int) -> int:
     """Units for which a way keeps its rung before it takes that of `level`."""
     if controller.rung(way).is_sticky:
         return STICKY_DWELL
-    return DWELL if level > controller.levels[way] else controller.patience[way]
+    return DWELL if _is_lighter(scene, controller, way, level) else controller.patience[way]
+
+
+def _is_lighter(scene: Circumstances, controller: Controller, way: int, level: int) -> bool:
+    """Whether the way would carry fewer bytes by the rung of `level` than it does."""
+    return scene.wire_bytes(way, controller.rungs[level]) < scene.wire_bytes(way, controller.rung(way))
 
 
 def _gentler(controller: Controller, way: int) -> int:
-    """The next gentler rung of a way that really writes it gentler."""
-    now = controller.rung(way)
-    activations, gradients, _ = controller.circumstances.tensor_bytes[way]
+    """The next gentler rung of a way that really writes it gentler: by its loss, and by no fewer bytes."""
+    now, scene = controller.rung(way), controller.circumstances
+    activations, gradients, _ = scene.tensor_bytes[way]
     for number in range(controller.levels[way] - 1, -1, -1):
         rung = controller.rungs[number]
-        if rung.is_sticky:
+        if rung.is_sticky or _is_lighter(scene, controller, way, number):
             continue
         if (activations and rung.activation != now.activation) or (
             gradients and rung.gradient != now.gradient

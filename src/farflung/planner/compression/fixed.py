@@ -101,8 +101,8 @@ def _speedups(wishes: CodecWishes) -> list[float]:
     if policy is None:
         return sorted({1.0, min(declared(name).ratio for name in Rung.of(wishes.every))})
     if policy.kind == "auto":
-        allowed = [rung for rung in ladder() if rung.loss_gap <= wishes.max_loss_gap]
-        return sorted({1.0, *(rung.ratio for rung in allowed[-1:])})
+        allowed = [rung.ratio for rung in ladder() if rung.loss_gap <= wishes.max_loss_gap]
+        return sorted({1.0, max(allowed)})
     return sorted({1.0, declared(topk(policy.ratio).activation).ratio})
 
 

@@ -23,7 +23,7 @@ class Limits:
     most_ratio
         Of the bytes of a tensor over its bytes on the wire, for any codec.
     roughest
-        The last rung of the ladder that may be taken; "" for no such limit.
+        The rung of the ladder that may write fewest bytes; "" for no such limit.
     """
 
     max_loss_gap: float = MAX_LOSS_GAP
@@ -38,9 +38,9 @@ class Limits:
         if not self.most_ratio >= 1:
             raise CodecError(f"the most ratio must be at least 1, found {self.most_ratio:g}")
 
-    def allows(self, rung: CostedRung, number: int, rungs: Sequence[CostedRung]) -> bool:
-        """Whether a rung of the ladder, by its number, is not too rough on its own."""
-        if self.roughest and number > number_of(self.roughest, rungs):
+    def allows(self, rung: CostedRung, rungs: Sequence[CostedRung]) -> bool:
+        """Whether a rung of the ladder is not too rough on its own."""
+        if self.roughest and rung.ratio > rungs[number_of(self.roughest, rungs)].ratio:
             return False
         return max(rung.activation.ratio, rung.gradient.ratio) <= self.most_ratio
 
@@ -76,7 +76,7 @@ def levels(
             for number, rung in enumerate(rungs)
             if number
             and number <= (ceiling if rung.is_sticky else ceilings[way])
-            and limits.allows(rung, number, rungs)
+            and limits.allows(rung, rungs)
             and (sticky or not rung.is_sticky)
             and _pays(circumstances, way, rung, rungs[0])
         ]

@@ -1,8 +1,7 @@
 """What rungs have cost in loss where that was measured: the rate-loss table that choices are made by.
 
-`codec/losses.json` is what `benchmarks/convergence.py` found and writes; rungs that it does not have are
-taken from the study that came before this project (a GPT of 128 wide and 4 layers, 450 steps, one to three
-seeds): an order of magnitude for a choice, not a promise for another model.
+`codec/losses.json` is shipped with the package. `benchmarks/convergence.py --losses` puts into it what it has
+measured and keeps the other rungs: an order of magnitude for a choice, not a promise for another model.
 """
 
 from __future__ import annotations
@@ -10,21 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from farflung.errors import CodecError
+from farflung.plan.rung import RungName
 
 FILE = "losses.json"
 
+Ratio = Annotated[float, Meta(ge=0.5, le=1e6)]
+Gap = Annotated[float, Meta(ge=-1, le=1e3)]
 
-class Loss(msgspec.Struct, frozen=True):
+
+class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a run with a rung on every boundary ended above the dense run of its seed, relative.
 
     Attributes
     ----------
     ratio
         Bytes of fp32 over bytes on the wire, both directions together.
+    forward_ratio, backward_ratio
+        Of activations and of gradients. None: not told apart, and what the codec declares is taken.
     in_loop_gap, plain_gap
         Of the held-out loss, with the codecs in the loop and of the same weights without any; means of the
         seeds. None was not measured.
@@ -36,13 +43,15 @@ class Loss(msgspec.Struct, frozen=True):
         How many there were, all compressed alike.
     """
 
-    ratio: float
-    in_loop_gap: float | None = None
-    plain_gap: float | None = None
-    seeds: int = 1
-    spread: float | None = None
-    model: str = ""
-    boundaries: int = 3
+    ratio: Ratio
+    forward_ratio: Ratio | None = None
+    backward_ratio: Ratio | None = None
+    in_loop_gap: Gap | None = None
+    plain_gap: Gap | None = None
+    seeds: Annotated[int, Meta(ge=1)] = 1
+    spread: Annotated[float, Meta(ge=0)] | None = None
+    model: Annotated[str, Meta(max_length=400)] = ""
+    boundaries: Annotated[int, Meta(ge=1)] = 3
 
     @property
     def gap(self) -> float | None:
@@ -51,40 +60,45 @@ class Loss(msgspec.Struct, frozen=True):
         return None if found is None else max(0.0, found)
 
 
-_STUDY = "a GPT of 128 wide and 4 layers, 450 steps (the study before this project)"
+Table: TypeAlias = Mapping[str, Loss]
+"""Losses by the names of rungs."""
 
 
-def _study(ratio: float, in_loop: float | None, plain: float | None, seeds: int) -> Loss:
-    return Loss(ratio, in_loop, plain, seeds, None, _STUDY)
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    rungs: dict[RungName, Loss]
 
 
-STUDY: Mapping[str, Loss] = {
-    "int8": _study(3.9, -0.0037, -0.0037, 1),
-    "int8/int4-stochastic": _study(5.2, 0.0020, 0.0019, 3),
-    "int8/eden2": _study(6.2, 0.0120, 0.0119, 3),
-    "token-mean:hadamard4/eden4": _study(7.8, 0.0118, 0.0105, 3),
-    "row-topk30-int4/masked30-int4": _study(18.5, 0.0182, 0.072, 3),
-    "row-topk20-int4/masked20-int4": _study(25.4, 0.0309, 0.118, 3),
-    "row-topk10-int4/masked10-int4": _study(43.8, 0.0559, 0.202, 2),
-}
-
-
-@cache
-def losses() -> Mapping[str, Loss]:
-    """The table by names of rungs.
+def read(data: bytes) -> Table:
+    """The table that a file holds.
 
     Raises
     ------
     CodecError
-        The file of this installation cannot be read.
+        It holds none, or one of a newer version.
     """
-    file = resources.files("farflung.codec") / FILE
-    if not file.is_file():
-        return STUDY
     try:
-        measured = msgspec.json.decode(file.read_bytes(), type=dict[str, Loss])
-    except msgspec.DecodeError as error:
-        raise CodecError(
-            f"the rate-loss table codec/{FILE} cannot be read ({error}): install again"
-        ) from error
-    return {**STUDY, **measured}
+        return msgspec.json.decode(data, type=_File).rungs
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CodecError(f"a rate-loss table cannot be read: {error}") from error
+
+
+def written(table: Table) -> bytes:
+    """The file that holds a table, for people and `read`."""
+    found = msgspec.json.encode(_File(1, dict(table)))
+    return msgspec.json.format(found, indent=1) + b"\n"
+
+
+@cache
+def losses() -> Table:
+    """The table of this installation.
+
+    Raises
+    ------
+    CodecError
+        Its file is missing or damaged.
+    """
+    try:
+        return read((resources.files("farflung.codec") / FILE).read_bytes())
+    except (OSError, CodecError) as error:
+        raise CodecError(f"codec/{FILE} of this installation is damaged ({error}): install again") from error

@@ -38,7 +38,7 @@ def pace_of(scene: Circumstances, rungs: Sequence[CostedRung]) -> Pace:
 
 def _busy(scene: Circumstances, rungs: Sequence[CostedRung]) -> dict[str, float]:
     """Seconds of a step for which each resource works."""
-    shares = _shares(scene)
+    shares = scene.microbatches
     wire = [share * scene.wire_bytes(way, rungs[way]) for way, share in enumerate(shares)]
     computing: dict[str, float] = defaultdict(float)
     for pipeline in scene.pipelines:
@@ -60,17 +60,6 @@ def _busy(scene: Circumstances, rungs: Sequence[CostedRung]) -> dict[str, float]
     return found | {
         line.name: sum(wire[way] for way in line.ways) / line.bytes_per_second for line in scene.lines
     }
-
-
-def _shares(scene: Circumstances) -> list[int]:
-    """Microbatches of a step that cross each way."""
-    found = [0] * len(scene.ways)
-    for pipeline in scene.pipelines:
-        for hop in pipeline.hops:
-            for way in (hop.forward, hop.backward):
-                if way != NOWHERE:
-                    found[way] = pipeline.microbatches
-    return found
 
 
 def _alone(scene: Circumstances, pipeline: Pipeline, rungs: Sequence[CostedRung]) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from farflung.codec import catalogue
 from farflung.plan import FEEDER, LinkCodec, Plan, Topology
 from farflung.plan.codec_policy import nearest, require_ratio, topk
-from farflung.plan.rung import Rung
+from farflung.plan.rung import DENSE, Rung
 from farflung.plan.topology import LEAST_MBPS
 from farflung.planner.compression.auto import choose
 from farflung.planner.compression.gathering import gathered
@@ -142,11 +142,14 @@ def auto(limits: Limits, conditions: Conditions) -> Policy:
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
         scene = gathered(plan, topology, conditions)
         choice = choose(scene, ladder(), limits)
-        chosen = {
-            (way.source, way.target): Rung.of(ladder()[level].name)
-            for way, level in zip(scene.ways, choice.levels, strict=True)
-        }
-        return named(chosen, plan)
+        links = (
+            LinkCodec(way.source, way.target, rung.name, scene.ratio_of_all(number, rung))
+            for number, way in enumerate(scene.ways)
+            if (rung := ladder()[choice.levels[number]]).name != DENSE
+        )
+        return tuple(
+            sorted((one for one in links if one.ratio > 1), key=lambda one: (one.source, one.target))
+        )
 
     return policy
 

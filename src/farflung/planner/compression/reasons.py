@@ -80,7 +80,7 @@ def _why_not(
     ways = circumstances.pairs[way] if rung.is_sticky else (way,)
     wanted = [rungs[number if at in ways else level] for at, level in enumerate(chosen)]
     gap = circumstances.loss_gap(wanted)
-    if not limits.allows(rung, number, rungs):
+    if not limits.allows(rung, rungs):
         return f"which the limit of {limits.words()} rules out"
     if gap > limits.max_loss_gap:
         return f"which with the other links costs {100 * gap:.2g} % loss: the limit is {limits.words()}"

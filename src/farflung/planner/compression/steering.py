@@ -19,6 +19,7 @@ from farflung.planner.compression.controller import (
     Switch,
     UnitMeasured,
     WayMeasured,
+    WayWritten,
 )
 from farflung.planner.compression.gathering import gathered
 from farflung.planner.compression.guard import Alarm, Evidence, Guard, HeldOut, Rougher, Trained
@@ -40,7 +41,7 @@ class Basis(msgspec.Struct, frozen=True):
 class Over:
     """A unit that is over: of training its loss after how many steps, of evaluation the two held-out losses.
 
-    `ways` and `computing` are what was measured; seconds are those of a microbatch.
+    `ways`, `computing` and `written` are what was measured; seconds are those of a microbatch.
     """
 
     unit: int
@@ -49,6 +50,7 @@ class Over:
     loss: float
     ways: tuple[WayMeasured, ...] = ()
     computing: Mapping[str, float] = field(default_factory=dict)
+    written: tuple[WayWritten, ...] = ()
     plain_loss: float | None = None
 
 
@@ -97,7 +99,8 @@ class Steering:
     def over(self, over: Over) -> tuple[Steering, Verdict]:
         """After a unit: the steering, and what is to change."""
         before = self.controller.levels
-        controller, switches = self.controller.heard(UnitMeasured(over.unit, over.ways, over.computing))
+        measured = UnitMeasured(over.unit, over.ways, over.computing, over.written)
+        controller, switches = self.controller.heard(measured)
         guard, alarms = self._guarded(over)
         words = [alarm.reason for alarm in alarms if not alarm.relax]
         for event in _relaxations(over.unit, alarms):

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from farflung.files import write_atomically
+from farflung.plan.rung import CODEC_FORMAT
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -55,9 +56,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def path_of(folder: Path, subject: str, way: str, seed: int) -> Path:
-    """The file of one run."""
+    """The file of one run, with codecs as they are written now."""
     name = re.sub(r"[^a-z0-9.]+", "-", way.lower()).strip("-")[:60]
-    digest = hashlib.sha256(way.encode()).hexdigest()[:6]
+    digest = hashlib.sha256(f"{way} {CODEC_FORMAT}".encode()).hexdigest()[:6]
     return folder / f"{subject}-{name}-{digest}-{seed}.json"
 
 

@@ -20,7 +20,7 @@ from farflung.files import write_atomically
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import Partition
 from farflung.plan import Plan
-from farflung.plan.rung import codebook_of
+from farflung.plan.rung import CODEC_FORMAT, codebook_of
 from farflung.planner.assignment import Assignment
 from farflung.planner.placing import PlannedJob, place
 from farflung.runtime.check import named_state, received
@@ -29,7 +29,8 @@ from farflung.runtime.in_process import InProcessPipeline
 
 def coded_reference(course: Course, plan: Plan, folder: Path, tell: Callable[[str], None]) -> Reference:
     """Train `course` as `plan` cuts and writes it, or read what an earlier race of both left in `folder`."""
-    key = hashlib.sha256(msgspec.json.encode((course, plan)) + torch.__version__.encode()).hexdigest()[:12]
+    given = msgspec.json.encode((course, plan, torch.__version__, CODEC_FORMAT))
+    key = hashlib.sha256(given).hexdigest()[:12]
     path = folder / f"coded-{key}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Reference)
@@ -44,7 +45,7 @@ def _train(course: Course, plan: Plan) -> Reference:
     model, batches = course.model().train(), Batches(course)
     job = msgspec.structs.replace(course, validate_every=0).job()
     graph = capture_shapes(job).graph
-    training = msgspec.structs.replace(job.training(), codecs=codebook_of([course.codec]))
+    training = job.training().with_codecs(codebook_of([course.codec]))
     placed = _placed(graph, plan, course.microbatch_size)
     segments = received(placed.programs, course.microbatch_size)
     pipeline = InProcessPipeline(graph, plan, segments, named_state(model, graph), training)

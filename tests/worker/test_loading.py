@@ -27,7 +27,15 @@ def test_no_worker_takes_a_job_that_is_not_of_its_kind(emulated: bool) -> None:
 
 def test_a_job_with_a_codec_that_this_version_lacks_is_refused_by_its_name() -> None:
     job = load()
-    training = msgspec.structs.replace(job.training, codecs=("int8", "int9"), emulated=True)
+    training = msgspec.structs.replace(job.training.with_codecs(("int8", "int9")), emulated=True)
     job = msgspec.structs.replace(job, training=training)
     with pytest.raises(GraphError, match="codec 'int9', which this worker's version lacks: install"):
+        load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
+
+
+def test_a_job_whose_codecs_write_as_another_version_does_is_refused() -> None:
+    job = load()
+    training = msgspec.structs.replace(job.training, codecs=("int8",), emulated=True)
+    job = msgspec.structs.replace(job, training=training)
+    with pytest.raises(GraphError, match="in format 1 of codecs, this worker's version has"):
         load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))

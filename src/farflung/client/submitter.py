@@ -153,7 +153,7 @@ class Submitter:
         submit = Submit(
             name,
             prepared.program,
-            msgspec.structs.replace(prepared.training, codecs=self._wishes.codecs.codebook),
+            prepared.training.with_codecs(self._wishes.codecs.codebook),
             self._workers,
             self._on,
             self._wishes,

@@ -13,6 +13,8 @@ from msgspec import Meta
 
 DENSE: Final = "dense"
 MOST_CODECS = 255
+CODEC_FORMAT: Final = 3
+"""How payloads are written: goes up whenever a codec of the same name writes other bytes than before."""
 
 CodecName = Annotated[str, Meta(pattern=r"^[a-z0-9.:+-]+$", max_length=64)]
 RungName = Annotated[str, Meta(pattern=r"^[a-z0-9.:+-]+(/[a-z0-9.:+-]+)?$", max_length=129)]

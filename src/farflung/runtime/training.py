@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.opdag.precision import Precision
-from farflung.plan.rung import Codebook
+from farflung.plan.rung import CODEC_FORMAT, Codebook
 from farflung.runtime.optimizer import Optimizer
 from farflung.schedule import Unit, unit_sequence
 
@@ -25,7 +25,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first step, after the last and after each `validate_every` steps. An `emulated` job runs on emulated
     devices only: its inputs and messages are real, its state never moves and it has no losses. `precision`
     says how the graph was captured; its casts are nodes, so it changes nothing in how the graph runs.
-    `codecs` are those that links may use, at this step or another: a frame says by number which one wrote it.
+    `codecs` are those that links may use, at this step or another: a frame says by number which one wrote it,
+    as of `codec_format`.
     """
 
     steps: Whole
@@ -39,10 +40,15 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     emulated: bool = False
     precision: Precision = "float32"
     codecs: Codebook = ()
+    codec_format: Annotated[int, Meta(ge=1, le=10**6)] = 1
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be a positive number, found {self.clip}")
+
+    def with_codecs(self, codecs: Codebook) -> Training:
+        """The same, with links that may use these, as this version writes them."""
+        return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT)
 
     def units(self) -> Iterator[Unit]:
         """Every unit of the job in order."""

@@ -8,6 +8,7 @@ from farflung.errors import CodecError, GraphError
 from farflung.opdag import wire
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, Plan
+from farflung.plan.rung import CODEC_FORMAT
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.training import Training
@@ -60,6 +61,11 @@ def _require_runnable(plan: Plan, training: Training) -> None:
         raise GraphError("the plan has replicas: this worker's version runs one copy of each segment")
     from farflung.codec.catalogue import recipe
 
+    if training.codecs and training.codec_format != CODEC_FORMAT:
+        raise GraphError(
+            f"the job's links are written in format {training.codec_format} of codecs, this worker's version"
+            f" has {CODEC_FORMAT}: install the submitter's farflung here, or train without codecs"
+        )
     for name in training.codecs:
         try:
             recipe(name)

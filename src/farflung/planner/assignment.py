@@ -84,6 +84,8 @@ class Options:
         A plan in use: the answer is never worse than it.
     alternatives
         The same model in other numbers of microbatches, from which a scheduler may choose instead.
+    proven
+        What no plan of any of these workloads can undercut, if that is known; None: the scheduler finds out.
     watch
         Hears how a long search gets on.
     """
@@ -98,6 +100,7 @@ class Options:
     seed: int = 0
     incumbent: Assignment | None = None
     alternatives: tuple[Workload, ...] = ()
+    proven: float | None = None
     watch: Watch = field(default=unwatched, compare=False)
 
 

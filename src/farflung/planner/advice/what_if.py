@@ -62,16 +62,19 @@ def what_if(
     )
     leaves_out = options.workers is None and schedule.scheduler == AUTO
     enough = schedule.step_seconds * (1 - _WORTH_TELLING)
+    coded = bool(schedule.assignment.codecs)  # bounds are for dense links
     began = time.process_time()
     found: list[Effect] = []
     for change in islice(changes_worth_a_try(topology, schedule, loads, leaves_out), most):
         if seconds is not None and time.process_time() - began > seconds:
             break
         tell(change.words)
-        if _bound(change.topology, schedule.workload, searching) > enough:
-            continue  # proven to bring next to nothing
+        proven = None if coded else _bound(change.topology, schedule.workload, searching)
+        if proven is not None and proven > enough:
+            continue  # it brings next to nothing
         try:
-            with_it = replace(searching, workers=_as_many(options.workers, change.topology))
+            workers = _as_many(options.workers, change.topology)
+            with_it = replace(searching, workers=workers, proven=proven)
             after = scheduler(change.topology, schedule.workload, with_it).step_seconds
         except PlanError:
             continue  # a change that a scheduler cannot plan for helps nobody

@@ -73,7 +73,7 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
         assignment=best.assignment,
         plan=plan_of(best.workload, best.assignment),
         step_seconds=best.seconds,
-        lower_bound_seconds=min(best.seconds, *(_bound(fleet, one, options) for one in workloads)),
+        lower_bound_seconds=min(best.seconds, _bound(fleet, workloads, options)),
         evaluated=round(budget.evaluated),
         capped=budget.capped,
         notes=fleet.notes,
@@ -101,9 +101,12 @@ def _sent_bytes(judged: Judged) -> int:
     )
 
 
-def _bound(fleet: Fleet, workload: Workload, options: Options) -> float:
-    return lower_bound_seconds(
-        fleet.topology, workload, options.efficiency, options.most_replicas, options.recompute
+def _bound(fleet: Fleet, workloads: Sequence[Workload], options: Options) -> float:
+    if options.proven is not None:
+        return options.proven
+    return min(
+        lower_bound_seconds(fleet.topology, one, options.efficiency, options.most_replicas, options.recompute)
+        for one in workloads
     )
 
 
@@ -140,7 +143,7 @@ def _even_shares(fleet: Fleet, workload: Workload, options: Options) -> Assignme
 
 def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Iterator[Judged]:
     """The incumbent and the other schedulers' plans; if there is none, the last one's reason."""
-    alone = replace(options, alternatives=(), incumbent=None)
+    alone = replace(options, alternatives=(), incumbent=None, proven=None)
     refusal: PlanError | None = None
     some = False
     incumbent = options.incumbent

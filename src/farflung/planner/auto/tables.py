@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from farflung.planner.cutting.positions import Positions
 from farflung.planner.cutting.ties import kept_together, loops
+from farflung.planner.kept import once
 from farflung.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -62,6 +63,7 @@ class Tables(Positions):
         return int(np.abs(self.at - position).argmin())
 
 
+@once
 def tables_of(workload: Workload) -> tuple[Tables, ...]:
     """The tables of plain pipelines, and of each loop worth trying where a parameter is used at both ends."""
     straight = Positions.of(workload, PARTS, kept_together(workload))

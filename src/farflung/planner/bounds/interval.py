@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,7 +169,7 @@ class Interval:
         All but the `first`, where that may hold the last segment too, have one range each.
         """
         room = np.maximum(time, 0.0) * self.devices.speeds[members] / self.microbatches
-        window = max(1.0, self.microbatches * trip / seconds)
+        window = max(1, math.ceil(self.microbatches * trip / seconds * ALMOST))
         memory = self.devices.memory_bytes[members]
         if not self.items.fit(room, memory, window):
             return False

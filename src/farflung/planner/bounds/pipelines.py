@@ -28,7 +28,7 @@ backward.)
    block has operators, the last.
 4. *Work.* All work of the row is done by such workers, each within T - U; and what they hold fits into their
    memory with the window that T asks for: M microbatches pass in T with no more than W at a time, so
-   W >= M x round trip / T. State and tapes of different operators add up (`Items.fit`).
+   W >= M x round trip / T, a whole number. State and tapes of different operators add up (`Items.fit`).
 5. *Waiting.* Who holds a gate keeps all later workers waiting for all it has: U grows from worker to worker
    by what each does of a microbatch. Then the fastest first, each with as much as fits, do the most
    (`Interval._filled`; two neighbours in any other order do less, and a last one more never does harm).
@@ -48,6 +48,7 @@ What is left out makes the bound looser, never wrong. With replicas only the spe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import dropwhile
 
 from farflung.plan import Topology
@@ -57,6 +58,7 @@ from farflung.planner.bounds.items import Items
 from farflung.planner.bounds.pieces import Pieces
 from farflung.planner.bounds.row import Row
 from farflung.planner.devices import Devices
+from farflung.planner.kept import once
 from farflung.planner.objective.passes import FORWARD, on_the_way
 from farflung.simulator import Conditions
 from farflung.workload import Workload
@@ -79,17 +81,35 @@ def lower_bound_seconds(
     number = topology.ids.index(topology.home.id)
     home = Home(devices.latency[number], devices.latency[:, number], devices.bandwidth[number])
     best = float(fleet)
-    for blocks in _intervals(blocks_of(workload)) if workload.work[-1] else []:
-        row = Interval(
-            devices,
-            Row(blocks, workload.microbatches, on_the_way(split_backward)),
-            home,
+    for known in _known(workload, recompute):
+        row = Row(known.blocks, workload.microbatches, on_the_way(split_backward))
+        interval = Interval(devices, row, home, known.items, known.pieces, known.fed_bytes)
+        best = max(best, interval.least(best))
+    return best * (1 - CLOSE)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A row of blocks, and what of it no fleet changes."""
+
+    blocks: tuple[Block, ...]
+    items: Items
+    pieces: Pieces | None
+    fed_bytes: float
+
+
+@once
+def _known(workload: Workload, recompute: bool) -> tuple[_Known, ...]:
+    rows = _intervals(blocks_of(workload)) if workload.work[-1] else []
+    return tuple(
+        _Known(
+            blocks,
             Items.of(workload, blocks, recompute),
             Pieces.of(workload, blocks),
             _fed_bytes(workload, blocks[0]),
         )
-        best = max(best, row.least(best))
-    return best * (1 - CLOSE)
+        for blocks in rows
+    )
 
 
 def _intervals(blocks: tuple[Block, ...]) -> list[tuple[Block, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.planner.cutting.positions import Positions
-from farflung.planner.cutting.ties import kept_together, loops
+from farflung.planner.cutting.ties import loops, straight
 from farflung.planner.kept import once
 from farflung.workload import Workload
 
@@ -66,9 +66,8 @@ class Tables(Positions):
 @once
 def tables_of(workload: Workload) -> tuple[Tables, ...]:
     """The tables of plain pipelines, and of each loop worth trying where a parameter is used at both ends."""
-    straight = Positions.of(workload, PARTS, kept_together(workload))
     ends = loops(workload, PARTS)
     return (
-        Tables(workload, straight.at),
+        Tables(workload, straight(workload, PARTS).at),
         *(Tables(workload, positions.at, loop=(head, last)) for positions, head, last in ends),
     )

@@ -12,6 +12,7 @@ from farflung.plan import Topology
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.baselines.even_shares import even_shares
 from farflung.planner.cutting.positions import FINE
+from farflung.planner.kept import once
 from farflung.workload import Workload
 
 ROUGH = 512
@@ -33,5 +34,9 @@ def nearly_equal_count(topology: Topology, workload: Workload, options: Options)
 
 
 def _with_parts(topology: Topology, workload: Workload, options: Options, parts: int) -> Schedule:
-    counted = workload.weighing(np.ones(len(workload)))
-    return even_shares("equal-count", topology, workload, counted, options, parts)
+    return even_shares("equal-count", topology, workload, _counted(workload), options, parts)
+
+
+@once
+def _counted(workload: Workload) -> Workload:
+    return workload.weighing(np.ones(len(workload)))

@@ -20,6 +20,7 @@ from farflung.planner.assignment import Assignment
 from farflung.planner.checks import refuse_ties, require_segments
 from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.devices import Devices
+from farflung.planner.kept import once
 from farflung.planner.placing import PlannedJob, place
 from farflung.workload import Workload, workload_of
 
@@ -84,6 +85,7 @@ def plan_graph(
     return place(graph, assignment, microbatch_size)
 
 
+@once
 def balanced_cut(workload: Workload, count: int) -> ChainCut:
     """The cut for `count` equal devices, equally far from one another, that can be regretted least.
 

@@ -24,7 +24,7 @@ import numpy as np
 from farflung.planner.cutting.cover import Cover, Piece, Rules
 from farflung.planner.cutting.loads import Chained
 from farflung.planner.cutting.positions import FINE, Positions
-from farflung.planner.cutting.ties import kept_together, loops
+from farflung.planner.cutting.ties import loops, straight
 from farflung.planner.devices import Devices
 from farflung.workload import Workload
 
@@ -79,7 +79,7 @@ class Cutter:
         self.workload = workload
         self.window = window
         self._recompute = recompute
-        self._straight = Positions.of(workload, parts, kept_together(workload))
+        self._straight = straight(workload, parts)
         self._loops = loops(workload, parts)
 
     def cut(

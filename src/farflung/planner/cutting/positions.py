@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from farflung.workload import BACKWARD_FACTOR, Workload
 from farflung.workload.arrays import before
 
 Floats = NDArray[np.float64]
+_Key = TypeVar("_Key", bound=Hashable)
 _Tables = dict[tuple[int | None, bool], Floats]
 
 FINE = 4096
@@ -19,6 +22,9 @@ FINE = 4096
 
 RECOMPUTED = (2 + BACKWARD_FACTOR) / (1 + BACKWARD_FACTOR)
 """Operations of a segment that runs forward twice, over those of one that keeps its tape."""
+
+_MOST_KEPT = 1 << 22
+"""Numbers in tables of one kind, 34 MB: a workload keeps its positions as long as it lives."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class Positions:
         """
         known = self._held.get((window, recompute))
         if known is None:
+            self._make_room(self._held)
             known = self._held[window, recompute] = np.zeros((len(self), len(self)))
             for stop in range(1, len(self)):
                 needed = self.workload.memory_up_to(int(self.at[stop]), window, recompute)
@@ -114,6 +121,7 @@ class Positions:
         if known is None:
             table = 0.0 if window is None else self.held(window, recompute)
             may_be = self.owned[:, None] > self.owned[None, :]
+            self._make_room(self._need)
             known = self._need[window, recompute] = np.where(may_be, table, np.inf)
         return known
 
@@ -124,6 +132,7 @@ class Positions:
         """
         known = self._beside.get((head, window, recompute))
         if known is None:
+            self._make_room(self._beside)
             known = self._beside[head, window, recompute] = np.full((len(self), len(self)), np.inf)
             may_be = (self.owned < self.owned[-1]) & bool(self.owned[head] > self.owned[0])
             together = np.zeros(len(self))
@@ -133,6 +142,11 @@ class Positions:
                 together[:-1] = first.beside(last).bytes[self.at[:-1]]
             known[-1] = np.where(may_be, together, np.inf)
         return known
+
+    def _make_room(self, tables: dict[_Key, Floats]) -> None:
+        """Forget all tables of a kind before they are too many."""
+        if (len(tables) + 1) * len(self) ** 2 > _MOST_KEPT:
+            tables.clear()
 
 
 def _cheapest(workload: Workload, legal: NDArray[np.int64], parts: int) -> NDArray[np.bool_]:

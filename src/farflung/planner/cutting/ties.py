@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.planner.cutting.positions import Positions
+from farflung.planner.kept import once
 from farflung.workload import Workload
 
 HEADS = 3
@@ -34,6 +35,13 @@ def kept_together(workload: Workload, head: int = 0) -> NDArray[np.bool_]:
     return legal
 
 
+@once
+def straight(workload: Workload, parts: int) -> Positions:
+    """Positions that part no two uses of a parameter."""
+    return Positions.of(workload, parts, kept_together(workload))
+
+
+@once
 def loops(workload: Workload, parts: int) -> list[tuple[Positions, int, int]]:
     """For each loop worth trying its positions, and the indices of its first and last possible cut.
 

@@ -39,7 +39,7 @@ def test_what_was_known_before_is_asked_again_soon() -> None:
 def test_who_is_another_than_before_is_asked_at_once() -> None:
     retries = Retries(TIMEOUTS)
     for subject in (PAIR, frozenset("bc"), ("a", "up")):
-        retries.begin(subject, 0.0)  # type: ignore[arg-type]
+        retries.begin(subject, 0.0)
     retries.forget("a")
     assert retries.is_due(PAIR, 0.0) and retries.is_due(("a", "up"), 0.0)
     assert not retries.is_due(frozenset("bc"), 0.0)

@@ -1,4 +1,1 @@
-"""Topologies that ship with farflung, by name: a JSON file each, made by `rules`.
-
-docs/testbeds.md explains them.
-"""
+"""The rules that the testbeds of `farflung.plan.testbeds` are made by, and what they are made of."""

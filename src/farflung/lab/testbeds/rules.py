@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from farflung.lab.testbeds import cities
-from farflung.lab.testbeds.catalogue import FOLDER, TESTBEDS
 from farflung.lab.testbeds.fusionllm import fusionllm_48
 from farflung.lab.testbeds.matrices import matrix
 from farflung.plan import Scale, Topology, WorkerSpec, write_topology
+from farflung.plan.testbeds.catalogue import FOLDER, TESTBEDS
 
 CORE_TFLOPS = 0.05
 """What a worker process gets of a CPU core: the testbeds train for real, on the machine they run on."""

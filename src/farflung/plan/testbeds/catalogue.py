@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from farflung.errors import TopologyError
-from farflung.plan import Topology, read_topology
+from farflung.plan.topology import Topology
+from farflung.plan.topology_file import read_topology
 
 TESTBEDS = (
     "four-homes",
@@ -30,12 +31,11 @@ def find_topology(name_or_path: str) -> Topology:
     """
     if name_or_path in TESTBEDS:
         return load_testbed(name_or_path)
-    path = Path(name_or_path)
-    if path.suffix or path.parent != Path() or path.exists():
-        return read_topology(path)
-    raise TopologyError(
-        f"{name_or_path[:100]!r} is neither a file nor a testbed: the testbeds are {', '.join(TESTBEDS)}"
-    )
+    if not Path(name_or_path).exists():
+        raise TopologyError(
+            f"{name_or_path[:100]!r} is neither a file nor a testbed: the testbeds are {', '.join(TESTBEDS)}"
+        )
+    return read_topology(Path(name_or_path))
 
 
 def load_testbed(name: str) -> Topology:

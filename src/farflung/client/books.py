@@ -33,6 +33,7 @@ class Books:
         self.folder = folder
         self.observer = observer
         self.tally = Tally(job, time.monotonic(), emulated)
+        self._emulated = emulated
         self._job_id = ""
         self._warned = False
 
@@ -106,7 +107,10 @@ class Books:
         step = self.tally.weights_step
         weights = "" if step is None else f" and the weights of step {step}"
         steps = "1 step" if self.tally.steps == 1 else f"{self.tally.steps} steps"
-        return f"; the metrics of {steps}{weights} are in {self.folder.path}"
+        told = f"; the metrics of {steps}{weights} are in {self.folder.path}"
+        if step is not None or self._emulated:
+            return told
+        return f"{told}, but the weights were with the workers and are lost: the run must start anew"
 
     async def _warn(self, links: Sequence[LinkTraffic]) -> None:
         """Say once that a codec met what it cannot write: the run goes on, with those tensors as they are."""

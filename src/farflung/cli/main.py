@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,10 @@ def _root(
 
 def main() -> None:
     """The entry point: runs the command line and exits with its code."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # Else the interpreter goes through every object that torch made, several times over, before it ends.
+    gc.freeze()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

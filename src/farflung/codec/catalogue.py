@@ -17,11 +17,11 @@ from farflung.codec.topk import TopK, Values
 from farflung.errors import CodecError
 
 NAMES = (
-    "dense, bf16, int8, int4, int4-stochastic, hadamard1 to hadamard4 (for activations), eden1 to eden4 (for"
-    " gradients), topkP-VALUES, row-topkP-VALUES and maskedP-VALUES, where P is in percent and VALUES are"
-    " bf16, int8 or int4 (topk1-bf16, row-topk30-int4, masked30-int4), each also with +zstd; evenP and axesP,"
-    " where P is the distance of levels in percent of what is usual (even30, axes20), with -dithered for"
-    " gradients (axes100-dithered)"
+    "dense, bf16, int8, int8-stochastic, int4, int4-stochastic, hadamard1 to hadamard4 (for activations),"
+    " eden1 to eden4 (for gradients), topkP-VALUES, row-topkP-VALUES and maskedP-VALUES, where P is in"
+    " percent and VALUES are bf16, int8 or int4 (topk1-bf16, row-topk30-int4, masked30-int4), each also"
+    " with +zstd; evenP and axesP, where P is the distance of levels in percent of what is usual (even30,"
+    " axes20), with -dithered for gradients (axes100-dithered)"
 )
 _PRESSED = "+zstd"
 _SPARSE = re.compile(r"(topk|row-topk|masked)(\d{1,3}(?:\.\d{1,4})?)-(bf16|int8|int4)")

@@ -20,8 +20,8 @@ from benchmarks.models import library
 
 from farflung.client.check import capture_shapes
 from farflung.client.load import load_job
-from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.plan import Topology, WorkerSpec
+from farflung.plan.testbeds.catalogue import load_testbed
 from farflung.planner.assignment import Options
 from farflung.planner.baselines.equal_compute import equal_compute
 from farflung.planner.baselines.equal_count import equal_count

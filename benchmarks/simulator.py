@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.models import library
 from tests.simulator.plans import chain, random_chain, topology
 
-from farflung.lab.testbeds.catalogue import load_testbed
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
+from farflung.plan.testbeds.catalogue import load_testbed
 from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
 from farflung.planner.assignment import Options
 from farflung.planner.auto import auto

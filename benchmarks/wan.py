@@ -38,8 +38,8 @@ from benchmarks.race.systems import BASELINES, FARFLUNG, coded, race, rung_of
 from farflung.errors import FarflungError
 from farflung.lab.layout import lay_out
 from farflung.lab.network import Network
-from farflung.lab.testbeds.catalogue import find_topology
 from farflung.plan import Plan
+from farflung.plan.testbeds.catalogue import find_topology
 
 LOOPBACK_NODES = 4
 

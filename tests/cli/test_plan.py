@@ -15,7 +15,7 @@ import farflung
 from farflung.cli.main import run
 from farflung.client.check import capture_shapes
 from farflung.client.load import load_job
-from farflung.errors import PlanError
+from farflung.errors import PlanError, TopologyError
 from farflung.workload.profile import DeviceProfile, OpTime, signatures, write_profile
 
 JOB = """
@@ -322,3 +322,11 @@ def test_workers_that_lack_an_op_of_the_model_are_left_out_and_say_which(
     (folder / "fleet.json").write_text(json.dumps(fleet("lab", workers=[worker("lab", lacks=["a b"])])))
     assert plan("--no-what-if") == 2
     assert_one_line(capsys.readouterr(), "lacks of worker lab must be")
+
+
+def test_python_takes_the_name_of_a_testbed_as_the_command_does(folder: Path) -> None:
+    job = load_job(folder / "tower.py")
+    with pytest.raises(PlanError, match="the topology has 4 workers, 9 were asked for"):
+        farflung.plan(job, "four-homes", workers=9)
+    with pytest.raises(TopologyError, match="the testbeds are four-homes"):
+        farflung.plan(job, "four-house")

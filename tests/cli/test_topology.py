@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from farflung.cli.main import run
-from farflung.lab.testbeds.catalogue import TESTBEDS
 from farflung.plan import Topology, WorkerSpec, read_topology, write_topology
+from farflung.plan.testbeds.catalogue import TESTBEDS
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -61,7 +61,7 @@ def test_it_is_saved_and_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.
         ([], "a topology's FILE or --fleet, one of the two"),
         (["lan", "--fleet"], "a topology's FILE or --fleet, one of the two"),
         (["lan", "--refresh"], "--refresh measures a fleet anew: it goes with --fleet"),
-        (["nowhere.json"], "cannot read the topology nowhere.json"),
+        (["nowhere.json"], "neither a file nor a testbed: the testbeds are four-homes"),
         (["nowhere"], "neither a file nor a testbed"),
         (["--fleet", "--folder", "/nonexistent"], "there is no identity under /nonexistent"),
     ],

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.lab.testbeds.catalogue import TESTBEDS, load_testbed
 from farflung.picture.labels import Labels
 from farflung.picture.places import Spot, groups
 from farflung.picture.rates import CLASSES, NO_WAY, class_of
 from farflung.picture.topology import draw_topology
 from farflung.plan import Topology, WorkerSpec
+from farflung.plan.testbeds.catalogue import TESTBEDS, load_testbed
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -102,7 +102,7 @@ def run(
 
 def scaled(name_or_path: str, divisor: float | None) -> Topology:
     """The topology that the user means, every rate divided."""
-    from farflung.lab.testbeds.catalogue import find_topology
+    from farflung.plan.testbeds.catalogue import find_topology
 
     topology = find_topology(name_or_path)
     if divisor is None or divisor == 1:

@@ -48,7 +48,7 @@ PictureOption = Annotated[
 
 def the_topology(name_or_path: str) -> Topology:
     """The topology that the user means."""
-    from farflung.lab.testbeds.catalogue import find_topology
+    from farflung.plan.testbeds.catalogue import find_topology
 
     return find_topology(name_or_path)
 

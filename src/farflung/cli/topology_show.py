@@ -44,7 +44,7 @@ def show(
     if refresh and not fleet:
         raise TopologyError("--refresh measures a fleet anew: it goes with --fleet")
     if file is not None:
-        from farflung.lab.testbeds.catalogue import find_topology
+        from farflung.plan.testbeds.catalogue import find_topology
 
         _give(find_topology(file), None, picture, save, as_json)
         return

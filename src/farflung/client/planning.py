@@ -12,6 +12,7 @@ from farflung.client.modelled import Microbatches, Model, model_of, number_of
 from farflung.client.telling import Search, Tell, silently
 from farflung.errors import PlanError, TopologyError
 from farflung.plan import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
+from farflung.plan.testbeds.catalogue import find_topology
 from farflung.plan.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.able import require_able, unable
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
@@ -55,8 +56,8 @@ def plan(
     job
         Its model may be on the meta device.
     topology
-        The fleet, or the path of a topology file. Workers who cannot reach the others are left out, and so
-        are those that lack an op of the model.
+        The fleet, a testbed's name, or the path of a topology file. Workers who cannot reach the others are
+        left out, and so are those that lack an op of the model.
     scheduler
         One of `farflung.planner.schedulers.SCHEDULERS`.
     workers
@@ -85,7 +86,7 @@ def plan(
     CaptureError, JobError, ProfileError
         The model cannot be captured, or the profile is not of it.
     TopologyError
-        The file is no topology.
+        There is no such testbed or file, or the file is no topology.
     PlanError
         There is no plan, and the message says what is missing; or `workers`, `budget` or `seed` cannot be.
     """
@@ -162,7 +163,7 @@ def simulate(
     plan
         A plan, or the path of a `plan.json` or of the run folder that has it.
     topology
-        A topology, or the path of a topology file, that has all workers of the plan.
+        A topology, a testbed's name, or the path of a topology file, that has all workers of the plan.
     efficiency
         The part of its TFLOP/s that a device reaches.
     bandwidth_scale
@@ -175,7 +176,7 @@ def simulate(
     PlanError
         The file is no plan, or the topology lacks a worker of it or a way that it uses.
     TopologyError
-        The file is no topology, or a rate leaves its bounds.
+        There is no such testbed or file, the file is no topology, or a rate leaves its bounds.
     """
     given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     where = scaled(_topology(topology), bandwidth_scale)
@@ -194,7 +195,9 @@ def scaled(topology: Topology, bandwidth_scale: float) -> Topology:
 
 
 def _topology(topology: Topology | Path | str) -> Topology:
-    return topology if isinstance(topology, Topology) else read_topology(Path(topology))
+    if isinstance(topology, Topology):
+        return topology
+    return find_topology(topology) if isinstance(topology, str) else read_topology(topology)
 
 
 def _require_possible(fleet: Topology, workers: int | None, budget: int, seed: int) -> None:

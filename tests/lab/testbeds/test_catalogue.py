@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from farflung.errors import TopologyError
-from farflung.lab.testbeds.catalogue import FOLDER, TESTBEDS, find_topology, load_testbed
 from farflung.lab.testbeds.rules import RULES
 from farflung.plan import Topology, WorkerSpec, write_topology
+from farflung.plan.testbeds.catalogue import FOLDER, TESTBEDS, find_topology, load_testbed
 from farflung.plan.topology_file import decode_topology
 
 
@@ -38,6 +38,7 @@ def test_what_is_neither_is_one_clear_line(
     with pytest.raises(TopologyError) as raised:
         find_topology(text)
     assert "\n" not in str(raised.value)
+    assert all(name in str(raised.value) for name in TESTBEDS)
 
 
 def test_fusionllm_has_its_devices_and_its_range_of_links() -> None:

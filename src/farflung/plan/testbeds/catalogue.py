@@ -31,7 +31,7 @@ def find_topology(name_or_path: str) -> Topology:
     """
     if name_or_path in TESTBEDS:
         return load_testbed(name_or_path)
-    if not Path(name_or_path).exists():
+    if not name_or_path or not Path(name_or_path).exists():
         raise TopologyError(
             f"{name_or_path[:100]!r} is neither a file nor a testbed: the testbeds are {', '.join(TESTBEDS)}"
         )

@@ -1,4 +1,4 @@
-"""Torch's own optimizers from their declarations."""
+"""Torch's own optimizers from their declarations: what ours is held beside."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.torch_backend.again import AgainPass
 from farflung.runtime.torch_backend.blame import require_indices_in_range
 from farflung.runtime.torch_backend.codegen import Program
-from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, memory, outgoing
+from farflung.runtime.torch_backend.update import Update
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -47,7 +47,7 @@ class TorchSegment:
             for e, t in zip(self._entries, self._state, strict=True)
             if e.trainable and e.name in self._owned
         ]
-        self._optimizer = build(training.optimizer, owned) if owned else None  # type: ignore[arg-type]
+        self._update = Update(training.optimizer, owned)
         self._pending: dict[str, Tensor] = {}
         self._tapes: dict[int, Tape] = {}
         self._loss = 0.0
@@ -154,9 +154,7 @@ class TorchSegment:
         if scale != 1.0:
             for gradient in self.gradients().values():
                 gradient.mul_(scale)
-        if self._optimizer is not None:
-            set_learning_rate(self._optimizer, self._training.optimizer, step)
-            self._optimizer.step()
+        self._update.step(step)
         with torch.no_grad():
             for name, tensor in self._pending.items():
                 self._state[self._index[name]].copy_(tensor)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from farflung.opdag.graph import DTypeName, Graph
 from farflung.runtime.optimizer import Optimizer
-from farflung.runtime.torch_backend.optimizer import build
 from farflung.runtime.torch_backend.tensors import DTYPES
+from farflung.runtime.torch_backend.update import Update
 from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_signature
 
 LEAST_RUNS, MOST_RUNS = 5, 50
@@ -90,13 +90,13 @@ def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    built = build(optimizer, parameters)
+    update = Update(optimizer, parameters)
 
     def step() -> None:
         for parameter in parameters:
             assert parameter.grad is not None
             torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
-        built.step()
+        update.step(0)
 
     return _median(step)
 

@@ -1,0 +1,71 @@
+"""An update has the bits of torch's own optimizers, and imports nothing of torch beside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from farflung.runtime.optimizer import SGD, AdamW, Constant, Optimizer
+from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
+from farflung.runtime.torch_backend.update import Update
+
+DECLARED: list[Optimizer] = [
+    AdamW(lr=0.1),
+    AdamW(lr=0.1, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.5, schedule=Constant(warmup_steps=3)),
+    SGD(lr=0.1),
+    SGD(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1, schedule=Constant(warmup_steps=3)),
+    SGD(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+]
+
+
+def parameters() -> list[nn.Parameter]:
+    """Of several shapes and element types, one of them not contiguous."""
+    generator = torch.Generator().manual_seed(3)
+    made = [torch.randn(size, generator=generator) for size in ((), (7,), (5, 3), (65, 33))]
+    return [nn.Parameter(t) for t in (*made, made[3].double(), made[3].bfloat16(), made[2].clone().t())]
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=str)
+def test_the_bits_are_torchs(declared: Optimizer) -> None:
+    ours, theirs = parameters(), parameters()
+    update, reference = Update(declared, ours), build(declared, theirs)
+    generator = torch.Generator().manual_seed(5)
+    for step in range(6):
+        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            absent = (step + number) % 4 == 0  # then nothing of it is changed, nor is the step counted for it
+            gradient = torch.randn(a.shape, generator=generator).to(a.dtype)
+            a.grad, b.grad = (None, None) if absent else (gradient.clone(), gradient.clone())
+        update.step(step)
+        set_learning_rate(reference, declared, step)
+        reference.step()
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
+
+
+def test_without_parameters_nothing_happens() -> None:
+    Update(AdamW(lr=0.1), []).step(0)
+
+
+def test_a_worker_does_not_import_torchs_compiler() -> None:
+    """Which would take seconds of its first job, and memory for good."""
+    program = """
+import sys
+import torch
+import farflung.worker.service
+import farflung.runtime.torch_backend.backend
+from farflung.runtime.optimizer import SGD, AdamW
+from farflung.runtime.torch_backend.update import Update
+
+for declared in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9)):
+    tensor = torch.zeros(3, requires_grad=True)
+    update = Update(declared, [tensor])
+    for step in range(2):
+        tensor.grad = torch.ones(3)
+        update.step(step)
+print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

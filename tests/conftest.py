@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,10 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _home_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tests and their processes keep for later (what XLA compiled, say) is not the user's."""
-    before = os.environ.get("FARFLUNG_HOME")
-    os.environ["FARFLUNG_HOME"] = str(tmp_path_factory.mktemp("home"))
-    yield
-    if before is None:
-        del os.environ["FARFLUNG_HOME"]
-    else:
-        os.environ["FARFLUNG_HOME"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FARFLUNG_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once() -> Iterator[None]:
+    """The hundreds of processes that tests start keep bytecode, or each would compile all of farflung."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        yield

@@ -237,9 +237,13 @@ def run(test: Coroutine[Any, Any, Given]) -> Given:
         assert not left, left
         return result
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ResourceWarning)
-        result = asyncio.run(whole())
-        gc.collect()
+    gc.freeze()  # or what else this process has loaded, torch and JAX in the end, is looked through as well
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            result = asyncio.run(whole())
+            gc.collect()
+    finally:
+        gc.unfreeze()
     assert not caught, [str(warning.message) for warning in caught]
     return result

@@ -39,10 +39,7 @@ class Loopback(Machines):
 
     def fleet(self, *names: str) -> list[Command]:
         """A broker that surveys nothing unasked, and emulated workers, all on this machine."""
-        arguments = ["--listen", self.address, "--lease", f"{self.lease_seconds:g}", "--no-survey"]
-        broker = self.start("hub", "broker", *arguments)
-        broker.says("listens on")
-        return [broker, *(self.join(name) for name in names)]
+        return [self.broker(), *(self.join(name) for name in names)]
 
     def join(self, name: str, *arguments: str) -> Command:
         token = self.token("worker")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.processes import Command, Machines, machines, train
+from tests.end_to_end.processes import Machines, machines, train
 from tests.end_to_end.torchless import Python, beside, installed
 
 pytestmark = pytest.mark.processes
@@ -17,16 +17,11 @@ STEPS = 5
 class Mixed(Machines):
     """Machines of which one, called `bare`, has no torch."""
 
+    lease_seconds = 10.0
     bare: Python
 
     def python(self, home: str) -> list[str]:
         return list(self.bare.command) if home == "bare" else super().python(home)
-
-    def broker(self) -> Command:
-        """A broker that leaves the ways between these workers unmeasured: they are one machine's loopback."""
-        started = self.start("hub", "broker", "--listen", self.address, "--no-survey")
-        started.says("listens on", self.address)
-        return started
 
     def environment(self, home: str, sources: Path | None = None) -> dict[str, str]:
         return super().environment(home, sources) | (self.bare.environment if home == "bare" else {})

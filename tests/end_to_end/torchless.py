@@ -45,11 +45,14 @@ def beside(folder: Path) -> Python:
 
 def installed(folder: Path) -> Python:
     """A virtual environment with `farflung[jax]` as its users install it, at the locked versions."""
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = Python((str(folder / "bin" / "python"),), {"PYTHONPATH": ""})
+    # By the pip that is here, and without compiling the thousands of files of which a worker imports some.
+    here = Python((sys.executable,), python.environment)
+    pip = ["-m", "pip", "--python", *python.command, "install", "--no-compile"]
     quiet = ["--quiet", "--disable-pip-version-check"]
     lock = ["--constraint", str(ROOT / "requirements.lock")]
-    done = python.run("-m", "pip", "install", *quiet, *lock, f"{ROOT}[jax]")
+    done = here.run(*pip, *quiet, *lock, f"{ROOT}[jax]")
     if done.returncode and any(words in done.stderr for words in UNREACHABLE):
         pytest.skip(f"no package index can be reached: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr

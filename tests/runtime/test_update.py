@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,19 +54,33 @@ def test_a_worker_does_not_import_torchs_compiler() -> None:
     """Which would take seconds of its first job, and memory for good."""
     program = """
 import sys
+from pathlib import Path
+
 import torch
 import farflung.worker.service
-import farflung.runtime.torch_backend.backend
+from farflung.opdag import wire
+from farflung.runtime.frameworks import backend_called
 from farflung.runtime.optimizer import SGD, AdamW
 from farflung.runtime.torch_backend.update import Update
+from farflung.runtime.training import Training
+from tests.opdag.golden.running import tensor_for
 
-for declared in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9)):
-    tensor = torch.zeros(3, requires_grad=True)
-    update = Update(declared, [tensor])
-    for step in range(2):
-        tensor.grad = torch.ones(3)
-        update.step(step)
-print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
+backend = backend_called("torch")
+for file in sorted(Path("tests/opdag/golden/v1").glob("*.segment.opdag")):
+    segment = wire.load_segment(file.read_bytes(), 2)
+    backend.verify(segment, 2)
+    for optimizer in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9)):
+        state = {
+            entry.name: tensor_for(segment.values[entry.value], entry.kind, 0)
+            for entry in segment.inputs
+            if entry.kind in ("parameter", "buffer")
+        }
+        backend.runner(segment, state, Training(1, 1, 2, optimizer)).compile()
+        parameter = torch.ones(3, requires_grad=True)
+        parameter.grad = torch.ones(3)
+        Update(optimizer, [parameter]).step(0)
+print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
+    assert done.stdout.strip() == "[]", done.stderr

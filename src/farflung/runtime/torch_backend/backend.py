@@ -16,12 +16,16 @@ from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import speed, tensors
 from farflung.runtime.torch_backend.segment import TorchSegment
+from farflung.runtime.torch_backend.uncompiled import keep_compiler_out
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
 
 
 class TorchBackend:
     """See `runtime.backend.Backend`; arrays are tensors."""
+
+    def __init__(self) -> None:
+        keep_compiler_out()
 
     def offer(self) -> Offer:
         name = platform.processor() or platform.machine()

@@ -21,6 +21,7 @@ from farflung.local.free_port import free_port
 
 DEADLINE_SECONDS = 120.0
 LEASE_SECONDS = 5.0
+COMMAND_PAUSE_SECONDS = 0.4  # before a command is run again to ask: each takes as long of a core
 MARK = "FARFLUNG_TEST_MARK"
 
 JOB = """
@@ -60,12 +61,12 @@ def job():
 """
 
 
-def eventually(what: str, condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds; fail with `what` if it never does."""
+def eventually(what: str, condition: Callable[[], bool], pause_seconds: float = 0.05) -> None:
+    """Wait until `condition`, asked with such pauses, holds; fail with `what` if it never does."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.05)
+        time.sleep(pause_seconds)
 
 
 class Command:
@@ -197,7 +198,8 @@ class Machines:
 
     def idle(self, *workers: str) -> None:
         """Wait until exactly these workers are in the backup pool."""
-        eventually(f"{workers} idle", lambda: self.status()["backup_pool"] == sorted(workers))
+        idle = sorted(workers)
+        eventually(f"{workers} idle", lambda: self.status()["backup_pool"] == idle, COMMAND_PAUSE_SECONDS)
 
     def orphans(self) -> list[psutil.Process]:
         """Processes that still run of all that was started here, children of children too."""

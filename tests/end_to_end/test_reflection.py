@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from tests.end_to_end.homes import Homes, homes
-from tests.end_to_end.processes import eventually
 from tests.end_to_end.test_hostile_peers import Handler
 
 from farflung.errors import LabError
@@ -102,7 +101,7 @@ def test_nobody_dials_a_stranger_because_a_worker_says_so(tmp_path: Path) -> Non
         finally:
             evil.kill()
             evil.communicate()
-        eventually("evil is gone", lambda: on.on.status()["backup_pool"] == ["a"])
+        on.on.idle("a")
         worker.stop()
         broker.stop()
         stranger.kill()

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 from tests.end_to_end.homes import homes
-from tests.end_to_end.processes import Command, Machines, eventually, machines, train
+from tests.end_to_end.processes import (
+    COMMAND_PAUSE_SECONDS,
+    Command,
+    Machines,
+    eventually,
+    machines,
+    train,
+)
 
 from farflung.errors import LabError
 from farflung.lab.machine import check_machine
@@ -155,7 +162,11 @@ def test_a_jobs_traffic_refreshes_the_rate_of_a_link(tmp_path: Path, lab_machine
         before = way(topology(on.on, *where), "a", "b")
         on.network.set("a", "b", bandwidth_mbps=fast)
         run = train(on.on, "run", "--on", "a,b", "--scheduler", "equal-compute", job="wide.py")
-        eventually("its traffic is known", lambda: way(topology(on.on), "a", "b")[1] == "traffic")
+
+        def is_known() -> bool:
+            return way(topology(on.on), "a", "b")[1] == "traffic"
+
+        eventually("its traffic is known", is_known, COMMAND_PAUSE_SECONDS)
         after = way(topology(on.on), "a", "b")
         run.command.stop()
         light = "--scheduler", "equal-compute", "--no-what-if"

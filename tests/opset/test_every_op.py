@@ -19,6 +19,8 @@ from farflung.opdag import opset
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.frameworks import COMPUTING, backend_called
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 RANDOM = {

@@ -25,6 +25,8 @@ from farflung.runtime.torch_backend.passes import SplitPass
 from farflung.runtime.torch_backend.tensors import constant_tensor
 from farflung.runtime.training import Training
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 SAMPLES, SEED = 3, 17
 Apply = Callable[["Probe", Tensor], Tensor]

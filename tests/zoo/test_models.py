@@ -34,6 +34,8 @@ from farflung.runtime.check import Comparison, received
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 STEPS = 3
 RANDOM_CUTS = 30

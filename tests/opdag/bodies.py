@@ -103,3 +103,16 @@ def refusal(module: nn.Module, batch: Batch | None = None) -> CaptureError:
         capture(module, batch or pairs())
     assert "\n" not in str(raised.value)
     return raised.value
+
+
+def losses_of_steps(module: nn.Module, captured: Capture, steps: int) -> list[float]:
+    """Of the same batch of three samples, by parameters that do not move."""
+    graph, training = captured.graph, Training(steps, 1, 3, SGD(lr=0.0))
+    planned = plan_graph(graph, 1, 3, ["here"])
+    state = named_state(copy.deepcopy(module), graph)
+    pipeline = InProcessPipeline(graph, planned.plan, planned.segments, state, training)
+    found = []
+    for step in range(steps):
+        found.append(sum(share.loss for share in pipeline.run(step, [pairs()])))
+        pipeline.decide(step, 1.0)
+    return found

@@ -23,6 +23,7 @@ from tests.opdag.bodies import (
     difference_from_eager,
     error,
     line_of,
+    losses_of_steps,
     pairs,
     plain,
     refusal,
@@ -38,6 +39,7 @@ from farflung.opdag.capture import verdicts as verdict_room
 from farflung.opdag.capture.watch import Watch
 
 route = import_module("farflung.opdag.capture.capture")
+normal_form = import_module("farflung.opdag.capture.normalise")
 
 
 class Sevenfold(torch.autograd.Function):
@@ -357,3 +359,43 @@ def test_random_numbers_that_nothing_depends_on_are_counted() -> None:
     captured = capture(Base(body), pairs())
     drawing = [node.number for node in captured.graph.nodes if node.op == "aten.native_dropout.default"]
     assert len(captured.draws) == 2 and drawing == [captured.draws[1]]
+
+
+def data_of_a_batch(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    return error(self.first(x) * int(x.shape[0]), y)
+
+
+def a_branch_on_the_batch(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    z = self.first(x)
+    return error(z * 2 if x.shape[0] > 4 else z, y)
+
+
+@pytest.mark.parametrize("body", [data_of_a_batch, a_branch_on_the_batch])
+def test_without_its_lint_the_batch_it_was_captured_with_stays(
+    monkeypatch: pytest.MonkeyPatch, body: Callable[..., Tensor]
+) -> None:
+    monkeypatch.setattr(route, "check_batch", lambda *_: None)
+    module = Base(body)
+    captured = capture(module, pairs(6))
+    assert not captured.lints
+    assert max(difference_from_eager(module, captured)) > 1e-2  # of three samples
+
+
+def test_without_its_lints_two_inputs_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept apart as copies, and that each input is read would tell it too."""
+    module, same = Base(plain), pairs()["x"]
+    monkeypatch.setattr(route, "_own", lambda tensor: tensor)
+    assert refusal(module, {"x": same, "y": same}).lint == "inputs"
+    monkeypatch.setattr(normal_form, "_check_inputs_used", lambda graph: None)
+    captured = capture(module, {"x": same, "y": same})
+    assert max(difference_from_eager(module, captured)) > 1e-2
+
+
+def test_without_its_lint_seeding_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager drops the same entries in every step, workers others."""
+    monkeypatch.setattr(route.python_state, "forbid_foreign_randomness", nullcontext)
+    module = Base(seeds_itself)
+    captured = capture(module, pairs())
+    assert not captured.lints
+    assert torch.equal(module(**pairs()), module(**pairs()))
+    assert len(set(losses_of_steps(module, captured, 2))) == 2

@@ -1,9 +1,9 @@
 """How much memory a worker's segments really take: they train in a process whose peak the kernel tells.
 
 They run under the executor of a worker as hard as a plan may ask: all microbatches of the window come before
-the first gradient does, then all gradients at once, inputs two windows ahead, for two steps; then the state
-is handed out. What the process held before, warm as a worker is that has measured its speed, does not count.
-Nor do gaps that glibc leaves between tensors: each above 128 kB gets pages of its own, which go back with it.
+the first gradient does, then all gradients at once, inputs two windows ahead; then the state is handed out.
+What the process held before, warm as one is that has trained a step, does not count beside the state. Nor do
+gaps that glibc leaves between tensors: each above 128 kB gets pages of its own, which go back with it.
 
     python -m benchmarks.estimates.footprint < QUESTION   (msgpack; `ask` does it)
 """
@@ -18,33 +18,44 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from farflung.opdag import wire
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, Edge, Plan
+from farflung.runtime.backend import AnyBackend
+from farflung.runtime.executor import Executor
+from farflung.runtime.frameworks import backend_called
+from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from farflung.workload.footprint import NOTHING, Needs
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The segments of one worker of a plan, by number."""
+    """The segments of one worker of a plan, by number, and what computes them."""
 
     programs: dict[int, bytes]
     plan: Plan
     training: Training
     recompute: bool
+    backend: str = "torch"
 
 
-def ask(question: Question) -> int:
-    """Peak bytes of the segments, from a fresh process."""
+class Answer(msgspec.Struct, frozen=True):
+    """Peak bytes of the segments, and what their compiled programs are said to take, if they are compiled."""
+
+    peak_bytes: int
+    compiled_bytes: int | None
+
+
+def ask(question: Question) -> Answer:
+    """Of a fresh process."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.estimates.footprint"],
@@ -58,28 +69,55 @@ def ask(question: Question) -> int:
         stdout=subprocess.PIPE,
         check=True,
     )
-    return int(done.stdout)
+    return msgspec.json.decode(done.stdout, type=Answer)
 
 
-def answer(question: Question) -> int:
-    """Train the segments and return the bytes by which the process grew at its peak."""
+def answer(question: Question) -> Answer:
+    """Train the segments here."""
     batch = question.training.microbatch_size
     segments = {number: wire.load_segment(data, batch) for number, data in question.programs.items()}
-    warm_up()
-    before = _settle()
-    run(segments, question)
-    return _status("VmHWM") - before
+    backend = backend_called(question.backend)
+    if question.backend == "torch":
+        warm_up(backend)
+    state = _state(segments, batch, backend)
+    options = {"recompute": True} if question.recompute else {}
+    runners = {n: backend.runner(s, state, question.training, **options) for n, s in segments.items()}
+    said = [runner.compile() for runner in runners.values()]
+    driver = _Driver(question.plan, segments, runners, question.training, backend)
+    driver.step(0)
+    before = _settle() - _held(segments, question.training)
+    driver.step(1)
+    handed_out = [copy for runner in runners.values() for copy in runner.snapshot(state).values()]
+    assert len(handed_out) == sum(len(segment.owned) for segment in segments.values())
+    return Answer(_status("VmHWM") - before, _compiled_bytes(said, question))
 
 
-def warm_up() -> None:
-    """Have everything loaded that is loaded when something computes for the first time."""
+def _held(segments: dict[int, Segment], training: Training) -> int:
+    """Bytes of the state between two steps: what is trained, with its moments, and buffers."""
+    found: dict[str, int] = {}
+    for segment in segments.values():
+        for entry in segment.inputs:
+            if entry.kind in ("parameter", "buffer"):
+                size = segment.values[entry.value].bytes(training.microbatch_size)
+                found[entry.name] = size * (1 + entry.trainable * training.optimizer.moments)
+    return sum(found.values())
+
+
+def _compiled_bytes(said: list[Needs[float] | None], question: Question) -> int | None:
+    together = NOTHING
+    for needs in said:
+        if needs is None:
+            return None
+        together = together.beside(needs.footprint(question.plan.window, question.recompute))
+    return int(together.bytes)
+
+
+def warm_up(backend: AnyBackend) -> None:
+    """Have everything loaded that torch loads when something computes for the first time."""
     import torch
     from torch import nn
 
-    import farflung.runtime.executor  # noqa: F401
-    from farflung.runtime.torch_backend.backend import TorchBackend
-
-    TorchBackend().measure_tflops()
+    backend.measure_tflops()
 
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 8)
@@ -92,47 +130,42 @@ def warm_up() -> None:
     nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
 
 
-def run(segments: dict[int, Segment], question: Question) -> None:
-    """Two steps, and the state handed out."""
-    from farflung.runtime.torch_backend.backend import TorchBackend
-
-    training, state = question.training, _state(segments, question.training.microbatch_size)
-    options = {"recompute": True} if question.recompute else {}
-    runners = {n: TorchBackend().runner(s, state, training, **options) for n, s in segments.items()}
-    driver = _Driver(question.plan, segments, runners, training)
-    for unit in range(2):
-        driver.step(unit)
-    handed_out = [copy for runner in runners.values() for copy in runner.snapshot(state).values()]
-    assert len(handed_out) == sum(len(segment.owned) for segment in segments.values())
-
-
-def _state(segments: dict[int, Segment], batch: int) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = {}
+def _state(segments: dict[int, Segment], batch: int, backend: AnyBackend) -> dict[str, Any]:
+    state: dict[str, Any] = {}
     for segment in segments.values():
         for entry in segment.inputs:
             if entry.kind in ("parameter", "buffer") and entry.name not in state:
-                state[entry.name] = _made_up(segment.values[entry.value], batch)
+                state[entry.name] = _made_up(segment.values[entry.value], batch, backend)
     return state
 
 
-def _made_up(kind: ValueType, batch: int) -> Tensor:
-    import torch
-
-    from farflung.runtime.torch_backend.tensors import DTYPES
-
-    made = torch.empty(kind.shape_at(batch), dtype=DTYPES[kind.dtype])
-    return made.normal_(std=0.02) if made.is_floating_point() else made.zero_()
+def _made_up(kind: ValueType, batch: int, backend: AnyBackend) -> Any:
+    """As if a link had filled it: random numbers, the same block again and again; else zeros."""
+    size = kind.bytes(batch)
+    buffer = backend.allocate(size) if size else memoryview(b"")
+    flat = np.frombuffer(buffer, np.uint8)
+    if kind.dtype == "float32":
+        block = np.random.default_rng(0).normal(0.0, 0.02, 4096).astype(np.float32).view(np.uint8)
+        for start in range(0, size, len(block)):
+            part = flat[start : start + len(block)]
+            part[:] = block[: len(part)]
+    elif size:
+        flat[:] = 0
+    return backend.array(buffer, kind, batch)
 
 
 class _Driver:
     """Plays everybody else: sends values and gradients, takes what is sent."""
 
     def __init__(
-        self, plan: Plan, segments: dict[int, Segment], runners: dict[int, Any], training: Training
+        self,
+        plan: Plan,
+        segments: dict[int, Segment],
+        runners: dict[int, Any],
+        training: Training,
+        backend: AnyBackend,
     ) -> None:
-        from farflung.runtime.executor import Executor
-
-        self._plan, self._segments, self._training = plan, segments, training
+        self._plan, self._segments, self._training, self._backend = plan, segments, training, backend
         self._executor = Executor(plan, runners, training, self)
         self._edges_in = [e for e in plan.edges if e.target in segments and e.source not in segments]
         self._edges_out = [e for e in plan.edges if e.source in segments and e.target not in segments]
@@ -185,12 +218,10 @@ class _Driver:
             self._post(unit, microbatch, edge, gradient=True)
 
     def _post(self, unit: int, microbatch: int, edge: Edge, gradient: bool) -> None:
-        from farflung.runtime.parcel import Parcel
-
         source, target = (edge.target, edge.source) if gradient else (edge.source, edge.target)
         kind = self._segments[target].values[edge.value]
         full = edge.differentiable or not gradient
-        payload = _made_up(kind, self._training.microbatch_size) if full else None
+        payload = _made_up(kind, self._training.microbatch_size, self._backend) if full else None
         self._executor.receive(Parcel(unit, microbatch, source, target, edge.value, gradient, payload))
 
 
@@ -214,7 +245,7 @@ def main() -> None:
     """Answer the question on standard input."""
     question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
     gc.collect()
-    sys.stdout.write(str(answer(question)))
+    sys.stdout.buffer.write(msgspec.json.encode(answer(question)))
 
 
 if __name__ == "__main__":

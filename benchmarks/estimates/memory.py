@@ -60,7 +60,7 @@ def memory_rows(prepared: Prepared) -> Iterator[MemoryRow]:
                 segments=list(numbers),
                 window=assignment.window,
                 recompute=again,
-                measured_bytes=ask(Question(programs, planned.plan, prepared.training, again)),
+                measured_bytes=ask(Question(programs, planned.plan, prepared.training, again)).peak_bytes,
                 required_bytes=_required(prepared, numbers, again),
                 planner_bytes=int(memory_of(prepared.workload, assignment, worker)),
             )

@@ -58,7 +58,7 @@ def test_a_worker_needs_what_it_asks_for(
     assignment = Assignment(cut.cuts, workers, 2 * WINDOW, WINDOW, recompute=(recompute,) * 2)
     planned = place(graph, assignment, samples)
     training = Training(10, 2 * WINDOW, samples, optimizer)
-    measured = ask(Question({worker: planned.programs[worker]}, planned.plan, training, recompute))
+    measured = ask(Question({worker: planned.programs[worker]}, planned.plan, training, recompute)).peak_bytes
     segment = planned.segments[worker]
     asked = required_bytes(segment, samples, WINDOW, recompute, optimizer.moments)
     assert 0.97 * (measured - BESIDE) <= asked <= 1.10 * measured

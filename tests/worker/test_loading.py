@@ -10,7 +10,8 @@ from farflung.errors import GraphError
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.worker.intake import Intake
-from farflung.worker.loading import load_segments
+from farflung.worker.loading import load_segments, require_compiled_to_fit
+from farflung.workload.footprint import Needs
 
 
 @pytest.mark.parametrize("emulated", [False, True])
@@ -39,3 +40,18 @@ def test_a_job_whose_codecs_write_as_another_version_does_is_refused() -> None:
     job = msgspec.structs.replace(job, training=training)
     with pytest.raises(GraphError, match="in format 1 of codecs, this worker's version has"):
         load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
+
+
+def test_what_was_compiled_must_fit_in_what_the_owner_gives() -> None:
+    """Three segments of a worker rest, one works; the plan's window is two."""
+    job = load()
+    needs = Needs(
+        state=100.0, came=10.0, shipped=0.0, running=50.0, again=50.0, waiting=30.0, returned=5.0, left=20.0,
+        updating=8.0, copied=40.0,
+    )  # fmt: skip
+    bytes_of_all = 3 * (100 + 2 * (10 + 30)) + (50 - 30)
+    require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3), needs), bytes_of_all)
+    words = f"compiled, the segments need {bytes_of_all} bytes, this worker gives {bytes_of_all - 1}: raise"
+    with pytest.raises(GraphError, match=words):
+        require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3), needs), bytes_of_all - 1)
+    require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3)), 1)

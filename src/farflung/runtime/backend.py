@@ -8,7 +8,7 @@ and only go from one of its runners to another.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
@@ -16,6 +16,9 @@ from farflung.plan import LinkCodec, Plan
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
+
+if TYPE_CHECKING:
+    from farflung.workload.footprint import Needs
 
 
 class Summable(Protocol):
@@ -74,8 +77,11 @@ class SegmentRunner(Protocol[Array]):
     def segment(self) -> Segment:
         """What it runs."""
 
-    def compile(self) -> None:
-        """Make ready to run, if that takes anything; what began beside the loading of weights is awaited."""
+    def compile(self) -> Needs[float] | None:
+        """Make ready to run, if that takes anything; what began beside the loading of weights is awaited.
+
+        Says what it takes of the worker's memory where the framework knows better than the shapes do.
+        """
 
     def close(self) -> None:
         """End what still runs beside the compute thread; the runner is not used again."""

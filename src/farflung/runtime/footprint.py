@@ -33,7 +33,12 @@ def worker_bytes(
 def footprint_of(
     segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
 ) -> Footprint[float]:
-    """What a segment takes of its worker's memory.
+    """What a segment takes of its worker's memory, with `window` microbatches in flight."""
+    return needs_of(segment, batch, moments).footprint(window, recompute)
+
+
+def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
+    """What a segment takes of its worker's memory, by shapes.
 
     State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs (with
     `recompute` it runs forward again beside the gradients that came back); of the others in `window` what
@@ -57,7 +62,7 @@ def footprint_of(
     ahead = tape.forward_peak_bytes()
     running = max(ahead, tape.backward_peak_bytes(whole) + returned, waiting)
     mine = [entry for entry in state if entry.name in owned]
-    needs = Needs[float](
+    return Needs[float](
         state=sum(_held(entry, sizes[entry.value], entry.name in owned, moments) for entry in state),
         came=came,
         shipped=0,
@@ -69,7 +74,14 @@ def footprint_of(
         updating=2 * max((sizes[entry.value] for entry in mine if entry.trainable), default=0),
         copied=sum(sizes[entry.value] for entry in mine),
     )
-    return needs.footprint(window, recompute)
+
+
+def runs_back_at_once(segment: Segment) -> bool:
+    """Whether a microbatch runs backward right after it ran forward, before any other task.
+
+    That of the loss waits for no gradient, and is the last of its worker: `schedule.Policy` takes it next.
+    """
+    return segment.loss is not None and not segment.sends
 
 
 def segment_tape(segment: Segment, batch: int) -> Tape:

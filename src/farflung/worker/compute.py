@@ -25,7 +25,7 @@ from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.schedule import Unit
 from farflung.worker.intake import EMPTY, Intake
-from farflung.worker.loading import load_segments
+from farflung.worker.loading import load_segments, require_compiled_to_fit
 from farflung.worker.overrun import Doing, Limits, Passes, of_state
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 from farflung.worker.stopwatch import Stopwatch
@@ -74,6 +74,7 @@ class _Job(Generic[Array]):
         emit: Emit,
         limits: Limits,
     ) -> None:
+        self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
         self._attempt = (load.job, load.attempt)
         self._backend = backend
         self._emit = emit
@@ -99,10 +100,10 @@ class _Job(Generic[Array]):
         return True
 
     def compile(self, stopwatch: Stopwatch) -> None:
-        """Make every segment ready to run."""
+        """Make every segment ready to run; GraphError where what was compiled does not fit."""
         with stopwatch.during(self.passes.compiling()):
-            for runner in self.segments.values():
-                runner.compile()
+            said = {number: runner.compile() for number, runner in self.segments.items()}
+        require_compiled_to_fit(self._worker, self._load, self.segments, said, self._memory_bytes)
 
     def close(self) -> None:
         """Wait for the end of whatever still runs for the job."""

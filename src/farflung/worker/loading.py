@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from farflung.errors import CodecError, GraphError
 from farflung.opdag import wire
@@ -13,6 +14,9 @@ from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.training import Training
 from farflung.worker.intake import Intake, Key
+
+if TYPE_CHECKING:
+    from farflung.workload.footprint import Needs
 
 
 def load_segments(
@@ -43,16 +47,51 @@ def load_segments(
     window = load.plan.window
     moments = load.training.optimizer.moments
     needed = worker_bytes(segments.values(), batch, window, again, moments)
-    needed += coding_bytes(worker, load.plan, load.training, segments.values())
-    if needed > memory_bytes:
-        raise GraphError(
-            f"the segments need {needed} bytes, this worker gives {memory_bytes}: "
-            "raise `farflung join --memory`, use more workers or recompute (`train --recompute always`)"
-        )
+    coding = coding_bytes(worker, load.plan, load.training, segments.values())
+    _require_memory("the segments need", needed + coding, memory_bytes)
     if emulated:
         return {n: backend.runner(s, {}, load.training, again[n]) for n, s in segments.items()}
     state = _shaped(segments, intake.buffers, batch, backend)
     return {n: backend.runner(s, _state_of(s, state), load.training, again[n]) for n, s in segments.items()}
+
+
+def require_compiled_to_fit(
+    worker: str,
+    load: Load,
+    runners: Mapping[int, SegmentRunner[Array]],
+    said: Mapping[int, Needs[float] | None],
+    memory_bytes: int,
+) -> None:
+    """Hold what compiled segments are `said` to take against what a worker gives.
+
+    Of segments that are not compiled, `load_segments` knew as much.
+
+    Raises
+    ------
+    GraphError
+        They take more.
+    """
+    from farflung.runtime.coding import coding_bytes
+    from farflung.workload.footprint import NOTHING
+
+    needs = {number: each for number, each in said.items() if each is not None}
+    if not needs:
+        return
+    again = {p.segment: p.recompute for p in load.plan.placements}
+    together = NOTHING
+    for number, each in needs.items():
+        together = together.beside(each.footprint(load.plan.window, again[number]))
+    programs = [runner.segment for runner in runners.values()]
+    coding = coding_bytes(worker, load.plan, load.training, programs)
+    _require_memory("compiled, the segments need", int(together.bytes) + coding, memory_bytes)
+
+
+def _require_memory(who: str, needed: int, memory_bytes: int) -> None:
+    if needed > memory_bytes:
+        raise GraphError(
+            f"{who} {needed} bytes, this worker gives {memory_bytes}: "
+            "raise `farflung join --memory`, use more workers or recompute (`train --recompute always`)"
+        )
 
 
 def _require_runnable(plan: Plan, training: Training) -> None:

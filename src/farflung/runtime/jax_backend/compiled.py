@@ -14,6 +14,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.arrays import shape_of
 from farflung.runtime.jax_backend.differentiated import Differentiated, Tape
 from farflung.runtime.jax_backend.later import Wanted
+from farflung.runtime.jax_backend.memory import taken_by
 from farflung.runtime.jax_backend.program import Program
 
 Arrays = Mapping[int, Any]
@@ -61,6 +62,7 @@ class TrainingFunctions:
         keys = jax.ShapeDtypeStruct(program.keys(0).shape, np.uint32)
         self._compiled = Differentiated(function, parameters, received, [keys, *others], wanted)
         self.backward_parts = self._compiled.backward_parts
+        self.memory = self._compiled.memory
 
     def forward(self, known: Arrays, seed: int, microbatch: int) -> tuple[dict[int, Any], Tape]:
         """What the segment makes by value id, and its tape. `known` are its inputs and received values.
@@ -102,6 +104,7 @@ class EvaluationFunction:
         lowered = jax.jit(function).lower(shapes, keys)
         wanted.check()
         self._compiled = lowered.compile()
+        self.memory = taken_by(self._compiled)
 
     def forward(self, known: Arrays, seed: int, microbatch: int) -> dict[int, Any]:
         """What the segment sends, and its loss, by value id; JobError as in training."""

@@ -6,15 +6,18 @@ each equation of the backward pass once: what the first part makes and the secon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend.core import Literal, Var
+from jax.stages import Compiled
 
 from farflung.runtime.jax_backend.equations import Atom, Traced, needed_for, run
 from farflung.runtime.jax_backend.later import Wanted
+from farflung.runtime.jax_backend.memory import Passes, taken_by
 
 Arrays = Sequence[Any]
 Shapes = Sequence[jax.ShapeDtypeStruct]
@@ -84,6 +87,25 @@ class Differentiated:
         wanted.check()
         self._pull_weights = _compiled_sum(traced, second, self._second_reads, weights)
 
+    @property
+    def memory(self) -> Passes:
+        """What the compiled programs take."""
+        return Passes(
+            taken_by(self._forward),
+            taken_by(self._pull_inputs),
+            taken_by(self._pull_weights),
+            self._left_bytes(),
+        )
+
+    def _left_bytes(self) -> int:
+        """Of what the second part of a backward pass reads and the caller does not have anyway."""
+        saved = dict(zip(self._residuals, self._saved, strict=True))
+        computed = set(self._computed)
+        left = {variable for variable in self._second_reads if variable not in saved}
+        read = (saved.get(variable) for variable in self._second_reads)
+        left |= {atom for atom in read if isinstance(atom, Var) and atom in computed}
+        return sum(map(_bytes, left))
+
     def forward(
         self, trainable: Arrays, received: Arrays, others: Arrays
     ) -> tuple[list[Any], list[Any], Tape]:
@@ -118,9 +140,14 @@ def _shape(atom: Atom) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
 
 
+def _bytes(variable: Var) -> int:
+    shape = _shape(variable)
+    return math.prod(shape.shape) * shape.dtype.itemsize
+
+
 def _compiled(
     traced: Traced, positions: Sequence[int], given: Sequence[Var], wanted: Sequence[Atom]
-) -> Callable[[list[Any]], list[Any]]:
+) -> Compiled:
     """Some of the equations as a compiled function from variables to variables."""
     equations = [traced.equations[at] for at in positions]
 
@@ -132,7 +159,7 @@ def _compiled(
 
 def _compiled_sum(
     traced: Traced, positions: Sequence[int], given: Sequence[Var], wanted: Sequence[Atom]
-) -> Callable[[list[Any], list[Any]], list[Any]]:
+) -> Compiled:
     """As `_compiled`, with each result added to one of the second argument, in that one's memory."""
     equations = [traced.equations[at] for at in positions]
 

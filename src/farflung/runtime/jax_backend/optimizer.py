@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Compiled
 
 from farflung.runtime.jax_backend.later import Later, Wanted
+from farflung.runtime.jax_backend.memory import Taken, taken_by
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
 
 Array = jax.Array
@@ -46,16 +48,16 @@ class Stepper:
         arguments = list(shapes), list(shapes), [(shape,) * slots for shape in shapes]
         moves = jax.ShapeDtypeStruct((count,), np.bool_)
 
-        def compiled(wanted: Wanted) -> Any:
+        def compiled(wanted: Wanted) -> Compiled:
             lowered = jax.jit(update, donate_argnums=(0, 2)).lower(*arguments, moves, numbers)
             wanted.check()
             return lowered.compile()
 
         self._update = Later(compiled)
 
-    def compile(self) -> None:
-        """Wait until the step is compiled."""
-        self._update.get()
+    def compile(self) -> Taken:
+        """Wait until the step is compiled; says what it takes."""
+        return taken_by(self._update.get())
 
     def close(self) -> None:
         """Have nothing further compiled; what is being compiled is waited for."""

@@ -19,11 +19,13 @@ from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
 from farflung.runtime.jax_backend.differentiated import Tape
 from farflung.runtime.jax_backend.later import Later
+from farflung.runtime.jax_backend.memory import NOTHING, compiled_needs
 from farflung.runtime.jax_backend.optimizer import Stepper
 from farflung.runtime.jax_backend.reach import reached_from
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
+from farflung.workload.footprint import Needs
 
 GradientSink = Callable[[int, Any], None]
 Known = Mapping[int, Any]
@@ -82,13 +84,12 @@ class JaxSegment:
         self._pending: dict[str, Any] = {}
         self._losses: list[tuple[float, Any]] = []
 
-    def compile(self) -> None:
-        """Wait until everything is compiled; raises what XLA raised."""
-        self._train.get()
-        if self._evaluate is not None:
-            self._evaluate.get()
-        if self._stepper is not None:
-            self._stepper.compile()
+    def compile(self) -> Needs[float]:
+        """Wait until everything is compiled; says what that takes. Raises what XLA raised."""
+        passes = self._train.get().memory
+        evaluation = NOTHING if self._evaluate is None else self._evaluate.get().memory
+        update = NOTHING if self._stepper is None else self._stepper.compile()
+        return compiled_needs(self.segment, self._training, passes, evaluation, update)
 
     def close(self) -> None:
         """Have nothing further compiled; what is being compiled is waited for, as nothing can stop it."""

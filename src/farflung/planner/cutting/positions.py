@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -14,7 +13,7 @@ from farflung.workload import BACKWARD_FACTOR, Workload
 from farflung.workload.arrays import before
 
 Floats = NDArray[np.float64]
-_Key = TypeVar("_Key", bound=Hashable)
+_Key = TypeVar("_Key", bound=tuple[int | None, ...])
 _Tables = dict[tuple[int | None, bool], Floats]
 
 FINE = 4096
@@ -105,7 +104,7 @@ class Positions:
         """
         known = self._held.get((window, recompute))
         if known is None:
-            self._make_room(self._held)
+            self._make_room(self._held, window)
             known = self._held[window, recompute] = np.zeros((len(self), len(self)))
             for stop in range(1, len(self)):
                 needed = self.workload.memory_up_to(int(self.at[stop]), window, recompute)
@@ -121,7 +120,7 @@ class Positions:
         if known is None:
             table = 0.0 if window is None else self.held(window, recompute)
             may_be = self.owned[:, None] > self.owned[None, :]
-            self._make_room(self._need)
+            self._make_room(self._need, window)
             known = self._need[window, recompute] = np.where(may_be, table, np.inf)
         return known
 
@@ -132,7 +131,7 @@ class Positions:
         """
         known = self._beside.get((head, window, recompute))
         if known is None:
-            self._make_room(self._beside)
+            self._make_room(self._beside, window)
             known = self._beside[head, window, recompute] = np.full((len(self), len(self)), np.inf)
             may_be = (self.owned < self.owned[-1]) & bool(self.owned[head] > self.owned[0])
             together = np.zeros(len(self))
@@ -143,10 +142,11 @@ class Positions:
             known[-1] = np.where(may_be, together, np.inf)
         return known
 
-    def _make_room(self, tables: dict[_Key, Floats]) -> None:
-        """Forget all tables of a kind before they are too many."""
+    def _make_room(self, tables: dict[_Key, Floats], window: int | None) -> None:
+        """Before tables of a kind are too many forget those of other windows: a cut asks for one window's."""
         if (len(tables) + 1) * len(self) ** 2 > _MOST_KEPT:
-            tables.clear()
+            for key in [key for key in tables if key[-2] != window]:
+                del tables[key]
 
 
 def _cheapest(workload: Workload, legal: NDArray[np.int64], parts: int) -> NDArray[np.bool_]:

@@ -606,11 +606,20 @@ def test_a_damaged_log_is_named() -> None:
 
 
 @settings(max_examples=50)
-@given(st.integers(1, 12), st.integers(1, 3), st.one_of(st.none(), st.integers(1, 5)), st.integers(0, 3))
+@given(
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.one_of(st.none(), st.integers(1, 5)),
+    st.integers(0, 3),
+    st.booleans(),
+)
 def test_units_follow_each_other_as_the_schedule_lists_them(
-    steps: int, microbatches: int, every: int | None, validation: int
+    steps: int, microbatches: int, every: int | None, validation: int, twice: bool
 ) -> None:
-    job = Training(steps, microbatches, 1, SGD(0.1), validate_every=every, validation_microbatches=validation)
+    job = Training(
+        steps, microbatches, 1, SGD(0.1),
+        validate_every=every, validation_microbatches=validation, validate_twice=twice,
+    )  # fmt: skip
     unit, found = next_unit(job, None), []
     while unit is not None:
         found.append(unit)

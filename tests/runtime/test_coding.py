@@ -245,3 +245,16 @@ def test_snapshots_are_held_against_the_job() -> None:
     other = msgspec.msgpack.encode([(((8, 9, 10), False, "int8"), b"x")])
     with pytest.raises(CodecError, match="belongs to another worker or job"):
         ends.codings[0].restore(other)
+
+
+def test_in_a_plain_pass_every_link_is_dense() -> None:
+    """Unit 0 evaluates with codecs, unit 1 the same weights without."""
+    graph = captured(case("gpt"), SAMPLES)[1]
+    job = planned(graph, training(), 2)
+    plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, "int8"))
+    both = msgspec.structs.replace(training("int8"), validation_microbatches=1, validate_twice=True)
+    edge = next(edge for edge in plan.edges if edge.source == 0 and edge.differentiable)
+    coding = Coding("worker-0", plan, both, [job.segments[0]])
+    data = memoryview(np.ones(edge.bytes // 4, np.float32)).cast("B")
+    sent = [coding.encode(Parcel(unit, 0, 0, edge.target, edge.value, False, data)) for unit in (0, 1, 2)]
+    assert [parcel.payload and parcel.payload.codec for parcel in sent] == [1, 0, 1]

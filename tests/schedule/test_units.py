@@ -36,3 +36,16 @@ def test_a_window_makes_units_ahead_and_forgets_what_is_over() -> None:
     assert window.get(1) == ahead
     window.advance()
     assert window.get(2) is None
+
+
+@given(steps=st.integers(1, 8), every=st.one_of(st.none(), st.integers(1, 9)), validation=st.integers(0, 2))
+def test_each_evaluation_is_followed_by_a_plain_one_if_asked_for(
+    steps: int, every: int | None, validation: int
+) -> None:
+    once = [unit[1:] for unit in unit_sequence(steps, 4, every, validation)]
+    twice = list(unit_sequence(steps, 4, every, validation, True))
+    assert [unit.number for unit in twice] == list(range(len(twice)))
+    assert [unit[1:] for unit in twice if not unit.plain] == once
+    for unit in twice:
+        if not unit.train and not unit.plain:
+            assert twice[unit.number + 1] == unit._replace(number=unit.number + 1, plain=True)

@@ -11,6 +11,8 @@ def next_unit(training: Training, after: Unit | None) -> Unit | None:
     number = 0 if after is None else after.number + 1
     step = 0 if after is None else after.step + after.train
     evaluated = after is not None and not after.train
+    if after is not None and evaluated and training.validate_twice and not after.plain:
+        return after._replace(number=number, plain=True)
     if not evaluated and _evaluates(training, step):
         return Unit(number, False, step, training.validation_microbatches)
     if step < training.steps:

@@ -54,7 +54,7 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
         if unit.train and link.payload_bytes
     )
     step = unit.step + unit.train
-    over = Over(unit.number, unit.train, step, verdict.loss, ways, computing, written)
+    over = Over(unit.number, unit.train, step, verdict.loss, ways, computing, written, unit.plain)
     steering, found = steering.over(over)
     turn.emit(facts.Steered(job.job, steering))
     changes = [

@@ -71,15 +71,20 @@ class Books:
 
     async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
         """A unit was decided; `sent_bytes` have left over data links since the start."""
+        unit = self.tally.current
         row = self.tally.finished(message, time.monotonic(), sent_bytes)
         await self._warn(message.links)
+        is_looped = unit is not None and self.tally.is_looped(unit)
         if row is not None:
             self.observer.stepped(row)
-        else:
+        elif not is_looped:
             self.observer.validated(self.tally.steps, self.tally.validation_loss)
         self._begin()
         if row is not None:
             await asyncio.to_thread(self.folder.add_step, row)
+        elif is_looped:
+            loss = self.tally.validation_loss_with_codecs
+            await self._record("validated with codecs", step=self.tally.steps, loss=loss)
         else:
             await self._record("validated", step=self.tally.steps, loss=self.tally.validation_loss)
 

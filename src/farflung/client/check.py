@@ -109,6 +109,7 @@ def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckRep
         optimizer=_CHECKED_WITH,
         validate_every=None,
         validation_microbatches=1,
+        validate_twice=False,
     )
     planned = plan_graph(
         captured.graph,

@@ -166,6 +166,7 @@ class Job:
             clip=self.clip,
             validate_every=self.validate_every,
             validation_microbatches=self.validation_microbatches,
+            validate_twice=bool(self.validation_microbatches) and self.codec.partition(":")[0] == "auto",
             precision=self.precision,
         )
 

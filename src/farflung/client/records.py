@@ -59,7 +59,8 @@ class Summary(msgspec.Struct, frozen=True):
     neither losses nor weights. `step_seconds` is the median of the newest steps. Where `scheduler` planned on
     what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are what it expected; they
     are None and empty where nothing is known, as with `train --local`. `links` are sums over all units, and
-    `ratio` is that of all of them together.
+    `ratio` is that of all of them together. `validation_loss` is that of the weights alone; where codecs are
+    chosen while it runs, `validation_loss_with_codecs` is that of the links as they were written.
     """
 
     state: str
@@ -83,3 +84,4 @@ class Summary(msgspec.Struct, frozen=True):
     scheduler: str = ""
     links: list[LinkRow] = []
     ratio: float | None = None
+    validation_loss_with_codecs: float | None = None

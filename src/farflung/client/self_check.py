@@ -80,6 +80,7 @@ def _run(job: Job, captured: Capture, batch: Mapping[str, Tensor], samples: int)
         clip=None,
         validate_every=None,
         validation_microbatches=1,
+        validate_twice=False,
     )
     planned = plan_graph(graph, 1, samples, ["here"])
 

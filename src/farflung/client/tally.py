@@ -45,6 +45,7 @@ class Tally:
         self.train_loss: float | None = None
         self.first_validation_loss: float | None = None
         self.validation_loss: float | None = None
+        self.validation_loss_with_codecs: float | None = None
         self.prediction: Prediction | None = None
         self._links: dict[tuple[str, str], LinkTraffic] = {}
         self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
@@ -62,7 +63,8 @@ class Tally:
         self._last = now
 
     def finished(self, done: UnitDone, now: float, sent_bytes: int) -> StepRow | None:
-        """Count a decided unit; a training step gives a row, an evaluation sets `validation_loss`.
+        """Count a decided unit; a training step gives a row, an evaluation sets `validation_loss`
+        (or the one with codecs, where both are asked for).
 
         Raises
         ------
@@ -79,6 +81,9 @@ class Tally:
         self.bytes_on_wire += bytes_on_wire
         self._add(done.links)
         loss = None if self._emulated else done.loss
+        if self.is_looped(unit):
+            self.validation_loss_with_codecs = loss
+            return None
         if not unit.train:
             self.validation_loss = loss
             if self.first_validation_loss is None:
@@ -101,6 +106,10 @@ class Tally:
             links=[_row(link) for link in done.links],
         )
 
+    def is_looped(self, unit: Unit) -> bool:
+        """Whether it evaluates with codecs what the next unit evaluates without."""
+        return self._training.validate_twice and not unit.train and not unit.plain
+
     @property
     def step_seconds(self) -> float | None:
         """The median of the newest steps; the first, which finds cold links and caches, only counts alone."""
@@ -115,6 +124,7 @@ class Tally:
             steps=self.steps,
             train_loss=self.train_loss,
             validation_loss=self.validation_loss,
+            validation_loss_with_codecs=self.validation_loss_with_codecs,
             initial_validation_loss=self.first_validation_loss,
             seconds=now - self._started,
             loading_seconds=self.loading_seconds,

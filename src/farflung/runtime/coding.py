@@ -78,7 +78,7 @@ class Coding:
         if data is None:
             return Parcel(*parcel[:-1], None)
         number, name = self._book.chosen(parcel)
-        if not number:
+        if not number or self._unit(parcel).plain:
             self._book.count(parcel, len(data))
             return Parcel(*parcel[:-1], Coded(0, data))
         way = way_of(parcel)

@@ -22,11 +22,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A step runs `microbatches` of `microbatch_size` samples; the loss of each is weighted 1/microbatches.
     `clip` bounds the global gradient norm. Evaluation runs `validation_microbatches` (0: none) before the
-    first step, after the last and after each `validate_every` steps. An `emulated` job runs on emulated
-    devices only: its inputs and messages are real, its state never moves and it has no losses. `precision`
-    says how the graph was captured; its casts are nodes, so it changes nothing in how the graph runs.
-    `codecs` are those that links may use, at this step or another: a frame says by number which one wrote it,
-    as of `codec_format`.
+    first step, after the last and after each `validate_every` steps; `validate_twice` runs it with codecs and
+    then without any. An `emulated` job runs on emulated devices only: its inputs and messages are real, its
+    state never moves and it has no losses. `precision` says how the graph was captured; its casts are nodes,
+    so it changes nothing in how the graph runs. `codecs` are those that links may use, at this step or
+    another: a frame says by number which one wrote it, as of `codec_format`.
     """
 
     steps: Whole
@@ -37,6 +37,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip: float | None = None
     validate_every: Whole | None = None
     validation_microbatches: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    validate_twice: bool = False
     emulated: bool = False
     precision: Precision = "float32"
     codecs: Codebook = ()
@@ -52,4 +53,10 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def units(self) -> Iterator[Unit]:
         """Every unit of the job in order."""
-        return unit_sequence(self.steps, self.microbatches, self.validate_every, self.validation_microbatches)
+        return unit_sequence(
+            self.steps,
+            self.microbatches,
+            self.validate_every,
+            self.validation_microbatches,
+            self.validate_twice,
+        )

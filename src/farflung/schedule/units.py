@@ -10,29 +10,37 @@ from typing import NamedTuple
 class Unit(NamedTuple):
     """One unit: a training step (`train`), or a forward-only pass over the validation set.
 
-    `number` counts all units of a job from 0; `step` is the number of steps applied before this unit.
+    `number` counts all units of a job from 0; `step` is the number of steps applied before this unit. In a
+    `plain` pass every link is dense, whatever it is written by otherwise.
     """
 
     number: int
     train: bool
     step: int
     microbatches: int
+    plain: bool = False
 
 
 def unit_sequence(
-    steps: int, microbatches: int, validate_every: int | None, validation_microbatches: int
+    steps: int,
+    microbatches: int,
+    validate_every: int | None,
+    validation_microbatches: int,
+    validate_twice: bool = False,
 ) -> Iterator[Unit]:
     """Every unit of a job in order.
 
     With `validation_microbatches` > 0 the model is evaluated before the first step, after the last one and,
-    where `validate_every` is given, after each `validate_every` steps.
+    where `validate_every` is given, after each `validate_every` steps. With `validate_twice` each such pass
+    has a plain one behind it.
     """
     number = 0
     for step in range(steps + 1):
         due = step in (0, steps) or (validate_every is not None and step % validate_every == 0)
         if validation_microbatches and due:
-            yield Unit(number, False, step, validation_microbatches)
-            number += 1
+            for plain in (False, True)[: 1 + validate_twice]:
+                yield Unit(number, False, step, validation_microbatches, plain)
+                number += 1
         if step < steps:
             yield Unit(number, True, step, microbatches)
             number += 1

@@ -47,8 +47,9 @@ def test_held_out_losses_that_differ_too_much_relax_the_roughest_link() -> None:
     found = begun(
         [LinkCodec("a", "b", "int8/eden2", 3.9), LinkCodec("b", "a", "int8/eden2", 14.0)], Limits(0.01)
     )
-    held_out = Over(3, False, 3, 2.1, plain_loss=2.0)
-    found, verdict = found.over(held_out)
+    found, verdict = found.over(Over(3, False, 3, 2.1))
+    assert verdict.switches == ()
+    found, verdict = found.over(Over(4, False, 3, 2.0, plain=True))
     (switch,) = verdict.switches
     assert "higher with the codecs" in switch.reason
     assert switch.rung in ("bf16", "int8", "int8/int4-stochastic")

@@ -39,7 +39,7 @@ class Basis(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Over:
-    """A unit that is over: of training its loss after how many steps, of evaluation the two held-out losses.
+    """A unit that is over, with its loss after how many steps; a `plain` evaluation was without codecs.
 
     `ways`, `computing` and `written` are what was measured; seconds are those of a microbatch.
     """
@@ -51,7 +51,7 @@ class Over:
     ways: tuple[WayMeasured, ...] = ()
     computing: Mapping[str, float] = field(default_factory=dict)
     written: tuple[WayWritten, ...] = ()
-    plain_loss: float | None = None
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,13 @@ def steering(plan: Plan, topology: Topology, conditions: Conditions, limits: Lim
 
 @dataclass(frozen=True)
 class Steering:
-    """How the links of one job are written, and why that may change."""
+    """How the links of one job are written, and why that may change; `in_loop` is the last held-out loss with
+    codecs.
+    """
 
     controller: Controller
     guard: Guard
+    in_loop: float | None = None
 
     @staticmethod
     def begun(basis: bytes) -> Steering:
@@ -109,14 +112,15 @@ class Steering:
         if any(new > old for new, old in zip(controller.levels, before, strict=True)):
             guard, _ = guard.heard(Rougher(over.step))
         verdict = Verdict(_last(switches), controller.codecs() if switches else (), tuple(words))
-        return replace(self, controller=controller, guard=guard), verdict
+        looped = self.in_loop if over.train or over.plain else over.loss
+        return replace(self, controller=controller, guard=guard, in_loop=looped), verdict
 
     def _guarded(self, over: Over) -> tuple[Guard, tuple[Alarm, ...]]:
         evidence: Evidence
         if over.train:
             evidence = Trained(over.step, over.loss)
-        elif over.plain_loss is not None:
-            evidence = HeldOut(over.step, over.loss, over.plain_loss)
+        elif over.plain and self.in_loop is not None:
+            evidence = HeldOut(over.step, self.in_loop, over.loss)
         else:
             return self.guard, ()
         return self.guard.heard(evidence)

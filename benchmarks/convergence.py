@@ -22,20 +22,20 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.learning import chart, report
 from benchmarks.learning.outcome import Outcome, keep, kept
-from benchmarks.learning.recipes import require_codecs
 from benchmarks.learning.run import plan_of, train
 from benchmarks.learning.setting import MBPS, chosen, is_policy
 from benchmarks.learning.subject import Subject, gpt, resnet
-from benchmarks.learning.way import DENSE, Way
+from benchmarks.learning.way import DENSE, Way, halves
 
+from farflung.codec.catalogue import recipe
 from farflung.errors import FarflungError
 from farflung.files import write_atomically
+from farflung.plan.codec_policy import LADDER
 from farflung.planner.compression import losses
 
 WAYS = (
     *(f"auto:{mbps}" for mbps in MBPS), "adatopk:4:8", "uniform:4",
-    "int8", "int8/int4-stochastic", "int8/eden2",
-    "token-mean:hadamard4/eden4", "row-topk30-int4/masked30-int4",
+    *LADDER[2:], "token-mean:axes34/axes150-dithered",
 )  # fmt: skip
 QUICK_WAYS = ("auto:8", "int8", "row-topk30-int4/masked30-int4@0.5,int8/int4-stochastic")
 STEPS = {"gpt": 450, "resnet": 200}
@@ -102,8 +102,9 @@ def _ways(subject: Subject, asked: Sequence[str]) -> dict[str, Way]:
             ways[f"{text} ({way.text})"] = way
         else:
             ways[text] = Way.of(text)
-    for way in ways.values():
-        require_codecs(way)
+    for rung in {rung for way in ways.values() for phase in way.phases for rung in phase.rungs}:
+        for name in halves(rung):
+            recipe(name)
     return ways
 
 

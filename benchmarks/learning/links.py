@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import torch
-from benchmarks.learning.recipes import recipe
 from benchmarks.learning.way import Way, halves
 from torch import Tensor
 
 from farflung.codec import Coder, Context, Mask
+from farflung.codec.catalogue import recipe
 from farflung.plan import FEEDER, Plan
 from farflung.runtime.executor import Parcel
 from farflung.runtime.in_process import InProcessPipeline
@@ -109,8 +109,8 @@ class Links:
         key = (parcel.value, consumer, f"{name}/{parcel.gradient}")
         if key not in self._ends:
             assert parcel.payload is not None
-            chosen = recipe(name, parcel.payload.shape[-1])
-            self._ends[key] = Ends(chosen.coder(), chosen.coder())
+            chosen, width = recipe(name), parcel.payload.shape[-1]
+            self._ends[key] = Ends(chosen.coder(width), chosen.coder(width))
         return self._ends[key]
 
     def _count(self, parcel: Parcel[Tensor], dense: int, payload: int) -> None:

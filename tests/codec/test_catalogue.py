@@ -3,8 +3,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farflung.codec import Axes, Bfloat16, Blocked, Even, Hadamard, Lossless, Masked, Plain, Recipe, TopK
-from farflung.codec.catalogue import declared, gives_mask, needs_mask, recipe
+from farflung.codec import (
+    Axes,
+    Bfloat16,
+    Blocked,
+    Even,
+    Hadamard,
+    Lossless,
+    Masked,
+    Plain,
+    Recipe,
+    Reference,
+    TopK,
+)
+from farflung.codec.catalogue import KEYS, declared, gives_mask, needs_mask, recipe
 from farflung.errors import CodecError
 from farflung.plan.rung import CodecName
 
@@ -40,6 +52,14 @@ def test_even_levels_may_stand_along_axes() -> None:
     assert declared("axes20").usual_error == declared("even20").usual_error
 
 
+def test_any_of_them_may_be_less_the_mean_of_each_rows_token() -> None:
+    assert recipe("token-mean:int8+zstd") == Recipe(Lossless(Blocked(8)), Reference(KEYS, 0))
+    assert recipe("token-mean:axes34") == Recipe(Even(0.34), Reference(KEYS, 0), Axes())
+    assert 0.9 < declared("token-mean:axes34").ratio / declared("axes34").ratio < 1
+    with pytest.raises(CodecError, match="too large"):
+        recipe("token-mean:int8").coder(2**21)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -55,6 +75,10 @@ def test_even_levels_may_stand_along_axes() -> None:
         "topk1-fp8",
         "int8+gzip",
         "bf16+zstd+zstd",
+        "token-mean:",
+        "token-mean:dense",
+        "token-mean:int9",
+        "token-mean:token-mean:int8",
     ],
 )
 def test_an_unknown_name_is_one_line_with_those_there_are(name: str) -> None:

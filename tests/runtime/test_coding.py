@@ -18,7 +18,7 @@ from farflung.opdag.segment import Segment
 from farflung.plan import LinkCodec, Plan
 from farflung.plan.rung import codebook_of
 from farflung.planner import PlannedJob
-from farflung.runtime.coding import Coding, coding_bytes
+from farflung.runtime.coding import Allocate, Coding, coding_bytes
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.training import Training
@@ -26,7 +26,8 @@ from farflung.runtime.training import Training
 torch.set_num_threads(1)
 SAMPLES, MICROBATCHES, WORKERS = 2, 3, 3
 LEARNING = "axes30/axes100-dithered"
-RUNGS = ["int8/int4-stochastic", LEARNING, "row-topk30-int4/masked30-int4", "topk5-bf16+zstd"]
+SUBTRACTING = "token-mean:axes30/axes100-dithered"
+RUNGS = ["int8/int4-stochastic", LEARNING, SUBTRACTING, "row-topk30-int4/masked30-int4", "topk5-bf16+zstd"]
 
 
 def training(*rungs: str) -> Training:
@@ -99,6 +100,26 @@ def test_the_gradient_of_a_masked_activation_is_where_it_was_sent() -> None:
         assert gradient.payload is not None
         assert not gradient.payload[~mask].any()
         assert gradient.payload[mask].any()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gpt", 1), ("resnet", 0)])
+def test_keys_of_rows_go_from_the_tokens_along_all_links(
+    name: str, kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A payload begins with whether it is less a mean; a model without tokens is written without."""
+    seen: list[tuple[int, int]] = []
+    decode = Coding.decode
+
+    def noted(self: Coding, parcel: Parcel[Coded], allocate: Allocate) -> Parcel[memoryview]:
+        if parcel.payload is not None and parcel.payload.codec and not parcel.gradient:
+            seen.append((parcel.source, parcel.payload.data[0]))
+        return decode(self, parcel, allocate)
+
+    monkeypatch.setattr(Coding, "decode", noted)
+    run = side(name, "token-mean:even30/dense")
+    train(run, name, range(2))
+    assert {source for source, _ in seen} == {0, 1}
+    assert {found for _, found in seen} == {kind}
 
 
 def test_links_change_their_codecs_between_two_steps() -> None:
@@ -224,7 +245,9 @@ def test_values_that_no_codec_may_write_are_dense_whatever_the_codebook_names() 
     assert coding.encode(Parcel(0, 0, 0, 1, 10**6, False, whole)).payload == Coded(0, whole)
 
 
-@pytest.mark.parametrize("rung", ["int8", "dense+zstd", "topk100-bf16", "masked30-int4", "even30", "axes30"])
+@pytest.mark.parametrize(
+    "rung", ["int8", "dense+zstd", "topk100-bf16", "masked30-int4", "even30", "axes30", "token-mean:even30"]
+)
 def test_no_codec_takes_more_memory_than_is_kept_free_for_it(rung: str) -> None:
     ends = Ends(rung)
     numbers = ends.numbers()

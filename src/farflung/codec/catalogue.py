@@ -12,7 +12,7 @@ from farflung.codec.even import Even
 from farflung.codec.hadamard import Hadamard
 from farflung.codec.lossless import Inner, Lossless
 from farflung.codec.masked import Masked
-from farflung.codec.recipe import Axes, Recipe
+from farflung.codec.recipe import Axes, Recipe, Reference
 from farflung.codec.topk import TopK, Values
 from farflung.errors import CodecError
 
@@ -21,8 +21,12 @@ NAMES = (
     " eden1 to eden4 (for gradients), topkP-VALUES, row-topkP-VALUES and maskedP-VALUES, where P is in"
     " percent and VALUES are bf16, int8 or int4 (topk1-bf16, row-topk30-int4, masked30-int4), each also"
     " with +zstd; evenP and axesP, where P is the distance of levels in percent of what is usual (even30,"
-    " axes20), with -dithered for gradients (axes100-dithered)"
+    " axes20), with -dithered for gradients (axes100-dithered); token-mean: before any of them is less the"
+    " mean of each row's token"
 )
+TOKEN_MEAN = "token-mean:"
+KEYS = 256
+"""Tokens of a larger vocabulary share them."""
 _PRESSED = "+zstd"
 _SPARSE = re.compile(r"(topk|row-topk|masked)(\d{1,3}(?:\.\d{1,4})?)-(bf16|int8|int4)")
 _EVEN = re.compile(r"(even|axes)(\d{1,3})(-dithered)?")
@@ -64,6 +68,10 @@ def recipe(name: str) -> Recipe:
         if 1 <= int(percent) <= 800:
             codec = Even(int(percent) / 100, bool(dithered))
             return Recipe(codec, axes=Axes() if family == "axes" else None)
+    if name.startswith(TOKEN_MEAN) and (rest := name.removeprefix(TOKEN_MEAN)) not in ("", "dense"):
+        inner_recipe = recipe(rest)
+        if inner_recipe.memory is None:
+            return Recipe(inner_recipe.codec, Reference(KEYS, width=0), inner_recipe.axes)
     inner = _inner(name.removesuffix(_PRESSED))
     if inner is None:
         raise CodecError(f"there is no codec {name[:64]!r}; there are {NAMES}")

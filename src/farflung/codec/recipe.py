@@ -15,8 +15,9 @@ from farflung.codec.dense import Plain
 from farflung.codec.even import Even
 from farflung.codec.feedback import ErrorFeedback
 from farflung.codec.lossless import Inner, Lossless
-from farflung.codec.reference import Referenced, most_referenced_bytes
+from farflung.codec.reference import Referenced, key_type, most_referenced_bytes
 from farflung.codec.running_mean import RunningMean
+from farflung.errors import CodecError
 
 Family: TypeAlias = Inner | Lossless
 
@@ -25,6 +26,7 @@ _ACTIVATION_BITS, _GRADIENT_BITS = 0.5, 0.68
 """Of those that even levels alone take."""
 _TURNING = 2.7
 """Seconds a GB at each end, of features 256 wide; 6 of 1024."""
+_USUAL_WIDTH = 256
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reference"):
@@ -35,7 +37,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="re
     keys
         How many there are: of a language model, the size of its vocabulary.
     width
-        The tensor's last dimension.
+        The tensor's last dimension; 0 leaves it to the tensor.
     horizon
         Steps over which the mean is taken, of those that had the key.
     send_keys
@@ -43,7 +45,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="re
     """
 
     keys: Annotated[int, Meta(ge=1, le=2**20)]
-    width: Annotated[int, Meta(ge=1, le=2**16)]
+    width: Annotated[int, Meta(ge=0, le=2**16)]
     horizon: Annotated[int, Meta(ge=1, le=2**20)] = 32
     send_keys: bool = True
 
@@ -75,11 +77,20 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.axes and isinstance(self.memory, Feedback):
             raise ValueError("what is written along principal axes has no error feedback")
 
-    def coder(self) -> Coder:
-        """One end's coder, with nothing remembered yet."""
+    def coder(self, width: int = 0) -> Coder:
+        """One end's coder, with nothing remembered yet, for tensors whose last dimension is `width`.
+
+        Raises
+        ------
+        CodecError
+            A reference leaves its width to the tensor, and that is too large.
+        """
         memory = self.memory
         if isinstance(memory, Reference):
-            means = RunningMean(memory.keys, memory.width, memory.horizon)
+            width = memory.width or width
+            if memory.keys * width > _MOST_NUMBERS:
+                raise CodecError(f"a reference of {memory.keys} keys and width {width} is too large")
+            means = RunningMean(memory.keys, width, memory.horizon)
             return Referenced(self._inner(), means, memory.keys, memory.send_keys)
         return ErrorFeedback(self.codec) if memory else self._inner()
 
@@ -91,7 +102,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def most_bytes(self, nbytes: int) -> int:
         """The longest payload of a tensor of `nbytes`: what a receiver may have to take."""
         if isinstance(self.memory, Reference):
-            return most_referenced_bytes(self._inner(), nbytes, self.memory.width)
+            return most_referenced_bytes(self._inner(), nbytes, self.memory.width, self.memory.keys)
         return self._inner().most_bytes(2 * nbytes if self.memory else nbytes)
 
     def declared(self) -> Declared:
@@ -104,8 +115,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             declared = _along_axes(declared, self.codec.dithered)
         if not isinstance(self.memory, Reference) or not self.memory.send_keys:
             return declared
-        key_bytes = 1 if self.memory.keys <= 2**8 else 2 if self.memory.keys <= 2**16 else 4
-        return replace(declared, bits=declared.bits + 8 * key_bytes / self.memory.width)
+        key_bits = 8 * key_type(self.memory.keys).itemsize
+        return replace(declared, bits=declared.bits + key_bits / (self.memory.width or _USUAL_WIDTH))
 
     def _inner(self) -> Coder:
         """What writes, references and feedback aside."""

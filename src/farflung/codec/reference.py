@@ -19,7 +19,8 @@ from farflung.codec.running_mean import Keys, RunningMean
 from farflung.errors import CodecError
 
 _VERSION_BYTES = 4
-_MOST_KEY_BYTES = 4
+_ALONE, _BY_KEY = 0, 1
+_HEADER_BYTES = 1 + _VERSION_BYTES
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -42,26 +43,29 @@ class Referenced:
         self._codec = codec
         self._means = means
         self._keys = keys
-        self._key_type = np.dtype(np.uint8 if keys <= 2**8 else np.uint16 if keys <= 2**16 else np.uint32)
+        self._key_type = key_type(keys)
         self._send_keys = send_keys
 
     def encode(self, array: Floats, context: Context) -> Encoded:
-        """See `Coder`.
+        """See `Coder`. Without keys, where they are to be sent, there is no reference and nothing is learned.
 
         Raises
         ------
         CodecError
-            `context.keys` is missing, has another number of rows, or a key that there is not; or the tensor
-            has another width.
+            `context.keys` is missing where the receiver has them, has another number of rows, or a key that
+            there is not; or the tensor has another width.
         """
         self._check_width(array.shape)
+        if context.keys is None and self._send_keys:
+            alone = self._codec.encode(array, context)
+            return Encoded((Part.raw(bytes([_ALONE])), *alone.parts), alone.mask, alone.exact)
         keys = self._given_keys(context, array.size // self._means.width)
         reference = self._means.of(keys)
         difference = as_float32(flat(array)).reshape(reference.shape) - reference
         encoded = self._codec.encode(difference.reshape(array.shape), context)
         if context.train:
             self._decode(encoded.joined(), keys, array.shape, context)
-        version = Part.raw(self._means.version.to_bytes(_VERSION_BYTES, "little"))
+        version = Part.raw(bytes([_BY_KEY]) + self._means.version.to_bytes(_VERSION_BYTES, "little"))
         sent_keys = (Part.of(keys.astype(self._key_type)),) if self._send_keys else ()
         return Encoded((version, *sent_keys, *encoded.parts), encoded.mask, encoded.exact)
 
@@ -75,6 +79,8 @@ class Referenced:
         """
         self._check_width(into.shape)
         reader, rows = Reader(payload), into.size // self._means.width
+        if _is_alone(reader):
+            return self._codec.decode(reader.rest(), into, context)
         version = int.from_bytes(reader.bytes(_VERSION_BYTES), "little")
         if version != self._means.version:
             raise CodecError(
@@ -91,7 +97,7 @@ class Referenced:
 
     def most_bytes(self, nbytes: int) -> int:
         """See `Coder`."""
-        return most_referenced_bytes(self._codec, nbytes, self._means.width)
+        return most_referenced_bytes(self._codec, nbytes, self._means.width, self._keys)
 
     def commit(self) -> None:
         """See `Coder`."""
@@ -148,7 +154,28 @@ class Referenced:
             raise CodecError(f"a value with a reference of width {self._means.width} has the shape {shape}")
 
 
-def most_referenced_bytes(codec: Coder, nbytes: int, width: int) -> int:
-    """The longest payload of a tensor of `nbytes` in rows of `width`, with keys."""
-    rows = nbytes // (2 * width)
-    return _VERSION_BYTES + _MOST_KEY_BYTES * rows + codec.most_bytes(2 * nbytes)
+def most_referenced_bytes(codec: Coder, nbytes: int, width: int, keys: int) -> int:
+    """The longest payload of a tensor of `nbytes` in rows of `width` (0: of any), with keys."""
+    rows = nbytes // (2 * max(1, width))
+    return _HEADER_BYTES + key_type(keys).itemsize * rows + codec.most_bytes(2 * nbytes)
+
+
+def key_type(keys: int) -> np.dtype:
+    """As what keys are sent, if there are so many."""
+    return np.dtype(np.uint8 if keys <= 2**8 else np.uint16 if keys <= 2**16 else np.uint32)
+
+
+def sent_keys(payload: Payload, rows: int, keys: int) -> Keys | None:
+    """The keys that came with a payload that was decoded; None if it is without."""
+    reader = Reader(payload)
+    if _is_alone(reader):
+        return None
+    reader.bytes(_VERSION_BYTES)
+    return reader.take(key_type(keys), rows).astype(np.int64)
+
+
+def _is_alone(reader: Reader) -> bool:
+    kind = reader.bytes(1)[0]
+    if kind not in (_ALONE, _BY_KEY):
+        raise CodecError(f"a payload begins with {kind}, expected 0 or 1: it is damaged")
+    return kind == _ALONE

@@ -12,14 +12,17 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from farflung.codec import Coder, Context, Mask, Recipe
+from farflung.codec import Coder, Context, Mask, Recipe, Reference
 from farflung.codec.axes import MOST_WIDTH
-from farflung.codec.catalogue import gives_mask, needs_mask, recipe
+from farflung.codec.catalogue import KEYS, gives_mask, needs_mask, recipe
+from farflung.codec.reference import sent_keys
+from farflung.codec.running_mean import Keys
 from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
-from farflung.plan import LinkCodec, Plan
+from farflung.plan import FEEDER, LinkCodec, Plan
 from farflung.runtime.link_book import AnyParcel, Form, LinkBook, Way, way_of
 from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.row_keys import RowKeys
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
 
@@ -38,6 +41,10 @@ _WORKING_BYTES, _SPARSE_BYTES = 20, 33
 families: 18 (along axes), and 32 where a payload keeps nearly every element, which a peer may say."""
 _LEARNED_BYTES = 24
 """For each pair of features: axes, those that come next, their inverse, moments and sums."""
+_SUBTRACTING_BYTES = 16
+_MEAN_BYTES = 12
+"""Of a reference: for each element, as there is a difference and what the writer reads back; for each key and
+column."""
 
 
 class Coding:
@@ -54,7 +61,10 @@ class Coding:
 
     def __init__(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> None:
         self._recipes: dict[str, Recipe] = {name: recipe(name) for name in training.codecs}
-        self._book = LinkBook(worker, plan, training, segments)
+        here = list(segments)
+        self._book = LinkBook(worker, plan, training, here)
+        self._inputs = _fed(plan, here)
+        self._keys = RowKeys(KEYS) if _subtracts(training.codecs) else None
         self._seed = training.seed
         self._keeps_masks = _masks_matter(training.codecs)
         self._units = UnitWindow(training.units())
@@ -99,6 +109,8 @@ class Coding:
         mask = self._mask_of(parcel) if parcel.gradient else None
         coded = parcel.payload
         if coded is None or not coded.codec:
+            if coded is not None and not parcel.gradient:
+                self._note_input(parcel, coded.data)
             return Parcel(*parcel[:-1], None if coded is None else coded.data)
         form, name = self._book.wrote(parcel, coded.codec)
         memory = allocate(form.nbytes)
@@ -108,6 +120,7 @@ class Coding:
         except CodecError as error:
             raise CodecError(f"{self._book.said(parcel)} cannot be read: {error}") from error
         self._remember(parcel, kept)
+        self._note_keys(parcel, name, coded.data, form)
         return Parcel(*parcel[:-1], memory)
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
@@ -124,6 +137,8 @@ class Coding:
             else:
                 coder.discard()
         self._masks = {place: mask for place, mask in self._masks.items() if place[0] > unit}
+        if self._keys is not None:
+            self._keys.forget(unit)
         self._units.advance()
 
     def take_sent(self) -> list[Sent]:
@@ -158,13 +173,14 @@ class Coding:
 
     @property
     def remembered_bytes(self) -> int:
-        """Memory that masks take."""
-        return sum(mask.nbytes for mask in self._masks.values())
+        """Memory that masks and keys take."""
+        keys = 0 if self._keys is None else self._keys.nbytes
+        return keys + sum(mask.nbytes for mask in self._masks.values())
 
     def _coder(self, way: Way, gradient: bool, name: str) -> Coder:
         end = (way, gradient, name)
         if end not in self._coders:
-            self._coders[end] = self._recipes[name].coder()
+            self._coders[end] = self._recipes[name].coder(self._book.forms[way].width)
         return self._coders[end]
 
     def _unit(self, parcel: AnyParcel) -> Unit:
@@ -181,7 +197,27 @@ class Coding:
         return Context.at(
             self._seed, unit.step, parcel.microbatch, value,
             train=unit.train, gradient=parcel.gradient, target=consumer, mask=mask,
+            keys=self._keys_of(parcel),
         )  # fmt: skip
+
+    def _keys_of(self, parcel: AnyParcel) -> Keys | None:
+        if self._keys is None:
+            return None
+        return self._keys.of((parcel.unit, parcel.microbatch), self._book.forms[way_of(parcel)].rows)
+
+    def _note_input(self, parcel: AnyParcel, data: memoryview) -> None:
+        dtype = self._inputs.get((parcel.target, parcel.value))
+        if self._keys is not None and parcel.source == FEEDER and dtype is not None:
+            self._keys.fed((parcel.unit, parcel.microbatch), parcel.value, data, dtype)
+
+    def _note_keys(self, parcel: AnyParcel, name: str, data: memoryview, form: Form) -> None:
+        """What was read with keys leaves them to what is written next."""
+        memory = self._recipes[name].memory
+        if self._keys is None or parcel.gradient or not isinstance(memory, Reference):
+            return
+        keys = sent_keys(data, form.rows, memory.keys)
+        if keys is not None:
+            self._keys.read((parcel.unit, parcel.microbatch), parcel.source, parcel.value, keys)
 
     def _remember(self, parcel: AnyParcel, mask: Mask | None) -> None:
         if mask is not None and self._keeps_masks and not parcel.gradient and self._unit(parcel).train:
@@ -207,12 +243,30 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
     learned = 2 * learning * sum(_LEARNED_BYTES * width**2 for width in widths)
     sparse = any(gives_mask(name) or needs_mask(name) for name in training.codecs)
     working = _SPARSE_BYTES if sparse else _WORKING_BYTES
+    if _subtracts(training.codecs):
+        working += _SUBTRACTING_BYTES
+        learned += 2 * sum(_MEAN_BYTES * KEYS * form.width for form in forms)
+        masks += sum(form.rows for form in forms)
     largest = max((2 * form.nbytes + working * form.elements for form in forms), default=0)
     return masks * plan.window + learned + largest
 
 
 def _masks_matter(codebook: Sequence[str]) -> bool:
     return any(map(gives_mask, codebook)) and any(map(needs_mask, codebook))
+
+
+def _subtracts(codebook: Sequence[str]) -> bool:
+    return any(isinstance(recipe(name).memory, Reference) for name in codebook)
+
+
+def _fed(plan: Plan, segments: Sequence[Segment]) -> dict[tuple[int, int], str]:
+    """Of each model input that comes to a segment here, its type: by segment and value."""
+    here = {segment.number: segment for segment in segments}
+    return {
+        (edge.target, edge.value): here[edge.target].values[edge.value].dtype
+        for edge in plan.edges
+        if edge.source == FEEDER and edge.target in here
+    }
 
 
 def _over(memory: memoryview, form: Form) -> np.ndarray:

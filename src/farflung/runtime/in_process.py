@@ -17,7 +17,7 @@ from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, LinkCodec, Plan
 from farflung.runtime.coding import Coding
 from farflung.runtime.executor import Executor, SegmentShare
-from farflung.runtime.parcel import Parcel, Sent
+from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
@@ -125,7 +125,11 @@ class InProcessPipeline:
             if edge.source == FEEDER:
                 tensor = batch[self._names[edge.value]]
                 parcel = Parcel(unit, microbatch, FEEDER, edge.target, edge.value, False, tensor)
-                self._executors[self._plan.worker_of(edge.target)].receive(parcel)
+                worker = self._plan.worker_of(edge.target)
+                if worker in self.codings:
+                    whole = Coded(0, tensors.memory(tensor.contiguous()))
+                    self.codings[worker].decode(Parcel(*parcel[:-1], whole), tensors.allocate)
+                self._executors[worker].receive(parcel)
 
     def _deliver(self) -> bool:
         delivered = False

@@ -40,6 +40,16 @@ class Form(NamedTuple):
         return self.shape[1] if len(self.shape) >= 4 else self.shape[-1]
 
     @property
+    def width(self) -> int:
+        """The last dimension, at least 1."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows of that width."""
+        return self.elements // self.width
+
+    @property
     def nbytes(self) -> int:
         """What they take as they are."""
         return self.elements * ITEM_BYTES[self.dtype]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker import events, facts
+from farflung.broker.helm import MOST_UNSEEN
 from farflung.broker.state import Outcome, durable, replay
 from farflung.broker.status import status_of
 from farflung.plan import LinkCodec, Topology, WorkerSpec
@@ -44,6 +45,16 @@ class Steered(Scenario):
         programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
         made = events.PlanMade(self.now, job, 1, plan, programs, [["w"]] * 3, steering=basis)
         return self.feed(made)
+
+    def feed(self, event: events.Event) -> Outcome:
+        """What is to be considered is, at once, and counts as a part of what came before."""
+        outcome = super().feed(event)
+        for command in outcome.commands:
+            if isinstance(command, events.ConsiderCodecs):
+                found = command.steering.all_over(command.units)
+                later = events.CodecsConsidered(self.now, command.job, command.attempt, *found)
+                assert not super().feed(later).commands
+        return outcome
 
     def unit(self, number: int, mbps: float) -> Outcome:
         """Both workers are through with a unit, over links that carried so much."""
@@ -97,10 +108,10 @@ def test_a_replay_of_the_decisions_knows_how_links_are_written() -> None:
     for number in range(12):
         scenario.unit(number, 2.0)
     job = scenario.state.jobs["job-1"]
-    assert job.codecs and job.steering is not None
+    assert job.codecs and job.helm is not None
     again = replay(fact for fact in scenario.facts if isinstance(fact, facts.Decision))
     assert again == durable(scenario.state)
-    assert again.jobs["job-1"].codecs == job.codecs and again.jobs["job-1"].steering is None
+    assert again.jobs["job-1"].codecs == job.codecs and again.jobs["job-1"].helm is None
 
 
 def test_status_shows_the_codecs_of_a_job_that_runs() -> None:
@@ -112,7 +123,7 @@ def test_status_shows_the_codecs_of_a_job_that_runs() -> None:
     assert all(isinstance(one, LinkCodec) for one in shown.codecs)
     scenario.cancel(collect=False)
     assert status_of(scenario.state, {}, [], "1", 1.0, {}, 0.0).jobs[0].codecs == []
-    assert scenario.state.jobs["job-1"].steering is None
+    assert scenario.state.jobs["job-1"].helm is None
 
 
 def test_a_loss_that_leaves_its_trend_after_a_rougher_codec_relaxes_it() -> None:
@@ -129,3 +140,54 @@ def test_a_loss_that_leaves_its_trend_after_a_rougher_codec_relaxes_it() -> None
             outcomes.append(scenario.feed(events.WorkerSays(scenario.now, worker, said)))
     reasons = [change.reason for message in chosen(outcomes) for change in message.changes]
     assert any("above its own trend" in reason for reason in reasons), reasons
+
+
+def considerations(outcome: Outcome) -> list[events.ConsiderCodecs]:
+    return [command for command in outcome.commands if isinstance(command, events.ConsiderCodecs)]
+
+
+class Slow(Steered):
+    """Its steering takes as long as the test says."""
+
+    def feed(self, event: events.Event) -> Outcome:
+        return Scenario.feed(self, event)
+
+    def answer(self, asked: events.ConsiderCodecs) -> Outcome:
+        found = asked.steering.all_over(asked.units)
+        return self.feed(events.CodecsConsidered(self.now, asked.job, asked.attempt, *found))
+
+
+def test_units_are_decided_while_a_choice_is_made_and_it_is_then_shown_all_of_them() -> None:
+    scenario = Slow("a", "b")
+    scenario.running(2, steps=150)
+    (first,) = considerations(scenario.unit(0, 2.0))
+    outcomes = [scenario.unit(number, 2.0) for number in range(1, 8)]
+    assert all(len(decisions(outcome, "a")) == 1 for outcome in outcomes)
+    assert not any(considerations(outcome) for outcome in outcomes)
+    (second,) = considerations(scenario.answer(first))
+    assert [over.unit for over in second.units] == list(range(1, 8))
+    assert not scenario.answer(second).commands
+    outcome = scenario.unit(8, 2.0)
+    (found,) = chosen([outcome])
+    assert found.unit == 9 and found.changes and decisions(outcome, "a")[0].codecs
+    assert chosen([scenario.unit(9, 2.0)]) == []
+
+
+def test_an_answer_for_a_job_that_is_over_or_of_another_attempt_changes_nothing() -> None:
+    scenario = Slow("a", "b")
+    scenario.running(2, steps=150)
+    (asked,) = considerations(scenario.unit(0, 2.0))
+    late = events.CodecsConsidered(scenario.now, "job-1", 9, *asked.steering.unmoved())
+    assert not scenario.feed(late).facts
+    scenario.cancel(collect=False)
+    assert not scenario.answer(asked).facts
+
+
+def test_a_steering_that_is_slow_is_shown_the_newest_units() -> None:
+    scenario = Slow("a", "b")
+    scenario.running(2, steps=150)
+    (asked,) = considerations(scenario.unit(0, 2.0))
+    for number in range(1, 100):
+        scenario.unit(number, 2.0)
+    (after,) = considerations(scenario.answer(asked))
+    assert [over.unit for over in after.units] == list(range(100 - MOST_UNSEEN, 100))

@@ -17,7 +17,9 @@ from farflung.broker import facts, journal
 from farflung.broker.arrivals import Arrival, events_of
 from farflung.broker.circuits import Circuits
 from farflung.broker.events import (
+    CodecsConsidered,
     Command,
+    ConsiderCodecs,
     Event,
     OpenCircuit,
     PlanFailed,
@@ -172,6 +174,8 @@ class Dispatcher:
         for command in self._spelled_out(outcome.commands):
             if isinstance(command, RunPlanner):
                 group.actions.append(partial(self.spawn, self._plan(command)))
+            if isinstance(command, ConsiderCodecs):
+                group.actions.append(partial(self.spawn, self._consider(command)))
             if older := self.switchboard.replaced(command, origin):
                 group.actions.append(
                     partial(self.close, older, "this worker connected again on a newer link")
@@ -188,6 +192,15 @@ class Dispatcher:
                 yield from self._circuits.open(command)
             else:
                 yield command
+
+    async def _consider(self, command: ConsiderCodecs) -> None:
+        """A choice takes a second at most, of the largest plans: on a thread, since the loop must go on."""
+        try:
+            found = await asyncio.to_thread(command.steering.all_over, command.units)
+        except Exception:  # the job goes on as it is written, and its steering is asked again
+            _log.exception("codecs of %s could not be chosen", command.job)
+            found = command.steering.unmoved()
+        self.put(Arrival(None, CodecsConsidered(self._clock(), command.job, command.attempt, *found)))
 
     async def _plan(self, command: RunPlanner) -> None:
         async with self._planning.turn(self.state.jobs[command.job].submitter):

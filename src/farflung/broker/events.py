@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from farflung.broker.whereabouts import Whereabouts
 from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
@@ -24,6 +25,9 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
+
+if TYPE_CHECKING:
+    from farflung.planner.compression.steering import Over, Steering, Verdict
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,16 @@ class PlanLacks(Event):
 
 
 @dataclass(frozen=True)
+class CodecsConsidered(Event):
+    """The steering of a job has looked at the units that it was shown."""
+
+    job: str
+    attempt: int
+    steering: Steering
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class Send:
     """To a registered worker."""
 
@@ -206,6 +220,16 @@ class RunPlanner:
 
 
 @dataclass(frozen=True)
+class ConsiderCodecs:
+    """Show the steering of a job these units, off the loop. Answered by `CodecsConsidered`."""
+
+    job: str
+    attempt: int
+    steering: Steering
+    units: tuple[Over, ...]
+
+
+@dataclass(frozen=True)
 class OpenCircuit:
     """Give `dialler` and `target` an end each of a circuit through `relay` (a worker's id, or `broker`).
 
@@ -224,4 +248,4 @@ class OpenCircuit:
     byte_quota: int
 
 
-Command = Send | Tell | Reply | Admit | Reject | RunPlanner | OpenCircuit
+Command = Send | Tell | Reply | Admit | Reject | RunPlanner | ConsiderCodecs | OpenCircuit

@@ -128,7 +128,7 @@ def _(fact: facts.JobLoading, state: State) -> State:
         members=tuple(fact.plan.workers()),
         loaded=frozenset(),
         codecs=tuple(fact.plan.codecs),
-        steering=None,
+        helm=None,
         pace=Pace(fact.at),
     )
     return _held(state, state.jobs[fact.job], job.members).with_job(job)
@@ -161,7 +161,7 @@ def _(fact: facts.CodecsDecided, state: State) -> State:
 
 @_evolve.register
 def _(fact: facts.Steered, state: State) -> State:
-    return state.with_job(replace(state.jobs[fact.job], steering=fact.steering))
+    return state.with_job(replace(state.jobs[fact.job], helm=fact.helm))
 
 
 @_evolve.register
@@ -192,7 +192,7 @@ def _(fact: facts.JobEnded, state: State) -> State:
         loaded=frozenset(),
         traffic={},
         codecs=(),
-        steering=None,
+        helm=None,
         words="",
     )
     return _held(state, job, ()).with_job(ended)

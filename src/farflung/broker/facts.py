@@ -19,7 +19,7 @@ from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
-    from farflung.planner.compression.steering import Steering
+    from farflung.broker.helm import Helm
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True):
@@ -170,7 +170,7 @@ class Steered(msgspec.Struct, frozen=True):
     """Observed: what the job's links were like, as far as it matters to how they are written."""
 
     job: str
-    steering: Steering
+    helm: Helm
 
 
 class WaitExplained(msgspec.Struct, frozen=True):

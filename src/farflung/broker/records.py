@@ -15,7 +15,7 @@ from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
 if TYPE_CHECKING:
-    from farflung.planner.compression.steering import Steering
+    from farflung.broker.helm import Helm
 
 QUEUED, PLANNING, LOADING, RUNNING, COLLECTING = "queued", "planning", "loading", "running", "collecting"
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
@@ -72,7 +72,7 @@ class Job:
     `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
     will have. `on` are the only workers that may do it, if it names any, and `unable` say of others
     what ops of its model they lack, until they come anew. `codecs` are those of its links now. `loaded`,
-    `group`, `traffic` (of each link since the job began), `words` and `steering`, which chooses codecs while
+    `group`, `traffic` (of each link since the job began), `words` and `helm`, which chooses codecs while
     it runs, are observed and empty after a replay.
     """
 
@@ -101,7 +101,7 @@ class Job:
     traffic: Mapping[tuple[str, str], LinkTraffic] = field(default_factory=dict)
     words: str = ""
     codecs: tuple[LinkCodec, ...] = ()
-    steering: Steering | None = None
+    helm: Helm | None = None
 
     @property
     def over(self) -> bool:
@@ -158,7 +158,7 @@ class State:
 def durable(state: State) -> State:
     """The part of `state` that a replay of the decisions gives."""
     jobs = {
-        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", steering=None)
+        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", helm=None)
         for name, job in state.jobs.items()
     }
     workers = {

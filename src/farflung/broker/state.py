@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
-from farflung.broker import events, facts, jobs, reaching, units
+from farflung.broker import events, facts, jobs, reaching, steering, units
 from farflung.broker.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.evolve import evolve
 from farflung.broker.facts import AnyDecision, Decision, Fact
@@ -247,6 +247,11 @@ def _(event: events.PlanLacks, turn: Turn) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
         turn.emit(facts.JobRequeued(turn.now, event.job, "", dict(event.unable)))
+
+
+@_decide.register
+def _(event: events.CodecsConsidered, turn: Turn) -> None:
+    steering.considered(turn, turn.state.jobs[event.job], event)
 
 
 def _lose(turn: Turn, name: str, reason: str) -> None:

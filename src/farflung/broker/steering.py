@@ -1,17 +1,23 @@
 """How a job's links are written from the next unit on: what a unit showed goes to the job's steering. Pure.
 
 The steering itself (`planner.compression.steering`) is held with the job and not logged: what it decides is,
-so that a broker that replays its log knows how links were written, and when that changed.
+so that a broker that replays its log knows how links were written, and when that changed. It looks at units
+off the loop, where other jobs' commits do not wait for it, and what it finds rides on the next decision.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from farflung.broker import facts
 from farflung.broker.commit import CommitGroup, Verdict
+from farflung.broker.events import CodecsConsidered, ConsiderCodecs
+from farflung.broker.helm import Helm
 from farflung.broker.records import Job
 from farflung.broker.turn import Turn
 from farflung.broker.wording import one_line
 from farflung.plan import LinkCodec
+from farflung.plan.rung import DENSE
 from farflung.protocol.messages import CodecsChosen
 from farflung.protocol.submitter import CodecChange
 
@@ -22,7 +28,7 @@ def begin(turn: Turn, job: Job, basis: bytes) -> None:
         return
     from farflung.planner.compression.steering import Steering  # with NumPy, which no other job needs
 
-    turn.emit(facts.Steered(job.job, Steering.begun(basis)))
+    turn.emit(facts.Steered(job.job, Helm(Steering.begun(basis))))
 
 
 def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple[LinkCodec, ...] | None:
@@ -31,8 +37,8 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
 
     `job` stands where it stood when the unit ended.
     """
-    steering, unit = job.steering, job.unit
-    if steering is None or unit is None:
+    helm, unit = job.helm, job.unit
+    if helm is None or unit is None:
         return None
     from farflung.planner.compression.controller import WayMeasured, WayWritten
     from farflung.planner.compression.steering import Over
@@ -47,25 +53,43 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
         for worker, ready in group.readies
         if unit.train and ready.computing_seconds
     }
+    rungs = {(codec.source, codec.target): codec.codec for codec in job.codecs}
     written = tuple(
-        WayWritten(worker, link.target, link.payload_bytes)
+        WayWritten(worker, link.target, rungs.get((worker, link.target), DENSE), link.payload_bytes)
         for worker, ready in group.readies
         for link in ready.links
         if unit.train and link.payload_bytes
     )
     step = unit.step + unit.train
     over = Over(unit.number, unit.train, step, verdict.loss, ways, computing, written, unit.plain)
-    steering, found = steering.over(over)
-    turn.emit(facts.Steered(job.job, steering))
+    _look(turn, job, replace(helm.shown(over), due=None))
+    return _told(turn, job, helm, unit.number + 1, step)
+
+
+def considered(turn: Turn, job: Job, event: CodecsConsidered) -> None:
+    """The steering has looked at what it was shown; what came meanwhile follows."""
+    if job.helm is not None and job.attempt == event.attempt:
+        _look(turn, job, job.helm.found(event.steering, event.verdict))
+
+
+def _look(turn: Turn, job: Job, helm: Helm) -> None:
+    if helm.unseen and not helm.is_busy:
+        turn.do(ConsiderCodecs(job.job, job.attempt, helm.steering, helm.unseen))
+        helm = replace(helm, unseen=(), is_busy=True)
+    turn.emit(facts.Steered(job.job, helm))
+
+
+def _told(turn: Turn, job: Job, helm: Helm, unit: int, step: int) -> tuple[LinkCodec, ...] | None:
+    """What is due goes into the log and to the submitter, and if links change to the workers."""
+    if helm.due is None:
+        return None
     changes = [
         CodecChange(switch.source, switch.target, switch.rung, switch.ratio, one_line(switch.reason))
-        for switch in found.switches
+        for switch in helm.due.switches
     ]
+    codecs = helm.due.codecs
     if changes:
-        turn.emit(
-            facts.CodecsDecided(turn.now, job.job, job.attempt, unit.number + 1, list(found.codecs), changes)
-        )
-    if changes or found.words:
-        words = [one_line(word) for word in found.words]
-        turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit.number + 1, step, changes, words))
-    return found.codecs if changes else None
+        turn.emit(facts.CodecsDecided(turn.now, job.job, job.attempt, unit, list(codecs), changes))
+    words = [one_line(word) for word in helm.due.words]
+    turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit, step, changes, words))
+    return codecs if changes else None

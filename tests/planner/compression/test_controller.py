@@ -251,7 +251,7 @@ def written(number: int, controller: Controller, swelling: float) -> UnitMeasure
     scene, ways = controller.circumstances, []
     for way, ends in enumerate(scene.ways):
         size = swelling * scene.wire_bytes(way, controller.rung(way)) * scene.microbatches[way]
-        ways.append(WayWritten(ends.source, ends.target, round(size)))
+        ways.append(WayWritten(ends.source, ends.target, controller.rung(way).name, round(size)))
     return UnitMeasured(number, unit(number, 8.0).ways, written=tuple(ways))
 
 
@@ -276,7 +276,7 @@ def test_a_rung_that_writes_more_than_expected_is_judged_by_what_it_writes() -> 
 
 def test_what_a_worker_says_of_its_bytes_is_taken_only_where_it_can_be() -> None:
     controller = begun(8.0, compute_seconds=0.28)
-    for size in (0, 1, 10**15):
+    for size, rung in ((0, "int8"), (1, "int8"), (10**15, "int8"), (10**6, "dense"), (10**6, "int9")):
         for ends in (("a", "b"), ("x", "y")):
-            told, switches = controller.heard(UnitMeasured(0, written=(WayWritten(*ends, size),)))
+            told, switches = controller.heard(UnitMeasured(0, written=(WayWritten(*ends, rung, size),)))
             assert switches == () and told == controller

@@ -48,10 +48,11 @@ class WayMeasured:
 
 @dataclass(frozen=True)
 class WayWritten:
-    """What its rung made of all that crossed a way in a step: bytes of payloads."""
+    """What a rung made of all that crossed a way in a step: bytes of payloads."""
 
     source: str
     target: str
+    rung: str
     payload_bytes: int
 
 
@@ -280,9 +281,9 @@ def _swelling(controller: Controller, event: UnitMeasured) -> tuple[dict[tuple[i
     scene, found, moved = controller.circumstances, dict(controller.swelling), []
     for written in event.written:
         way = controller.way(written.source, written.target)
-        if way is None or not controller.levels[way] or not scene.microbatches[way]:
+        rung = next((one for one in controller.rungs[1:] if one.name == written.rung), None)
+        if way is None or rung is None or not scene.microbatches[way]:
             continue
-        rung = controller.rung(way)
         each = written.payload_bytes / scene.microbatches[way]
         swelling = scene.swelling_of(way, rung, each)
         if swelling is None or not 1 / _MOST_SWELLING <= swelling <= _MOST_SWELLING:

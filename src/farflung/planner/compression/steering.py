@@ -6,7 +6,7 @@ The planner's process hands over what it planned with, as bytes; whoever decides
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -64,6 +64,17 @@ class Verdict:
     codecs: tuple[LinkCodec, ...]
     words: tuple[str, ...]
 
+    @property
+    def is_news(self) -> bool:
+        """Whether anybody has to be told of it."""
+        return bool(self.switches or self.words)
+
+    def then(self, later: Verdict) -> Verdict:
+        """Both together: of several changes of a way the last."""
+        switches = _last((*self.switches, *later.switches))
+        codecs = later.codecs if later.switches else self.codecs
+        return Verdict(switches, codecs, (*self.words, *later.words))
+
 
 def steering(plan: Plan, topology: Topology, conditions: Conditions, limits: Limits) -> bytes:
     """What `Steering.begun` takes."""
@@ -98,6 +109,18 @@ class Steering:
         )
         controller = Controller.with_levels(scene, ladder(), known.limits, levels)
         return Steering(controller, Guard(known.limits.max_loss_gap))
+
+    def unmoved(self) -> tuple[Steering, Verdict]:
+        """As if there had been nothing to see."""
+        return self, Verdict((), (), ())
+
+    def all_over(self, units: Sequence[Over]) -> tuple[Steering, Verdict]:
+        """After units, in order: the steering, and what is to change."""
+        steering, verdict = self.unmoved()
+        for over in units:
+            steering, more = steering.over(over)
+            verdict = verdict.then(more)
+        return steering, verdict
 
     def over(self, over: Over) -> tuple[Steering, Verdict]:
         """After a unit: the steering, and what is to change."""

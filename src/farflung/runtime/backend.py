@@ -137,7 +137,7 @@ class Backend(Protocol[Array]):
         """What the device sustains in float32 matrix products; takes less than a second, on any thread."""
 
     def allocate(self, size: int) -> memoryview:
-        """Fresh memory for `size` > 0 bytes that a link will fill. Called on the event loop."""
+        """Fresh memory for `size` > 0 bytes that a link or a codec will fill; not on the compute thread."""
 
     def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Array:
         """What a filled buffer holds, over the same memory where the device allows."""

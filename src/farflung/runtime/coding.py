@@ -21,7 +21,7 @@ from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, LinkCodec, Plan
 from farflung.runtime.link_book import AnyParcel, Form, LinkBook, Way, way_of
-from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.parcel import MOST_WAITING, Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
@@ -232,7 +232,8 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
     """What codecs take beside the segments: masks of the plan's window, and a tensor that is read or written.
 
     A mask is at most a bit for each element; of a tensor its payload and what it becomes are there at once,
-    and what a codec works with. What a codec learns of features is kept for each value in both directions.
+    what a codec works with, and tensors that wait for it. What a codec learns of features is kept for each
+    value in both directions.
     """
     if not training.codecs:
         return 0
@@ -247,7 +248,8 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
         working += _SUBTRACTING_BYTES
         learned += 2 * sum(_MEAN_BYTES * KEYS * form.width for form in forms)
         masks += sum(form.rows for form in forms)
-    largest = max((2 * form.nbytes + working * form.elements for form in forms), default=0)
+    waiting = 2 + MOST_WAITING
+    largest = max((waiting * form.nbytes + working * form.elements for form in forms), default=0)
     return masks * plan.window + learned + largest
 
 

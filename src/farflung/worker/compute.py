@@ -1,7 +1,7 @@
 """The compute thread: it alone touches autograd, generators, tapes, parameters and optimizers.
 
 It and the event loop meet in two queues: calls that the loop posts here, and outcomes that this thread hands
-to `emit` (which must be thread-safe).
+to `emit` (which must be thread-safe). Where links are coded the codec thread stands between them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic
 
 from farflung.errors import FarflungError
@@ -22,8 +23,9 @@ from farflung.protocol.messages import Load
 from farflung.protocol.worker import Share
 from farflung.runtime.backend import AnyBackend, Array, Backend
 from farflung.runtime.executor import Executor, SegmentShare
-from farflung.runtime.parcel import Coded, Parcel
+from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.schedule import Unit
+from farflung.worker.codec_thread import CodecThread, CodedLinks
 from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.loading import load_segments, require_compiled_to_fit
 from farflung.worker.overrun import Doing, Limits, Passes, of_state
@@ -73,9 +75,12 @@ class _Job(Generic[Array]):
         backend: Backend[Array],
         emit: Emit,
         limits: Limits,
+        codecs: CodecThread,
+        post: Callable[[str, Callable[[], None]], None],
     ) -> None:
         self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
         self._attempt = (load.job, load.attempt)
+        self._post = post
         self._backend = backend
         self._emit = emit
         self._batch = load.training.microbatch_size
@@ -83,8 +88,16 @@ class _Job(Generic[Array]):
         programs = {number: runner.segment for number, runner in self.segments.items()}
         self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self)
-        self._coding = backend.coding(worker, load.plan, load.training, programs.values())
-        self._early: list[Parcel[Coded]] = []
+        coding = backend.coding(worker, load.plan, load.training, programs.values())
+        self.is_coded = bool(load.training.codecs)
+        self._links = CodedLinks(
+            coding,
+            codecs.post if self.is_coded else _at_once,
+            backend.allocate,
+            self._came,
+            self._leaves,
+            self._fail,
+        )
         self._computing = 0.0
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
@@ -107,42 +120,60 @@ class _Job(Generic[Array]):
 
     def close(self) -> None:
         """Wait for the end of whatever still runs for the job."""
+        self._links.close()
         for runner in self.segments.values():
             runner.close()
 
     def receive(self, parcel: Parcel[Coded]) -> None:
-        """Take a parcel that came over a link."""
-        if self._coding.is_early(parcel):
-            self._early.append(parcel)
-            return
+        """Take a parcel that came over a link; where links are coded, on any thread."""
+        self._links.read(parcel)
+
+    def send(self, parcel: Parcel[Array]) -> None:
+        data = None if parcel.payload is None else self._backend.memory(parcel.payload)
+        began = time.perf_counter()
+        self._links.write(Parcel(*parcel[:-1], data))
+        self._computing -= time.perf_counter() - began
+
+    def _came(self, parcel: Parcel[memoryview]) -> None:
+        if self.is_coded:
+            self._post("taking a value in", lambda: self._take(parcel))
+        else:
+            self._take(parcel)
+
+    def _take(self, parcel: Parcel[memoryview]) -> None:
         array: Array | None = None
-        data = self._coding.decode(parcel, self._backend.allocate).payload
+        data = parcel.payload
         if data is not None or not parcel.gradient:
             stated = self.segments[parcel.target].segment.values[parcel.value]
             array = self._backend.array(data or EMPTY, stated, self._batch)
         self.executor.receive(Parcel(*parcel[:-1], array))
 
-    def send(self, parcel: Parcel[Array]) -> None:
-        data = None if parcel.payload is None else self._backend.memory(parcel.payload)
-        began = time.perf_counter()
-        coded = self._coding.encode(Parcel(*parcel[:-1], data))
-        self._computing -= time.perf_counter() - began
-        self._emit(Outgoing(self._attempt, coded))
+    def _leaves(self, parcel: Parcel[Coded]) -> None:
+        self._emit(Outgoing(self._attempt, parcel))
+
+    def _fail(self, error: Exception) -> None:
+        """On the compute thread, where an error ends the attempt."""
+        if not self.is_coded:
+            raise error
+
+        def fail() -> None:
+            raise error
+
+        self._post("reading what came", fail)
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         told = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
-        sent, self._computing, seconds = tuple(self._coding.take_sent()), 0.0, self._computing
-        self._emit(UnitFinished(self._attempt, unit.number, told, sent, max(0.0, seconds)))
+        seconds, self._computing = max(0.0, self._computing), 0.0
+
+        def tell(sent: tuple[Sent, ...]) -> None:
+            self._emit(UnitFinished(self._attempt, unit.number, told, sent, seconds))
+
+        self._links.finish(tell)
 
     def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
         """End a unit; with `codecs` links are written so from the next one on."""
+        self._links.decided(unit, codecs)
         self.executor.decide(unit, scale)
-        self._coding.decided(unit, applied=True)
-        if codecs is not None:
-            self._coding.set(codecs)
-        early, self._early = self._early, []
-        for parcel in early:
-            self.receive(parcel)
 
     def give_state(self) -> None:
         """Hand out copies of all owned tensors that training changes."""
@@ -152,6 +183,10 @@ class _Job(Generic[Array]):
                 digest = hashlib.sha256(buffer).digest()
                 self._emit(OutgoingState(self._attempt, number, name, buffer, digest))
         self._emit(StateGiven(self._attempt))
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()
 
 
 _ENDING = "ending a job"
@@ -174,6 +209,7 @@ class ComputeThread(threading.Thread):
         self._chore_seconds = math.inf
         self._state_size = 0
         self.stopwatch = Stopwatch()
+        self._codecs = CodecThread()
         self._job: _Job[Any] | None = None
         self._attempt: Attempt = ("", -1)
         self._began = False
@@ -199,8 +235,12 @@ class ComputeThread(threading.Thread):
         self._post(attempt, "beginning", self._begin)
 
     def receive(self, attempt: Attempt, parcel: Parcel[Coded]) -> None:
-        """A value or gradient has come for a segment here."""
-        self._post(attempt, "taking a value in", lambda: self._current.receive(parcel))
+        """A value or gradient has come for a segment here; what a codec wrote is read beside what runs."""
+        job = self._job
+        if job is not None and job.is_coded and attempt == self._attempt:
+            job.receive(parcel)
+        else:
+            self._post(attempt, "taking a value in", lambda: self._current.receive(parcel))
 
     def decide(
         self, attempt: Attempt, unit: int, scale: float, codecs: Sequence[LinkCodec] | None = None
@@ -221,6 +261,13 @@ class ComputeThread(threading.Thread):
         self._calls.put(None)
 
     def run(self) -> None:
+        self._codecs.start()
+        try:
+            self._serve()
+        finally:
+            self._codecs.close()
+
+    def _serve(self) -> None:
         while True:
             busy = self._began and self._run_next()
             for call in self._pending(wait=not busy):
@@ -283,8 +330,9 @@ class ComputeThread(threading.Thread):
         self._attempt = (load.job, load.attempt)
         try:
             self._job = _Job(
-                self._worker, load, intake, self._memory_bytes, self._backend, self._emit, limits
-            )
+                self._worker, load, intake, self._memory_bytes, self._backend, self._emit, limits,
+                self._codecs, partial(self._post, self._attempt),
+            )  # fmt: skip
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))
         else:

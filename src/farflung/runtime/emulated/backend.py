@@ -37,9 +37,10 @@ class EmulatedBackend:
         return self._device.tflops
 
     def allocate(self, size: int) -> memoryview:
-        if size > len(self._received):
-            self._received = memoryview(bytearray(size))
-        return self._received[:size]
+        received = self._received
+        if size > len(received):
+            self._received = received = memoryview(bytearray(size))
+        return received[:size]
 
     def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Payload:
         return Payload(len(buffer))
@@ -62,4 +63,4 @@ class EmulatedBackend:
     ) -> EmulatedCoding:
         from farflung.runtime.emulated.coding import EmulatedCoding  # with numpy, by way of the codecs
 
-        return EmulatedCoding(worker, plan, training, segments, self._device)
+        return EmulatedCoding(worker, plan, training, segments, EmulatedDevice(self._device.tflops))

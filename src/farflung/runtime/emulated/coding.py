@@ -16,7 +16,7 @@ HEADER_BYTES = 8
 
 
 class EmulatedCoding:
-    """See `runtime.coding.Coding`. A codec takes a core of the host, as it does where devices are real."""
+    """See `runtime.coding.Coding`. A codec takes time beside the device, as where devices are real."""
 
     def __init__(
         self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], device: EmulatedDevice

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from torch import Tensor
 import farflung
 from farflung.client.check import capture_shapes
 from farflung.opdag import wire
-from farflung.plan import CodecWishes, LinkWish, Wishes, read_plan
+from farflung.plan import CodecWishes, LinkWish, Topology, Wishes, WorkerSpec, read_plan
 from farflung.planner import plan_graph
 from farflung.planner.compression.fixed import fixed
 from farflung.runtime.check import named_state, received
@@ -116,3 +118,23 @@ def test_what_cannot_be_is_one_line(fleet: Fleet, wishes: CodecWishes, words: st
     summary, _, _ = fleet.run(job("gpt", "dense"), WORKERS, Wishes(codecs=wishes))
     assert summary.state == "failed"
     assert words in summary.reason and "\n" not in summary.reason
+
+
+def test_a_codec_that_costs_held_out_loss_is_relaxed_and_the_log_says_why(fleet: Fleet) -> None:
+    """By the table int8 loses nothing, so a budget of nothing allows it; evaluated it does lose something."""
+    ids = [f"worker-{number}" for number in range(WORKERS)]
+    slow = tuple((0.05,) * WORKERS for _ in ids)
+    still = tuple((0.0,) * WORKERS for _ in ids)
+    net = Topology(tuple(WorkerSpec(id, "", 1.0, 1.0) for id in ids), still, slow)
+    declared = job("gpt", "dense")
+    declared = dataclasses.replace(declared, validation=declared.data)
+    wishes = Wishes(topology=net, codecs=CodecWishes("auto", max_loss_gap=0.0))
+    summary, _, folder = fleet.run(declared, WORKERS, wishes)
+    assert summary.state == "done", summary.reason
+    assert "int8" in {link.codec for link in read_plan(folder).codecs}
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    found = [event for event in map(json.loads, lines) if event["event"] == "codecs"]
+    first = found[0]["changes"][0]
+    assert "held-out loss after step 0" in first["reason"] and "the budget is 0 %" in first["reason"]
+    assert first["codec"] in ("bf16", "dense")
+    assert summary.validation_loss is not None and summary.validation_loss_with_codecs is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,12 @@ class Prepared:
     def training(self) -> Training:
         """How the job is trained, as workers and broker are told."""
         return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
+
+    def written_by(self, codec: str) -> Prepared:
+        """The same, with another codec in place of the job's: what is evaluated how often depends on it."""
+        if codec == self.job.codec:
+            return self
+        return replace(self, job=replace(self.job, codec=codec))
 
 
 def prepare(job: Job, workers: int = 0, tell: Tell = silently) -> Prepared:

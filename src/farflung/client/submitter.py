@@ -97,11 +97,11 @@ class Submitter:
         wishes: Wishes = NO_WISHES,
         closed: bool = False,
     ) -> None:
-        self._prepared = prepared
+        codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
+        self._prepared = prepared = prepared.written_by(codecs.every)
         self._identity = identity
         self._workers = workers
         self._on = list(on)
-        codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._closed = closed
         self._timeouts = timeouts or Timeouts()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from farflung.data import Collate, collate
 from farflung.errors import CodecError, JobError
 from farflung.opdag.precision import Precision
-from farflung.plan.codec_policy import policy_of
+from farflung.plan.codec_policy import is_auto, policy_of
 from farflung.plan.rung import DENSE, Rung
 from farflung.plan.wishes import MAX_LOSS_GAP
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
@@ -166,7 +166,7 @@ class Job:
             clip=self.clip,
             validate_every=self.validate_every,
             validation_microbatches=self.validation_microbatches,
-            validate_twice=bool(self.validation_microbatches) and self.codec.partition(":")[0] == "auto",
+            validate_twice=bool(self.validation_microbatches) and is_auto(self.codec),
             precision=self.precision,
         )
 

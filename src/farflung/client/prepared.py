@@ -13,6 +13,7 @@ from farflung.client.job import Job
 from farflung.client.telling import Tell, silently
 from farflung.errors import CaptureError
 from farflung.opdag.graph import Graph
+from farflung.plan.codec_policy import is_auto
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Prepared:
         return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
 
     def written_by(self, codec: str) -> Prepared:
-        """The same, with another codec in place of the job's: what is evaluated how often depends on it."""
-        if codec == self.job.codec:
+        """The same, with another codec in place of the job's if that changes what is evaluated how often."""
+        if is_auto(codec) == is_auto(self.job.codec):
             return self
         return replace(self, job=replace(self.job, codec=codec))
 

@@ -76,6 +76,11 @@ def policy_of(text: str) -> CodecPolicy | None:
     return CodecPolicy("adatopk" if kind == "adatopk" else "uniform", ratio)
 
 
+def is_auto(text: str) -> bool:
+    """Whether codecs are chosen while the job runs."""
+    return text.partition(":")[0] == "auto"
+
+
 def _roughest(text: str) -> str:
     name = Rung.of(text).name
     if name not in LADDER:

@@ -64,10 +64,11 @@ def join(
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     _check_line(up, down)
-    from farflung.runtime.frameworks import backend_called
+    from farflung.runtime.frameworks import backend_called, checked
 
-    computes = backend_called(backend, tflops)
+    checked(backend, tflops)
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
+    computes = backend_called(backend, tflops)  # last: a framework takes seconds to import
     from farflung.protocol.worker import HomeLine
     from farflung.worker.service import WorkerOptions, run
 

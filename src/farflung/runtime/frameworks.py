@@ -58,6 +58,23 @@ def chosen(backend: str) -> str:
     return backend
 
 
+def checked(name: str, tflops: float | None) -> str:
+    """What `backend_called` would make, seen before a framework is imported, which takes seconds.
+
+    Raises
+    ------
+    JobError
+        As `backend_called` does.
+    """
+    backend = chosen(name)
+    if backend == EMULATED:
+        if tflops is None or not 0 < tflops < math.inf:
+            raise JobError(f"an emulated device needs --tflops, a number above 0, found {tflops}")
+    elif tflops is not None:
+        raise JobError(f"--tflops is for --backend emulated: {backend} computes as fast as it can")
+    return backend
+
+
 def backend_called(name: str, tflops: float | None = None) -> AnyBackend:
     """A backend by name; `tflops` is what an emulated device sustains, and for no other.
 
@@ -66,15 +83,12 @@ def backend_called(name: str, tflops: float | None = None) -> AnyBackend:
     JobError
         There is no such backend, its framework is not installed, or `tflops` is missing or out of place.
     """
-    backend = chosen(name)
+    backend = checked(name, tflops)
     if backend == EMULATED:
-        if tflops is None or not 0 < tflops < math.inf:
-            raise JobError(f"an emulated device needs --tflops, a number above 0, found {tflops}")
+        assert tflops is not None
         from farflung.runtime.emulated.backend import EmulatedBackend
 
         return EmulatedBackend(tflops)
-    if tflops is not None:
-        raise JobError(f"--tflops is for --backend emulated: {backend} computes as fast as it can")
     if backend == "jax":
         from farflung.runtime.jax_backend.backend import JaxBackend
 

@@ -63,8 +63,7 @@ class Coding:
         self._recipes: dict[str, Recipe] = {name: recipe(name) for name in training.codecs}
         here = list(segments)
         self._book = LinkBook(worker, plan, training, here)
-        self._inputs = _fed(plan, here)
-        self._keys = RowKeys(KEYS) if _subtracts(training.codecs) else None
+        self._keys = RowKeys(KEYS, plan, here) if _subtracts(training.codecs) else None
         self._seed = training.seed
         self._keeps_masks = _masks_matter(training.codecs)
         self._units = UnitWindow(training.units())
@@ -203,12 +202,12 @@ class Coding:
     def _keys_of(self, parcel: AnyParcel) -> Keys | None:
         if self._keys is None:
             return None
-        return self._keys.of((parcel.unit, parcel.microbatch), self._book.forms[way_of(parcel)].rows)
+        rows = self._book.forms[way_of(parcel)].rows
+        return self._keys.of((parcel.unit, parcel.microbatch), parcel.source, rows)
 
     def _note_input(self, parcel: AnyParcel, data: memoryview) -> None:
-        dtype = self._inputs.get((parcel.target, parcel.value))
-        if self._keys is not None and parcel.source == FEEDER and dtype is not None:
-            self._keys.fed((parcel.unit, parcel.microbatch), parcel.value, data, dtype)
+        if self._keys is not None and parcel.source == FEEDER:
+            self._keys.fed((parcel.unit, parcel.microbatch), parcel.target, parcel.value, data)
 
     def _note_keys(self, parcel: AnyParcel, name: str, data: memoryview, form: Form) -> None:
         """What was read with keys leaves them to what is written next."""
@@ -217,7 +216,9 @@ class Coding:
             return
         keys = sent_keys(data, form.rows, memory.keys)
         if keys is not None:
-            self._keys.read((parcel.unit, parcel.microbatch), parcel.source, parcel.value, keys)
+            self._keys.read(
+                (parcel.unit, parcel.microbatch), parcel.source, parcel.value, parcel.target, keys
+            )
 
     def _remember(self, parcel: AnyParcel, mask: Mask | None) -> None:
         if mask is not None and self._keeps_masks and not parcel.gradient and self._unit(parcel).train:
@@ -259,16 +260,6 @@ def _masks_matter(codebook: Sequence[str]) -> bool:
 
 def _subtracts(codebook: Sequence[str]) -> bool:
     return any(isinstance(recipe(name).memory, Reference) for name in codebook)
-
-
-def _fed(plan: Plan, segments: Sequence[Segment]) -> dict[tuple[int, int], str]:
-    """Of each model input that comes to a segment here, its type: by segment and value."""
-    here = {segment.number: segment for segment in segments}
-    return {
-        (edge.target, edge.value): here[edge.target].values[edge.value].dtype
-        for edge in plan.edges
-        if edge.source == FEEDER and edge.target in here
-    }
 
 
 def _over(memory: memoryview, form: Form) -> np.ndarray:

@@ -1,50 +1,61 @@
 """Which key each row of a microbatch has, for codecs that subtract the mean of a key's rows.
 
-A key is a whole number that the model is fed, such as a token, less all multiples of how many keys there are.
-Who is fed it knows it, and everybody else by what comes written with keys: they go along a chain of links
-that are all written so.
+A key is a whole number that the model is fed and looks up in an embedding, such as a token, less all
+multiples of how many keys there are. Who is fed it knows it, and everybody else by what comes written with
+keys: they go along a chain of links that are all written so. A segment's rows have the keys of what it was
+made from, and all of that was there before the segment ran: what came when makes no difference.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.codec.running_mean import Keys
+from farflung.opdag.graph import Ref
+from farflung.opdag.segment import Segment
+from farflung.plan import FEEDER, Plan
 
 Place: TypeAlias = tuple[int, int]  # unit, microbatch
-_Origin: TypeAlias = tuple[int, int, int]  # whether fed, source segment, value
+_Origin: TypeAlias = tuple[int, int, int, int]  # whether fed, source segment, value, segment here
 
+_EMBEDDING = "aten.embedding.default"
 _WHOLE: dict[str, type[np.integer]] = {"int64": np.int64, "int32": np.int32, "int16": np.int16}
 
 
 class RowKeys:
     """Of one worker, until their unit is over; `keys` is how many there are, at most 256."""
 
-    def __init__(self, keys: int) -> None:
+    def __init__(self, keys: int, plan: Plan, segments: Sequence[Segment]) -> None:
         self._keys = keys
         self._known: dict[Place, dict[_Origin, NDArray[np.uint8]]] = {}
+        self._looked_up = {
+            (s.number, value): s.values[value].dtype for s in segments for value in looked_up(s)
+        }
+        self._before = _before(plan, {segment.number for segment in segments})
 
-    def fed(self, place: Place, value: int, data: memoryview, dtype: str) -> None:
-        """A model input has come; nothing is learned from one that is no whole numbers."""
-        if dtype in _WHOLE:
+    def fed(self, place: Place, segment: int, value: int, data: memoryview) -> None:
+        """A model input has come for a segment; those that it does not look up are no keys."""
+        if (dtype := self._looked_up.get((segment, value))) in _WHOLE:
             numbers = np.frombuffer(data, _WHOLE[dtype])
-            self._put(place, (1, -1, value), numbers % self._keys)
+            self._put(place, (1, FEEDER, value, segment), numbers % self._keys)
 
-    def read(self, place: Place, source: int, value: int, keys: Keys) -> None:
-        """A segment's value has come with keys."""
-        self._put(place, (0, source, value), keys)
+    def read(self, place: Place, source: int, value: int, segment: int, keys: Keys) -> None:
+        """A segment's value has come for `segment` with keys."""
+        self._put(place, (0, source, value, segment), keys)
 
-    def of(self, place: Place, rows: int) -> Keys | None:
-        """The keys of a value with so many rows, if there are so many.
+    def of(self, place: Place, segment: int, rows: int) -> Keys | None:
+        """The keys of what `segment` has made with so many rows, if it was made from so many.
 
-        Those that came with values go before inputs, and lower numbers before higher ones, so that it does
-        not matter what came first.
+        Those that came with values go before inputs, and lower numbers before higher ones.
         """
-        known = sorted(self._known.get(place, {}).items())
-        return next((keys.astype(np.int64) for _, keys in known if len(keys) == rows), None)
+        before = self._before.get(segment, frozenset())
+        known = self._known.get(place, {}).items()
+        mine = sorted((origin, keys) for origin, keys in known if origin[3] in before)
+        return next((keys.astype(np.int64) for _, keys in mine if len(keys) == rows), None)
 
     def forget(self, unit: int) -> None:
         """Units up to this one are over."""
@@ -57,3 +68,27 @@ class RowKeys:
 
     def _put(self, place: Place, origin: _Origin, keys: NDArray[np.integer]) -> None:
         self._known.setdefault(place, {})[origin] = keys.astype(np.uint8)
+
+
+def looked_up(segment: Segment) -> set[int]:
+    """The model inputs that an embedding of the segment looks up, through what only reshapes them."""
+    inputs = {one.value for one in segment.inputs if one.kind == "input"}
+    made = {node.outputs[0]: node for node in segment.nodes}
+    found = set()
+    for node in segment.nodes:
+        value = node.arguments.get("indices") if node.op == _EMBEDDING else None
+        while isinstance(value, Ref) and value.id not in inputs:
+            reads = made[value.id].reads() if value.id in made else []
+            value = Ref(reads[0]) if len(reads) == 1 else None
+        if isinstance(value, Ref):
+            found.add(value.id)
+    return found
+
+
+def _before(plan: Plan, here: set[int]) -> dict[int, frozenset[int]]:
+    """Of each segment here, the segments here that it is made from, by ways that never leave, and itself."""
+    before: dict[int, frozenset[int]] = {}
+    for segment in sorted(here):
+        sources = {edge.source for edge in plan.edges if edge.target == segment and edge.source in before}
+        before[segment] = frozenset({segment}).union(*(before[source] for source in sources))
+    return before

@@ -58,7 +58,8 @@ def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
     whole = gradients.isdisjoint(segment.receives)
     returned = sum(sizes[value] for value in segment.sends if value in gradients)
     left = returned if whole else max(returned, float(tape.left.sum()))
-    waiting = max(float(tape.kept.sum()) + returned, left)
+    goes_on = not whole and runs_back_at_once(segment)
+    waiting = left if goes_on else max(float(tape.kept.sum()) + returned, left)
     ahead = tape.forward_peak_bytes()
     running = max(ahead, tape.backward_peak_bytes(whole) + returned, waiting)
     mine = [entry for entry in state if entry.name in owned]

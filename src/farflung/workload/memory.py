@@ -64,6 +64,8 @@ class Memory:
         repeated = np.maximum(made - (self._tape[stop] - self._tape[row]) - sent, 0.0)
         left = np.maximum(returned, self._left[stop] - self._left[row] + repeated)
         waiting = np.where(whole, made + returned, np.maximum(made + returned, left))
+        if stop == len(workload):  # here the loss is, which waits for no gradient
+            waiting = np.where(whole, waiting, left)
         beside = repeated - self._tape[row] - earlier
         ahead = np.maximum(ahead + beside, _most_after(workload.live.recomputing[row]))
         running = np.maximum(np.maximum(ahead, back + returned + beside), waiting)

@@ -65,6 +65,17 @@ def test_an_older_run_is_set_aside_and_kept(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.1" / "summary.json").read_text())["state"] == "done"
 
 
+def test_a_run_without_a_step_gives_an_older_one_its_name_back(tmp_path: Path) -> None:
+    for steps in (1, 0):
+        run = RunFolder.create(tmp_path / "run")
+        for step in range(steps):
+            run.add_step(row(step + 1))
+        assert run.give_way() is (steps == 0)
+        run.close()
+    assert run.path == tmp_path / "run.2" and not (tmp_path / "run.1").exists()
+    assert [entry["step"] for entry in lines(tmp_path / "run" / "metrics.jsonl")] == [1]
+
+
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     first = RunFolder.create(tmp_path / "run")
     for refuse in (RunFolder.check, RunFolder.create):

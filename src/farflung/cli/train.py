@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from farflung.client.prepared import Prepared
     from farflung.client.records import Summary
     from farflung.client.run_folder import RunFolder
+    from farflung.client.submitter import Submitter
     from farflung.opdag.precision import Precision
     from farflung.transport.identity import Identity
 
@@ -96,11 +97,14 @@ def train(
         _require_able(prepared, place)
     run = _run_folder(path)
     observer = _observer(prepared, as_json)
+    from farflung.client.submitter import CANCELLED, STOPPED_AT_ONCE
+
     try:
         summary = asyncio.run(_trained(prepared, run, observer, place, identity))
+        if summary.state == CANCELLED:
+            _give_way(run)
     except asyncio.CancelledError:
-        from farflung.client.submitter import STOPPED_AT_ONCE
-
+        _give_way(run)
         raise RunInterrupted(STOPPED_AT_ONCE) from None
     finally:
         observer.close()
@@ -124,7 +128,8 @@ async def _admitted(folder: Path, broker: str | None, token: str | None) -> Iden
     note(f"asking the broker at {identity.broker} for its workers")
     status = await ask_status(identity)
     idle = len(status.backup_pool)
-    note(f"it has {counted(len(status.workers), 'worker')}, {idle} of them idle")
+    has = f"it has {counted(len(status.workers), 'worker')}, {idle} of them idle"
+    note(has if status.workers else "no worker has joined it yet")
     return identity
 
 
@@ -188,6 +193,12 @@ def _run_folder(path: Path) -> RunFolder:
     return run
 
 
+def _give_way(run: RunFolder) -> None:
+    """Leave the name to the older run that had it, if this one was ended before its first step was done."""
+    if run.give_way():
+        note(f"no step was done: what it wrote is in {run.path}, and the older run has its name back")
+
+
 def _observer(prepared: Prepared, as_json: bool) -> Observer:
     from farflung.cli.live import LiveObserver
     from farflung.cli.plain import PlainObserver, is_terminal
@@ -210,6 +221,17 @@ async def _trained(
     note(f"{start}: {shares}" if shares else start)
     async with fleet:
         return await _until_interrupted(prepared, fleet.identity, run, observer, place, fleet.watch)
+
+
+def _what_comes_home(prepared: Prepared, submitter: Submitter) -> str:
+    if prepared.emulated:
+        return ""
+    tally = submitter.books.tally
+    if tally.loading_seconds is None:
+        return ": no step has begun, so no weights come home"
+    if not tally.steps:
+        return ": no step is done yet, so the weights come home as they were"
+    return ": the weights of the last applied step come home first"
 
 
 async def _until_interrupted(
@@ -239,8 +261,7 @@ async def _until_interrupted(
     )
 
     def first() -> None:
-        weights = "" if prepared.emulated else ": the weights of the last applied step come home first"
-        note(f"stopping{weights} (Ctrl-C again ends at once)")
+        note(f"stopping{_what_comes_home(prepared, submitter)} (Ctrl-C again ends at once)")
         submitter.stop("stopped by the user")
 
     task = asyncio.create_task(submitter.run())

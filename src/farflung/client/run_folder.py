@@ -38,6 +38,7 @@ class RunFolder:
     def __init__(self, path: Path, previous: Path | None) -> None:
         self.path = path
         self.previous = previous
+        self._has_steps = False
         with self._guarded():
             self._events = JsonLines(path / EVENTS)
             self._metrics = JsonLines(path / METRICS)
@@ -89,6 +90,7 @@ class RunFolder:
         """Append one training step to `metrics.jsonl`."""
         with self._guarded():
             self._metrics.append(msgspec.json.encode(row))
+        self._has_steps = True
 
     def add_event(self, at: float, event: str, **facts: Any) -> None:
         """Append one event to `events.jsonl`; `at` is in Unix seconds."""
@@ -102,6 +104,18 @@ class RunFolder:
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
         self._write(SUMMARY, summary)
+
+    def give_way(self) -> bool:
+        """Give the older run its name back, if there is one and this has no step; whether that was done."""
+        if self._has_steps or self.previous is None:
+            return False
+        name, free = self.path, _free_beside(self.path)
+        with self._guarded():
+            name.rename(free)
+            self.path = free
+            self.previous.rename(name)
+        self.previous = None
+        return True
 
     def close(self) -> None:
         """Close the files; the next run may take the folder's name."""
@@ -148,10 +162,16 @@ def _set_aside(path: Path) -> Path | None:
     """Move an older run out of the way; None if there is none."""
     if not _is_run(path):
         return None
+    target = _free_beside(path)
+    path.rename(target)
+    return target
+
+
+def _free_beside(path: Path) -> Path:
+    """The next free name beside a folder: `gpt.1`."""
     number = 1
     while (target := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
-    path.rename(target)
     return target
 
 

@@ -136,6 +136,16 @@ def test_what_the_fleet_measured_is_planned_on_and_what_it_assumed_is_told() -> 
     assert answer.prediction.step_seconds > 0 and "busy" in answer.prediction.bottleneck
 
 
+@pytest.mark.parametrize(("tflops", "brief"), [(1.0, True), (1e-9, False)])
+def test_a_step_of_nearly_nothing_is_not_promised_without_a_word(tflops: float, brief: bool) -> None:
+    slow = fleet("a", "b")
+    workers = tuple(msgspec.structs.replace(worker, tflops=tflops) for worker in slow.workers)
+    known = Measured(msgspec.structs.replace(slow, workers=workers), ())
+    answer = answered(tower(), training(microbatch_size=4), "a", "b", measured=known)
+    assert isinstance(answer, PlanMade) and answer.prediction is not None
+    assert any("no device needs 1 ms for a microbatch" in note for note in answer.prediction.notes) is brief
+
+
 def test_a_topology_of_the_jobs_own_counts_more_than_what_was_measured() -> None:
     slow, wishes = fleet("a", "b", mbps=0.01), Wishes("equal-compute", fleet("c", "b", "a"))
     job = training(microbatch_size=4)

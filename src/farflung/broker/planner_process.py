@@ -38,6 +38,7 @@ from farflung.planner.schedulers import scheduler
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
+from farflung.simulator.brief import brief_notes
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
 
@@ -149,7 +150,9 @@ def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction
     joined, parted = joined_part(topology)
     simulation = simulate(made.plan, joined, conditions)
     used = set(made.plan.workers())
-    notes = [*schedule.notes, *recomputing_notes(made.plan), *question.assumed]
+    busy = max((load.share for load in simulation.loads if load.kind == "device"), default=0.0)
+    brief = brief_notes(busy, simulation.step_seconds, made.plan.microbatches)
+    notes = [*schedule.notes, *recomputing_notes(made.plan), *brief, *question.assumed]
     return made, Prediction(
         scheduler=schedule.scheduler,
         step_seconds=simulation.step_seconds,

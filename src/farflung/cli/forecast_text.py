@@ -12,7 +12,6 @@ from farflung.wording import counted
 if TYPE_CHECKING:
     from farflung.planner.advice.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
 
-BRIEF_SECONDS = 1e-3
 MOST_ROWS = 24
 MOST_LINKS = 8
 
@@ -64,11 +63,11 @@ def expected_lines(found: Expected) -> Iterator[str]:
 
 def _brief_tasks(found: Forecast | Expected) -> list[str]:
     """What is not simulated weighs more than what is, where tasks are short."""
-    busiest = max((row.busy for row in found.workers), default=0.0) * found.step_seconds
-    if busiest >= BRIEF_SECONDS * found.microbatches:
-        return []
-    words = "only arithmetic and messages are counted; no device needs 1 ms for a microbatch,"
-    return wrapped("note", f"{words} so what Python takes beside it may be longer")
+    from farflung.simulator.brief import brief_notes
+
+    busy = max((row.busy for row in found.workers), default=0.0)
+    notes = brief_notes(busy, found.step_seconds, found.microbatches)
+    return [line for words in notes for line in wrapped("note", words)]
 
 
 def rate(mbps: float) -> str:

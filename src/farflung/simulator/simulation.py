@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+BUSY = 0.2
+"""Of a step; what works for less of it holds nothing up."""
+
 Kind = Literal["forward", "backward", "accumulate", "gradient", "activation", "state"]
 
 
@@ -66,4 +69,5 @@ class Simulation:
 
     def line(self) -> str:
         """The bottleneck in words."""
-        return f"{self.bottleneck.name}, busy {self.bottleneck.share:.0%}"
+        busiest = f"{self.bottleneck.name}, busy {self.bottleneck.share:.0%}"
+        return busiest if self.bottleneck.share >= BUSY else f"latency and waiting; the busiest is {busiest}"

@@ -1,0 +1,16 @@
+"""What is not simulated, and when it weighs more than what is."""
+
+from __future__ import annotations
+
+BRIEF_SECONDS = 1e-3
+
+
+def brief_notes(busy: float, step_seconds: float, microbatches: int) -> list[str]:
+    """A note where the busiest device computes for less than 1 ms a microbatch, else nothing.
+
+    It computes for the part `busy` of a step.
+    """
+    if busy * step_seconds >= BRIEF_SECONDS * microbatches:
+        return []
+    words = "only arithmetic and messages are counted; no device needs 1 ms for a microbatch,"
+    return [f"{words} so what Python takes beside it may be longer"]

@@ -27,6 +27,8 @@ def loaded(program: str) -> set[str]:
         "from farflung.cli.main import run; run(['status', '--folder', '/nonexistent'])",
         "from farflung.cli.main import run; run(['lab', 'list'])",
         "from farflung.cli.main import run; run(['topology', 'show', 'lan'])",
+        # A mistyped token is told before a framework is imported.
+        "from farflung.cli.main import run; run(['join', '127.0.0.1:7', '--token', 'bogus'])",
         "import farflung.client.inquiry",
         "import farflung.broker.service",
         # A worker needs the framework of its backend only.

@@ -73,6 +73,7 @@ def plan(
     """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
     from farflung.cli.forecast_text import forecast_lines
     from farflung.client.planning import plan as planned
+    from farflung.client.planning import require_possible
     from farflung.planner.assignment import Options
     from farflung.planner.schedulers import scheduler as scheduler_called
 
@@ -80,14 +81,16 @@ def plan(
         raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
     if fleet == (topology is not None):
         raise PlanError("--topology FILE (or a testbed's name) or --fleet, one of the two, must say for whom")
+    codecs = the_codecs(codec)
+    number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
+    scheduler_called(scheduler)
+    looks_at = Options.budget if budget is None else budget
     if fleet:
         where, told = fleet_topology(broker, token, folder)
         reached, assumed = the_efficiency(efficiency, measured=True), told.assumed
     else:
         where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
-    codecs = the_codecs(codec)
-    number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
-    scheduler_called(scheduler)
+    require_possible(where, workers or None, looks_at, seed)
     loaded = read_job(job, precision=computing, codec=codecs.every)
     with searching() as tell, quietly():
         found = planned(
@@ -100,7 +103,7 @@ def plan(
             recompute=when,
             codecs=codecs.wishes,
             profile=profile,
-            budget=Options.budget if budget is None else budget,
+            budget=looks_at,
             seed=seed,
             what_if=not no_what_if,
             tell=tell,

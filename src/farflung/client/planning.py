@@ -95,7 +95,7 @@ def plan(
     require_known(codecs, fleet.ids, codecs.codebook)
     search = scheduler_for(codecs, scheduler_called(scheduler), conditions)
     number_of(job, microbatches)
-    _require_possible(fleet, workers, budget, seed)
+    require_possible(fleet, workers, budget, seed)
     tell("capturing the model")
     model = model_of(job, microbatches, profile)
     fleet, out = _able(fleet, model, workers or 0)
@@ -200,7 +200,7 @@ def _topology(topology: Topology | Path | str) -> Topology:
     return find_topology(topology) if isinstance(topology, str) else read_topology(topology)
 
 
-def _require_possible(fleet: Topology, workers: int | None, budget: int, seed: int) -> None:
+def require_possible(fleet: Topology, workers: int | None, budget: int, seed: int) -> None:
     """What can be seen before a model is captured."""
     if workers is not None and workers < 1:
         raise PlanError(f"a plan uses at least 1 worker, found workers {workers}")

@@ -11,7 +11,7 @@ import typer
 from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
 from farflung.cli.output import note, print_json, size
 from farflung.cli.quiet import quietly
-from farflung.cli.searching import shown_live
+from farflung.cli.searching import searching
 from farflung.errors import CaptureError
 from farflung.wording import counted
 
@@ -44,7 +44,7 @@ def capture(
     from farflung.client.check import capture_job
 
     try:
-        with shown_live() as tell, quietly():
+        with searching() as tell, quietly():
             captured = capture_job(declared, tell)
             profiled = _profile(declared, captured, profile) if profile else None
             made = report_of(declared, captured, report, profiled)
@@ -102,10 +102,18 @@ def _details(declared: Job, captured: Capture, made: CaptureReport) -> Iterator[
     yield f"{counted(len(made.cuts), 'place')} to cut; {size(least)} to {size(most)} of a microbatch cross:"
     yield f"  {sparkline(crossing, legal)}"
     for division in made.divisions or ():
-        yield (
-            f"in {division.segments} parts {size(division.forward_bytes)} cross, cut in"
-            f" {', '.join(name or 'the model itself' for name in division.modules)}"
-        )
+        places = [_place(captured, at) for at in division.positions]
+        yield f"in {division.segments} parts {size(division.forward_bytes)} cross, cut in {', '.join(places)}"
+
+
+def _place(captured: Capture, position: int) -> str:
+    """The module that a cut is in; of the model's own lines, behind which module they are."""
+    nodes = captured.graph.nodes
+    if module := captured.origins[nodes[position].number].module:
+        return module
+    before = (captured.origins[node.number].module for node in reversed(nodes[:position]))
+    behind = next((module for module in before if module), "")
+    return f"the model's own forward behind {behind}" if behind else "the model's own forward"
 
 
 def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.lab_up import DEFAULT_NAME, LabName
+from farflung.cli.lab_up import RunningName
 from farflung.cli.output import note, print_json, size
 
 if TYPE_CHECKING:
     from farflung.lab.stats import Stats
+
+NOT_FOUND = 127
+"""What shells say of a command that is not there."""
 
 Rate = Annotated[float | None, typer.Option("--mbps", help="Mbit/s.")]
 Source = Annotated[str, typer.Argument(metavar="A", help="A node.")]
@@ -30,7 +34,7 @@ def change(
     both: Annotated[bool, typer.Option("--both", help="Both directions.")] = False,
     up_mbps: Annotated[float | None, typer.Option("--up-mbps", help="Of A's line, without B.")] = None,
     down_mbps: Annotated[float | None, typer.Option("--down-mbps", help="Of A's line, without B.")] = None,
-    name: LabName = DEFAULT_NAME,
+    name: RunningName = None,
 ) -> None:
     """Change the direction from A to B of a running lab, or the line of A; what is not named stays."""
     from msgspec import UNSET
@@ -56,7 +60,7 @@ def change(
         )
 
 
-def cut(first: Source, second: Other = None, name: LabName = DEFAULT_NAME) -> None:
+def cut(first: Source, second: Other = None, name: RunningName = None) -> None:
     """Let nothing pass between A and B, both ways; without B, between A and all others."""
     from farflung.lab.running import find
 
@@ -66,7 +70,7 @@ def cut(first: Source, second: Other = None, name: LabName = DEFAULT_NAME) -> No
 def heal(
     first: Annotated[str | None, typer.Argument(metavar="[A]", help="A node. [default: all]")] = None,
     second: Other = None,
-    name: LabName = DEFAULT_NAME,
+    name: RunningName = None,
 ) -> None:
     """Undo cuts: between A and B, of A, or all."""
     from farflung.lab.running import find
@@ -75,7 +79,7 @@ def heal(
 
 
 def stats(
-    name: LabName = DEFAULT_NAME,
+    name: RunningName = None,
     reset: Annotated[bool, typer.Option("--reset", help="Then count from zero again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
@@ -92,12 +96,15 @@ def stats(
 def execute(
     node: Annotated[str, typer.Argument(metavar="NODE", help="In which node.")],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="With its arguments.")],
-    name: LabName = DEFAULT_NAME,
+    name: RunningName = None,
 ) -> None:
     """Run a command in a node of a running lab."""
     from farflung.lab.running import find
 
     argv = find(name).command(node, command)
+    if shutil.which(command[0]) is None:
+        note(f"error: there is no command {command[0]!r} here: nodes have this machine's, give its path")
+        raise typer.Exit(NOT_FOUND)
     os.execvp(argv[0], argv)  # its signals and its exit code are the command's own
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from farflung.lab.network import Network
 
 LabName = Annotated[str, typer.Option("--name", help="Which lab; several may run under different names.")]
+RunningName = Annotated[
+    str | None, typer.Option("--name", help="Which lab. [default: lab, else the only one that runs]")
+]
 DEFAULT_NAME = "lab"
 INTERRUPTED = 130
 
@@ -45,7 +48,7 @@ def up(
         raise
 
 
-def down(name: LabName = DEFAULT_NAME) -> None:
+def down(name: RunningName = None) -> None:
     """Take a lab down, with all that runs in it; remove what a lab left that was killed."""
     from farflung.lab.machine import check_machine
     from farflung.lab.registry import clean_stale
@@ -53,11 +56,12 @@ def down(name: LabName = DEFAULT_NAME) -> None:
 
     check_machine()
     cleaned = clean_stale()
-    if name in cleaned:
-        note(f"lab {name} had been killed; what it left is removed")
+    if killed := [lab for lab in cleaned if name in (None, lab)]:
+        note(f"lab {', '.join(killed)} had been killed; what it left is removed")
         return
-    find(name).down()
-    note(f"lab {name} is down")
+    lab = find(name)
+    lab.down()
+    note(f"lab {lab.name} is down")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -105,4 +105,5 @@ def run(arguments: Sequence[str]) -> int:
 def _message(error: Exception) -> str:
     """What a usage error says, with the parameter it is about."""
     formatted = getattr(error, "format_message", None)
-    return str(formatted() if formatted else error).rstrip(".")
+    words = str(formatted() if formatted else error).rstrip(".")
+    return words.replace(": Value error, ", ": ", 1)  # how newer typers begin what is wrong with a choice

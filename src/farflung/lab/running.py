@@ -145,12 +145,21 @@ class RunningLab:
             return self._client.ask(request)
 
 
-def find(name: str = registry.DEFAULT_NAME) -> RunningLab:
-    """The lab of this name. Raises `LabError` if none runs, or this process may not use labs."""
+def find(name: str | None = None) -> RunningLab:
+    """The lab of this name; without one that called `lab`, else the only one there is.
+
+    Raises `LabError` if none runs, or this process may not use labs.
+    """
     check_machine()
+    name = _meant() if name is None else name
     registry.check_name(name)
     if not registry.socket_path(name).exists():
         names = ", ".join(registry.names())
         others = f"; there {'are' if ',' in names else 'is'} {names} (--name)" if names else ""
         raise LabError(f"no lab called {name} runs{others or ': farflung lab up TOPOLOGY'}")
     return RunningLab(name)
+
+
+def _meant() -> str:
+    names = registry.names()
+    return names[0] if len(names) == 1 else registry.DEFAULT_NAME

@@ -15,7 +15,7 @@ import pytest
 
 from farflung.cli.main import run
 from farflung.errors import LabError
-from farflung.lab import machine
+from farflung.lab import machine, registry, running
 from farflung.lab.machine import check_machine
 
 TOPOLOGY = {
@@ -86,6 +86,8 @@ def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
     assert found["b"]["local_address"] != found["b"]["address"]
     ping = ["exec", "--name", name, "b", "--", "ping", "-c", "1", "-W", "1", found["a"]["address"]]
     assert farflung(*ping).returncode == 0
+    unknown = farflung("exec", "--name", name, "b", "--", "nosuchcmd")
+    assert unknown.returncode == 127 and "no command 'nosuchcmd'" in unknown.stderr
     assert farflung("cut", "a", "b", "--name", name).stderr == "cut: a - b\n"
     assert "cut; 50 Mbit/s, 5 ms, queue 200 ms" in farflung("stats", "--name", name).stdout
     assert name in json.loads(farflung("list", "--json").stdout)["labs"]
@@ -113,6 +115,24 @@ def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
     assert lab.wait(WAIT_SECONDS) == 0
     assert lab.stderr is not None and lab.stderr.read() == f"lab {name} was taken down\n"
     assert rooms(name) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["mine"], "no lab called mine runs"),
+        (["mine", "yours"], "no lab called lab runs; there are mine, yours"),
+        ([], "no lab called lab runs: farflung lab up"),
+    ],
+)
+def test_without_a_name_the_only_lab_is_meant(
+    names: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "check_machine", lambda: None)
+    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(registry, "names", lambda: names)
+    with pytest.raises(LabError, match=words):
+        running.find()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])

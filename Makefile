@@ -10,8 +10,8 @@ export OMP_NUM_THREADS ?= 1
 setup: $(STAMP)
 
 # torch comes first and alone, as it is most of what is fetched. On Linux PyPI's brings CUDA: 526 MB and gigabytes of
-# NVIDIA packages. With PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu pip takes the CPU build in its
-# place: 2.13.0+cpu satisfies ==2.13.0 and counts as newer.
+# NVIDIA packages. With PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL pip takes one of those in its place:
+# 2.13.0+cpu satisfies ==2.13.0 and counts as newer.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"farflung needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
 	@echo "Making $(VENV), once. With what it downloads this takes some minutes; 1 of 3: PyTorch, the largest part"

@@ -29,7 +29,7 @@ from farflung.runtime.in_process import InProcessPipeline
 
 def coded_reference(course: Course, plan: Plan, folder: Path, tell: Callable[[str], None]) -> Reference:
     """Train `course` as `plan` cuts and writes it, or read what an earlier race of both left in `folder`."""
-    given = msgspec.json.encode((course, plan, torch.__version__, CODEC_FORMAT))
+    given = msgspec.json.encode((course, plan, str(torch.__version__), CODEC_FORMAT))
     key = hashlib.sha256(given).hexdigest()[:12]
     path = folder / f"coded-{key}.json"
     if path.exists():

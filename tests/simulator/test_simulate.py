@@ -193,4 +193,4 @@ def test_a_plan_over_a_link_that_leads_nowhere_is_refused() -> None:
 def test_a_plan_that_takes_no_time_has_a_bottleneck_all_the_same() -> None:
     found = simulate(chain([0.0], [], 2), topology([1.0]))
     assert found.step_seconds == 0
-    assert found.line() == "the device of w0, busy 0%"
+    assert found.line() == "latency and waiting; the busiest is the device of w0, busy 0%"

@@ -10,6 +10,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.sent = {"b": 100, "c": 30, "desk": 7}
+        self.rates = {"b": 1e6}
 
     @property
     def bytes_sent(self) -> int:
@@ -19,7 +20,7 @@ class Counters:
         return self.sent[peer]
 
     def rate_from(self, peer: str) -> float | None:
-        return {"b": 1e6}.get(peer)
+        return self.rates.get(peer)
 
 
 def test_each_unit_has_what_left_since_the_one_before() -> None:
@@ -34,3 +35,16 @@ def test_each_unit_has_what_left_since_the_one_before() -> None:
     assert first.links == [LinkBytes("b", 80, 20), LinkBytes("c", 8, 5, 1)]
     counters.sent["b"] += 3
     assert [link.wire_bytes for link in meter.fill(ready).links] == [3, 0]
+
+
+def test_a_rate_is_told_once_until_it_moves() -> None:
+    counters = Counters()
+    meter = Meter(counters)
+    meter.begin(frozenset({"b", "c"}))
+    ready = UnitReady("job-1", 1, 0, [], 0, [])
+    assert meter.fill(ready).rates == [WayRate("b", 1e6)]
+    assert meter.fill(ready).rates == []
+    counters.rates = {"b": 2e6, "c": 3e6}
+    assert meter.fill(ready).rates == [WayRate("b", 2e6), WayRate("c", 3e6)]
+    meter.begin(frozenset({"b"}))
+    assert meter.fill(ready).rates == [WayRate("b", 2e6)]

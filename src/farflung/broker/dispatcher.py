@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,6 +66,7 @@ class Dispatcher:
         self.state = state
         self.measurements = Measurements()
         self._planning = Rounds()  # one planner at a time
+        self._choosing = ThreadPoolExecutor(1, "farflung-choosing")  # no thread that writes the log
         self._circuits = circuits
         self.switchboard = Switchboard()
         self._store = store
@@ -126,6 +128,7 @@ class Dispatcher:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        self._choosing.shutdown(wait=False, cancel_futures=True)
 
     def close(self, line: Line, reason: str) -> None:
         """Close a line without waiting for it."""
@@ -196,7 +199,8 @@ class Dispatcher:
     async def _consider(self, command: ConsiderCodecs) -> None:
         """A choice takes a second at most, of the largest plans: on a thread, since the loop must go on."""
         try:
-            found = await asyncio.to_thread(command.steering.all_over, command.units)
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._choosing, command.steering.all_over, command.units)
         except Exception:  # the job goes on as it is written, and its steering is asked again
             _log.exception("codecs of %s could not be chosen", command.job)
             found = command.steering.unmoved()

@@ -36,11 +36,13 @@ class Meter:
         self._counters = counters
         self._total = 0
         self._by_peer: dict[str, int] = {}
+        self._told: dict[str, float] = {}
 
     def begin(self, peers: frozenset[str]) -> None:
         """Count from now on."""
         self._total = self._counters.bytes_sent
         self._by_peer = {peer: self._counters.bytes_sent_to(peer) for peer in peers}
+        self._told = {}
 
     def fill(self, ready: UnitReady) -> UnitReady:
         """Put what left since the last reading, or since the beginning, into a `UnitReady`."""
@@ -54,5 +56,9 @@ class Meter:
         return msgspec.structs.replace(ready, bytes_sent=sent, links=links, rates=self._rates())
 
     def _rates(self) -> list[WayRate]:
-        rates = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
-        return [WayRate(peer, min(rate, MOST_RATE)) for peer, rate in rates if rate]
+        """Those that moved since they were told: a reading that is told again would count as another one."""
+        found = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
+        rates = {peer: min(rate, MOST_RATE) for peer, rate in found if rate}
+        moved = [WayRate(peer, rate) for peer, rate in rates.items() if rate != self._told.get(peer)]
+        self._told = rates
+        return moved

@@ -35,6 +35,7 @@ WORTH_IT_STICKY = 0.9
 
 _LONG_AGO = -(10**9)
 _MOST_SWELLING = 100.0
+_TOLD = 3
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Sw
     told = replace(controller, rates=tuple(rates), computing=computing, swelling=swelling)
     if not moved and not told.is_due:
         return told, ()
-    return _decided(told, event.unit, "; ".join(moved) or "what was waiting may change now")
+    return _decided(told, event.unit, _occasion(moved))
 
 
 @_heard.register
@@ -297,6 +298,12 @@ def _swelling(controller: Controller, event: UnitMeasured) -> tuple[dict[tuple[i
     return found, moved
 
 
+def _occasion(moved: Sequence[str]) -> str:
+    """What has changed, in words; of many things the first ones."""
+    more = f"; and {len(moved) - _TOLD} more" if len(moved) > _TOLD else ""
+    return "; ".join(moved[:_TOLD]) + more or "what was waiting may change now"
+
+
 def _is_rate(measured: float) -> bool:
     return 0 < measured < math.inf
 
@@ -332,7 +339,7 @@ def _switched(
         given_more[way] = not is_lighter
         changed[way] = unit + 1
         rung = controller.rungs[new]
-        why = f"{occasion}; {reason(scene, controller.rungs, levels, way, pace)}"
+        why = f"{reason(scene, controller.rungs, levels, way, pace)}; {occasion}"
         ends = scene.ways[way]
         ratio = scene.ratio_of_all(way, rung)
         switches.append(Switch(unit + 1, ends.source, ends.target, rung.name, ratio, why))

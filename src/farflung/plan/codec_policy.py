@@ -19,6 +19,7 @@ LADDER: Final = (
     "int8/int4-stochastic",
     "int8/eden2",
     "axes10/axes100-dithered",
+    "axes20/axes70-dithered",
     "row-topk30-int4/masked30-int4",
     "row-topk20-int4/masked20-int4",
     "row-topk10-int4/masked10-int4",

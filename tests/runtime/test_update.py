@@ -46,7 +46,11 @@ def test_the_bits_are_torchs(declared: Optimizer) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
 
 
-def test_without_parameters_nothing_happens() -> None:
+def test_what_has_no_gradient_stays_as_it_is() -> None:
+    held = parameters()
+    before = [parameter.clone() for parameter in held]
+    Update(AdamW(lr=0.1, weight_decay=0.1), held).step(0)
+    assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
     Update(AdamW(lr=0.1), []).step(0)
 
 

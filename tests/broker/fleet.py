@@ -31,7 +31,7 @@ from farflung.transport.tokens import TokenRole
 TIMEOUTS = Timeouts(10.0)
 BROKER = Peer(BROKER_ID, "broker")
 DEVICE = Device("cpu", "pretended", 1, 2**30, "2.13.0", Opset.own())
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 AMessage = TypeVar("AMessage", bound=Message)
 

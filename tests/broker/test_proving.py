@@ -23,7 +23,7 @@ from farflung.transport.peer import Peer
 from farflung.transport.timeouts import Timeouts
 
 SEEN, THERE, ELSEWHERE = "198.41.0.4", "192.33.4.12:22", "199.9.14.201:22"
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 QUICK, PATIENT = Timeouts(0.05), Timeouts(1000.0)
 
 

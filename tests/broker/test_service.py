@@ -343,7 +343,7 @@ def test_a_decision_that_cannot_be_stored_stops_the_broker(tmp_path: Path) -> No
             store.full = True
             late = await PretendedWorker.join(service, folder, "lab-2")
             with pytest.raises(StoreError, match="disk is full"):
-                await asyncio.wait_for(run, 20)
+                await asyncio.wait_for(run, 60)
             await service.stop()
             # Nothing follows from what was not stored: the worker was never told that it is registered.
             assert "shutting down" in await late.lost()
@@ -355,11 +355,11 @@ def test_a_decision_that_cannot_be_stored_stops_the_broker(tmp_path: Path) -> No
 def test_a_worker_that_falls_silent_is_lost_when_its_lease_is_over(tmp_path: Path) -> None:
     async def scene() -> None:
         folder = tmp_path / "broker"
-        async with broker(folder, Timeouts(1.0)) as service:
+        async with broker(folder, Timeouts(3.0)) as service:
             ana, (first, second) = await running(service, folder)
             second.freeze()
             reason = (await ana.hear(Ended)).reason
-            assert "worker lab-2 was lost at step 1: nothing heard from worker lab-2 for 1 s" in reason
+            assert "worker lab-2 was lost at step 1: nothing heard from worker lab-2 for 3 s" in reason
             assert (await first.hear(Stop)).reason == reason
             second.drop()
 
@@ -413,7 +413,7 @@ def test_a_broker_that_stops_amid_a_commit_lets_it_reach_the_disk(tmp_path: Path
 
         def append(self, events: Any) -> None:
             self.writing.set()
-            assert self.allowed.wait(20)
+            assert self.allowed.wait(60)
             super().append(events)
 
     async def scene() -> None:
@@ -423,7 +423,7 @@ def test_a_broker_that_stops_amid_a_commit_lets_it_reach_the_disk(tmp_path: Path
             await service.start("127.0.0.1:0")
             run = asyncio.create_task(service.run())
             worker = await PretendedWorker.join(service, folder, "lab-1")
-            assert await asyncio.to_thread(store.writing.wait, 20)
+            assert await asyncio.to_thread(store.writing.wait, 60)
             run.cancel()
             await asyncio.sleep(0.05)
             assert not run.done()

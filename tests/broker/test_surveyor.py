@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.broker.fleet import DEVICE, Member, PretendedWorker, broker, identity
+from tests.broker.fleet import DEVICE, WAIT_SECONDS, Member, PretendedWorker, broker, identity
 from tests.broker.scenario import training
 from tests.broker.test_measured import worker
 
@@ -53,6 +53,14 @@ async def told(member: Member, survey: bool = False) -> FleetTopology:
     return await member.hear(FleetTopology)
 
 
+async def told_that(member: Member, holds: Callable[[FleetTopology], object]) -> FleetTopology:
+    """What the broker knows once something holds of it: others tell it over lines of their own."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not holds(found := await told(member)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    return found
+
+
 def answered(name: str, probe: Probe) -> Probed:
     (peer,) = probe.peers
     path = "direct" if peer.dials else ""
@@ -71,8 +79,7 @@ def test_two_idle_workers_probe_each_other_when_a_submitter_asks(tmp_path: Path)
             probe = await one.hear(Probe)
             assert probe.task == "pair" and probe.peers[0].addresses == ["127.0.0.1:7001"]
             one.say(answered(one.id, probe))
-        await asyncio.sleep(0.1)
-        after = await told(asker)
+        after = await told_that(asker, lambda now: not now.survey)
         assert after.topology is not None and (after.surveys, after.survey) == (1, "")
         assert after.assumed == ["devices of unknown speed taken for 1 TFLOP/s: a, b"]
         assert after.topology.bandwidth_mbps == ((0, 8.0), (9.0, 0)) and after.topology.latency_ms[0][1] == 12
@@ -96,14 +103,14 @@ def test_a_job_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         await told(asker, survey=True)
         assert (await told(asker)).survey == "0 of 9 measured"
         asker.say(Submit("gpt", b"graph", training(steps=1), 0))
-        await asyncio.sleep(1.5)
-        after = await told_after(asker)
-        assert after.survey == "" and not after.measured
+        while (after := await told_after(asker)).survey:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert not after.measured
 
     async def told_after(asker: Member) -> FleetTopology:
         asker.say(AskTopology())
         while True:
-            message = await asyncio.wait_for(asker._heard.get(), 20)
+            message = await asyncio.wait_for(asker._heard.get(), WAIT_SECONDS)
             if isinstance(message, FleetTopology):
                 return message
 
@@ -115,8 +122,11 @@ def test_two_who_cannot_reach_each_other_are_helped_and_nobody_else(tmp_path: Pa
         a, b, c = await joined(service, folder, "a", "b", "c")
         asker = await desk(service, folder)
         await told(asker, survey=True)
-        waiting = {one.id: await one.hear(Probe) for one in (a, b, c) if await busy(one)}
         by_name = {"a": a, "b": b, "c": c}
+        async with asyncio.timeout(WAIT_SECONDS):
+            while len(asked := [name for name, one in by_name.items() if not one.silent]) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        waiting = {name: await by_name[name].hear(Probe) for name in asked}
         (first, probe), (second, _) = waiting.items()
         (idle,) = set(by_name) - set(waiting)
         by_name[first].say(AskReverse(7, SURVEY, probe.number, second, 7001))
@@ -135,10 +145,6 @@ def test_two_who_cannot_reach_each_other_are_helped_and_nobody_else(tmp_path: Pa
             by_name[first].say(message)
         await asyncio.sleep(0.2)
         assert by_name[idle].silent and not by_name[first].gone.done()
-
-    async def busy(one: PretendedWorker) -> bool:
-        await asyncio.sleep(0.1)
-        return not one.silent
 
     story(tmp_path, scene)
 
@@ -170,16 +176,15 @@ def test_who_joins_from_another_network_is_measured_anew(tmp_path: Path) -> None
         await told(asker, survey=True)
         for one in (a, b):
             one.say(answered(one.id, await one.hear(Probe)))
-        await asyncio.sleep(1.2)
-        assert len((await told(asker)).measured) == 2
+        seen = service._surveyor
+        await told_that(asker, lambda now: len(now.measured) == 2 and "a" in seen._workers)
         await a.link.close("moving")
         again: PretendedWorker = await PretendedWorker.dial(
             service, await identity(service, folder, "a", "worker")
         )
         again.say(Register(DEVICE, "lab", ["192.0.2.7:7001"], "boot-2"))
         await again.hear(Registered)
-        await asyncio.sleep(1.2)
-        assert not (await told(asker)).measured
+        await told_that(asker, lambda now: not now.measured)
 
     story(tmp_path, scene)
 

@@ -26,7 +26,7 @@ TOPOLOGY = {
     "latency_ms": [[0, 5], [5, 0]],
     "bandwidth_mbps": [[0, 50], [50, 0]],
 }
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
     found = nodes(lab)
     assert list(found) == ["a", "b", "broker", "submitter"]
     assert found["b"]["local_address"] != found["b"]["address"]
-    ping = ["exec", "--name", name, "b", "--", "ping", "-c", "1", "-W", "1", found["a"]["address"]]
+    ping = ["exec", "--name", name, "b", "--", "ping", "-c", "1", "-W", "5", found["a"]["address"]]
     assert farflung(*ping).returncode == 0
     unknown = farflung("exec", "--name", name, "b", "--", "nosuchcmd")
     assert unknown.returncode == 127 and "no command 'nosuchcmd'" in unknown.stderr

@@ -32,13 +32,13 @@ def test_a_submitter_goes_on_reporting_how_its_links_stand(
             planned: Any = SimpleNamespace(job="job-1", attempt=1)
             await paths.connect(planned, "b", [], None)  # type: ignore[arg-type]
             for _ in range(2):
-                (report,) = (await asyncio.wait_for(told.get(), 10)).reports
+                (report,) = (await asyncio.wait_for(told.get(), 60)).reports
                 assert report.peer == "b" and report.link is not None
             pair.a._end("it is cut", "it is cut", "trouble")
-            while (await asyncio.wait_for(told.get(), 10)).reports[0].link is not None:
+            while (await asyncio.wait_for(told.get(), 60)).reports[0].link is not None:
                 pass
             pair.a.cause = "word"
-            while (await asyncio.wait_for(told.get(), 10)).reports[0].link is None:
+            while (await asyncio.wait_for(told.get(), 60)).reports[0].link is None:
                 pass  # the job is over, and its links were well: the doctor has nothing to find
             await paths.close("done")
             await asyncio.sleep(Timeouts(1.0).suspect_seconds * 1.5)

@@ -12,7 +12,7 @@ from farflung.transport.headers import DataHeader
 from farflung.transport.session import Session
 
 WELCOME = Welcome("job-1", 1)
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class Told:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.end_to_end.processes import LEASE_SECONDS, Command, Machines, Run, eventually, machines, train
+from tests.end_to_end.processes import JOB, LEASE_SECONDS, Command, Machines, Run, eventually, machines, train
 from torch import nn
 
 from farflung.client.weights import load_weights
@@ -192,7 +192,8 @@ def test_ctrl_c_at_a_terminal_ends_a_local_run_in_order(tmp_path: Path, times: i
 
 def test_ctrl_c_during_capture_is_one_line(tmp_path: Path) -> None:
     with machines(tmp_path / "machines") as on:
-        run = train(on, "run", "--local", "2")
+        (on.folder / "long.py").write_text(JOB.replace("for layer", "time.sleep(600)\n        for layer"))
+        run = train(on, "run", "--local", "2", job="long.py")
         run.command.says("capturing the model")
         run.command.signal(signal.SIGINT)
         assert run.command.code() == 130

@@ -15,8 +15,8 @@ import pytest
 from cryptography import x509
 from tests.broker.fleet import broker
 from tests.end_to_end import homes
-from tests.end_to_end.homes import Homes
-from tests.end_to_end.processes import LEASE_SECONDS, Machines, Run, eventually, machines, train
+from tests.end_to_end.homes import LEASE_SECONDS, Homes
+from tests.end_to_end.processes import Machines, Run, eventually, machines, train
 
 from farflung.broker.authority import create_token
 from farflung.errors import LabError
@@ -30,13 +30,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 STEPS = 60
 SHORT_CUT_SECONDS = 2.0  # TCP gets over it
-LONG_CUT_SECONDS = 3.3  # each link is given up, and made again before the lease is over
-
-
-class Lab(homes.Lab):
-    """With a lease so short that a test can wait for its end."""
-
-    lease_seconds = LEASE_SECONDS
+LONG_CUT_SECONDS = 0.65 * LEASE_SECONDS  # each link is given up, and made again before the lease is over
 
 
 class Place:
@@ -83,7 +77,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     except LabError as error:
         pytest.skip(str(error))
     nodes, line = (Node("a"), Node("b")), LinkSettings(latency_ms=2.0)
-    with homes.homes(tmp_path_factory.mktemp("place"), *nodes, line=line, kind=Lab) as on:
+    with homes.homes(tmp_path_factory.mktemp("place"), *nodes, line=line) as on:
         place = Place(on)
         yield place
         place.close()
@@ -146,7 +140,8 @@ def test_a_worker_that_is_switched_off_is_lost_when_its_lease_is_over(place: Pla
     place.network.cut("a")
     place.workers["a"].signal(signal.SIGKILL)  # and no word of it gets out: the others' links are half open
     reason = run.fails()
-    assert "worker a was lost at step" in reason and "nothing heard from worker a for 5 s" in reason
+    silence = f"nothing heard from worker a for {LEASE_SECONDS:g} s"
+    assert "worker a was lost at step" in reason and silence in reason
     place.network.heal("a")
     place.rejoin("a")
 
@@ -206,7 +201,7 @@ def test_certificates_renewed_in_mid_training_cost_no_step(tmp_path: Path) -> No
             worker.stop()
 
     async def scene(on: Machines) -> None:
-        async with broker(tmp_path / "broker", Timeouts(5.0), CERTIFICATE_SECONDS) as service:
+        async with broker(tmp_path / "broker", Timeouts(LEASE_SECONDS), CERTIFICATE_SECONDS) as service:
             on.address = service.address
             await asyncio.to_thread(train_meanwhile, on)
 

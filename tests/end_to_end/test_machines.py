@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.end_to_end.processes import eventually
 
 from farflung.local.free_port import free_port
 
@@ -67,13 +68,16 @@ def farflung(home: Path, *arguments: str) -> str:
 
 
 @contextmanager
-def serving(home: Path, *arguments: str) -> Iterator[None]:
-    """A long-running command on such a machine; it must end well when it is interrupted."""
+def serving(home: Path, *arguments: str, says: str) -> Iterator[None]:
+    """A long-running command on such a machine, once it `says` that it is there; it must end well when it is
+    interrupted.
+    """
     home.mkdir(parents=True, exist_ok=True)
     with (home / "log").open("w") as log:
         command = [sys.executable, "-m", "farflung", *arguments]
         process = subprocess.Popen(command, env=environment(home), stdout=log, stderr=log)
         try:
+            eventually(f"it says {says}", lambda: said(home, says) or process.poll() is not None)
             yield
             assert process.poll() is None, (home / "log").read_text()
         finally:
@@ -82,18 +86,23 @@ def serving(home: Path, *arguments: str) -> Iterator[None]:
         assert "Traceback" not in (home / "log").read_text()
 
 
+def said(home: Path, words: str) -> bool:
+    return words in (home / "log").read_text()
+
+
 def test_a_broker_two_workers_and_a_submitter_meet_by_tokens_alone(tmp_path: Path) -> None:
     machines = {name: tmp_path / name for name in ("hub", "lab", "home", "desk")}
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     job = tmp_path / "net.py"
     job.write_text(JOB)
     with ExitStack() as stack:
-        stack.enter_context(serving(machines["hub"], "broker", "--listen", address))
+        stack.enter_context(serving(machines["hub"], "broker", "--listen", address, says="listens on"))
         worker_token = farflung(machines["hub"], "token", "create", "--role", "worker", "--uses", "2").strip()
         submitter_token = farflung(machines["hub"], "token", "create", "--role", "submitter").strip()
         for name in ("lab", "home"):
             arguments = ["join", address, "--token", worker_token, "--name", name, "--site", name]
-            stack.enter_context(serving(machines[name], *arguments, "--listen", "127.0.0.1:0"))
+            arguments += ["--listen", "127.0.0.1:0"]
+            stack.enter_context(serving(machines[name], *arguments, says="idle in the backup pool"))
         train = ["train", str(job), "--workers", "2", "--json"]
         first = farflung(
             machines["desk"], *train, "--broker", address, "--token", submitter_token,

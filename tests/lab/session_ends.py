@@ -32,7 +32,7 @@ from farflung.transport.headers import DataHeader
 from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts
 
-TIMEOUTS = Timeouts(2.0)
+TIMEOUTS = Timeouts(4.0)
 SENDER, RECEIVER = Peer("s", "submitter"), Peer("b", "worker")
 RELAY_BYTES_PER_SECOND = 1e9
 

@@ -21,7 +21,7 @@ from farflung.lab.spec import LabSpec, LinkSettings, Node
 
 pytestmark = pytest.mark.usefixtures("lab_machine")
 PAIR = LabSpec((Node("a"), Node("b")))
-WAIT_SECONDS = 20
+WAIT_SECONDS = 60
 
 
 def a_name() -> str:
@@ -29,9 +29,9 @@ def a_name() -> str:
     return secrets.token_hex(4)
 
 
-def reaches(network: Network, source: str, address: str) -> bool:
+def reaches(network: Network, source: str, address: str, within_seconds: int = 30) -> bool:
     """Whether a ping is answered."""
-    argv = ["ping", "-c", "1", "-W", "1", address]
+    argv = ["ping", "-c", "1", "-W", str(within_seconds), address]
     return network.popen(source, argv, stdout=subprocess.DEVNULL).wait() == 0
 
 
@@ -108,13 +108,13 @@ def test_packets_travel_with_the_latency_that_was_set_and_nothing_stays() -> Non
 def test_cut_and_heal() -> None:
     with Network(LabSpec((Node("a"), Node("b"), Node("c")))) as network:
         network.cut("a", "b")
-        assert not reaches(network, "a", network.address("b"))
-        assert not reaches(network, "b", network.address("a"))
+        assert not reaches(network, "a", network.address("b"), within_seconds=1)
+        assert not reaches(network, "b", network.address("a"), within_seconds=1)
         assert reaches(network, "a", network.address("c"))
         network.heal("a", "b")
         assert reaches(network, "a", network.address("b"))
         network.cut("c")
-        assert not reaches(network, "a", network.address("c"))
+        assert not reaches(network, "a", network.address("c"), within_seconds=1)
         network.heal()
         assert reaches(network, "a", network.address("c"))
         assert network.stats().link("a", "b").cut_drops >= 1
@@ -140,7 +140,7 @@ def test_a_node_gets_another_address(behind_nat: bool) -> None:
         new = network.readdress("a")
         assert new == network.address("a") != old
         assert reaches(network, "b", new)
-        assert not reaches(network, "b", old)
+        assert not reaches(network, "b", old, within_seconds=1)
         assert reaches(network, "a", network.address6("b"))
 
 
@@ -203,7 +203,7 @@ def test_every_packet_of_a_flood_is_accounted_for() -> None:
         os.kill(network._process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
         network.popen("a", [sys.executable, "-c", FLOOD, network.address("b")]).wait()
         os.kill(network._process.pid, signal.SIGCONT)  # type: ignore[union-attr]
-        reaches(network, "a", network.address("b"))
+        reaches(network, "a", network.address("b"), within_seconds=1)
         stats = network.stats(reset=True)
         assert stats.unread_packets >= 18_000
         assert stats.unread_packets + stats.link("a", "b").packets >= 20_000
@@ -333,7 +333,7 @@ def test_a_device_that_somebody_deletes_is_let_go() -> None:
     with Network(LabSpec((Node("a"), Node("b"), Node("c")))) as network:
         network.popen("a", ["ip", "link", "del", "wan0"]).wait()
         network.stats(reset=True)
-        assert not reaches(network, "b", network.address("a"))
+        assert not reaches(network, "b", network.address("a"), within_seconds=1)
         stats = network.stats()
         # At real-time priority a busy loop would take the machine.
         assert stats.cpu_seconds < stats.seconds / 2

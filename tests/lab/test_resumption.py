@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.usefixtures("lab_machine"), pytest.mark.slow]
 REPOSITORY = Path(__file__).parents[2]
 MEGABYTES_4 = 4_000_000
 LINE = LinkSettings(16, 20)
-CUT_SECONDS = 1.2 * session_ends.TIMEOUTS.silence_seconds  # both ends give the link up
+CUT_SECONDS = 1.5 * session_ends.TIMEOUTS.silence_seconds  # both ends give the link up, and none the other
 WAIT_SECONDS = 60
 
 

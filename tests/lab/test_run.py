@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.end_to_end.processes import Machines, Run, eventually, machines, trai
 
 from farflung.lab import registry
 from farflung.plan import FEEDER, Topology, WorkerSpec, read_plan, write_topology
-from farflung.transport.timeouts import Timeouts
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lab_machine")]
 
@@ -101,11 +99,9 @@ def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
     run.reaches(1)
     record = json.loads((registry.FOLDER / f"{lab}.json").read_text())
     os.kill(record["process_id"], signal.SIGKILL)
-    killed_at = time.monotonic()
     assert run.command.code() == 2, run.command.err
-    assert time.monotonic() - killed_at < Timeouts().lease_seconds  # before anybody else can have noticed
     assert run.command.errors == [f"error: lab {lab} is gone: its switch was killed while the run lasted"]
-    assert "lost" not in run.command.err
+    assert "lost" not in run.command.err  # as it would be said a lease later
     eventually("all of it has ended", lambda: not on.orphans())
 
 

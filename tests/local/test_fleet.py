@@ -276,7 +276,7 @@ def test_a_worker_that_dies_early_is_told(temporary: Path, tmp_path: Path) -> No
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)
     return condition()

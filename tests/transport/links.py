@@ -81,7 +81,7 @@ class Recorder:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something that this handler was told makes `holds` true."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not holds():
                 self.changed.clear()
                 await self.changed.wait()
@@ -199,7 +199,7 @@ class RawPeer:
 
     async def read(self, holds: Callable[[], bool]) -> None:
         """Read frames until `holds`, or the other side has hung up."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not holds():
                 data = await self._input.read(2**16)
                 if not data:

@@ -19,7 +19,7 @@ FOUR = LinkOptions(connections=4)
 
 async def standing(pair: Pair, count: int = 4) -> None:
     """Wait until both ends use so many connections."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (pair.a.connections, pair.b.connections) != (count, count):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -131,7 +131,7 @@ def test_the_side_that_was_dialled_may_ask_for_connections_for_what_it_sends(tmp
 
     async def test() -> None:
         async with paired(tmp_path, options=LinkOptions(connections=1), listening=FOUR) as pair:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while pair.b.connections < 4:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             for link in (pair.a, pair.b):

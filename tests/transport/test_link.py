@@ -213,8 +213,8 @@ def test_a_link_that_is_over_drops_what_it_is_given(tmp_path: Path) -> None:
 
 def test_both_ends_may_close_at_once(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(60)) as pair:
-            async with asyncio.timeout(5):
+        async with paired(tmp_path, Timeouts(600)) as pair:
+            async with asyncio.timeout(60):  # half of what a goodbye that nobody answers may take
                 await asyncio.gather(pair.a.close("one"), pair.b.close("other"))
             assert pair.a.reason is not None and pair.b.reason is not None
 
@@ -234,7 +234,7 @@ def test_a_ping_measures_the_round_trip_and_credit_the_rate(tmp_path: Path) -> N
 
 def test_a_links_status_tells_what_paces_it_and_how_it_does(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(1)) as pair:
+        async with paired(tmp_path, Timeouts(5)) as pair:
             assert pair.a.status.round_trip_ms is None and pair.a.status.rate_mbps is None
             while pair.a.round_trip_seconds is None or pair.a.bytes_per_second is None:
                 await pair.a.send(slice_header(4 * MEBIBYTE), _zeros(4 * MEBIBYTE))
@@ -357,9 +357,9 @@ def test_a_peer_cut_off_in_the_middle_of_a_frame_is_a_lost_peer(tmp_path: Path) 
 
 def test_a_silent_peer_is_given_up_within_the_lease(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(0.5)) as pair:
+        async with paired(tmp_path, Timeouts(5)) as pair:
             mute = await _greeted(pair, "d")
-            assert await mute.last_words() == "nothing heard from worker d for 0.3 s"
+            assert await mute.last_words() == "nothing heard from worker d for 3 s"
             assert sum(isinstance(frame, Ping) for frame, _ in mute.frames) >= 5
             await mute.close()
             await pair.assert_unharmed()
@@ -369,7 +369,7 @@ def test_a_silent_peer_is_given_up_within_the_lease(tmp_path: Path) -> None:
 
 def test_a_peer_that_only_answers_pings_is_alive(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(0.5)) as pair:
+        async with paired(tmp_path, Timeouts(1.5)) as pair:
             patient = await _greeted(pair, "d")
             for answered in range(20):
                 await patient.read(lambda answered=answered: len(_pings(patient)) > answered)

@@ -12,7 +12,7 @@ from farflung.errors import ConnectionFailed
 from farflung.transport.redialling import redial
 from farflung.transport.timeouts import Timeouts
 
-BRIEF = Timeouts(0.5)
+BRIEF = Timeouts(2.5)
 
 
 class Attempts:

@@ -22,7 +22,7 @@ from farflung.transport.timeouts import Timeouts
 from farflung.worker.probing import Probing
 
 TIMEOUTS = Timeouts(4.0)
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 AMessage = TypeVar("AMessage", bound=Message)
 

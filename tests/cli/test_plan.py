@@ -92,7 +92,16 @@ def test_a_plan_is_told_saved_drawn_and_simulated(folder: Path) -> None:
 
     options = ("--topology", "fleet.json", "--efficiency", "1")
     told = farflung("plan", "tower.py", *options, "--save", "plan.json", "--picture", "plan.svg")
-    for words in ("home-1", "layers.0", " of 1.0 GB", "50 Mbit/s", "  step  ", "bottleneck", "would help"):
+    for words in (
+        "home-1",
+        "layers.0",
+        " of 1.0 GB",
+        "50 Mbit/s",
+        "  step  ",
+        "bottleneck",
+        "lower bound",
+        "would help",
+    ):
         assert words in told.stdout
     assert max(len(line) for line in told.stdout.splitlines()) <= 80
     assert "looking for a plan on 3 workers (auto)" in told.stderr.splitlines()

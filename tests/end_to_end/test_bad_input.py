@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.end_to_end.processes import JOB, Command, Machines, machines, train
+from tests.end_to_end.processes import JOB, Command, Machines, Run, machines, train
 
 from farflung.broker.authority import Authority
 from farflung.broker.store import Store
@@ -229,6 +229,21 @@ def test_a_second_process_with_a_workers_identity_is_refused(hub: Hub) -> None:
     line = hub.on.fails("a", "join", hub.on.address, "--listen", "127.0.0.1:0")
     assert "a worker with the id a is connected already" in line
     hub.on.idle("a")
+
+
+def test_segments_that_do_not_fit_are_refused_with_the_bytes(hub: Hub) -> None:
+    on = hub.on
+    small = ["--name", "tiny", "--listen", "127.0.0.1:0", "--memory", "1e-6"]
+    tiny = on.start("tiny", "join", on.address, "--token", on.token("worker"), *small)
+    tiny.says("idle in the backup pool")
+    where = ["--broker", on.address, "--token", hub.submitter, "--out", "tight", "--on", "tiny"]
+    reason = Run(on.start("desk", "train", "net.py", *where), on.folder / "tight").fails()
+    parameters = 6 * (8 * 8 + 8) * 4
+    assert "worker tiny refused the job while the job was loading" in reason
+    words = f"take {parameters} bytes, this worker gives 1000: raise `farflung join --memory`"
+    assert words in reason
+    tiny.stop()
+    on.idle("a")
 
 
 def test_a_disk_that_fills_stops_the_run_with_what_it_has(hub: Hub) -> None:

@@ -34,12 +34,13 @@ RANDOM = {
 """Ops whose every result is random: `test_random_ops.py` has them."""
 OPS = sorted(set(opset.table()) - RANDOM)
 
-# Relative, and of the largest entry: what one rounding of the element type is worth, times a few additions.
+# Relative, and of the largest entry: what one rounding of the element type is worth, times a few additions
+# (of bfloat16 two and a half: `benchmarks/halves.py` finds 1.8 at most).
 TOLERANCES = {
     torch.float64: (1e-9, 1e-9),
     torch.float32: (1e-4, 1e-5),
     torch.float16: (1e-2, 1e-2),
-    torch.bfloat16: (4e-2, 4e-2),
+    torch.bfloat16: (0.0, 1e-2),
 }
 
 

@@ -35,6 +35,11 @@ OPTIMIZERS = [AdamW(lr=1e-2), SGD(lr=0.05, momentum=0.9)]
 MICROBATCHES = 3
 SAMPLES = 2
 NAMES = [entry.name for entry in CASES]
+LEGAL = {
+    "chain": 10, "long-skip": 16, "frozen": 14, "shared-module": 12, "masked-pair": 19, "shared-buffer": 15,
+    "batch-norm": 17,
+}  # fmt: skip
+"""How many places there are to cut a small structure at: all of them are tried."""
 
 
 def subject(name: str) -> tuple[nn.Module, Graph]:
@@ -84,23 +89,46 @@ def test_cut_model_trains_as_eager(name: str, count: int, optimizer: Optimizer) 
 
 def random_placement(graph: Graph, draw: random.Random, settings: Training) -> PlannedJob:
     """Segments cut anywhere that is legal, dealt to workers in any order, several to a worker."""
-    legal = [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
+    legal = legal_cuts(graph)
     cuts = sorted(draw.sample(legal, min(len(legal), draw.randint(1, 6))))
     names = workers(draw.randint(1, 4))
-    placement = [draw.choice(names) for _ in range(len(cuts) + 1)]
+    return placed_somewhere(graph, cuts, [draw.choice(names) for _ in range(len(cuts) + 1)])
+
+
+def legal_cuts(graph: Graph) -> list[int]:
+    return [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
+
+
+def placed_somewhere(graph: Graph, cuts: list[int], placement: list[str]) -> PlannedJob:
     try:
         return placed(graph, cuts, placement, MICROBATCHES, SAMPLES)
     except PlanError:  # a parameter's uses would lie on two workers
-        return placed(graph, cuts, [names[0]] * len(placement), MICROBATCHES, SAMPLES)
+        return placed(graph, cuts, [placement[0]] * len(placement), MICROBATCHES, SAMPLES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_legal_cut_on_any_workers_trains_as_eager(name: str) -> None:
     module, graph = subject(name)
     draw = random.Random(name)
-    for _ in range(6):
+    for _ in range(30 if name in LEGAL else 6):
         settings = training(draw.choice(OPTIMIZERS))
         side = SideBySide(module, graph, random_placement(graph, draw, settings), settings)
+        if case(name).tolerance:
+            require_close(side, case(name), 2)
+        else:
+            require_equal(side, case(name), 2)
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_a_structure_trains_as_eager_at_every_legal_cut_there_is(name: str) -> None:
+    """Each by itself between two workers, and at all of them at once."""
+    module, graph = subject(name)
+    legal = legal_cuts(graph)
+    assert len(legal) == LEGAL[name]
+    for cuts in ([], *([at] for at in legal), legal):
+        names = [f"worker-{number % 2}" for number in range(len(cuts) + 1)]
+        settings = training(SGD(lr=0.05, momentum=0.9))
+        side = SideBySide(module, graph, placed_somewhere(graph, cuts, names), settings)
         if case(name).tolerance:
             require_close(side, case(name), 2)
         else:

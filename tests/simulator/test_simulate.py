@@ -130,6 +130,14 @@ def test_weights_wait_until_nothing_else_is_ready() -> None:
     assert backwards[0] < tasks.index(("accumulate", 0))
 
 
+@pytest.mark.parametrize("stages", [2, 4, 7])
+def test_equal_stages_idle_no_longer_than_until_the_first_microbatch_reaches_the_last(stages: int) -> None:
+    """As in the schedule ZB-H1 (Qi et al. 2023, arXiv 2401.10241), with twice as many in flight as stages."""
+    plan = chain([0.1] * stages, [0] * (stages - 1), 32, window=2 * stages)
+    found = simulate(plan, topology([1.0] * stages, 1e5))
+    assert found.step_seconds == pytest.approx(32 * 0.3 + (stages - 1) * 0.1)
+
+
 def test_a_codec_shrinks_messages_and_takes_its_time() -> None:
     plan, places = chain([0.0, 0.0], [MB], 1), topology([1.0, 1.0], 8.0)
     codecs = [LinkCodec("w0", "w1", "int8", 4.0)]

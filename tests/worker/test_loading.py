@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
+from tests.runtime.side_by_side import captured
 from tests.worker.loads import fresh, load
+from tests.zoo import case
 
 from farflung.errors import GraphError
+from farflung.planner import plan_graph
+from farflung.protocol.messages import Load
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.emulated.backend import EmulatedBackend
+from farflung.runtime.optimizer import AdamW
 from farflung.runtime.torch_backend.backend import TorchBackend
+from farflung.runtime.training import Training
 from farflung.worker.intake import Intake
 from farflung.worker.loading import load_segments, require_compiled_to_fit
 from farflung.workload.footprint import Needs
@@ -40,6 +49,23 @@ def test_a_job_whose_codecs_write_as_another_version_does_is_refused() -> None:
     job = msgspec.structs.replace(job, training=training)
     with pytest.raises(GraphError, match="in format 1 of codecs, this worker's version has"):
         load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
+
+
+def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> None:
+    _, graph = captured(case("chain"), 2)
+    made = plan_graph(graph, 2, 2, ["a"])
+    training = Training(steps=1, microbatches=2, microbatch_size=2, optimizer=AdamW(lr=1e-3))
+    sizes = {e.name: made.segments[0].values[e.value].bytes(2) for e in graph.inputs_of("parameter")}
+    job = Load("job-1", 1, made.plan, training, [SegmentProgram(0, made.programs[0], sizes)], {}, "desk")
+    intake = Intake(job, [0], 10**9, fresh)
+    with pytest.raises(GraphError) as refused:
+        load_segments("a", job, intake, intake.size, TorchBackend())
+    words = r"the segments need (\d+) bytes, this worker gives (\d+): raise `farflung join --memory`"
+    needed, given = map(int, re.match(words, str(refused.value)).groups())  # type: ignore[union-attr]
+    assert given == intake.size and needed > 4 * given  # gradients, and two moments
+    assert set(load_segments("a", job, intake, needed, TorchBackend())) == {0}
+    with pytest.raises(GraphError, match=f"need {needed} bytes, this worker gives {needed - 1}"):
+        load_segments("a", job, intake, needed - 1, TorchBackend())
 
 
 def test_what_was_compiled_must_fit_in_what_the_owner_gives() -> None:

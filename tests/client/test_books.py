@@ -1,0 +1,46 @@
+"""What the submitter is told of a run while it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import msgspec
+from tests.client.test_tally import done, job
+
+from farflung.client.books import Books
+from farflung.client.observer import Observer
+from farflung.client.run_folder import RunFolder
+from farflung.protocol.worker import LinkTraffic
+
+
+class Listener(Observer):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def warned(self, words: str) -> None:
+        """See `Observer`."""
+        self.words.append(words)
+
+
+def test_values_that_no_codec_writes_are_told_once_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    folder, listener = RunFolder.create(tmp_path / "run"), Listener()
+    books = Books(job(), folder, listener)
+    fine, spoilt = LinkTraffic("a", "b", 400, 100), LinkTraffic("b", "a", 400, 400, 2)
+
+    async def run() -> None:
+        await books.running(0)
+        for unit, links in enumerate([[fine], [fine, spoilt], [spoilt]]):
+            await books.unit_done(msgspec.structs.replace(done(unit, 1.0, 400), links=links), 0)
+
+    asyncio.run(run())
+    (words,) = listener.words
+    assert words.startswith("values on b -> a are not finite") and "\n" not in words
+    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    assert [event["links"] for event in events if event["event"] == "not finite"] == [["b -> a"]]
+    assert books.tally.steps == 2

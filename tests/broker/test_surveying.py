@@ -118,6 +118,12 @@ def well(worker: str, probe: Probe) -> Probed:
     return Probed(probe.number, links, 25.0 if probe.task in ("out", "in") else None, True, 100)
 
 
+def longest(probe: Probe) -> float:
+    """Seconds of a probe that does not end early, with round trips of 40 ms."""
+    once = SURVEY_PROBE_SECONDS + 5 * 0.04
+    return 2 * once + 0.25 if probe.task == "pair" else FAN_SECONDS + 5 * 0.04 + 0.25
+
+
 def test_a_pair_whose_probe_came_to_nothing_gets_a_second_chance() -> None:
     failures = 1
 
@@ -183,15 +189,26 @@ def test_two_workers_have_no_line_to_share() -> None:
 
 
 def test_sixteen_workers_are_surveyed_within_a_minute_even_if_no_probe_ends_early() -> None:
-    """Round trips are 40 ms."""
-
-    def seconds(probe: Probe) -> float:
-        once = SURVEY_PROBE_SECONDS + 5 * 0.04
-        return 2 * once + 0.25 if probe.task == "pair" else FAN_SECONDS + 5 * 0.04 + 0.25
-
-    fleet = Fleet(survey(16), well, seconds).run()
+    fleet = Fleet(survey(16), well, longest).run()
     assert len(fleet.pairs) == 240 and len(fleet.lines) == 32
     assert fleet.now < 60
+
+
+def test_lines_that_need_the_few_fast_ones_to_be_kept_busy_do_not_all_wait_for_them() -> None:
+    """Homes with 20/50, 8/50, 50/50 and 20/20 Mbit/s up and down, four of each."""
+    lines = dict(zip(names(16), 4 * [(20.0, 50.0), (8.0, 50.0), (50.0, 50.0), (20.0, 20.0)], strict=True))
+
+    def answer(worker: str, probe: Probe) -> Probed:
+        if probe.task != "pair":
+            return structs.replace(well(worker, probe), line_mbps=lines[worker][probe.task == "in"])
+        peer = probe.peers[0]
+        rate = min(lines[worker][0], lines[peer.worker][1])
+        link = ProbedLink(peer.worker, "direct" if peer.dials else "", "", rate, 20.0, 100, True)
+        return Probed(probe.number, [link], None, True, 100)
+
+    fleet = Fleet(survey(16), answer, longest).run()
+    assert len(fleet.lines) == 32 and all(line.is_shared for line in fleet.lines.values())
+    assert fleet.now < 55
 
 
 def test_a_frozen_worker_costs_one_deadline_and_each_of_its_pairs_a_clear_word() -> None:

@@ -1,8 +1,8 @@
 """A survey as a pure state machine: what happens to it, what is asked of whom, and what was found.
 
 First pairs of workers probe each other, both ways in one turn, nobody in two pairs at once. A pair whose
-probe came to nothing, or was still getting faster when its time was up, gets a second chance. Then each
-worker keeps several links busy at once, out and in, to see what its line carries.
+probe came to nothing, or was still getting faster when its time was up, gets a second chance. A worker
+whose pairs are known keeps several links busy at once, out and in, to see what its line carries.
 
 Whoever falls silent costs one deadline, not one for each pair. No clock, socket or thread: time is an
 argument.
@@ -31,6 +31,9 @@ DOUBTFUL_SHARE = 4
 """One in so many pairs may be repeated because its rate still grew, or no link came about."""
 
 _GOOD_ENOUGH = 0.8
+"""The peers of a fan carry at least this share of what the best would."""
+_TELLING = 2.0
+"""Or so many times what the fastest carries alone: a line that is shared shows then."""
 _WORTH_A_FAN = 1.15
 
 
@@ -97,7 +100,7 @@ class Turn:
                     self.drop(number)
 
     def go_on(self) -> Turn:
-        """Start whatever can be measured now: pairs first, and lines when all pairs are known."""
+        """Start whatever can be measured now: pairs first, and the lines of those whose pairs are known."""
         taken = self.survey.taken
         for pair in self.survey.pairs:
             if not self.survey.needs(pair) & taken:
@@ -106,17 +109,15 @@ class Turn:
                     self.survey, pairs=tuple(one for one in self.survey.pairs if one is not pair)
                 )
                 self.start(pair)
-        if not self.survey.pairs and not any(
-            one.measuring.task == "pair" for one in self.survey.running.values()
-        ):
-            self._go_on_with_lines(taken)
+        self._go_on_with_lines(taken)
         return self
 
     def _go_on_with_lines(self, taken: set[str]) -> None:
+        unmet = {name for pair in self.survey.pairs for name in pair.members}
         for line in self.survey.lines:
-            if line[0] in taken:
+            if line[0] in taken | unmet:
                 continue
-            is_worth_it, fan = _fan(self.survey, line, taken)
+            is_worth_it, fan = _fan(self.survey, line, taken | unmet)
             if fan is not None:
                 taken.update(fan.members)
                 self.start(fan)
@@ -211,7 +212,10 @@ def _dials(survey: Survey, worker: str, peer: str, is_first: bool) -> bool:
 
 
 def _fan(survey: Survey, line: Line, taken: set[str]) -> tuple[bool, Measuring | None]:
-    """Whether there is anything to see on this line and, if so, who keeps it busiest and is free for it."""
+    """Whether there is anything to see on this line and, if so, who keeps it busy enough and is free for it.
+
+    Of those who do, the slowest: the fast ones are what other lines wait for.
+    """
     rates = survey.rates(line)
     by_rate = sorted(rates, key=lambda peer: (-rates[peer], peer))
     most = FAN_PEERS if len(survey.members) <= FAN_PEERS + 1 else FAN_PEERS_OF_MANY
@@ -219,7 +223,10 @@ def _fan(survey: Survey, line: Line, taken: set[str]) -> tuple[bool, Measuring |
     busiest = sum(rates[peer] for peer in best)
     if len(best) < 2 or busiest < _WORTH_A_FAN * rates[best[0]]:
         return False, None
-    free = [peer for peer in by_rate if peer not in taken][:most]
-    if len(free) < 2 or sum(rates[peer] for peer in free) < _GOOD_ENOUGH * busiest:
+    enough = min(_GOOD_ENOUGH * busiest, _TELLING * rates[best[0]])
+    free = [peer for peer in by_rate if peer not in taken]
+    fans = (free[first : first + len(best)] for first in reversed(range(len(free) - len(best) + 1)))
+    fan = next((fan for fan in fans if sum(rates[peer] for peer in fan) >= enough), None)
+    if fan is None:
         return True, None
-    return True, Measuring("out" if line[1] == "up" else "in", (line[0], *free))
+    return True, Measuring("out" if line[1] == "up" else "in", (line[0], *fan))

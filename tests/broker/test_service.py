@@ -39,6 +39,7 @@ from farflung.protocol.messages import (
     UnitDone,
 )
 from farflung.protocol.worker import SegmentProgram
+from farflung.transport.addresses import parse_address
 from farflung.transport.certificates import certificate_from_pem
 from farflung.transport.timeouts import Timeouts
 
@@ -390,8 +391,11 @@ def test_serving_makes_the_folder_and_ends_when_cancelled(
 
 def test_a_port_in_use_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scene(service: BrokerService, folder: Path) -> None:
-        with pytest.raises(ConnectionFailed, match="in use"):
+        port = parse_address(service.address)[1]
+        words = rf"port {port} is in use on 127\.0\.0\.1:{port}: .* such as --listen '127\.0\.0\.1:\d+'"
+        with pytest.raises(ConnectionFailed, match=words):
             await serve(tmp_path / "other", service.address, 10.0)
+        assert not (tmp_path / "other").exists()
 
     story(tmp_path, scene)
 

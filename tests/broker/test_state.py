@@ -350,6 +350,14 @@ def test_a_worker_lost_while_planning_sends_the_job_back_to_the_queue() -> None:
     assert story.planned(attempt=2).facts
 
 
+def test_a_job_that_is_planned_anew_without_a_lost_worker_says_why() -> None:
+    story = Scenario("a", "b")
+    story.submit(0)
+    (said,) = told(story.leave("b").commands)
+    assert isinstance(said, Accepted)
+    assert "worker b was lost" in said.state and said.state.endswith("; planning for 1 worker")
+
+
 LACKS = "its backend has no aten.relu.default: join it with another --backend"
 
 

@@ -98,7 +98,6 @@ def loaded(turn: Turn, job: Job, worker: str) -> None:
 def load(turn: Turn, job: Job, made: PlanMade) -> None:
     """Hand the plan to its workers and to the submitter."""
     turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
-    steering.begin(turn, job, made.steering)
     names = made.plan.workers()
     for name in names:
         mine = set(made.plan.segments_of(name))
@@ -124,6 +123,7 @@ def load(turn: Turn, job: Job, made: PlanMade) -> None:
         list(made.notes),
     )
     turn.tell(job.job, planned)
+    steering.begin(turn, job, made.steering)
 
 
 def moved(turn: Turn, job: Job, worker: str) -> None:
@@ -211,7 +211,8 @@ def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
     turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
     pool = f"{len(workers)} worker" + "s" * (len(workers) != 1)
     count = f"{job.asked} of {pool}" if 0 < job.asked < len(workers) else pool
-    turn.tell(job.job, Accepted(job.job, f"planning for {count}"))
+    why = f"{job.reason}; " if job.reason else ""
+    turn.tell(job.job, Accepted(job.job, one_line(f"{why}planning for {count}")))
     abilities = {name: turn.state.workers[name].device.ability for name in workers}
     turn.do(
         RunPlanner(

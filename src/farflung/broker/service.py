@@ -30,6 +30,7 @@ from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Attach, Denied, Links, Renew, Renewed, Status
 from farflung.protocol.probing import SURVEY, AskTopology, Probed
+from farflung.transport.addresses import parse_address
 from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES, Hello
@@ -38,6 +39,7 @@ from farflung.transport.link import Link
 from farflung.transport.names import BROKER_ID
 from farflung.transport.peer import Peer
 from farflung.transport.relay import Relay
+from farflung.transport.sockets import require_free
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.broker")
@@ -62,6 +64,8 @@ async def serve(
     FarflungError
         The folder is another broker's or damaged, the port is in use, or a decision cannot be stored.
     """
+    if not await asyncio.to_thread(folder.exists):  # nor shall it be made in vain
+        await require_free(*parse_address(address))
     with Store(folder) as store:
         service = BrokerService(folder, store, Timeouts(lease_seconds), relay_mbps, surveys=surveys)
         await service.start(address)

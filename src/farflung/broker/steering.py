@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from farflung.broker import facts
 from farflung.broker.commit import CommitGroup, Verdict
 from farflung.broker.events import CodecsConsidered, ConsiderCodecs
@@ -16,6 +18,7 @@ from farflung.broker.helm import Helm
 from farflung.broker.records import Job
 from farflung.broker.turn import Turn
 from farflung.broker.wording import one_line
+from farflung.errors import FarflungError
 from farflung.plan import LinkCodec
 from farflung.plan.rung import DENSE
 from farflung.protocol.messages import CodecsChosen
@@ -28,7 +31,13 @@ def begin(turn: Turn, job: Job, basis: bytes) -> None:
         return
     from farflung.planner.compression.steering import Steering  # with NumPy, which no other job needs
 
-    turn.emit(facts.Steered(job.job, Helm(Steering.begun(basis))))
+    try:
+        begun = Steering.begun(basis)
+    except (FarflungError, msgspec.MsgspecError) as error:
+        words = one_line(f"links stay as they were planned, for nothing can be chosen anew: {error}")
+        turn.tell(job.job, CodecsChosen(job.job, job.attempt, 0, job.step, [], [words]))
+        return
+    turn.emit(facts.Steered(job.job, Helm(begun)))
 
 
 def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple[LinkCodec, ...] | None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from farflung.errors import ConnectionFailed
-from farflung.transport.addresses import format_address
+from farflung.transport.addresses import DEFAULT_PORT, format_address
 from farflung.transport.racing import AllFailed, race
 from farflung.transport.timeouts import Timeouts
 
@@ -246,18 +246,18 @@ async def listening_socket(host: str, port: int) -> socket.socket:
     ConnectionFailed
         The port is in use, or the address is none of this machine.
     """
+    bound = await _bound(host, port)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        return _bound(*found[0])
+        bound.listen(_BACKLOG)
     except OSError as error:
-        where = format_address(host, port)
-        if error.errno == errno.EADDRINUSE:
-            raise ConnectionFailed(
-                f"port {port} is in use on {host}: stop the other process or choose another with --listen"
-            ) from None
-        raise ConnectionFailed(f"cannot listen on {where}: {error.strerror or error}") from None
+        bound.close()
+        raise _cannot_listen(host, port, error) from None
+    return bound
+
+
+async def require_free(host: str, port: int) -> None:
+    """Raise as `listening_socket` would for an address that cannot be had; nobody is let in meanwhile."""
+    (await _bound(host, port)).close()
 
 
 def accept(listening: socket.socket, timeouts: Timeouts) -> socket.socket | None:
@@ -271,16 +271,36 @@ def accept(listening: socket.socket, timeouts: Timeouts) -> socket.socket | None
     return connection
 
 
-def _bound(family: int, kind: int, protocol: int, _: str, address: tuple[str, int]) -> socket.socket:
-    listening = socket.socket(family, kind, protocol)
+async def _bound(host: str, port: int) -> socket.socket:
     try:
-        listening.setblocking(False)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return _bound_to(*found[0])
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from None
+
+
+def _bound_to(family: int, kind: int, protocol: int, _: str, address: tuple[str, int]) -> socket.socket:
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listening.bind(address)
-        listening.listen(_BACKLOG)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
     except OSError:
-        listening.close()
+        bound.close()
         raise
-    return listening
+    return bound
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConnectionFailed:
+    where = format_address(host, port)
+    if error.errno != errno.EADDRINUSE:
+        return ConnectionFailed(f"cannot listen on {where}: {error.strerror or error}")
+    other = format_address(host, port + 1 if port < 65535 else DEFAULT_PORT)
+    return ConnectionFailed(
+        f"port {port} is in use on {where}: stop the other process or choose another port, such as"
+        f" --listen '{other}'"
+    )

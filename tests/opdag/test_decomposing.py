@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import pytest
@@ -9,9 +10,13 @@ import torch
 import torch.nn.functional as F
 from tests.opdag.bodies import Base, error, line_of, pairs, refusal, require_gradients_of_eager
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
-from farflung.opdag import opset
+from farflung.opdag import opset, wire
 from farflung.opdag.capture import capture
+from farflung.opdag.capture.decomposing import is_functional
+
+capturing = importlib.import_module("farflung.opdag.capture.capture")  # the room has a function of that name
 
 
 def rows(x: Tensor) -> Tensor:
@@ -117,3 +122,41 @@ def test_all_missing_ops_are_refused_at_once_with_where_each_stands() -> None:
     assert "aten.erfinv.default (in module first" in refused
     assert line_of(Base.forward, "self.body") in refused
     assert "docs/opset.md" in refused
+
+
+class Untouched(nn.Module):
+    """Calls that torch composes of others or leaves out, and none that changes its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 12)
+        self.drop, self.idle = nn.Dropout(0.3), nn.Dropout(0.0)
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first, second = self.table(x).to(torch.float32).chunk(2, dim=-1)
+        third, _, last = self.idle(self.table(x)).chunk(3, 1)
+        mixed = F.scaled_dot_product_attention(first, second, second, dropout_p=0.2)
+        both = torch.cat((self.drop(mixed), second), -1).transpose(1, 2).contiguous().view(x.shape[0], -1, 12)
+        flat = self.out(both.double().float()).flatten(1).flatten(1)
+        return F.mse_loss(flat.reshape(x.shape[0], -1).mean(-1), y) + (third + last[:, :1]).square().mean()
+
+
+def test_a_program_with_nothing_to_change_gives_the_graph_it_gives_when_traced_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    example = {"x": torch.randint(8, (2, 6)), "y": torch.randn(2)}
+    asked: list[bool] = []
+
+    def noted(exported: ExportedProgram) -> bool:
+        asked.append(is_functional(exported))
+        return asked[-1]
+
+    monkeypatch.setattr(capturing, "is_functional", noted)
+    short = capture(Untouched(), example)
+    monkeypatch.setattr(capturing, "is_functional", lambda exported: False)
+    long = capture(Untouched(), example)
+    assert asked == [True]
+    assert wire.dump(short.graph) == wire.dump(long.graph)
+    assert short.draws == long.draws and short.origins == long.origins

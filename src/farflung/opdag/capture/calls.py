@@ -7,6 +7,7 @@ or `BatchSize`, arguments go by schema name with defaults left out, device and l
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, fx
 from farflung.errors import CaptureError
 from farflung.opdag import opset
 from farflung.opdag.capture import advice
-from farflung.opdag.capture.arguments import to_argument
+from farflung.opdag.capture.arguments import batch_size, to_argument
 from farflung.opdag.capture.draft import Draft
 from farflung.opdag.capture.missing import base_name, is_copy, leaves_nothing, name_in_opset
 from farflung.opdag.capture.origin import origin_of
@@ -121,6 +122,12 @@ class Calls:
         except CaptureError as error:
             raise CaptureError(f"{error} ({node.target}: {origin_of(node)})") from None
         self._draft.becomes(node, ids if isinstance(meta, list | tuple) else ids[0])
+        if base_name(target) == "dropout":
+            ids.append(-1)  # what was kept
+        elif op_name in ("aten.reshape.default", "aten.flatten.using_ints"):
+            op_name, arguments = "aten.reshape.default", {"self": arguments["self"], "shape": _sizes(meta)}
+        elif op_name == "aten.chunk.default":
+            op_name, arguments = "aten.split.Tensor", _as_split(arguments, meta)
         self._draft.append(node, op_name, arguments, ids)
 
     def _arguments(self, node: fx.Node, target: torch._ops.OpOverload, op_name: str) -> dict[str, Argument]:
@@ -159,6 +166,19 @@ class Calls:
         if parameter.is_list and converted is not None and not isinstance(converted, list):
             return [converted]  # type: ignore[list-item]
         return converted
+
+
+def _sizes(made: Tensor) -> list[Element]:
+    """What a shape says, with no size left open."""
+    return [batch_size(size) for size in made.shape]
+
+
+def _as_split(chunk: dict[str, Argument], made: Sequence[Tensor]) -> dict[str, Argument]:
+    """A `chunk` by the size of its pieces, which is what torch computes."""
+    dim = chunk.get("dim", 0)
+    assert isinstance(dim, int)
+    arguments = {"self": chunk["self"], "split_size": _sizes(made[0])[dim]}
+    return arguments | ({"dim": dim} if "dim" in chunk else {})
 
 
 def _used_outputs(node: fx.Node, count: int) -> set[int]:

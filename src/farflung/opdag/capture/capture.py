@@ -18,7 +18,7 @@ from farflung.errors import CaptureError
 from farflung.opdag import wire
 from farflung.opdag.capture import python_state
 from farflung.opdag.capture.batch import check_batch
-from farflung.opdag.capture.decomposing import functional
+from farflung.opdag.capture.decomposing import functional, is_functional
 from farflung.opdag.capture.draws import all_draws, live_draws
 from farflung.opdag.capture.failures import explain_failure, quiet
 from farflung.opdag.capture.lints import (
@@ -210,5 +210,7 @@ def _export(
     exported = torch.export.export(wrapper, (batch,), strict=False, dynamic_shapes=shapes)
     inline_regions(exported, casts_to, remarks)
     is_live = live_draws(exported.graph)
+    if casts_to is None and all(is_live) and is_functional(exported):
+        return exported, is_live
     with wrapper.casting():
         return functional(exported), is_live

@@ -3,17 +3,32 @@
 Only those: decomposing to Core ATen as a whole loses `no_grad` and `detach`. What torch composes of other ops
 (`einsum`, `instance_norm`) becomes these, with the same bits; of some kernels (`glu`, `softshrink`) it has a
 form in plain ops, whose last bits may differ. The self-check holds both against the user's module.
+
+A program in which there is nothing to change stays as it is: tracing it once more takes torch longer than the
+export, and gives the same graph (`tests/opdag/test_decomposing.py`).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from farflung.opdag.capture.missing import missing_calls
+from farflung.opdag.capture.missing import leaves_nothing, missing_calls
+
+_WRITTEN_ALIKE = {
+    torch.ops.aten.chunk.default,
+    torch.ops.aten.contiguous.default,
+    torch.ops.aten.flatten.using_ints,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten.to.device,
+    torch.ops.aten.to.dtype,
+    torch.ops.aten.to.dtype_layout,
+}
+"""Views that torch composes of others, and that `calls` writes as what they are composed of."""
 
 Decompositions = Mapping[torch._ops.OperatorBase, Callable[..., object]]
 
@@ -32,6 +47,22 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
         if not more:
             return program
         chosen |= more
+
+
+def is_functional(exported: ExportedProgram) -> bool:
+    """Whether `functional` would give this program again: its ops are the opset's, and change nothing."""
+    nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
+    return not missing_calls(nodes) and all(_stays(node) for node in nodes)
+
+
+def _stays(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem or leaves_nothing(node)
+    if target._schema.is_mutable:
+        return False
+    is_view = any(entry.alias_info is not None for entry in target._schema.arguments)
+    return not is_view or target in _WRITTEN_ALIKE or not target._can_decompose()
 
 
 def _nested(program: ExportedProgram) -> int:

@@ -15,7 +15,7 @@ def live_draws(graph: fx.Graph) -> list[bool]:
     for node in reversed(graph.nodes):
         if node.op == "output" or node in live or _changes_something(node):
             live.update((node, *node.all_input_nodes))
-    return [node in live for node in graph.nodes if _draws(node)]
+    return [node in live for node in graph.nodes if draws(node)]
 
 
 def all_draws(numbers: Sequence[int], is_live: Sequence[bool], unused: int) -> tuple[int, ...]:
@@ -30,7 +30,8 @@ def _changes_something(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _draws(node: fx.Node) -> bool:
+def draws(node: fx.Node) -> bool:
+    """Whether a call of an exported program draws random numbers: dropout that drops nothing does not."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False

@@ -11,6 +11,7 @@ from torch import fx
 from farflung.errors import CaptureError
 from farflung.opdag import opset
 from farflung.opdag.capture import advice
+from farflung.opdag.capture.draws import draws
 from farflung.opdag.capture.origin import origin_of
 
 _ALIASES = frozenset(
@@ -26,6 +27,7 @@ _ALIASES = frozenset(
 """Ops that only copy or check: what they give is what they are given."""
 
 _RENAMED = {
+    "dropout": "native_dropout.default",
     "view": "reshape.default",
     "_unsafe_view": "reshape.default",
     "view_copy": "reshape.default",
@@ -66,11 +68,20 @@ def is_copy(node: fx.Node) -> bool:
     """Whether a call gives what it is given, or a copy of it."""
     assert isinstance(node.target, torch._ops.OpOverload)
     name = base_name(node.target)
+    if name == "dropout":
+        return not draws(node)
+    if name == "flatten":
+        return _rank(node.args[0]) == _rank(node)  # nothing was flattened
     if name != "copy":
         return name in _ALIASES
     into, source = node.args[:2]
     assert isinstance(into, fx.Node) and isinstance(source, fx.Node)
     return bool(into.meta["val"].shape == source.meta["val"].shape)
+
+
+def _rank(made: object) -> int:
+    assert isinstance(made, fx.Node)
+    return int(made.meta["val"].dim())
 
 
 def missing_calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:

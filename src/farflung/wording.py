@@ -1,4 +1,4 @@
-"""How messages name a number of things, and the kind of a value."""
+"""How messages name a number of things, a time, and the kind of a value."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from __future__ import annotations
 def counted(count: int, thing: str) -> str:
     """A number of things: 1 job, 2 jobs."""
     return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def lasting(seconds: float) -> str:
+    """A time that is short or long, in three digits: 12.3 us, 12.3 ms, 1.23 s."""
+    for unit, scale in (("us", 1e6), ("ms", 1e3)):
+        if seconds * scale < 999.5:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def kind_of(value: object) -> str:

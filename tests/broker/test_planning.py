@@ -144,6 +144,7 @@ def test_a_step_of_nearly_nothing_is_not_promised_without_a_word(tflops: float, 
     answer = answered(tower(), training(microbatch_size=4), "a", "b", measured=known)
     assert isinstance(answer, PlanMade) and answer.prediction is not None
     assert any("no device needs 1 ms for a microbatch" in note for note in answer.prediction.notes) is brief
+    assert answer.prediction.brief is brief
 
 
 def test_a_topology_of_the_jobs_own_counts_more_than_what_was_measured() -> None:

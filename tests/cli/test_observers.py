@@ -164,6 +164,14 @@ def test_the_words_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture
     assert "[b]lab?[2J" in shown and "\x1b[2J" not in shown
 
 
+def test_a_step_that_python_decides_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
+    prediction = Prediction("auto", 1.93e-4, "device a, busy 50%", brief=True)
+    PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}, prediction, {}))
+    said = capsys.readouterr().err
+    assert "planned by auto: no step time is predicted\n" in said and "193" not in said
+
+
 def test_a_plan_without_a_prediction_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
     PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.output import duration, print_error, print_text, size
+from farflung.cli.output import duration, print_error, print_text, size, work
 from farflung.cli.plan_table import plan_rows
 from farflung.plan import FEEDER, Edge, Placement, Plan
-from farflung.wording import counted
+from farflung.wording import counted, lasting
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,22 @@ def test_sizes(count: float, words: str) -> None:
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (65.4, "1:05"), (7209, "2:00:09")])
 def test_durations(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(1.93e-4, "193 us"), (0.0123, "12.3 ms"), (0.99999, "1 s"), (1.234, "1.23 s"), (12345, "12,345 s")],
+)
+def test_times_short_and_long(value: float, words: str) -> None:
+    assert lasting(value) == words
+
+
+@pytest.mark.parametrize(
+    ("flops", "words"),
+    [(0, "0 FLOP"), (3072, "3.07 kFLOP"), (4.5e5, "450 kFLOP"), (2.5e9, "2.5 GFLOP"), (3e15, "3,000 TFLOP")],
+)
+def test_work_is_told_in_a_unit_that_shows_it(flops: float, words: str) -> None:
+    assert work(flops) == words
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,8 +53,8 @@ def test_a_plan_becomes_rows() -> None:
     placements = [Placement(0, ["a"], 3_000_000, 4000, 12), Placement(1, ["b"], 1_000_000, 0, 4)]
     edges = [Edge(0, FEEDER, 0, 16, False), Edge(1, 0, 1, 2500, True)]
     assert plan_rows(Plan(placements, edges, 4, 2)) == [
-        ("0", "a", 12, "4.0 kB", "3", "75%", "2.5 kB"),
-        ("1", "b", 4, "0 B", "1", "25%", "0 B"),
+        ("0", "a", 12, "4.0 kB", "3 MFLOP", "75%", "2.5 kB"),
+        ("1", "b", 4, "0 B", "1 MFLOP", "25%", "0 B"),
     ]
 
 

@@ -162,6 +162,7 @@ def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction
         unreachable=list(parted),
         notes=[note[:LINE_LENGTH] for note in notes],
         measured=question.measured,
+        brief=bool(brief),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
-from farflung.cli.output import note, print_json, size
+from farflung.cli.output import note, print_json, size, work
 from farflung.cli.quiet import quietly
 from farflung.cli.searching import searching
 from farflung.errors import CaptureError
@@ -67,7 +67,7 @@ def _facts(made: CaptureReport) -> Iterator[str]:
         f" {size(made.graph_bytes)} on the wire"
     )
     yield f"{made.parameters:,} parameters, {size(made.parameter_bytes)}"
-    yield f"{made.flops / 1e6:,.1f} MFLOP forward a microbatch"
+    yield f"{work(made.flops)} forward a microbatch"
     for name, count in made.operators.items():
         yield f"{count:6d}  {name}"
     for alias, name in made.ties.items():

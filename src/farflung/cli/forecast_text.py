@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.columns import bar, columns, paragraph, wrapped
-from farflung.cli.output import listed, seconds, size
-from farflung.wording import counted
+from farflung.cli.output import listed, size
+from farflung.wording import counted, lasting
 
 if TYPE_CHECKING:
     from farflung.planner.advice.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
@@ -29,7 +29,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     yield ""
     yield from _links(found.links)
     yield ""
-    yield f"  step         {seconds(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, simulated"
+    yield f"  step         {lasting(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, simulated"
     yield from wrapped("bottleneck", found.bottleneck)
     yield f"  lower bound  {_bound(found)}"
     for worker, lacking in found.unable.items():
@@ -54,7 +54,7 @@ def expected_lines(found: Expected) -> Iterator[str]:
     yield from _links(found.links)
     yield ""
     yield (
-        f"  step         {seconds(found.step_seconds)}, simulated:"
+        f"  step         {lasting(found.step_seconds)}, simulated:"
         f" {found.microbatches} microbatch{'es' * (found.microbatches != 1)}, window {found.window}"
     )
     yield from wrapped("bottleneck", found.bottleneck)
@@ -116,7 +116,7 @@ def _what_if(found: Forecast) -> Iterator[str]:
         yield "None of the changes that were tried would make a step 2 % shorter."
         return
     yield "What would help most:"
-    rows = [[f"{row.change:+.0%}", seconds(row.step_seconds), row.what] for row in found.what_if]
+    rows = [[f"{row.change:+.0%}", lasting(row.step_seconds), row.what] for row in found.what_if]
     yield from columns(["step", "", "if there were"], rows, ">><")
 
 
@@ -124,8 +124,8 @@ def _bound(found: Forecast) -> str:
     if found.lower_bound_seconds is None or found.gap is None:
         return f"none: {found.scheduler} proves nothing"
     if found.gap < 1.005:
-        return f"{seconds(found.lower_bound_seconds)}: no plan is faster"
-    return f"{seconds(found.lower_bound_seconds)}: no plan is more than {1 - 1 / found.gap:.0%} faster"
+        return f"{lasting(found.lower_bound_seconds)}: no plan is faster"
+    return f"{lasting(found.lower_bound_seconds)}: no plan is more than {1 - 1 / found.gap:.0%} faster"
 
 
 def _holds(names: Sequence[str]) -> str:

@@ -57,9 +57,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def seconds(value: float) -> str:
-    """A time that is short or long, in three digits: 12.3 ms, 1.23 s."""
-    return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+def work(flops: float) -> str:
+    """A number of floating-point operations, in three digits: 1.23 MFLOP."""
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP"):
+        if flops < 999.5:
+            return f"{flops:.3g} {unit}"
+        flops /= 1000
+    return f"{flops:.3g} TFLOP" if flops < 999.5 else f"{flops:,.0f} TFLOP"
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:

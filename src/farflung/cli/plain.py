@@ -64,8 +64,7 @@ class PlainObserver(Observer):
         for row in plan_rows(planned.plan):
             note(
                 f"segment {row.segment} on {row.worker}: {counted(row.nodes, 'node')}, {row.parameters} of"
-                f" parameters, {row.megaflops} MFLOP ({row.share} of the model) and {row.bytes_out} out a"
-                " microbatch"
+                f" parameters, {row.work} ({row.share} of the model) and {row.bytes_out} out a microbatch"
             )
 
         for line in planned_lines(planned):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from farflung.cli.output import listed, seconds, size
+from farflung.cli.output import listed, size, work
 from farflung.transport.wording import printable
+from farflung.wording import lasting
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +22,7 @@ class PlanRow(NamedTuple):
     worker: str
     nodes: int
     parameters: str
-    megaflops: str
+    work: str
     share: str
     bytes_out: str
 
@@ -38,7 +39,7 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
                 worker=printable(placement.worker),
                 nodes=placement.nodes,
                 parameters=size(placement.parameter_bytes),
-                megaflops=f"{placement.flops / 1e6:,.0f}",
+                work=work(placement.flops),
                 share=f"{placement.flops / total:.0%}",
                 bytes_out=size(bytes_out),
             )
@@ -69,8 +70,10 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
     """What a plan promises, in a few lines for a person."""
     if prediction is None:
         return ["planned in equal shares: nothing is known of these workers, so no step time is predicted"]
-    step = f"planned by {prediction.scheduler}: {seconds(prediction.step_seconds)} a step"
-    lines = [f"{step}, held up by {prediction.bottleneck}"]
+    step = f"{lasting(prediction.step_seconds)} a step, held up by {prediction.bottleneck}"
+    if prediction.brief:
+        step = "no step time is predicted"
+    lines = [f"planned by {prediction.scheduler}: {step}"]
     if prediction.left_out:
         lines.append(
             f"without a part: {listed(prediction.left_out)}: a step is shorter without them"
@@ -79,7 +82,7 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
     return lines + [f"note: {words}" for words in prediction.notes]
 
 
-HEADINGS = ("segment", "worker", "nodes", "parameters", "MFLOP a microbatch", "share", "bytes out")
+HEADINGS = ("segment", "worker", "nodes", "parameters", "work a microbatch", "share", "bytes out")
 
 
 def plan_table(plan: Plan) -> Table:

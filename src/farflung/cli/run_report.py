@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from farflung.cli.output import note, print_error, print_json, print_text, seconds
+from farflung.cli.output import note, print_error, print_json, print_text
 from farflung.errors import JobError
-from farflung.wording import counted
+from farflung.wording import counted, lasting
 
 if TYPE_CHECKING:
     from farflung.client.prepared import Prepared
@@ -40,8 +40,9 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
         files = "metrics, plan, events, summary and weights"
     note(f"done: {counted(summary.steps, 'step')}; {files} are in {run.path}")
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
-        predicted = seconds(summary.predicted_step_seconds)
-        note(f"a step took {seconds(summary.step_seconds)} (the median); {predicted} was predicted")
+        took = f"a step took {lasting(summary.step_seconds)} (the median)"
+        predicted = lasting(summary.predicted_step_seconds)
+        note(took if summary.prediction_is_brief else f"{took}; {predicted} was predicted")
     if summary.ratio is not None and summary.ratio > COMPRESSED:
         least = min(summary.links, key=lambda link: link.ratio or 0.0)
         note(

@@ -58,9 +58,11 @@ class Summary(msgspec.Struct, frozen=True):
     is the step that `model.safetensors` holds, None if there is no such file. A run on `emulated` devices has
     neither losses nor weights. `step_seconds` is the median of the newest steps. Where `scheduler` planned on
     what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are what it expected; they
-    are None and empty where nothing is known, as with `train --local`. `links` are sums over all units, and
-    `ratio` is that of all of them together. `validation_loss` is that of the weights alone; where codecs are
-    chosen while it runs, `validation_loss_with_codecs` is that of the links as they were written.
+    are None and empty where nothing is known, as with `train --local`. Where `prediction_is_brief`, no device
+    was expected to compute for 1 ms a microbatch: what Python takes is not predicted, and steps may take far
+    longer. `links` are sums over all units, and `ratio` is that of all of them together. `validation_loss` is
+    that of the weights alone; where codecs are chosen while it runs, `validation_loss_with_codecs` is that of
+    the links as they were written.
     """
 
     state: str
@@ -85,3 +87,4 @@ class Summary(msgspec.Struct, frozen=True):
     links: list[LinkRow] = []
     ratio: float | None = None
     validation_loss_with_codecs: float | None = None
+    prediction_is_brief: bool = False

@@ -138,6 +138,7 @@ class Tally:
             step_seconds=self.step_seconds,
             predicted_step_seconds=self.prediction.step_seconds if self.prediction else None,
             predicted_bottleneck=self.prediction.bottleneck if self.prediction else "",
+            prediction_is_brief=self.prediction.brief if self.prediction else False,
             scheduler=self.prediction.scheduler if self.prediction else "",
             links=[_row(link) for link in self._links.values()],
             ratio=self.ratio,

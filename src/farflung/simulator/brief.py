@@ -12,5 +12,5 @@ def brief_notes(busy: float, step_seconds: float, microbatches: int) -> list[str
     """
     if busy * step_seconds >= BRIEF_SECONDS * microbatches:
         return []
-    words = "only arithmetic and messages are counted; no device needs 1 ms for a microbatch,"
-    return [f"{words} so what Python takes beside it may be longer"]
+    words = "only arithmetic and messages are counted, and no device needs 1 ms for a microbatch: what Python"
+    return [f"{words} takes for each task and message decides, and a step may take hundreds of times as long"]

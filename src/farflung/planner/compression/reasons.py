@@ -8,6 +8,7 @@ from farflung.planner.compression.circumstances import Circumstances
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.pace import Pace
 from farflung.planner.compression.rungs import CostedRung
+from farflung.wording import lasting
 
 MOST_NOTES = 8
 _HIDDEN = 1.05
@@ -22,13 +23,13 @@ def reason(
     seconds = circumstances.message_seconds(way, rung)
     before = circumstances.message_seconds(way, rungs[0])
     rate = megabits(circumstances.rate(way))
-    behind = f"{duration(pace.bottleneck_seconds)} of {pace.bottleneck}"
+    behind = f"{lasting(pace.bottleneck_seconds)} of {pace.bottleneck}"
     if seconds <= _HIDDEN * pace.bottleneck_seconds:
         hides = f"hides behind {behind}"
         if not chosen[way]:
-            return f"at {rate} a microbatch takes {duration(seconds)}: {hides}"
-        return f"at {rate} a microbatch takes {duration(seconds)} in place of {duration(before)}: {hides}"
-    return f"at {rate} a microbatch takes {duration(seconds)} in place of {duration(before)}, beside {behind}"
+            return f"at {rate} a microbatch takes {lasting(seconds)}: {hides}"
+        return f"at {rate} a microbatch takes {lasting(seconds)} in place of {lasting(before)}: {hides}"
+    return f"at {rate} a microbatch takes {lasting(seconds)} in place of {lasting(before)}, beside {behind}"
 
 
 def notes(
@@ -43,8 +44,8 @@ def notes(
     ]
     slow.sort(reverse=True)
     found = [
-        f"link {circumstances.ways[way].name} stays slow: {duration(seconds)} a microbatch with "
-        f"{rungs[chosen[way]].name}, where {worker} computes {duration(computing)}; "
+        f"link {circumstances.ways[way].name} stays slow: {lasting(seconds)} a microbatch with "
+        f"{rungs[chosen[way]].name}, where {worker} computes {lasting(computing)}; "
         + _cure(circumstances, rungs, limits, chosen, way, computing)
         for seconds, way in slow[:MOST_NOTES]
     ]
@@ -85,13 +86,6 @@ def _why_not(
     if gap > limits.max_loss_gap:
         return f"which with the other links costs {100 * gap:.2g} % loss: the limit is {limits.words()}"
     return "which costs more steps than it saves time, or is held back"
-
-
-def duration(seconds: float) -> str:
-    """For people, to three digits."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def megabits(bytes_per_second: float) -> str:

@@ -36,6 +36,15 @@ class PlanError(FarflungError):
     """No plan exists for this model on these workers."""
 
 
+class TooFewCuts(PlanError):
+    """The model cannot be cut into so many segments: `found` says why, and `most` there can be."""
+
+    def __init__(self, found: str, cure: str, most: int) -> None:
+        super().__init__(f"{found}: {cure}")
+        self.found = found
+        self.most = most
+
+
 class TopologyError(FarflungError):
     """A topology cannot be read, or says something impossible."""
 

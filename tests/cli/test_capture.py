@@ -73,7 +73,8 @@ def test_a_refusal_names_its_lint(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run(["capture", path, "--report"]) == 2
     out, err = capsys.readouterr()
     assert "refused" in out and "control-flow: it must hold that nothing but" in out and "item" not in out
-    progress, error = err.splitlines()
+    reading, progress, error = err.splitlines()
+    assert reading == f"reading {path}"
     assert progress == "capturing the model" and error.startswith("error: `.item()`")
 
 

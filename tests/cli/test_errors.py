@@ -63,9 +63,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CASES = [
-    (["nonsense"], 2, "No such command 'nonsense'"),
-    (["train"], 2, "Missing argument 'JOB'"),
+    (["nonsense"], 2, "No such command 'nonsense' (farflung --help lists what there is)"),
+    (["train"], 2, "Missing argument 'JOB' (farflung train --help lists what there is)"),
     (["train", "good.py", "--nope"], 2, "No such option: --nope"),
+    (["train", "good.py", "--zzz"], 2, "No such option: --zzz (farflung train --help lists what there is)"),
+    (["lab", "run", "--zzz"], 2, "No such option: --zzz (farflung lab run --help lists what there is)"),
     (["train", "missing.py", "--local", "2"], 2, "expected a job file at missing.py"),
     (["train", "raises.py", "--local", "2"], 2, "raises.py:2: the job file raised ValueError: two"),
     (["train", "no_job.py", "--local", "2"], 2, "has no job()"),
@@ -99,7 +101,11 @@ CASES = [
     (["train", "good.py", "--broker", "127.0.0.1:9"], 2, "there is no identity in"),
     (["train", "good.py", "--broker", "127.0.0.1:9", "--token", "ff1-abc"], 2, "the token has 7 characters"),
     (["check", "good.py", "--segments", "0"], 2, "at least 1 segment"),
-    (["check", "good.py", "--segments", "500"], 2, "can be cut into at most"),
+    (
+        ["check", "good.py", "--segments", "500"],
+        2,
+        "into at most 1 segment, 500 were asked for: use --segments 1",
+    ),
     (["join", "127.0.0.1:9"], 2, "there is no identity in"),
     (["join", "127.0.0.1:9", "--token", "hello"], 2, "not a token"),
     (["join", "127.0.0.1:9", "--memory", "-1"], 2, "--memory must be a positive number"),
@@ -157,7 +163,7 @@ def test_json_tells_the_error_on_standard_output_too(home: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stdout.splitlines()
     assert "raised ValueError" in json.loads(line)["error"]
-    assert done.stderr.splitlines() == [f"error: {json.loads(line)['error']}"]
+    assert done.stderr.splitlines() == ["reading raises.py", f"error: {json.loads(line)['error']}"]
 
 
 def test_a_process_ends_with_the_code_and_one_line(home: Path) -> None:

@@ -128,6 +128,20 @@ def test_a_short_evaluation_is_told_in_two_lines(capsys: pytest.CaptureFixture[s
     assert said == ["validating after 0 steps", "validation loss after 0 steps: 1.5000"]
 
 
+def test_a_clock_shows_on_a_terminal_that_the_broker_still_plans(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    observer = LiveObserver(3)
+    for words in ("waiting for 1 more worker", "planning for 2 workers"):
+        observer.waiting(words)
+    observer.close()
+    shown = capsys.readouterr().err
+    waited, planned = shown.split("planning for 2 workers")
+    assert "0:00:0" in waited and "0:00:0" in planned
+
+
 def test_an_evaluation_shows_on_a_terminal_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
     observer = LiveObserver(3)
     observer.working(Unit(0, False, 0, 8), 5)

@@ -57,6 +57,25 @@ def deliver(target: StateCollector, worker: str, sent: list[tuple[SliceHeader, b
         target.complete(header)
 
 
+def test_what_comes_before_it_is_waited_for_is_told_then() -> None:
+    values, told = state(), list[tuple[int, int]]()
+    target = StateCollector("j", 1, PLAN, OWNED, values, lambda came, total: told.append((came, total)))
+    total = sum(tensor.nbytes for tensor in values.values())
+    deliver(target, "a", sent_by(0, values))
+    assert told == []
+
+    async def wait() -> None:
+        waiting = asyncio.create_task(target.state())
+        await asyncio.sleep(0)
+        assert told == [(total - values["flags"].nbytes, total)]
+        deliver(target, "b", sent_flags)
+        await waiting
+
+    sent_flags = sent_by(1, values)
+    asyncio.run(wait())
+    assert told[-1] == (total, total)
+
+
 @given(st.integers(0, 5 * SLICE_BYTES))
 def test_slices_cover_a_tensor_once(total: int) -> None:
     parts = list(slices(total))

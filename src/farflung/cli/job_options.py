@@ -46,11 +46,11 @@ def read_job(
     precision: Precision | None = None,
     codec: str | None = None,
 ) -> Job:
-    """The job of a file, for which torch is imported and data read: seconds in which a terminal shows why."""
-    from farflung.cli.searching import shown_live
+    """The job of a file, for which torch is imported and data read: it is said what takes those seconds."""
+    from farflung.cli.searching import searching
+    from farflung.client.load import load_job, require_job_file
 
-    with shown_live() as tell:
+    require_job_file(path)
+    with searching() as tell:
         tell(f"reading {path}")
-        from farflung.client.load import load_job
-
         return load_job(path, steps=steps, text=text, precision=precision, codec=codec)

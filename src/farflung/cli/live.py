@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
@@ -9,6 +11,7 @@ from rich.text import Text
 from farflung.cli.output import duration, loss_words, size
 from farflung.cli.plan_table import chosen_lines, plan_table, planned_lines
 from farflung.cli.remaining import Remaining
+from farflung.cli.searching import moving_line
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import CodecsChosen, Planned
@@ -60,13 +63,17 @@ class LiveObserver(Observer):
             _Left(),
             console=self._console,
         )
+        self._clock = ExitStack()  # while the broker lets wait, or plans
         self._bars: dict[str, TaskID] = {}
         self._remaining: dict[str, Remaining] = {}
 
     def waiting(self, words: str) -> None:
+        self._clock.close()
         self._console.print(printable(words))
+        self._clock.enter_context(moving_line())(printable(words).partition(" ")[0])
 
     def planned(self, planned: Planned) -> None:
+        self._clock.close()
         self._console.print(plan_table(planned.plan))
         for line in planned_lines(planned):
             self._console.print(line, markup=False)
@@ -108,6 +115,7 @@ class LiveObserver(Observer):
 
     def close(self) -> None:
         """Leave the last bar on the screen and stop drawing."""
+        self._clock.close()
         self._progress.stop()
 
     def _hide(self, phase: str) -> None:
@@ -115,6 +123,7 @@ class LiveObserver(Observer):
             self._progress.remove_task(self._bars.pop(phase))
 
     def _show(self, phase: str, done: int, total: int, facts: list[str]) -> None:
+        self._clock.close()
         if phase not in self._bars:
             self._progress.start()
             remaining = self._remaining[phase] = Remaining()

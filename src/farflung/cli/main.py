@@ -87,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except _UsageError as error:
-        print_error(f"{_message(error)} (farflung --help lists what there is)", as_json)
+        print_error(f"{_message(error)} ({_command_of(error)} --help lists what there is)", as_json)
         return USAGE
     except FarflungError as error:
         print_error(str(error), as_json)
@@ -100,6 +100,12 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _command_of(error: Exception) -> str:
+    """The command that was being read, as far as its name was: farflung lab run."""
+    context: typer.Context | None = getattr(error, "ctx", None)
+    return "farflung" if context is None else context.command_path
 
 
 def _message(error: Exception) -> str:

@@ -14,7 +14,7 @@ def searching() -> Iterator[Callable[[str], None]]:
     """Gives a function that says what is being done now."""
     stream = sys.stderr  # what is done meanwhile may not write to it
     if is_terminal():
-        with _moving_line() as tell:
+        with moving_line() as tell:
             yield tell
         return
     said: list[str] = []
@@ -29,17 +29,8 @@ def searching() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def shown_live() -> Iterator[Callable[[str], None]]:
-    """Gives a function that says on a terminal what is being done now, and nothing in a log."""
-    if not is_terminal():
-        yield lambda words: None
-        return
-    with _moving_line() as tell:
-        yield tell
-
-
-@contextmanager
-def _moving_line() -> Iterator[Callable[[str], None]]:
+def moving_line() -> Iterator[Callable[[str], None]]:
+    """Gives a function that says what is being done, beside a clock; the line is gone in the end."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -12,7 +12,7 @@ from farflung.client.microbatches import read_batch
 from farflung.client.self_check import check_itself
 from farflung.client.telling import Tell, silently
 from farflung.data import SampleOrder
-from farflung.errors import JobError
+from farflung.errors import JobError, PlanError, TooFewCuts
 from farflung.opdag.capture import Capture, LossModule, capture
 from farflung.opdag.precision import Precision
 from farflung.planner import plan_graph
@@ -111,12 +111,15 @@ def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckRep
         validation_microbatches=1,
         validate_twice=False,
     )
-    planned = plan_graph(
-        captured.graph,
-        training.microbatches,
-        training.microbatch_size,
-        [f"worker-{n}" for n in range(segments)],
-    )
+    try:
+        planned = plan_graph(
+            captured.graph,
+            training.microbatches,
+            training.microbatch_size,
+            [f"worker-{n}" for n in range(segments)],
+        )
+    except TooFewCuts as error:
+        raise PlanError(f"{error.found}: use --segments {error.most}") from None
     programs = received(planned.programs, training.microbatch_size)
 
     def loss_of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:

@@ -70,11 +70,16 @@ class _UncachedLoader(SourceFileLoader):
         raise OSError(f"{path} is compiled afresh")
 
 
-def _run(path: Path) -> ModuleType:
+def require_job_file(path: Path) -> None:
+    """Raise JobError if there is no file, or no torch to read it with."""
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise JobError(f"expected a job file at {path}, found {found}")
     require_installed("torch", "a job's model is a PyTorch module")
+
+
+def _run(path: Path) -> ModuleType:
+    require_job_file(path)
     file = str(path.resolve())
     loader = _UncachedLoader(MODULE_NAME, file)
     spec = spec_from_loader(MODULE_NAME, loader)

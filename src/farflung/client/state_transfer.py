@@ -74,7 +74,8 @@ class StateCollector:
     """Takes every owned tensor back from its worker, straight into the tensor's memory.
 
     Slices of one tensor come in order. `state` gives shapes and types; the tensors that come are new ones.
-    Memory for a tensor is taken when its first slice comes.
+    Memory for a tensor is taken when its first slice comes. `progress` hears of bytes from when they are
+    waited for: a worker's may overtake the broker's word that the last step is done.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class StateCollector:
         self._complete = asyncio.Event()
         self._total = sum(state[name].nbytes for name in self._owner)
         self._received = 0
+        self._is_awaited = False
         if not self._missing:
             self._complete.set()
 
@@ -131,7 +133,7 @@ class StateCollector:
         arriving = self._arriving[header.name]
         arriving.received += header.bytes
         self._received += header.bytes
-        self._progress(self._received, self._total)
+        self._tell()
         if arriving.received == len(arriving.buffer):
             self._missing.discard(header.name)
         if not self._missing:
@@ -149,9 +151,15 @@ class StateCollector:
         RunFailed
             A tensor's bytes are not those that its worker announced.
         """
+        self._is_awaited = True
+        self._tell()
         await self._complete.wait()
         await asyncio.to_thread(self._verify)
         return {name: arriving.tensor for name, arriving in self._arriving.items()}
+
+    def _tell(self) -> None:
+        if self._is_awaited and self._received:
+            self._progress(self._received, self._total)
 
     def _arriving_tensor(self, worker: str, header: SliceHeader) -> _Arriving:
         if header.name not in self._owner or self._plan.worker_of(self._owner[header.name]) != worker:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.errors import PlanError
+from farflung.errors import PlanError, TooFewCuts
 from farflung.plan import Topology, joined_part, why_parted
 from farflung.planner.assignment import Assignment, Options, memory_by_worker
 from farflung.planner.cutting.chain import Cutter
@@ -18,7 +18,7 @@ from farflung.workload import Workload
 NOTHING_TO_TRAIN = (
     "the loss depends on no trainable parameter: set requires_grad on those that are to be trained"
 )
-FEWER = "use fewer workers (--workers, --local or --segments)"
+FEWER = "use fewer workers (--workers or --local)"
 
 
 @dataclass(frozen=True)
@@ -58,22 +58,27 @@ def require_segments(workload: Workload, count: int) -> None:
     Raises
     ------
     PlanError
-        There is nothing to train, or there are too few places to cut, with the most segments there can be.
+        There is nothing to train.
+    TooFewCuts
+        There are too few places to cut.
     """
     if not workload.trainable_bytes.any():
         raise PlanError(NOTHING_TO_TRAIN)
     most = most_segments(workload, workload.legal)
     if count > most:
         segments = f"{most} segment{'s' * (most != 1)}"
-        raise PlanError(f"the model can be cut into at most {segments}, {count} were asked for: {FEWER}")
+        found = f"the model can be cut into at most {segments}, {count} were asked for"
+        raise TooFewCuts(found, FEWER, most)
 
 
-def refuse_ties(workload: Workload, count: int) -> PlanError:
+def refuse_ties(workload: Workload, count: int) -> TooFewCuts:
     """Why there are no `count` segments if the uses of each parameter must stay on one worker."""
     most = most_segments(workload, kept_together(workload))
-    return PlanError(
+    return TooFewCuts(
         f"parameters are used all over the model and their uses must stay on one worker: at most {most} "
-        f"workers can share it, {count} were asked for: {FEWER}"
+        f"workers can share it, {count} were asked for",
+        FEWER,
+        most,
     )
 
 

@@ -53,7 +53,8 @@ class Homes:
     def train(self, *on: str) -> Run:
         """Begin to train on these workers, one segment each in the order of their names."""
         token = [] if self._runs else ["--token", self.on.token("submitter")]
-        where = ["--broker", self.on.address, "--on", ",".join(on), "--scheduler", "equal-compute", *token]
+        where = ["--broker", self.on.address, "--on", ",".join(on), "--wait", *token]
+        where += ["--scheduler", "equal-compute"]
         self._runs += 1
         return train(self.on, f"run-{self._runs}", "--steps", str(STEPS), *where)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.folders import folder_of
 from farflung.cli.output import note
 from farflung.errors import FarflungError, IdentityError
 
@@ -32,10 +33,12 @@ async def obtain_identity(
 ) -> Identity:
     """The identity in `folder`; with a token of another broker, or without an identity, join first.
 
+    Without `broker` a token's is where this user, or a broker on this machine, is known to have it.
+
     Raises
     ------
     IdentityError
-        There is no identity and no token, or the token was refused.
+        There is no identity and no token, the identity is of another than `name`, or the token was refused.
     ConnectionFailed
         The broker cannot be reached.
     """
@@ -49,32 +52,77 @@ async def obtain_identity(
             raise IdentityError(
                 f"{folder} holds the identity of a {kept.role}, a {role}'s is needed: choose another --folder"
             )
+        _require_name(kept, folder, name)
         return await _fresh(_at(kept, broker))
     parsed = Token.parse(token)
     known = _known(folder, parsed.fingerprint)
     if known is not None and known.role == role:
+        _require_name(known, folder, name)
+        note(f"the token was not needed: {folder} has the identity of {role} {known.id} at its broker")
         return await _fresh(_at(known, broker))
+    broker = broker or _address_of(parsed.fingerprint)
     if broker is None:
         raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
     note(f"dialling the broker at {broker}")
+    replaced = _kept(folder)
     enrolment = await enrol(broker, parsed, folder, role, name)
     _say_clock(enrolment.clock_ahead_seconds)
+    if replaced is not None:
+        note(
+            f"replaced the identity that {folder} had: {replaced.role} {replaced.id} at {replaced.broker};"
+            " give each broker a folder of its own with --folder to keep both"
+        )
     _say_joined(broker, enrolment.identity, folder)
     return enrolment.identity
 
 
+def _require_name(kept: Identity, folder: Path, name: str | None) -> None:
+    if name is not None and name != kept.id:
+        raise IdentityError(
+            f"{folder} holds the identity of {kept.id}, --name says {name}: leave --name out to be {kept.id}"
+            f" again, or give {name} a folder of its own with --folder"
+        )
+
+
 def _known(folder: Path, fingerprint: bytes) -> Identity | None:
     """The identity that the token's broker gave before, which saves a use of the token."""
-    from farflung.transport.certificates import certificate_from_pem
-    from farflung.transport.certificates import fingerprint as fingerprint_of
-    from farflung.transport.identity import AUTHORITY_FILE, Identity
+    return _kept(folder) if _trusts(folder, fingerprint) else None
+
+
+def _kept(folder: Path) -> Identity | None:
+    """The identity in a folder, if there is one."""
+    from farflung.transport.identity import Identity
 
     try:
-        identity = Identity.load(folder)
-        authority = certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())
+        return Identity.load(folder)
     except IdentityError:
         return None
-    return identity if fingerprint_of(authority) == fingerprint else None
+
+
+def _trusts(folder: Path, fingerprint: bytes) -> bool:
+    """Whether the authority in a folder, of a holder or of a broker, is the one with this fingerprint."""
+    from farflung.transport.certificates import certificate_from_pem
+    from farflung.transport.certificates import fingerprint as fingerprint_of
+    from farflung.transport.identity import AUTHORITY_FILE
+
+    try:
+        return fingerprint_of(certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())) == fingerprint
+    except (OSError, IdentityError):
+        return False
+
+
+def _address_of(fingerprint: bytes) -> str | None:
+    """Where the broker with this authority is: as an identity of this user has it, or as it runs here."""
+    from farflung.broker.listening import address_in
+    from farflung.paths.advertised import dialled_at
+    from farflung.transport.tokens import TOKEN_ROLES
+
+    for role in TOKEN_ROLES:
+        if known := _known(folder_of(role, None), fingerprint):
+            return known.broker
+    own = folder_of("broker", None)
+    listening = address_in(own) if _trusts(own, fingerprint) else None
+    return dialled_at(listening, ())[0] if listening else None
 
 
 def _at(identity: Identity, broker: str | None) -> Identity:

@@ -68,7 +68,7 @@ def _lines(status: Status) -> Iterable[str]:
     from farflung.local.opset_findings import opset_findings
 
     yield f"broker {status.version}, up {duration(status.uptime_seconds)}"
-    yield f"{counted(len(status.workers), 'worker')}, {len(status.backup_pool)} in the backup pool"
+    yield f"{status.workers_counted()}, {len(status.backup_pool)} in the backup pool"
     yield from table(
         ("worker", "state", "device", "computes with", "site", "address", "seen", "job"),
         map(_worker, status.workers),

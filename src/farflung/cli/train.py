@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +67,10 @@ def train(
         str | None,
         typer.Option(metavar="ID,ID,...", help="The workers to train on, each with a part of the model."),
     ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait also for workers of --on or --topology who never joined."),
+    ] = False,
     topology: TopologyOption = None,
     scheduler: SchedulerOption = "auto",
     efficiency: EfficiencyOption = None,
@@ -88,7 +92,8 @@ def train(
         local, broker, token, workers, backends, on, topology, scheduler, efficiency, recompute, codecs.wishes
     )
     computing = the_precision(precision)
-    identity = None if place.local else _identity(folder_of("submitter", folder), broker, token)
+    where = folder_of("submitter", folder)
+    identity = None if place.local else _identity(where, broker, token, place.pool, wait)
     loaded, path = _load(job, steps, text, computing, codecs.every, out)
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
         prepared = _prepare_emulated(loaded, emulated)
@@ -112,24 +117,32 @@ def train(
     report_run(summary, prepared, run, as_json)
 
 
-def _identity(folder: Path, broker: str | None, token: str | None) -> Identity:
+def _identity(
+    folder: Path, broker: str | None, token: str | None, named: Sequence[str], wait: bool
+) -> Identity:
     if broker is None and token is None and not (folder / "identity.json").exists():
         raise JobError(
             "nothing to train on: add --local N for workers on this machine, or --broker HOST:PORT --token T"
         )
-    return asyncio.run(_admitted(folder, broker, token))
+    return asyncio.run(_admitted(folder, broker, token, named, wait))
 
 
-async def _admitted(folder: Path, broker: str | None, token: str | None) -> Identity:
-    """The identity with which to submit, shown to a broker that answers: then the model is worth a minute."""
+async def _admitted(
+    folder: Path, broker: str | None, token: str | None, named: Sequence[str], wait: bool
+) -> Identity:
+    """The identity with which to submit, shown to a broker that answers and knows the workers that are named:
+    then the model is worth a minute.
+    """
+    from farflung.cli.roll_call import roll_call
     from farflung.client.inquiry import ask_status
 
     identity = await obtain_identity(folder, "submitter", broker, token)
     note(f"asking the broker at {identity.broker} for its workers")
     status = await ask_status(identity)
-    idle = len(status.backup_pool)
-    has = f"it has {counted(len(status.workers), 'worker')}, {idle} of them idle"
+    has = f"it has {status.workers_counted()}; {len(status.backup_pool)} idle"
     note(has if status.workers else "no worker has joined it yet")
+    for line in roll_call(status, named, identity.broker, wait):
+        note(line)
     return identity
 
 

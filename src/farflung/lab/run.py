@@ -150,7 +150,7 @@ class LabRun:
         request = self._request
         known = request.known()
         arguments = [str(request.job), "--broker", fleet.address, "--folder", str(fleet.submitter_folder)]
-        arguments += ["--on", ",".join(known.ids), "--out", str(request.out)]
+        arguments += ["--on", ",".join(known.ids), "--wait", "--out", str(request.out)]
         file = fleet.keep("topology.json", encode_topology(known))
         arguments += ["--topology", str(file), "--scheduler", request.scheduler, "--efficiency", "1"]
         arguments += [] if request.steps is None else ["--steps", str(request.steps)]

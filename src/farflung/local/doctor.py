@@ -151,7 +151,7 @@ async def _admitted(identity: Identity) -> list[Finding]:
         helps = f"farflung token create --role {identity.role} on the broker, then join again with --token"
         return [Finding("broker", False, f"{identity.id} is not admitted: {error}", helps)]
     workers = {worker.worker for worker in status.workers}
-    count = f"workers: {len(workers)}, idle: {len(status.backup_pool)}"
+    count = f"{status.workers_counted()}, {len(status.backup_pool)} idle"
     admitted = Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {count}")
     holder = identity.id if identity.role == "worker" else None
     return [admitted, *opset_findings(status.workers), *path_findings(holder, status.links, workers)]

@@ -11,6 +11,9 @@ from farflung.plan import LinkCodec
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reaching import LinkReport
 from farflung.protocol.worker import LinkTraffic
+from farflung.wording import counted
+
+AWAY = ("lost", "left")
 
 
 class Ask(Message, frozen=True):
@@ -35,6 +38,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     framework: str = ""
     opset: int = 0
     lacks: list[str] = []
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it has joined and is not connected now."""
+        return self.state in AWAY
 
 
 class JobStatus(msgspec.Struct, frozen=True):
@@ -77,6 +85,12 @@ class Status(Message, frozen=True):
     timeouts: dict[str, float]
     links: list[LinkView]
     relay_mbps: float
+
+    def workers_counted(self) -> str:
+        """How many workers are connected, and how many have joined but are away: "2 workers, 1 away"."""
+        away = sum(worker.is_away for worker in self.workers)
+        here = counted(len(self.workers) - away, "worker")
+        return f"{here}, {away} away" if away else here
 
 
 class Renew(Message, frozen=True):

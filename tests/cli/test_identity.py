@@ -1,0 +1,103 @@
+"""Who runs a command: a kept identity is not renamed, and a token finds the broker that its user knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.broker.fleet import broker
+
+from farflung.broker.authority import create_token
+from farflung.broker.service import BrokerService
+from farflung.cli.identity import obtain_identity
+from farflung.errors import IdentityError
+from farflung.transport.identity import Identity
+from farflung.transport.tokens import TokenRole
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of all identities of the user."""
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    return tmp_path
+
+
+def beside_a_broker(home: Path, scene: Callable[[BrokerService], Awaitable[None]]) -> None:
+    async def play() -> None:
+        async with broker(home / "broker") as service:
+            await scene(service)
+
+    asyncio.run(play())
+
+
+async def obtain(home: Path, role: TokenRole, broker: str | None, name: str | None = None) -> Identity:
+    """With a new token of the broker."""
+    token = await asyncio.to_thread(create_token, home / "broker", role)
+    return await obtain_identity(home / role, role, broker, token.text, name)
+
+
+def test_a_kept_identity_is_not_renamed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scene(service: BrokerService) -> None:
+        assert (await obtain(home, "worker", service.address, "one")).id == "one"
+        assert "was not needed" not in capsys.readouterr().err
+        for name in ("one", None):
+            assert (await obtain(home, "worker", service.address, name)).id == "one"
+            said = capsys.readouterr().err
+            assert f"the token was not needed: {home / 'worker'} has the identity of worker one" in said
+        with pytest.raises(IdentityError, match=r"holds the identity of one, --name says three: .* --folder"):
+            await obtain(home, "worker", service.address, "three")
+        with pytest.raises(IdentityError, match="--name says three"):
+            await obtain_identity(home / "worker", "worker", service.address, None, "three")
+
+    beside_a_broker(home, scene)
+
+
+def test_a_token_of_a_broker_on_this_machine_needs_no_address(home: Path) -> None:
+    async def scene(service: BrokerService) -> None:
+        viewer = await obtain(home, "viewer", None)
+        assert viewer.broker == service.address
+
+    beside_a_broker(home, scene)
+
+
+def test_a_token_of_a_broker_that_this_user_has_joined_needs_no_address(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(service: BrokerService) -> None:
+        elsewhere = home / "elsewhere"
+        monkeypatch.setenv("FARFLUNG_HOME", str(elsewhere))  # where no broker is
+        joins: list[tuple[TokenRole, str | None]] = [("viewer", service.address), ("submitter", None)]
+        for role, address in joins:
+            token = await asyncio.to_thread(create_token, home / "broker", role)
+            joined = await obtain_identity(elsewhere / role, role, address, token.text)
+            assert joined.broker == service.address
+
+    beside_a_broker(home, scene)
+
+
+def test_a_token_of_an_unknown_broker_asks_for_its_address(home: Path, tmp_path: Path) -> None:
+    async def scene(service: BrokerService) -> None:
+        token = await asyncio.to_thread(create_token, tmp_path / "other", "viewer")
+        with pytest.raises(IdentityError, match="add --broker HOST:PORT"):
+            await obtain_identity(home / "viewer", "viewer", None, token.text)
+
+    beside_a_broker(home, scene)
+
+
+def test_a_token_of_another_broker_says_whose_identity_it_replaces(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def scene(service: BrokerService) -> None:
+        first = await obtain(home, "worker", service.address, "one")
+        capsys.readouterr()
+        async with broker(tmp_path / "other") as other:
+            token = await asyncio.to_thread(create_token, tmp_path / "other", "worker")
+            second = await obtain_identity(home / "worker", "worker", other.address, token.text, "two")
+        said = capsys.readouterr().err
+        told = f"replaced the identity that {home / 'worker'} had: worker one at {first.broker}; "
+        assert said.count("replaced") == 1 and told in said and "--folder" in said
+        assert Identity.load(home / "worker").id == second.id == "two"
+
+    beside_a_broker(home, scene)

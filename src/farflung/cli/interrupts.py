@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from farflung.cli.output import note
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -31,6 +33,33 @@ def remembering_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if interrupted:
             raise KeyboardInterrupt
+
+
+class Ending:
+    """How the task that makes this ends a run, as signals ask: `stop` is its orderly way while the run lasts.
+
+    Before a run there is nothing to be kept in order, and when it `is_over` it is no longer in the way.
+    """
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self.stop: Callable[[], object] | None = None
+        self.is_over = False
+
+    def in_order(self) -> None:
+        """What the first signal asks for."""
+        if self.is_over:
+            note("the run is over: its workers are being stopped (Ctrl-C again does not wait for them)")
+        elif self.stop is not None:
+            self.stop()
+        else:
+            self.at_once()
+
+    def at_once(self) -> None:
+        """What the second signal asks for."""
+        self._task.cancel()
 
 
 @contextmanager

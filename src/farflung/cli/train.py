@@ -13,6 +13,7 @@ import typer
 from farflung.cli.codec_options import CodecOption, the_codecs
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
+from farflung.cli.interrupts import Ending, on_interrupt
 from farflung.cli.job_options import (
     JobArgument,
     PrecisionOption,
@@ -100,15 +101,15 @@ def train(
     else:
         prepared = _prepare(loaded, place.workers)
         _require_able(prepared, place)
-    run = _run_folder(path)
     observer = _observer(prepared, as_json)
     from farflung.client.submitter import CANCELLED, STOPPED_AT_ONCE
 
+    run = _run_folder(path)
     try:
         summary = asyncio.run(_trained(prepared, run, observer, place, identity))
         if summary.state == CANCELLED:
             _give_way(run)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, KeyboardInterrupt):
         _give_way(run)
         raise RunInterrupted(STOPPED_AT_ONCE) from None
     finally:
@@ -223,17 +224,23 @@ def _observer(prepared: Prepared, as_json: bool) -> Observer:
 async def _trained(
     prepared: Prepared, run: RunFolder, observer: Observer, place: Place, identity: Identity | None
 ) -> Summary:
-    """Train at the place: with an identity at its broker, without one on a fleet that lives for the run."""
-    if identity is not None:
-        return await _until_interrupted(prepared, identity, run, observer, place)
-    from farflung.local.fleet import LocalFleet
+    """Train at the place: with an identity at its broker, without one on a fleet that lives for the run.
 
-    fleet = LocalFleet(place.local, run.logs, backends=place.frameworks)
-    shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
-    start = f"starting a broker and {counted(place.local, 'worker')} on this machine"
-    note(f"{start}: {shares}" if shares else start)
-    async with fleet:
-        return await _until_interrupted(prepared, fleet.identity, run, observer, place, fleet.watch)
+    The first signal asks a run for an orderly end, before it ends the start of its fleet; the second ends
+    either at once.
+    """
+    ending = Ending()
+    with on_interrupt(ending.in_order, ending.at_once):
+        if identity is not None:
+            return await _submitted(prepared, identity, run, observer, place, ending)
+        from farflung.local.fleet import LocalFleet
+
+        fleet = LocalFleet(place.local, run.logs, backends=place.frameworks)
+        shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
+        start = f"starting a broker and {counted(place.local, 'worker')} on this machine"
+        note(f"{start}: {shares}" if shares else start)
+        async with fleet:
+            return await _submitted(prepared, fleet.identity, run, observer, place, ending, fleet.watch)
 
 
 def _what_comes_home(prepared: Prepared, submitter: Submitter) -> str:
@@ -247,19 +254,16 @@ def _what_comes_home(prepared: Prepared, submitter: Submitter) -> str:
     return ": the weights of the last applied step come home first"
 
 
-async def _until_interrupted(
+async def _submitted(
     prepared: Prepared,
     identity: Identity,
     run: RunFolder,
     observer: Observer,
     place: Place,
+    ending: Ending,
     watch: Watch | None = None,
 ) -> Summary:
-    """The run's summary; the first signal asks for an orderly end, the second ends the run at once.
-
-    `watch` tells what the run stands on, besides broker and workers, and is gone.
-    """
-    from farflung.cli.interrupts import on_interrupt
+    """The run's summary; `watch` tells what the run stands on, besides broker and workers, and is gone."""
     from farflung.client.submitter import Submitter
 
     submitter = Submitter(
@@ -273,15 +277,15 @@ async def _until_interrupted(
         closed=watch is not None,
     )
 
-    def first() -> None:
+    def stop() -> None:
         note(f"stopping{_what_comes_home(prepared, submitter)} (Ctrl-C again ends at once)")
         submitter.stop("stopped by the user")
 
-    task = asyncio.create_task(submitter.run())
     watching = asyncio.create_task(watch(submitter.fail_soon)) if watch else None
+    ending.stop = stop
     try:
-        with on_interrupt(first, task.cancel):
-            return await task
+        return await submitter.run()
     finally:
+        ending.is_over = True
         if watching is not None:
             watching.cancel()

@@ -36,6 +36,7 @@ def test_a_policy_for_every_link() -> None:
         (["auto:int7"], "expected one of dense, bf16"),
         (["a->b=auto"], "auto chooses for every link"),
         (["auto", "int8"], "given twice"),
+        (["auto", "a->b=int8"], "codec auto chooses for every link: give none a codec beside it"),
     ],
 )
 def test_what_says_nothing_is_one_line(given: list[str], words: str) -> None:

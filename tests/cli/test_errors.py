@@ -80,6 +80,16 @@ CASES = [
     (["train", "good.py", "--local", "2", "--broker", "h:1"], 2, "--local starts its own broker"),
     (["train", "good.py", "--local", "2", "--on", "a"], 2, "--local starts its own broker"),
     (
+        ["train", "missing.py", "--local", "2", "--codec", "worker-0->worker-9=int8"],
+        2,
+        "there is no worker worker-9: the workers are worker-0, worker-1",
+    ),
+    (
+        ["train", "missing.py", "--broker", "h:1", "--on", "a,b", "--codec", "a->c=int8"],
+        2,
+        "there is no worker c: the workers are a, b",
+    ),
+    (
         ["train", "good.py", "--local", "2", "--precision", "half"],
         2,
         "must be float32 or bfloat16, found 'half'",

@@ -16,7 +16,7 @@ from farflung.codec import (
     Reference,
     TopK,
 )
-from farflung.codec.catalogue import KEYS, declared, gives_mask, needs_mask, recipe
+from farflung.codec.catalogue import EXAMPLES, KEYS, declared, gives_mask, needs_mask, recipe
 from farflung.errors import CodecError
 from farflung.plan.rung import CodecName
 
@@ -86,6 +86,20 @@ def test_an_unknown_name_is_one_line_with_those_there_are(name: str) -> None:
         recipe(name)
     assert all(known in str(raised.value) for known in ("int4-stochastic", "int8-stochastic"))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("int9", "int8"), ("edens2", "eden2"), ("topk0-bf16", "topk1-bf16"), ("axes", "axes20")],
+)
+def test_a_mistyped_name_is_told_the_nearest_one(name: str, meant: str) -> None:
+    with pytest.raises(CodecError, match=rf"there is no codec '{name}': did you mean {meant}\? ") as raised:
+        recipe(name)
+    assert "docs/codecs.md" in str(raised.value) and len(str(raised.value)) < 240
+
+
+def test_the_examples_that_an_error_gives_are_codecs() -> None:
+    assert all(recipe(name) for name in EXAMPLES)
 
 
 def test_who_gives_a_mask_and_who_needs_one() -> None:

@@ -39,9 +39,10 @@ def the_codecs(given: Sequence[str] | None) -> Codecs:
     Raises
     ------
     PlanError
-        It names no codec that there is, or says two things of one link.
+        It names no codec that there is, says two things of one link, or names links beside who chooses.
     """
     from farflung.plan import CodecWishes, LinkWish
+    from farflung.plan.rung import DENSE
 
     every: str | None = None
     links: dict[tuple[str, str], LinkWish] = {}
@@ -59,7 +60,9 @@ def the_codecs(given: Sequence[str] | None) -> Codecs:
         if (source, target) in links:
             raise PlanError(f"--codec is given twice for {source} -> {target}")
         links[source, target] = LinkWish(source, target, name)
-    return Codecs(every, CodecWishes(links=tuple(links.values())))
+    wishes = CodecWishes(links=tuple(links.values()))
+    wishes.otherwise(every or DENSE)
+    return Codecs(every, wishes)
 
 
 def _rung(name: str, text: str) -> str:

@@ -58,7 +58,14 @@ def place_of(
     frameworks, chosen = _frameworks(local, backends), _chosen(on)
     wishes = _wishes(topology, scheduler, efficiency, chosen, recompute, codecs)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
+    if known := local_ids(local or 0) or pool:
+        codecs.require_ends(known)
     return Place(local or 0, local or workers or len(chosen), pool, frameworks, wishes)
+
+
+def local_ids(count: int) -> list[str]:
+    """What the workers of `--local` are called (`local.fleet`)."""
+    return [f"worker-{number}" for number in range(count)]
 
 
 def _frameworks(local: int | None, backends: str | None) -> list[str]:

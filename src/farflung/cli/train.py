@@ -23,7 +23,7 @@ from farflung.cli.job_options import (
     the_precision,
 )
 from farflung.cli.output import note
-from farflung.cli.place import Place, place_of
+from farflung.cli.place import Place, local_ids, place_of
 from farflung.cli.planning_options import EfficiencyOption, RecomputeOption, SchedulerOption, TopologyOption
 from farflung.cli.quiet import quietly
 from farflung.cli.run_report import report_run
@@ -96,6 +96,7 @@ def train(
     where = folder_of("submitter", folder)
     identity = None if place.local else _identity(where, broker, token, place.pool, wait)
     loaded, path = _load(job, steps, text, computing, codecs.every, out)
+    codecs.wishes.otherwise(loaded.codec)  # what cannot be is said before the model is captured
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
         prepared = _prepare_emulated(loaded, emulated)
     else:
@@ -186,9 +187,9 @@ def _require_able(prepared: Prepared, place: Place) -> None:
 
     offers = {name: backend_called(name).offer() for name in set(place.frameworks)}
     abilities = {}
-    for number in range(place.local):
+    for number, id in enumerate(local_ids(place.local)):
         offer = offers[place.frameworks[number % len(place.frameworks)]]
-        abilities[f"worker-{number}"] = Ability(version(), offer.lacks, offer.framework)
+        abilities[id] = Ability(version(), offer.lacks, offer.framework)
     require_able(place.local, place.local, unable(Needs.of(prepared.graph), abilities))
 
 

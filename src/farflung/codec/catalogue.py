@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from functools import lru_cache
 
 from farflung.codec.base import Declared
@@ -16,14 +17,17 @@ from farflung.codec.recipe import Axes, Recipe, Reference
 from farflung.codec.topk import TopK, Values
 from farflung.errors import CodecError
 
-NAMES = (
-    "dense, bf16, int8, int8-stochastic, int4, int4-stochastic, hadamard1 to hadamard4 (for activations),"
-    " eden1 to eden4 (for gradients), topkP-VALUES, row-topkP-VALUES and maskedP-VALUES, where P is in"
-    " percent and VALUES are bf16, int8 or int4 (topk1-bf16, row-topk30-int4, masked30-int4), each also"
-    " with +zstd; evenP and axesP, where P is the distance of levels in percent of what is usual (even30,"
-    " axes20), with -dithered for gradients (axes100-dithered); token-mean: before any of them is less the"
-    " mean of each row's token"
+EXAMPLES = (
+    "int8-stochastic",
+    "int4-stochastic",
+    "hadamard4",
+    "eden2",
+    "row-topk30-int4",
+    "masked30-int4",
+    "axes20",
+    "axes100-dithered",
 )
+"""One or two of a family; docs/codecs.md has all."""
 TOKEN_MEAN = "token-mean:"
 KEYS = 256
 """Tokens of a larger vocabulary share them."""
@@ -61,7 +65,7 @@ def recipe(name: str) -> Recipe:
     Raises
     ------
     CodecError
-        There is no such codec; the line says which there are.
+        There is no such codec; the line says which may be meant, and where all are told.
     """
     if even := _EVEN.fullmatch(name):
         family, percent, dithered = even.groups()
@@ -74,7 +78,7 @@ def recipe(name: str) -> Recipe:
             return Recipe(inner_recipe.codec, Reference(KEYS, width=0), inner_recipe.axes)
     inner = _inner(name.removesuffix(_PRESSED))
     if inner is None:
-        raise CodecError(f"there is no codec {name[:64]!r}; there are {NAMES}")
+        raise CodecError(_unknown(name[:64]))
     return Recipe(Lossless(inner) if name.endswith(_PRESSED) else inner)
 
 
@@ -91,6 +95,12 @@ def needs_mask(name: str) -> bool:
 def gives_mask(name: str) -> bool:
     """Whether the codec of that name keeps some of the elements."""
     return isinstance(_innermost(name), TopK)
+
+
+def _unknown(name: str) -> str:
+    close = get_close_matches(name, (*_FAMILIES, *EXAMPLES, "topk1-bf16", "even30"), 1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"there is no codec {name!r}: {hint}there are {', '.join(EXAMPLES)} and others (docs/codecs.md)"
 
 
 def _innermost(name: str) -> Inner:

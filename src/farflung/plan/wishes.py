@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -31,6 +32,10 @@ models, 0.70 in the median (docs/planner.md, "What a segment costs")."""
 
 MAX_LOSS_GAP = 0.01
 """What `auto` may cost, unless a job says otherwise."""
+
+
+MOST_NAMED = 8
+"""Workers that an error lists."""
 
 
 class LinkWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +73,17 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.links and rung.partition(":")[0] in POLICIES:
             raise PlanError(f"codec {rung} chooses for every link: give none a codec beside it")
         return msgspec.structs.replace(self, every=rung, max_loss_gap=max_loss_gap)
+
+    def require_ends(self, workers: Sequence[str]) -> None:
+        """Refuse a named link that ends at none of `workers`, of whom a job is to run on some; PlanError."""
+        for wish in self.links:
+            for end in (wish.source, wish.target):
+                if end not in workers:
+                    more = ", ..." if len(workers) > MOST_NAMED else ""
+                    raise PlanError(
+                        f"the codec {wish.rung} is for the link {wish.source} -> {wish.target}, and there is"
+                        f" no worker {end}: the workers are {', '.join(workers[:MOST_NAMED])}{more}"
+                    )
 
     @property
     def policy(self) -> CodecPolicy | None:

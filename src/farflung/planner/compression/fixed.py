@@ -139,13 +139,7 @@ def require_known(wishes: CodecWishes, workers: Sequence[str], codebook: Sequenc
     for name in names:
         if name not in codebook:
             raise PlanError(f"links are to be written with {name}, which is not in the job's codebook")
-    for wish in wishes.links:
-        for end in (wish.source, wish.target):
-            if end not in workers:
-                raise PlanError(
-                    f"the codec {wish.rung} is for the link {wish.source} -> {wish.target}, and there is no"
-                    f" worker {end}: the workers are {', '.join(workers[:8])}"
-                )
+    wishes.require_ends(workers)
 
 
 def unused(plan: Plan, wishes: CodecWishes) -> list[str]:

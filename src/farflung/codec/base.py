@@ -69,8 +69,9 @@ class Declared:
     usual_error
         The same of normally distributed numbers: a measure of quality where worst cases are far from it.
     encode_gbps, decode_gbps
-        10^9 bytes of float32 a CPU second of one core: what 4M elements took on an EPYC with AVX-512 that was
-        busy with other work (load 14 on two cores). An order of magnitude for a choice, on the slow side.
+        10^9 bytes of float32 a CPU second of one core: about the least of what 4M elements of four tensors
+        took on an EPYC with AVX-512 that was busy with other work (load 3 to 7 on two cores;
+        `benchmarks/codec.py --sizes 4`). An order of magnitude for a choice, on the slow side.
     """
 
     bits: float

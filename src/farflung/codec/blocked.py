@@ -45,8 +45,8 @@ class Blocked(Lossy, frozen=True, tag="blocked"):
         step = (1 + 2**-7) / (self._levels * (1 - 2**-10))
         worst = step * self._block**0.5 / (1 if self.stochastic else 2)
         usual = {8: 0.0070, 4: 0.118}[self.bits] * (2**0.5 if self.stochastic else 1)
-        encode_gbps = {8: 2.9, 4: 2.6}[self.bits] - (0.3 if self.stochastic else 0)
-        return Declared(self.bits + 16 / self._block, worst, usual, encode_gbps, {8: 7.8, 4: 4.5}[self.bits])
+        encode_gbps = {8: 2.7, 4: 1.9}[self.bits] - (0.3 if self.stochastic else 0)
+        return Declared(self.bits + 16 / self._block, worst, usual, encode_gbps, {8: 5.5, 4: 3.4}[self.bits])
 
     @property
     def _block(self) -> int:

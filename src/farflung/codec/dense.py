@@ -42,7 +42,7 @@ class Bfloat16(Lossy, frozen=True, tag="bfloat16"):
 
     def declared(self) -> Declared:
         """See `Codec`."""
-        return Declared(16, 2**-8, 0.0017, 4.3, 7.1)
+        return Declared(16, 2**-8, 0.0017, 2.9, 4.1)
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
         coded = np.empty(len(elements), np.uint16)

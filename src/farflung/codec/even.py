@@ -48,7 +48,7 @@ class Even(Lossy, frozen=True, tag="even"):
     def declared(self) -> Declared:
         """See `Codec`; bits are those of normally distributed numbers."""
         usual = self.step / math.sqrt(12)
-        return Declared(max(_normal_bits(self.step, self.dithered), 0.3), self.step / 2, usual, 0.7, 1.3)
+        return Declared(max(_normal_bits(self.step, self.dithered), 0.3), self.step / 2, usual, 0.33, 0.56)
 
     def levels(self, numbers: Float32, context: Context) -> tuple[float, wholes.Wholes] | None:
         """The distance, and the level of every number, in the shape of `numbers`; None if one is not finite.

@@ -29,7 +29,7 @@ from farflung.codec.scales import read_scales
 
 BLOCK = 64
 _FIXED_SEED = 1
-_GBPS = {1: (1.1, 1.7), 2: (1.0, 1.6), 3: (0.85, 1.5), 4: (0.95, 1.5)}
+_GBPS = {1: (0.65, 1.55), 2: (0.7, 1.35), 3: (0.6, 1.1), 4: (0.7, 1.2)}
 _LEAST = np.float32(1e-37)
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 import numpy as np
-import zstandard
 from msgspec import Meta
 
 from farflung.codec.base import Declared, Encoded
@@ -24,6 +23,7 @@ from farflung.codec.hadamard import Hadamard
 from farflung.codec.mask import Mask
 from farflung.codec.masked import Masked
 from farflung.codec.payload import Part, Payload, Reader
+from farflung.codec.pressing import expanded, pressed
 from farflung.codec.topk import TopK
 from farflung.errors import CodecError
 
@@ -77,8 +77,8 @@ class Lossless(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="los
         inner = self.codec.declared()
         # Of bfloat16, half of whose bytes are compressed, zstandard at level 1 takes what is added here.
         pressing = inner.bits / 16
-        encode_gbps = 1 / (1 / inner.encode_gbps + 1.14 * pressing)
-        decode_gbps = 1 / (1 / inner.decode_gbps + 0.53 * pressing)
+        encode_gbps = 1 / (1 / inner.encode_gbps + 1.7 * pressing)
+        decode_gbps = 1 / (1 / inner.decode_gbps + 0.8 * pressing)
         return Declared(inner.bits, inner.worst_error, inner.usual_error, encode_gbps, decode_gbps)
 
     def most_bytes(self, nbytes: int) -> int:
@@ -98,25 +98,17 @@ def _planes(part: Part) -> list[memoryview]:
 
 def _pressed(plane: memoryview, level: int) -> memoryview:
     """The plane compressed, or as it is."""
-    compressor = zstandard.ZstdCompressor(level=level)
     middle = len(plane) // 2
     for data in (plane[middle : middle + _LOOK], plane):
-        pressed = compressor.compress(data)
-        if len(pressed) > _WORTH_IT * len(data):
+        small = pressed(data, level)
+        if len(small) > _WORTH_IT * len(data):
             return plane
-    return memoryview(pressed)
+    return memoryview(small)
 
 
 def _expanded(body: memoryview, size: int) -> memoryview:
-    """A plane of `size` bytes; memory is taken only for a body that says the same."""
-    if len(body) == size:
-        return body
-    try:
-        if zstandard.frame_content_size(body) != size:
-            raise CodecError(f"a plane of a payload is not one of {size} bytes: it is damaged")
-        return memoryview(zstandard.ZstdDecompressor().decompress(body, max_output_size=size))
-    except zstandard.ZstdError as error:
-        raise CodecError(f"a plane of a payload cannot be expanded ({error}): it is damaged") from error
+    """A plane of `size` bytes, which may have come as it is."""
+    return body if len(body) == size else memoryview(expanded(body, size, "a plane of a payload"))
 
 
 def _joined(planes: list[tuple[memoryview, int]]) -> bytes:

@@ -31,7 +31,7 @@ class Masked(Lossy, frozen=True, tag="masked"):
     def declared(self) -> Declared:
         """See `Codec`; errors are those of the gradient in the masked network."""
         inner = self.values.declared()
-        seconds = 0.32 + 0.6 * self.share, 0.27 + 0.5 * self.share
+        seconds = 0.45 + 0.6 * self.share, 0.31 + 0.5 * self.share
         return Declared(
             self.share * inner.bits, inner.worst_error, inner.usual_error, 1 / seconds[0], 1 / seconds[1]
         )

@@ -48,7 +48,7 @@ class TopK(Lossy, frozen=True, tag="topk"):
             math.hypot(math.sqrt(1 - self.share), inner.worst_error) if self.share < 1 else inner.worst_error
         )
         usual = math.hypot(_left_out(self.share) ** 0.5, inner.usual_error)
-        seconds = (1.25 if self.rows else 0.3) + 5.8 * self.share, 0.05 + 2.6 * self.share
+        seconds = (1.25 if self.rows else 0.4) + 5.8 * self.share, 0.06 + 3.9 * self.share
         return Declared(bits, worst, usual, 1 / seconds[0], 1 / seconds[1])
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:

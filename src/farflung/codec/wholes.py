@@ -8,16 +8,15 @@ as planes, (planes, n): neighbouring planes share a byte, so that all work goes 
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from farflung.codec.floats import PIECE, Float32
 from farflung.codec.payload import Part, Reader
+from farflung.codec.pressing import expanded, pressed
 from farflung.errors import CodecError
 
 Wholes = Float32
@@ -33,14 +32,6 @@ _LOOK = 2**12
 _WAYS = 3
 _BYTE = 255
 _MOST = 2**30
-
-_HUFFMAN = zstandard.ZstdCompressionParameters(
-    strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, min_match=7
-)
-"""Hardly any search for what repeats, except for runs of nothing: level 1 finds matches that cost more than
-Huffman's code of the same bytes, up to a tenth of sparse numbers."""
-
-_tools = threading.local()
 
 
 def write(planes: Wholes) -> list[Part]:
@@ -136,18 +127,8 @@ def _tables(radius: int) -> tuple[bytes, ...]:
 
 
 def _pressed(data: NDArray[np.uint8]) -> bytes:
-    if not hasattr(_tools, "compressor"):
-        _tools.compressor = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
-    return bytes(_tools.compressor.compress(data.reshape(-1).data))
+    return pressed(data.reshape(-1).data)
 
 
 def _expanded(body: memoryview, size: int) -> NDArray[np.uint8]:
-    """`size` bytes; memory is taken only for a body that says the same."""
-    if not hasattr(_tools, "decompressor"):
-        _tools.decompressor = zstandard.ZstdDecompressor()
-    try:
-        if zstandard.frame_content_size(body) != size:
-            raise CodecError(f"the numbers of a payload are not those of {size} bytes: it is damaged")
-        return np.frombuffer(_tools.decompressor.decompress(body, max_output_size=size), np.uint8)
-    except zstandard.ZstdError as error:
-        raise CodecError(f"the numbers of a payload cannot be expanded ({error}): it is damaged") from error
+    return np.frombuffer(expanded(body, size, "a part of a payload's numbers"), np.uint8)

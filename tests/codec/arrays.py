@@ -61,7 +61,7 @@ def stored(array: np.ndarray, dtype: str) -> Floats:
     """The same numbers in float32, float16 or bfloat16."""
     if dtype == "bfloat16":
         bits = np.empty(array.shape, np.uint16)
-        to_bfloat16(np.ascontiguousarray(array), bits)
+        to_bfloat16(np.ascontiguousarray(array).reshape(-1), bits.reshape(-1))
         return bits
     return array.astype(dtype)
 

@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 from tests.codec.arrays import FAMILIES
 
-from farflung.codec import Axes, Codec, Context, Even, Mask, Recipe, Reference
+from farflung.codec import Axes, Codec, Context, Even, Hadamard, Mask, Recipe, Reference
 from farflung.codec.coder import Forgetful
 from farflung.errors import CodecError
 
@@ -21,6 +21,14 @@ SIZES = [0, 1, 2, 3, 7, 31, 32, 33, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 -
 SHAPE = (24, 64)
 MOST_BYTES = 9 * 4 * SHAPE[0] * SHAPE[1]
 """Of memory while one tensor of SHAPE is read: where nearly all are kept, 8.4 times its own."""
+
+LEARNING: dict[str, Recipe] = {
+    "axes": Recipe(Even(0.3), axes=Axes()),
+    "axes, dithered": Recipe(Even(1.0, dithered=True), axes=Axes()),
+    "token mean": Recipe(Hadamard(4), Reference(9, SHAPE[1])),
+    "token mean, axes": Recipe(Even(0.3), Reference(9, SHAPE[1]), Axes()),
+}
+"""What reads by a state; payloads carry axes, too."""
 
 
 class Figures(msgspec.Struct):
@@ -34,20 +42,27 @@ class Figures(msgspec.Struct):
 
 
 class Target:
-    """One decoder, with payloads that are as they should be."""
+    """One decoder, with payloads that are as they should be; if it learns, it has learned in some steps."""
 
-    def __init__(self, name: str, recipe: Recipe | Codec) -> None:
+    def __init__(self, name: str, recipe: Recipe | Codec, learned: int = 0) -> None:
         random = np.random.default_rng(0)
         self.name = name
         self._coder = recipe.coder() if isinstance(recipe, Recipe) else Forgetful(recipe)
         mask = Mask.of(np.arange(0, SHAPE[0] * SHAPE[1], 5), SHAPE[0] * SHAPE[1])
         keys = random.integers(0, 9, SHAPE[0])
-        self._context = Context(seed=3, train=False, mask=mask if "masked" in name else None, keys=keys)
+        learns = learned > 0
+        self._context = Context(seed=3, train=learns, mask=mask if "masked" in name else None, keys=keys)
         self._into = np.empty(SHAPE, np.float32)
+        for _ in range(learned):
+            self._written(random.standard_normal(SHAPE))
+            self._coder.commit()
         tensors = [random.standard_normal(SHAPE), np.zeros(SHAPE), random.random(SHAPE) > 0.95]
-        self.payloads = [
-            self._coder.encode(tensor.astype(np.float32), self._context).joined() for tensor in tensors
-        ]
+        self.payloads = [self._written(tensor) for tensor in tensors]
+
+    def _written(self, tensor: np.ndarray) -> bytes:
+        """As its step's first, which is what axes go with."""
+        self._coder.discard()
+        return self._coder.encode(tensor.astype(np.float32), self._context).joined()
 
     def read(self, payload: bytes) -> str:
         """What becomes of a payload; anything but a tensor or CodecError is raised."""
@@ -56,6 +71,8 @@ class Target:
         except CodecError as error:
             assert "\n" not in str(error) and len(str(error)) < 500, error
             return "refused"
+        finally:
+            self._coder.discard()  # a step of a million tensors is none
         return "read"
 
 
@@ -64,7 +81,7 @@ def run(count: int, seed: int) -> Figures:
     random, outcomes = Random(seed), Counter[str]()
     targets = [Target(name, codec) for name, codec in FAMILIES.items()]
     targets += [Target("reference", Recipe(FAMILIES["int8"], Reference(9, SHAPE[1])))]  # type: ignore[arg-type]
-    targets += [Target("axes", Recipe(Even(0.3), axes=Axes()))]
+    targets += [Target(name, recipe, learned=2) for name, recipe in LEARNING.items()]
     slowest, most, began = 0.0, 0, time.process_time()
     tracemalloc.start()
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zstandard
 from tests.codec.arrays import FAMILIES
-from tests.fuzz.payloads import MOST_BYTES, Figures, run
+from tests.fuzz.payloads import LEARNING, MOST_BYTES, Figures, Target, run
 
 from farflung.errors import CodecError
 
@@ -21,8 +21,14 @@ def test_decoders_stand_6_000_damaged_payloads() -> None:
     assert figures.payloads == 6_000
     assert_stood(figures)
     # The damage reaches what it should: each decoder refuses some, and most are deceived by others.
-    for name in FAMILIES:
+    for name in (*FAMILIES, *LEARNING):
         assert figures.outcomes[f"{name}: refused"] > 50, figures
+
+
+def test_what_learns_is_fed_payloads_that_bring_axes() -> None:
+    for name, recipe in LEARNING.items():
+        sizes = [len(Target(name, recipe, learned).payloads[1]) for learned in (1, 0)]
+        assert (sizes[0] - sizes[1] >= 64 * 64) == (recipe.axes is not None), name
 
 
 def test_a_plane_that_would_fill_the_memory_is_refused_unread() -> None:

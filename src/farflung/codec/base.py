@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -155,12 +156,13 @@ class Lossy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """See `Codec`."""
         return HEADER_BYTES + nbytes
 
+    @abstractmethod
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
         """The coded parts; None if there is a number that cannot be written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, reader: Reader, elements: Floats, shape: Sequence[int], context: Context) -> Mask | None:
-        raise NotImplementedError
+        """Fill `elements` with what was written, and say which they are, if not all."""
 
 
 def _as_it_is(elements: Floats, why: Why) -> Encoded:

@@ -110,6 +110,8 @@ def narrow(numbers: Float32, into: Floats) -> None:
         to_bfloat16(numbers, cast(Bfloat16Bits, into))
     elif into.dtype == np.float16:
         np.copyto(into, np.clip(numbers, -_MOST_FLOAT16, _MOST_FLOAT16), casting="same_kind")
+        if (infinite := np.isinf(numbers)).any():
+            into[infinite] = numbers[infinite]
     else:
         np.copyto(into, numbers)
 

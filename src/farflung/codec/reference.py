@@ -47,7 +47,8 @@ class Referenced:
         self._send_keys = send_keys
 
     def encode(self, array: Floats, context: Context) -> Encoded:
-        """See `Coder`. Without keys, where they are to be sent, there is no reference and nothing is learned.
+        """See `Coder`. Without keys, where they are to be sent, there is no reference and nothing is learned;
+        neither is there of a tensor without elements, or of one with infinities or NaN, which goes as it is.
 
         Raises
         ------
@@ -56,13 +57,14 @@ class Referenced:
             there is not; or the tensor has another width.
         """
         self._check_width(array.shape)
-        if context.keys is None and self._send_keys:
-            alone = self._codec.encode(array, context)
-            return Encoded((Part.raw(bytes([_ALONE])), *alone.parts), alone.mask, alone.exact)
+        if not array.size or (context.keys is None and self._send_keys):
+            return self._alone(array, context)
         keys = self._given_keys(context, array.size // self._means.width)
         reference = self._means.of(keys)
         difference = as_float32(flat(array)).reshape(reference.shape) - reference
         encoded = self._codec.encode(difference.reshape(array.shape), context)
+        if encoded.exact == "not finite":
+            return self._alone(array, context)
         if context.train:
             self._decode(encoded.joined(), keys, array.shape, context)
         version = Part.raw(bytes([_BY_KEY]) + self._means.version.to_bytes(_VERSION_BYTES, "little"))
@@ -78,9 +80,12 @@ class Referenced:
             As of a codec's payload; or the two ends do not have the same reference.
         """
         self._check_width(into.shape)
-        reader, rows = Reader(payload), into.size // self._means.width
+        reader = Reader(payload)
         if _is_alone(reader):
             return self._codec.decode(reader.rest(), into, context)
+        if not into.size:
+            raise CodecError("a payload has keys for a tensor without elements: it is damaged")
+        rows = into.size // self._means.width
         version = int.from_bytes(reader.bytes(_VERSION_BYTES), "little")
         if version != self._means.version:
             raise CodecError(
@@ -122,6 +127,10 @@ class Referenced:
         self._means.restore(kept.means)
         self._codec.restore(kept.codec)
 
+    def _alone(self, array: Floats, context: Context) -> Encoded:
+        alone = self._codec.encode(array, context)
+        return Encoded((Part.raw(bytes([_ALONE])), *alone.parts), alone.mask, alone.exact)
+
     def _decode(
         self, payload: Payload, keys: Keys, shape: tuple[int, ...], context: Context
     ) -> tuple[np.ndarray, Mask | None]:
@@ -150,7 +159,7 @@ class Referenced:
         return keys
 
     def _check_width(self, shape: tuple[int, ...]) -> None:
-        if not shape or shape[-1] != self._means.width:
+        if (shape[-1] if shape else 1) != self._means.width:
             raise CodecError(f"a value with a reference of width {self._means.width} has the shape {shape}")
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 DENSE: Final = "dense"
 MOST_CODECS = 255
-CODEC_FORMAT: Final = 3
+CODEC_FORMAT: Final = 4
 """How payloads are written: goes up whenever a codec of the same name writes other bytes than before."""
 
 CodecName = Annotated[str, Meta(pattern=r"^[a-z0-9.:+-]+$", max_length=64)]

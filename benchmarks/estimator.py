@@ -30,6 +30,8 @@ from benchmarks.estimates.prepared import prepare
 from benchmarks.estimates.seconds import TimeRow, time_row
 from benchmarks.estimates.subjects import SUBJECTS
 
+from farflung.heap import keep_freed_memory
+
 Row = TypeVar("Row", TimeRow, MemoryRow)
 
 SEGMENTS = (4,)
@@ -85,6 +87,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     models = arguments.models or (QUICK if arguments.quick else SUBJECTS)
+    keep_freed_memory()  # as workers do
     before, begin = os.getloadavg()[0], clock.monotonic()
     time, memory = [], []
 

@@ -24,6 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from examples.gpt import GPT, Config
 
+from farflung.heap import keep_freed_memory
 from farflung.opdag.capture import capture
 from farflung.planner import plan_graph
 from farflung.runtime.check import named_state
@@ -167,6 +168,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="10 pairs instead of 40")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as workers do; of both sides
     found = rows(10 if options.quick else 40)
     ok = all(row.ok for row in found)
     if options.json:

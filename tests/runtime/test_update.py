@@ -12,7 +12,8 @@ from torch import nn
 
 from farflung.runtime.optimizer import SGD, AdamW, Constant, Optimizer
 from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
-from farflung.runtime.torch_backend.update import Update
+from farflung.runtime.torch_backend.update import Update, parts, square_sum
+from farflung.workload.footprint import UPDATED_AT_ONCE
 
 DECLARED: list[Optimizer] = [
     AdamW(lr=0.1),
@@ -23,10 +24,16 @@ DECLARED: list[Optimizer] = [
 ]
 
 
+PIECE = UPDATED_AT_ONCE // 4
+
+
 def parameters() -> list[nn.Parameter]:
-    """Of several shapes and element types, one of them not contiguous."""
+    """Of several shapes and element types, some of several pieces, two of them not contiguous."""
     generator = torch.Generator().manual_seed(3)
     made = [torch.randn(size, generator=generator) for size in ((), (7,), (5, 3), (65, 33))]
+    large = torch.randn(3 * PIECE + 77, generator=generator)
+    wide = large[: 2 * PIECE].reshape(1024, -1)
+    made += [large, large.double(), wide, wide.clone().t()]
     return [nn.Parameter(t) for t in (*made, made[3].double(), made[3].bfloat16(), made[2].clone().t())]
 
 
@@ -46,12 +53,40 @@ def test_the_bits_are_torchs(declared: Optimizer) -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
 
 
+@pytest.mark.parametrize("declared", DECLARED[:1] + DECLARED[3:4], ids=str)
+def test_a_gradient_that_is_not_contiguous_is_never_copied_whole(declared: Optimizer) -> None:
+    """Its pieces have the bits of those of the same gradient in order, whichever comes at which step."""
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn((300, 5, PIECE // 500), generator=generator)
+    ours, theirs = (nn.Parameter(start.clone()) for _ in range(2))
+    update, reference = Update(declared, [ours]), Update(declared, [theirs])
+    for step in range(3):
+        gradient = torch.randn(start.shape, generator=generator)
+        mixed = gradient.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        assert torch.equal(mixed, gradient) and not mixed.is_contiguous()
+        pieces = list(parts(mixed))
+        assert [piece.numel() for piece in pieces[:-1]] == [PIECE] * (len(pieces) - 1) and len(pieces) > 2
+        assert all(piece.untyped_storage().nbytes() <= 1.1 * UPDATED_AT_ONCE for piece in pieces)
+        ours.grad, theirs.grad = (gradient if step == 1 else mixed), gradient
+        update.step(step)
+        reference.step(step)
+        assert torch.equal(ours, theirs)
+        assert square_sum([mixed]) == square_sum([gradient])
+
+
 def test_what_has_no_gradient_stays_as_it_is() -> None:
     held = parameters()
     before = [parameter.clone() for parameter in held]
     Update(AdamW(lr=0.1, weight_decay=0.1), held).step(0)
     assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
     Update(AdamW(lr=0.1), []).step(0)
+
+
+def test_a_norm_is_of_all_pieces() -> None:
+    held = [parameter.detach() for parameter in parameters()]
+    expected = sum(float(tensor.double().square().sum()) for tensor in held)
+    assert square_sum(held) == pytest.approx(expected, rel=1e-12)
+    assert square_sum([]) == 0.0
 
 
 def test_a_worker_does_not_import_torchs_compiler() -> None:

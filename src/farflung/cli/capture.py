@@ -163,6 +163,7 @@ def _profile(declared: Job, captured: Capture, path: Path) -> ProfileReport:
     from farflung.client.capture_report import ProfileReport
     from farflung.client.check import first_microbatch
     from farflung.errors import ProfileError
+    from farflung.heap import keep_freed_memory
     from farflung.runtime.check import named_state
     from farflung.runtime.torch_backend.profile import profile_graph, this_device
     from farflung.workload import workload_of
@@ -171,6 +172,7 @@ def _profile(declared: Job, captured: Capture, path: Path) -> ProfileReport:
 
     if not declared.has_values:
         raise ProfileError("the model is on the meta device and has no values: nothing can be timed")
+    keep_freed_memory()  # as workers do
     graph, device, folder = captured.graph, this_device(), cache_folder()
     made = profile_graph(
         graph,

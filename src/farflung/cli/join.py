@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -64,9 +65,11 @@ def join(
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     _check_line(up, down)
+    from farflung.heap import keep_freed_memory
     from farflung.runtime.frameworks import backend_called, checked
 
     checked(backend, tflops)
+    keep_freed_memory()
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
     computes = backend_called(backend, tflops)  # last: a framework takes seconds to import
     from farflung.protocol.worker import HomeLine
@@ -82,6 +85,7 @@ def join(
         relay_mbps=relay,
         line=HomeLine(up, down, probe),
     )
+    gc.freeze()  # or each collection goes through every object of a framework, and nothing else runs
     try:
         run_service(run(options), as_json)
     except DeviceHeld as held:

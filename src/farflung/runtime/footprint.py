@@ -8,7 +8,7 @@ from farflung.opdag.analysis import differentiable_from
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
 from farflung.opdag.storage import storage_of
-from farflung.workload.footprint import NOTHING, Footprint, Needs
+from farflung.workload.footprint import NOTHING, UPDATED_AT_ONCE, Footprint, Needs
 from farflung.workload.tape import Tape, tape_of
 
 
@@ -72,7 +72,7 @@ def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
         waiting=waiting,
         returned=returned,
         left=left,
-        updating=2 * max((sizes[entry.value] for entry in mine if entry.trainable), default=0),
+        updating=2 * min(UPDATED_AT_ONCE, max((sizes[e.value] for e in mine if e.trainable), default=0)),
         copied=sum(sizes[entry.value] for entry in mine),
     )
 

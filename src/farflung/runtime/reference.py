@@ -19,6 +19,7 @@ from farflung.opdag.graph import Graph
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.torch_backend.codegen import reseed
 from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
+from farflung.runtime.torch_backend.update import square_sum
 from farflung.runtime.training import Training
 
 Batch = Mapping[str, Tensor]
@@ -93,17 +94,12 @@ class Reference:
     def apply(self) -> None:
         """Clip and update, at the step's learning rate."""
         if self._training.clip is not None:
-            norm = math.sqrt(sum(self._square_sum(p) for p in self._module.parameters()))
+            gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
+            norm = math.sqrt(square_sum(gradients))
             scale = min(1.0, self._training.clip / (norm + 1e-6))
-            for parameter in self._module.parameters():
-                if parameter.grad is not None and scale != 1.0:
-                    parameter.grad.mul_(scale)
+            for gradient in gradients:
+                if scale != 1.0:
+                    gradient.mul_(scale)
         set_learning_rate(self._optimizer, self._training.optimizer, self.step)
         self._optimizer.step()
         self.step += 1
-
-    @staticmethod
-    def _square_sum(parameter: Tensor) -> float:
-        if parameter.grad is None:
-            return 0.0
-        return float(torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square())

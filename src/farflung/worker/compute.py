@@ -6,6 +6,7 @@ to `emit` (which must be thread-safe). Where links are coded the codec thread st
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import queue
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any, Generic
 
 from farflung.errors import FarflungError
+from farflung.heap import give_freed_memory_back
 from farflung.opdag.analysis import changed_by_training
 from farflung.plan import LinkCodec
 from farflung.protocol.messages import Load
@@ -352,3 +354,6 @@ class ComputeThread(threading.Thread):
         job, self._job, self._began = self._job, None, False
         if job is not None:
             job.close()
+            del job
+            gc.collect()  # a job is a ring of references
+            give_freed_memory_back()

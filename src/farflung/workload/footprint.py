@@ -19,6 +19,9 @@ Number = TypeVar("Number", float, Floats)
 
 Others = TypeVar("Others", float, Floats)
 
+UPDATED_AT_ONCE = 2**20
+"""Bytes: of a larger parameter an update changes one piece after the other."""
+
 
 @dataclass(frozen=True)
 class Footprint(Generic[Number]):

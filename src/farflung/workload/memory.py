@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.workload.arrays import Floats, before
-from farflung.workload.footprint import Needs
+from farflung.workload.footprint import UPDATED_AT_ONCE, Needs
 from farflung.workload.touched import Gap, Gaps, Touched
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Memory:
             waiting=waiting,
             returned=returned,
             left=np.where(whole, returned, left),
-            updating=2 * _most_after(workload.trainable_bytes[row]),
+            updating=2 * np.minimum(_most_after(workload.trainable_bytes[row]), UPDATED_AT_ONCE),
             copied=self._copied.up_to(stop),
         )
 

@@ -19,7 +19,7 @@ from farflung.runtime.torch_backend.blame import require_indices_in_range
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, memory, outgoing
-from farflung.runtime.torch_backend.update import Update
+from farflung.runtime.torch_backend.update import Update, square_sum
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -139,10 +139,7 @@ class TorchSegment:
 
     def square_sum(self) -> float:
         """Sum of squares over the gradients of owned parameters, in float64."""
-        total = torch.zeros((), dtype=torch.float64)
-        for gradient in self.gradients().values():
-            total += torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-        return float(total)
+        return square_sum(self.gradients().values())
 
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call."""

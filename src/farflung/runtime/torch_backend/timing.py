@@ -12,7 +12,7 @@ from torch import Tensor
 from farflung.opdag.graph import DTypeName, Graph
 from farflung.runtime.optimizer import Optimizer
 from farflung.runtime.torch_backend.tensors import DTYPES
-from farflung.runtime.torch_backend.update import Update
+from farflung.runtime.torch_backend.update import Update, square_sum
 from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_signature
 
 LEAST_RUNS, MOST_RUNS = 5, 50
@@ -93,9 +93,7 @@ def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
     update = Update(optimizer, parameters)
 
     def step() -> None:
-        for parameter in parameters:
-            assert parameter.grad is not None
-            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+        square_sum(parameter.grad for parameter in parameters if parameter.grad is not None)
         update.step(0)
 
     return _median(step)

@@ -1,0 +1,44 @@
+"""What becomes of memory that was freed: a worker keeps it, for its next task takes as much again.
+
+glibc gives the end of its heap back to the kernel as soon as some of it is free, and every thread has a heap
+of its own, in pieces that it gives back whole. So the tensors of a step got new pages again and again, each
+by a fault (docs/measurements.md, "Freed memory"). Where the library is another one nothing is changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # <malloc.h>
+_NEVER = 2**31 - 1
+_LARGEST = 2**25
+"""Bytes: glibc refuses more. What is larger has pages of its own, which go back with it."""
+
+
+def keep_freed_memory() -> bool:
+    """Have this process keep what it frees, in one heap for all its threads; says whether that was possible.
+
+    To be called before a thread is started. What the process takes at its peak hardly changes.
+    """
+    library = _glibc()
+    if library is None:
+        return False
+    wanted = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _LARGEST), (_TRIM_THRESHOLD, _NEVER))
+    return all(library.mallopt(option, value) == 1 for option, value in wanted)
+
+
+def give_freed_memory_back() -> None:
+    """Give every page that is free now to the kernel: of a job that is over."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "gnu_get_libc_version") else None

@@ -1,0 +1,66 @@
+"""Memory that was freed stays with who asked for it, whichever thread freed it, until it is given back."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from farflung import heap
+
+PROGRAM = """
+import resource, sys, threading
+import numpy as np
+from farflung.heap import give_freed_memory_back, keep_freed_memory
+
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+def work():
+    for _ in range(3):
+        held = [np.ones(2**20) for _ in range(8)]
+        del held
+
+def step():
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+kept = resident()
+give_freed_memory_back()
+print(kept - resident())
+"""
+
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc can be told what to do with freed memory"
+)
+
+
+def faults_and_bytes_given_back(way: str) -> tuple[int, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, way], check=True, capture_output=True, text=True, timeout=60
+    )
+    faults, given = done.stdout.split()
+    return int(faults), int(given)
+
+
+def test_pages_are_taken_once_and_given_back_when_asked() -> None:
+    faults, given = faults_and_bytes_given_back("kept")
+    assert 4 * faults < faults_and_bytes_given_back("as it is")[0]
+    assert given > 48 * 2**20
+
+
+def test_elsewhere_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heap, "_glibc", lambda: None)
+    assert not heap.keep_freed_memory()
+    heap.give_freed_memory_back()

@@ -153,6 +153,36 @@ def test_units_that_are_over_are_ignored() -> None:
     assert ours == theirs
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["keeping", "recomputing"])
+def test_who_drops_a_step_in_its_middle_keeps_nothing_of_it(again: bool) -> None:
+    """A job that is stopped hands out its state in the room that gradients and tapes took."""
+    module, graph = captured(case("batch-norm"), SAMPLES)
+    job = planned(graph, training(), 1)
+    placements = [msgspec.structs.replace(p, recompute=again) for p in job.plan.placements]
+    job = PlannedJob(msgspec.structs.replace(job.plan, placements=placements), job.segments)
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    network = Network(graph, job, state, training())
+    (executor,), (segment,) = network.executors.values(), network.segments
+    before = {name: bytes(data) for name, data in segment.snapshot(state).items()}
+    batches = microbatches(case("batch-norm"), SAMPLES, MICROBATCHES, 0)
+    names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+    fed = [
+        Parcel(0, m, FEEDER, edge.target, edge.value, False, batch[names[edge.value]])
+        for m, batch in enumerate(batches)
+        for edge in job.plan.edges
+    ]
+    for parcel in fed:
+        executor.receive(parcel)
+    while not segment.gradients() or not segment._tapes:
+        assert executor.run_next()
+    executor.drop()
+    for parcel in fed:
+        executor.receive(parcel)
+    assert not executor.run_next() and not executor._units
+    assert not segment.gradients() and not segment._tapes and not segment._pending
+    assert {name: bytes(data) for name, data in segment.snapshot(state).items()} == before
+
+
 def test_evaluation_changes_nothing_and_keeps_no_tape() -> None:
     """BatchNorm's statistics and the parameters stay; the loss is that of `module.eval()`."""
     module, graph = captured(case("batch-norm"), SAMPLES)

@@ -106,7 +106,7 @@ def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: s
     """
     base, group = node.op.split(".")[1], lookup(node.op).group
     largest = max((types[v].bytes(batch) for v in (*node.reads(), *node.writes())), default=0)
-    forward = _FORWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch)
+    forward = _FORWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch, False)
     if base in ("mse_loss", "smooth_l1_loss"):
         forward += _broadcast(node, types, batch, storage)
     if base == "matmul":
@@ -118,7 +118,7 @@ def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: s
         return Kept(values, extra, around, around)
     if not gradients.intersection(node.writes()):
         return Kept(frozenset(), 0, forward)
-    backward = _BACKWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch)
+    backward = _BACKWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch, True)
     values = _values(node, base, group, gradients)
     extra = _extra(node, base, types, batch)
     if base == "matmul":
@@ -240,16 +240,18 @@ def _attention(
     return whole, copies + tables * pairs * item, (2 * item + ITEM_BYTES["bool"]) * pairs
 
 
-def _workspace(node: Node, types: Types, batch: int) -> int:
-    """oneDNN's convolutions copy what they read and make into blocks of channels.
+def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
+    """oneDNN's convolutions copy what they read and make, weights too, into blocks of channels.
 
+    Backward the gradients of operand and weights, which both count beside, are made one after the other.
     PyTorch's own, for other types, lay out what every place of a window reads.
     """
     if lookup(node.op).group != "convolution":
         return 0
     (read, weight), made = (_named(node, name)[0] for name in ("input", "weight")), node.writes()[0]
     if types[read].dtype in ("float32", "bfloat16"):
-        return types[read].bytes(batch) + types[made].bytes(batch)
+        copies = [types[value].bytes(batch) for value in (read, weight)]
+        return types[made].bytes(batch) + (max(copies) if backward else sum(copies))
     kernel = types[weight].shape_at(batch)
     wide, many = (made, read) if "transpose" in node.op else (read, made)
     rank = len(kernel) - 2

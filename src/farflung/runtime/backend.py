@@ -123,6 +123,9 @@ class SegmentRunner(Protocol[Array]):
     def apply(self, step: int, scale: float) -> None:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
 
+    def drop(self) -> None:
+        """Forget gradients, tapes and whatever else a step leaves that is not applied."""
+
     def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
         """Those of the owned parameters and buffers that `names` has: copies, all of them made at once."""
 

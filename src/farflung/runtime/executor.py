@@ -123,6 +123,13 @@ class Executor(Generic[Array]):
                 segment.apply(state.unit.step, scale)
         self._window.advance()
 
+    def drop(self) -> None:
+        """Forget what came and ran of units that are not over; nothing is taken and nothing runs after."""
+        self._units.clear()
+        self._window = UnitWindow(iter(()))
+        for segment in self._segments.values():
+            segment.drop()
+
     def _unit(self, number: int) -> _UnitState[Array] | None:
         """State of a unit, made when it is first heard of; None if it is over or beyond the job's last."""
         unit = self._window.get(number)

@@ -43,10 +43,10 @@ def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
     State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs (with
     `recompute` it runs forward again beside the gradients that came back); of the others in `window` what
     came in, and the tape with the gradients that came back, or what there is of it until the gradients of
-    parameters are added up (with `recompute` no tape); or after the last microbatch an update, or a copy of
-    the state to hand out, if that takes more. Of a parameter that another segment of the same worker owns it
-    has its own gradient only. What comes in may be two windows ahead: of the feeder both, of a segment one
-    while another waits to be accumulated.
+    parameters are added up (with `recompute` no tape); or after the last microbatch an update, or in place of
+    the gradients a copy of the state to hand out, if that takes more. Of a parameter that another segment of
+    the same worker owns it has its own gradient only. What comes in may be two windows ahead: of the feeder
+    both, of a segment one while another waits to be accumulated.
     """
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
     owned = set(segment.owned)
@@ -73,7 +73,7 @@ def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
         returned=returned,
         left=left,
         updating=2 * min(UPDATED_AT_ONCE, max((sizes[e.value] for e in mine if e.trainable), default=0)),
-        copied=sum(sizes[entry.value] for entry in mine),
+        copied=sum(sizes[e.value] for e in mine) - sum(sizes[e.value] for e in state if e.trainable),
     )
 
 

@@ -178,7 +178,10 @@ class _Job(Generic[Array]):
         self.executor.decide(unit, scale)
 
     def give_state(self) -> None:
-        """Hand out copies of all owned tensors that training changes."""
+        """Hand out copies of all owned tensors that training changes. Nothing runs after: what a step left
+        unfinished makes room for them.
+        """
+        self.executor.drop()
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
             for name, buffer in segment.snapshot(changed).items():

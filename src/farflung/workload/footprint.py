@@ -36,7 +36,8 @@ class Footprint(Generic[Number]):
     working
         What a task of the segment takes beside.
     updating, copied
-        After the last microbatch: an update, or a copy of the state to hand out.
+        After the last microbatch: an update, or a copy of the state to hand out, less the gradients, which
+        are gone by then.
     """
 
     state: Number

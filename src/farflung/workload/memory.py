@@ -89,7 +89,7 @@ def _most_after(values: Floats) -> Floats:
 
 
 def _touched(workload: Workload) -> tuple[Touched, Touched, Touched, Touched]:
-    """State with optimizer; state alone; what is made on the way; what came in, for two windows."""
+    """State with optimizer; a copy of it less gradients; what is made here; what came in, for two windows."""
     state, made, came = [], [], []
     for repeat in workload.repeats:
         for last, at in pairwise(repeat.readers):
@@ -107,7 +107,8 @@ def _touched(workload: Workload) -> tuple[Touched, Touched, Touched, Touched]:
         tape[at] += size
         tape[reader] -= size
         made.append((at, reader, size))
-    held = Touched(workload.fixed_bytes, state), Touched(workload.state_bytes, state)
+    copied = workload.state_bytes - workload.trainable_bytes
+    held = Touched(workload.fixed_bytes, state), Touched(copied, state)
     return *held, Touched(tape, made), Touched(fed, came)
 
 

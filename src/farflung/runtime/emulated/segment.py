@@ -80,5 +80,8 @@ class EmulatedSegment:
     def apply(self, step: int, scale: float) -> None:
         """Nothing to update."""
 
+    def drop(self) -> None:
+        """Nothing is kept."""
+
     def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
         return {}

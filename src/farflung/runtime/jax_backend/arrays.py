@@ -18,6 +18,8 @@ from farflung.opdag.graph import Constant, DTypeName, ValueType
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")
+# Else a thread of XLA's ends a program, and may give back what it read only while the next one runs.
+jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 AnyArray = jax.Array | np.ndarray
 

@@ -131,4 +131,4 @@ def test_what_takes_longer_than_a_profile_may_runs_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(replay, "MOST_SECONDS", 0.0)
     _, graph = captured(case("chain"), BATCH)
     times: list[OpTime] = profile_graph(graph, BATCH).times
-    assert all(time.seconds > 0 for time in times)
+    assert all(max(msgspec.structs.astuple(time)[1:]) > 0 for time in times)

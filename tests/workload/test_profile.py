@@ -97,6 +97,18 @@ def test_gradients_of_a_value_are_added_where_all_but_its_last_reader_run() -> N
     assert np.allclose((more - less)[readers], [*[1.0] * (len(readers) - 1), 0.0])
 
 
+def test_the_gradients_of_the_first_microbatch_are_added_to_nothing() -> None:
+    graph = graph_of("chain")
+    profile = profile_of(graph)
+    dear = [msgspec.structs.replace(time, sum_seconds=1.0) for time in profile.times]
+    added = msgspec.structs.replace(profile, times=dear)
+    for microbatches, share in ((1, 0.0), (4, 0.75)):
+        workload = workload_of(graph, microbatches, BATCH)
+        more = node_seconds(workload, graph, added).backward_weight
+        less = node_seconds(workload, graph, profile).backward_weight
+        assert np.allclose(more - less, share)
+
+
 def test_updates_of_what_is_not_trained_take_no_time() -> None:
     graph = graph_of("frozen")
     kinds = {update_signature("AdamW", "float32", elements) for elements in (16, 256)}

@@ -29,19 +29,15 @@ Signature = Annotated[str, Meta(max_length=200)]
 class OpTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds of one node on one microbatch; `signature` is what `signatures` or `gradient_sums` says of it.
 
-    A backward pass is in two parts: gradients of what came in, and gradients of parameters with their sum
-    over microbatches.
+    A backward pass is in two parts: gradients of what came in, and gradients of parameters. These are added
+    to those of the microbatches before, if there are any.
     """
 
     signature: Signature
     forward_seconds: Seconds
     backward_input_seconds: Seconds
     backward_weight_seconds: Seconds
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.forward_seconds + self.backward_input_seconds + self.backward_weight_seconds
+    sum_seconds: Seconds = 0.0
 
 
 class UpdateTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,7 +144,7 @@ def update_seconds(graph: Graph, rule: str, profile: DeviceProfile, names: Itera
 
 
 def node_seconds(workload: Workload, graph: Graph, profile: DeviceProfile) -> NodeSeconds:
-    """Of each node on one microbatch; raises ProfileError as `weighed` does."""
+    """Of each node on one microbatch, as the average of a step; raises ProfileError as `weighed` does."""
     if profile.microbatch_size != workload.microbatch_size:
         raise ProfileError(
             f"the profile is for microbatches of {profile.microbatch_size} samples, the job has "
@@ -157,6 +153,7 @@ def node_seconds(workload: Workload, graph: Graph, profile: DeviceProfile) -> No
     times = {time.signature: time for time in profile.times}
     kinds = signatures(graph, workload.microbatch_size)
     sums = gradient_sums(graph, workload.microbatch_size)
+    adding = 1 - 1 / workload.microbatches
     found = np.zeros((3, len(graph.nodes)))
     for at, (signature, added) in enumerate(zip(kinds, sums, strict=True)):
         for kind in added if signature is None else [*added, signature]:
@@ -166,7 +163,8 @@ def node_seconds(workload: Workload, graph: Graph, profile: DeviceProfile) -> No
                     "model, make a new one with `farflung capture JOB --profile FILE`"
                 )
             one = times[kind]
-            found[:, at] += one.forward_seconds, one.backward_input_seconds, one.backward_weight_seconds
+            weights = one.backward_weight_seconds + adding * one.sum_seconds
+            found[:, at] += one.forward_seconds, one.backward_input_seconds, weights
     if not found.sum():
         raise ProfileError("the profile says that the model takes no time: make a new one")
     return NodeSeconds(*found)

@@ -23,6 +23,8 @@ from farflung.workload.profile import DeviceProfile, OpTime, UpdateTime
 MOST_TIMES = 20_000
 """Of a file: some two hundred models. A full one begins anew."""
 MOST_BYTES = 16 * 2**20
+_METHOD = b"2"
+"""Raised when times are taken otherwise: older ones are not looked at again."""
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,5 +92,5 @@ def remember(device: Device, profile: DeviceProfile, folder: Path) -> None:
 
 
 def _path(device: Device, folder: Path) -> Path:
-    key = hashlib.sha256(msgspec.json.encode(device)).hexdigest()[:16]
+    key = hashlib.sha256(_METHOD + msgspec.json.encode(device)).hexdigest()[:16]
     return folder / f"times-{key}.json"

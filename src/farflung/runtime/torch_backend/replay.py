@@ -22,13 +22,12 @@ from farflung.opdag.opset import lookup
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor
-from farflung.runtime.torch_backend.timing import FAR_BYTES, autograd_seconds, clock
+from farflung.runtime.torch_backend.timing import FAR_BYTES, autograd_seconds, clock, fill, made_up_like
 from farflung.workload.profile import OpTime
 
 LEAST_PASSES, MOST_PASSES = 5, 50
 LEAST_SECONDS, MOST_SECONDS = 0.5, 8.0
 """Passes end after the least of both, and anyway before the most; one before them does not count."""
-_BLOCK = 2**16
 
 
 @dataclass
@@ -43,13 +42,11 @@ class _Timed:
     reads: list[int]
     makes: list[int]
     at_once: bool
-    seconds: list[tuple[float, float, float]] = field(default_factory=list)
+    seconds: list[tuple[float, float, float, float]] = field(default_factory=list)
 
     def median(self) -> OpTime:
-        forward, inputs, weights = (
-            sorted(column)[len(column) // 2] for column in zip(*self.seconds, strict=True)
-        )
-        return OpTime(self.signature, forward, inputs, weights)
+        columns = zip(*self.seconds, strict=True)
+        return OpTime(self.signature, *(sorted(column)[len(column) // 2] for column in columns))
 
 
 @dataclass
@@ -192,12 +189,12 @@ class Replay:
         made = {v: t for v, t in tape.results.items() if t.requires_grad}
         arrived = [gradients.pop(v, None) for v in made]
         pairs = [
-            _made_up_like(t) if g is None or g.shape != t.shape else g
+            made_up_like(t) if g is None or g.shape != t.shape else g
             for t, g in zip(made.values(), arrived, strict=True)
         ]
         inputs = {v: t for v, t in tape.leaves.items() if t.requires_grad and v not in self._trained}
         weights = {v: t for v, t in tape.leaves.items() if t.requires_grad and v in self._trained}
-        seconds = [0.0, 0.0]
+        seconds = [0.0, 0.0, 0.0]
         found: dict[int, Tensor] = {}
         at_once = tape.timed.at_once and inputs
         if made and inputs:
@@ -209,9 +206,9 @@ class Replay:
         for value in weights.keys() & found.keys():
             begin = clock()
             self._sums[value] += found[value]
-            seconds[1] += clock() - begin
+            seconds[2] += clock() - begin
         gradients.update((value, found[value]) for value in inputs.keys() & found.keys())
-        tape.timed.seconds.append((tape.forward_seconds, seconds[0], seconds[1]))
+        tape.timed.seconds.append((tape.forward_seconds, seconds[0], seconds[1], seconds[2]))
 
     def _differentiate(
         self, made: Mapping[int, Tensor], wanted: Mapping[int, Tensor], given: Sequence[Tensor], keep: bool
@@ -245,23 +242,8 @@ def _made_up(kind: ValueType, samples: int) -> Tensor:
     if kind.dtype not in FLOATING:
         return (torch.ones if kind.dtype == "bool" else torch.zeros)(shape, dtype=dtype)
     made = torch.empty(shape, dtype=dtype)
-    _fill(made)
+    fill(made)
     return made
-
-
-def _made_up_like(tensor: Tensor) -> Tensor:
-    made = torch.empty_like(tensor)
-    _fill(made.detach())
-    return made
-
-
-def _fill(made: Tensor) -> None:
-    """A random block again and again: drawing every number takes longer than what is measured."""
-    generator = torch.Generator().manual_seed(0)
-    block = torch.empty(min(made.numel(), _BLOCK), dtype=made.dtype).normal_(std=0.1, generator=generator)
-    flat = made.as_strided((made.numel(),), (1,)) if made.numel() else made
-    for part in flat.split(_BLOCK):
-        part.copy_(block[: len(part)])
 
 
 def program_of(node: Node, graph: Graph, samples: int) -> Program:

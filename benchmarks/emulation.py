@@ -152,7 +152,7 @@ async def fleet_cost(workers: int, folder: Path, idle_seconds: float) -> Cost:
     prepared = prepare_emulated(declared, wire.dump(capture_shapes(declared).graph))
     async with LocalFleet(workers, folder / "logs", 10**9, emulated_tflops=0.02) as fleet:
         await _registered(fleet, workers)
-        processes = [psutil.Process(child.process_id) for child in fleet.workers]
+        processes = [psutil.Process(await child.process_id()) for child in fleet.workers]
         await asyncio.sleep(2.0)
         idle = await _cores(processes, asyncio.sleep(idle_seconds))
         memory = [process.memory_full_info() for process in processes]

@@ -77,9 +77,14 @@ def ratio(path: Path) -> float:
     return float(json.loads((path / "summary.json").read_text())["ratio"])
 
 
-def maps(fleet: LocalFleet) -> list[bool]:
+def has_torch(process_id: int) -> bool:
+    """Whether a process has torch in memory."""
+    return "libtorch" in Path(f"/proc/{process_id}/maps").read_text()
+
+
+async def maps(fleet: LocalFleet) -> list[bool]:
     """For each worker whether its process has torch in memory."""
-    return ["libtorch" in Path(f"/proc/{child.process_id}/maps").read_text() for child in fleet.workers]
+    return [has_torch(await child.process_id()) for child in fleet.workers]
 
 
 def test_emulated_workers_send_what_real_ones_send(temporary: Path, tmp_path: Path) -> None:
@@ -87,13 +92,13 @@ def test_emulated_workers_send_what_real_ones_send(temporary: Path, tmp_path: Pa
         async with LocalFleet(WORKERS, tmp_path / "logs") as real:
             await train(real, tmp_path / "real", False)
             await train(real, tmp_path / "real-coded", False, codec=RUNG)
-            assert maps(real) == [True] * WORKERS
+            assert await maps(real) == [True] * WORKERS
         async with LocalFleet(WORKERS, tmp_path / "logs", emulated_tflops=1e-4) as fleet:
             with torch.device("meta"):
                 model = Chain(width=WIDTH)
             summary = await train(fleet, tmp_path / "emulated", True, model=model)
             await train(fleet, tmp_path / "emulated-coded", True, model=model, codec=RUNG)
-            assert maps(fleet) == [False] * WORKERS
+            assert await maps(fleet) == [False] * WORKERS
             waits = Impatient()
             refused = await train(fleet, tmp_path / "mixed", False, waits)
         assert (summary.state, summary.reason, summary.steps) == ("done", "", STEPS)

@@ -58,6 +58,11 @@ def is_alive(process_id: int) -> bool:
         return False
 
 
+def processes() -> set[int]:
+    """Those that this one started, or that these did, as long as nobody has reaped them."""
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
 def folders(temporary: Path) -> set[Path]:
     """What fleets have left in their temporary folder."""
     return set(temporary.glob("farflung-*"))
@@ -106,10 +111,11 @@ def fleet(
 ) -> Iterator[LocalFleet]:
     """Two workers that serve one run after the other; nothing of them may be left afterwards."""
     fleet = LocalFleet(2, tmp_path_factory.mktemp("fleet") / "logs")
+    others = processes()
     runner.run(fleet.__aenter__())
     yield fleet
     runner.run(fleet.__aexit__(None, None, None))
-    assert not any(is_alive(child.process_id) for child in fleet.children())
+    assert processes() == others
     assert not folders(temporary)
 
 
@@ -228,14 +234,14 @@ def test_the_fleet_serves_on_after_all_that(run: Callable[..., Summary], tmp_pat
 def test_what_is_killed_is_named(prepared: Prepared, temporary: Path, tmp_path: Path) -> None:
     async def scenario() -> tuple[Summary, Summary]:
         async with LocalFleet(3, tmp_path / "logs") as fleet:
-            processes = {child.name: child.process_id for child in fleet.children()}
+            ids = {child.name: await child.process_id() for child in fleet.children()}
 
             def kill_worker(submitter: Submitter) -> None:
                 plan = json.loads((tmp_path / "a" / "plan.json").read_text())
-                os.kill(processes[plan["placements"][0]["workers"][0]], signal.SIGKILL)
+                os.kill(ids[plan["placements"][0]["workers"][0]], signal.SIGKILL)
 
             first = await train(fleet, prepared, endless, tmp_path / "a", kill_worker)
-            kill_broker = lambda submitter: os.kill(processes["broker"], signal.SIGKILL)  # noqa: E731
+            kill_broker = lambda submitter: os.kill(ids["broker"], signal.SIGKILL)  # noqa: E731
             second = await train(fleet, prepared, endless, tmp_path / "b", kill_broker)
         return first, second
 
@@ -289,7 +295,7 @@ def test_a_killed_parent_leaves_no_orphans_and_no_files(temporary: Path, tmp_pat
         from farflung.local.fleet import LocalFleet
         async def main():
             async with LocalFleet(2, Path(sys.argv[1])) as fleet:
-                print(*[child.process_id for child in fleet.children()], flush=True)
+                print(*[await child.process_id() for child in fleet.children()], flush=True)
                 await asyncio.sleep(600)
         asyncio.run(main())
     """

@@ -10,10 +10,12 @@ from farflung.errors import RunFailed
 from farflung.lab.layout import BROKER
 from farflung.lab.listening import listens
 from farflung.lab.network import RunningLab
+from farflung.lab.tun import NAMESPACES
 from farflung.local.child import Child
 from farflung.local.family import Family
 from farflung.local.memory import share_of_memory
 from farflung.plan import WorkerSpec
+from farflung.runtime.frameworks import AUTO
 from farflung.transport.addresses import DEFAULT_PORT
 from farflung.transport.tokens import Token
 
@@ -62,6 +64,8 @@ class LabFleet(Family):
         return path
 
     async def _start(self) -> None:
+        if self._emulated_tflops is None:
+            self._prepare_forks([AUTO] * len(self._specs))
         self.token, self._worker_token = await asyncio.to_thread(self._tokens, len(self._specs))
         self.address = f"{self._network.address(BROKER)}:{DEFAULT_PORT}"
         await self._listening(await self._start_broker(f"[::]:{DEFAULT_PORT}", prefix=self._prefix(BROKER)))
@@ -70,7 +74,10 @@ class LabFleet(Family):
         """Start everybody else."""
         for spec in self._specs:
             prefix = self._prefix(spec.id)
-            await self._start_worker(spec.id, self._worker_token, self._offer(spec), prefix)
+            namespace = str(NAMESPACES / self._network.namespace(spec.id))
+            await self._start_worker(
+                spec.id, self._worker_token, self._offer(spec), prefix, self._nursery is not None, namespace
+            )
 
     def _offer(self, spec: WorkerSpec) -> list[str]:
         """What a worker's owner would say to `farflung join`."""
@@ -87,7 +94,7 @@ class LabFleet(Family):
         ended = asyncio.create_task(broker.ended())
         try:
             async with asyncio.timeout(self._timeouts.start_seconds):
-                while not listens(broker.process_id, DEFAULT_PORT):
+                while not listens(await broker.process_id(), DEFAULT_PORT):
                     if ended.done():
                         raise RunFailed(f"the lab's {ended.result()}")
                     await asyncio.sleep(LOOK_SECONDS)

@@ -5,11 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from farflung.errors import RunFailed
+from farflung.local.forked_process import ForkedProcess
+from farflung.local.nursery import Birth, Nursery
+
 TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Command:
+    """`farflung ARGUMENTS`: what it says goes to the file `log`; with its parent it removes `folder`."""
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+    environment: dict[str, str]
+    folder: Path
 
 
 class Child:
@@ -19,51 +35,62 @@ class Child:
     is in a session of its own: Ctrl-C at the terminal reaches this process alone.
     """
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process | ForkedProcess, held: int, log: Path
+    ) -> None:
         self.name = name
         self.log = log
         self._process = process
+        self._held = held
 
     @classmethod
-    async def start(
-        cls,
-        name: str,
-        arguments: Sequence[str],
-        log: Path,
-        environment: dict[str, str],
-        folder: Path,
-        prefix: Sequence[str] = (),
-    ) -> Child:
-        """Start `farflung ARGUMENTS`; what it says goes to the file `log`.
-
-        `prefix` is a command that runs its arguments somewhere else, as the same process.
-        """
-        with log.open("ab") as output:
+    async def start(cls, command: Command, prefix: Sequence[str] = ()) -> Child:
+        """Start it; `prefix` is a command that runs its arguments somewhere else, as the same process."""
+        with _files(command.log) as (lent, held, output):
             process = await asyncio.create_subprocess_exec(
                 *prefix,
                 sys.executable,
                 "-m",
                 "farflung",
-                *arguments,
-                "--exit-with-parent",
-                str(folder),
-                stdin=asyncio.subprocess.PIPE,
+                *_bound(command.arguments, command.folder),
+                stdin=lent,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **environment},
+                env={**os.environ, **command.environment},
                 start_new_session=True,
             )
-        return cls(name, process, log)
+        return cls(command.name, process, held, command.log)
+
+    @classmethod
+    def fork(cls, command: Command, nursery: Nursery, namespace: str = "") -> Child:
+        """Have a nursery start it, in a network namespace if one is named; OSError where that is gone."""
+        changes: dict[str, str | None] = {**command.environment}
+        arguments = _bound(command.arguments, command.folder)
+        birth = Birth(arguments, changes, str(Path.cwd()), namespace=namespace)
+        with _files(command.log) as (lent, held, output):
+            forked = nursery.fork(birth, (lent, output, output))
+        return cls(command.name, ForkedProcess(forked), held, command.log)
+
+    async def process_id(self) -> int:
+        """Its process id, once it runs; RunFailed if it never does."""
+        if isinstance(self._process, asyncio.subprocess.Process):
+            return self._process.pid
+        found = await self._process.process_id()
+        if found is None:
+            raise RunFailed(await self.ended())
+        return found
 
     @property
-    def process_id(self) -> int:
-        """Its process id."""
-        return self._process.pid
+    def is_born(self) -> bool:
+        """Whether its process was made; one that a nursery is still to fork was not."""
+        return isinstance(self._process, asyncio.subprocess.Process) or self._process.is_born
 
     async def ended(self) -> str:
         """Wait for its end; how it ended, in one line with the last words of its log."""
         code = await self._process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        how = "ended" if code is None else f"exited with code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by signal {-code}"
         words = self._last_words()
         return f"{self.name} {how}" + (f": {words}" if words else f" (see {self.log})")
 
@@ -83,8 +110,9 @@ class Child:
             self.kill()
             await self._process.wait()
         finally:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            if self._held >= 0:
+                os.close(self._held)
+                self._held = -1
 
     def _last_words(self) -> str:
         """The last line of its log; of a traceback that is the one which names the error."""
@@ -93,3 +121,25 @@ class Child:
             lines = file.read().decode(errors="replace").strip().splitlines()
             return lines[-1].strip() if lines else ""
         return ""
+
+
+def _bound(arguments: Sequence[str], folder: Path) -> list[str]:
+    """The arguments of a command that ends with its parent."""
+    return [*arguments, "--exit-with-parent", str(folder)]
+
+
+@contextmanager
+def _files(log: Path) -> Iterator[tuple[int, int, int]]:
+    """Standard input for a child, what holds that open, and its log; for one block, but for what holds it."""
+    lent, held = os.pipe()
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            yield lent, held, output
+        finally:
+            os.close(output)
+    except BaseException:
+        os.close(held)
+        raise
+    finally:
+        os.close(lent)

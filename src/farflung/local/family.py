@@ -12,9 +12,14 @@ from types import TracebackType
 from typing import Self
 
 from farflung.broker.authority import create_token
-from farflung.local.child import Child
+from farflung.local.child import Child, Command
+from farflung.local.nursery import FRAMEWORKS, WORKER_MODULES, Nursery, is_possible
+from farflung.runtime.frameworks import chosen
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.tokens import Token
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
+"""For each child to compute with: torch heeds the one name, XLA the other."""
 
 
 class Family(ABC):
@@ -30,6 +35,7 @@ class Family(ABC):
         self._given_logs = logs
         self._timeouts = Timeouts()
         self._folder = Path()
+        self._nursery: Nursery | None = None
         self.broker: Child | None = None
         self.workers: list[Child] = []
         self.address = ""
@@ -87,21 +93,43 @@ class Family(ABC):
         return self.broker
 
     async def _start_worker(
-        self, name: str, token: Token, arguments: Sequence[str], prefix: Sequence[str] = ()
+        self,
+        name: str,
+        token: Token,
+        arguments: Sequence[str],
+        prefix: Sequence[str] = (),
+        is_forked: bool = False,
+        namespace: str = "",
     ) -> None:
+        """Start a worker where `prefix` runs things; one that may be forked is, in this network namespace."""
         own = ["--name", name, "--folder", str(self._folder / name)]
         environment = {"FARFLUNG_TOKEN": token.text}
-        self.workers.append(
-            await self._child(name, ["join", self.address, *own, *arguments], environment, prefix)
-        )
+        whole = ["join", self.address, *own, *arguments]
+        forked = self._forked(name, whole, environment, namespace) if is_forked else None
+        self.workers.append(forked or await self._child(name, whole, environment, prefix))
+
+    def _prepare_forks(self, backends: Sequence[str]) -> None:
+        """Begin to import what workers with these backends import, if several would import the same."""
+        if is_possible() and sum(chosen(backend) in FRAMEWORKS for backend in backends) > 1:
+            self._nursery = Nursery(WORKER_MODULES, ONE_THREAD)
+
+    def _forked(
+        self, name: str, arguments: Sequence[str], environment: dict[str, str], namespace: str
+    ) -> Child | None:
+        if self._nursery is None:
+            return None
+        try:
+            return Child.fork(self._command(name, arguments, environment), self._nursery, namespace)
+        except OSError:  # it is gone: then as without one
+            return None
 
     async def _child(
         self, name: str, arguments: Sequence[str], environment: dict[str, str], prefix: Sequence[str]
     ) -> Child:
-        log = self.logs / f"{name}.log"
-        # One thread each to compute with: torch heeds the one name, XLA the other.
-        environment = {"OMP_NUM_THREADS": "1", "NPROC": "1", **environment}
-        return await Child.start(name, arguments, log, environment, self._folder, prefix)
+        return await Child.start(self._command(name, arguments, {**ONE_THREAD, **environment}), prefix)
+
+    def _command(self, name: str, arguments: Sequence[str], environment: dict[str, str]) -> Command:
+        return Command(name, arguments, self.logs / f"{name}.log", environment, self._folder)
 
     def kill(self) -> None:
         """End all of them at once, since nothing they would still do can be done."""
@@ -111,10 +139,14 @@ class Family(ABC):
     async def stop(self) -> None:
         """End all of them; leaving the block does."""
         grace = self._timeouts.stop_seconds
+        if self._nursery is not None and not (self.workers and all(child.is_born for child in self.workers)):
+            self._nursery.kill()  # nobody needs those any more, and an import takes a while
         # Workers first: they say farewell to the broker.
         await asyncio.gather(*(child.stop(grace) for child in self.workers))
         if self.broker is not None:
             await self.broker.stop(grace)
+        if self._nursery is not None:
+            await asyncio.to_thread(self._nursery.close, grace)
 
     async def _stop(self) -> None:
         await self.stop()

@@ -12,7 +12,9 @@ from farflung.local.child import Child
 from farflung.local.family import Family
 from farflung.local.free_port import free_port
 from farflung.local.memory import share_of_memory
+from farflung.local.nursery import FRAMEWORKS
 from farflung.runtime.backend import EMULATED
+from farflung.runtime.frameworks import AUTO, chosen
 from farflung.transport.enrolment import enrol
 from farflung.transport.identity import Identity
 from farflung.transport.tokens import Token
@@ -70,17 +72,24 @@ class LocalFleet(Family):
         return found
 
     async def _start(self) -> None:
+        self._prepare_forks([self._backend(number) for number in range(self._count)])  # it takes longest
         submitter, worker = await asyncio.to_thread(self._tokens, self._count)
         self.address = f"{HOST}:{free_port(HOST)}"
         self._identity = await self._enrolled(await self._start_broker(self.address, NO_SURVEY), submitter)
         arguments = ["--site", SITE, "--listen", f"{HOST}:0", "--memory", f"{self._memory_bytes / 1e9:.3f}"]
         for number in range(self._count):
-            await self._start_worker(_name(number), worker, [*arguments, *self._backend(number)])
+            backend = self._backend(number)
+            options = [*arguments, "--backend", backend, *self._speed()]
+            is_forked = chosen(backend) in FRAMEWORKS
+            await self._start_worker(_name(number), worker, options, is_forked=is_forked)
 
-    def _backend(self, number: int) -> list[str]:
+    def _backend(self, number: int) -> str:
         if self._emulated_tflops is not None:
-            return ["--backend", EMULATED, "--tflops", f"{self._emulated_tflops:g}"]
-        return ["--backend", self._backends[number % len(self._backends)]] if self._backends else []
+            return EMULATED
+        return self._backends[number % len(self._backends)] if self._backends else AUTO
+
+    def _speed(self) -> list[str]:
+        return [] if self._emulated_tflops is None else ["--tflops", f"{self._emulated_tflops:g}"]
 
     async def _enrolled(self, broker: Child, token: Token) -> Identity:
         """Join as the submitter as soon as the broker lets it; its early end ends the wait."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import struct
+from functools import cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -29,15 +30,18 @@ MAXIMUM_REASON_LENGTH = 500
 Kind = Literal["control", "data", "probe", "reverse"]
 """`reverse`: a data link that the dialled side asked for, because it could not dial itself."""
 
-BOOT = secrets.token_hex(8)
-"""This process's nonce."""
-
 _prefix = struct.Struct("!4sBBHI")
 PREFIX_BYTES = _prefix.size
 
 
 STRIPE_TOKEN_BYTES = 16
 StripeToken = Annotated[bytes, Meta(min_length=STRIPE_TOKEN_BYTES, max_length=STRIPE_TOKEN_BYTES)]
+
+
+@cache
+def boot() -> str:
+    """This process's nonce, made when it is first asked for: who is forked later makes one of its own."""
+    return secrets.token_hex(8)
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -54,7 +58,7 @@ class Hello(_Header, frozen=True):
     id: Annotated[str, Meta(min_length=1, max_length=MAXIMUM_ID_LENGTH)]
     role: Role
     kind: Kind
-    boot: Annotated[str, Meta(min_length=1, max_length=64)] = BOOT
+    boot: Annotated[str, Meta(min_length=1, max_length=64)] = msgspec.field(default_factory=boot)
     lease_seconds: Annotated[float, Meta(gt=0, le=3600)] | None = None
     stripe: StripeToken | None = None
 

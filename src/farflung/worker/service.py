@@ -25,7 +25,7 @@ from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
-from farflung.transport.frames import BOOT, Kind
+from farflung.transport.frames import Kind, boot
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.redialling import redial
@@ -273,7 +273,7 @@ class WorkerService:
         self._paths.registered(line.link.local, self._timeouts)
         assert self._device is not None
         options, addresses = self._options, self._paths.addresses()
-        self._tell(Register(self._device, options.site, addresses, BOOT, options.relay_mbps, options.line))
+        self._tell(Register(self._device, options.site, addresses, boot(), options.relay_mbps, options.line))
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     async def _dial_broker(self, handler: Handler) -> Link:

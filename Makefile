@@ -26,9 +26,9 @@ $(STAMP): requirements.lock pyproject.toml
 train: $(STAMP)
 	$(BIN)/farflung train examples/gpt.py --local 4 --out runs/gpt
 
-# Two processes at a time; tests/conftest.py says which tests stay together.
+# Three processes at a time, for two cores: many tests wait for a network. tests/conftest.py says which stay together.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --durations 30
+	$(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder --durations 30
 
 # A million each of damaged documents, payloads of codecs, and frames (docs/measurements.md, Fuzzing). Goes on where
 # it was broken off, payloads apart.

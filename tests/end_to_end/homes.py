@@ -11,6 +11,7 @@ from tests.end_to_end.processes import Command, Machines, Run, machines, train
 
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
+from farflung.lab.tun import NAMESPACES
 
 STEPS = 5
 LEASE_SECONDS = 8.0  # on a busy machine a worker that imports torch is silent for some
@@ -26,6 +27,9 @@ class Lab(Machines):
 
     def prefix(self, home: str) -> list[str]:
         return self.network.command(home, [])
+
+    def namespace(self, home: str) -> str:
+        return str(NAMESPACES / self.network.namespace(home))
 
 
 class Homes:

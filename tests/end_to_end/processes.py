@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from tests.end_to_end.forked import ForkedCommand, forked, is_possible
 
 from farflung.local.free_port import free_port
 
@@ -72,7 +73,7 @@ def eventually(what: str, condition: Callable[[], bool], pause_seconds: float = 
 class Command:
     """A running farflung command and what it says."""
 
-    def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedCommand, out: Path, err: Path) -> None:
         self.process = process
         self._out, self._err = out, err
 
@@ -139,23 +140,33 @@ class Machines:
         logs = self.folder / "logs"
         logs.mkdir(exist_ok=True)
         out, err = (logs / f"{len(self._started)}-{home}.{end}" for end in ("out", "err"))
-        command = [*self.prefix(home), *self.python(home), "-m", "farflung", *arguments]
+        python, environment = self.python(home), self.environment(home, sources)
+        is_ours = python == [sys.executable] and (sources or self.sources) is None
+        process: subprocess.Popen[bytes] | ForkedCommand
 
         def limit() -> None:
             if limit_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
-        with out.open("wb") as to_out, err.open("wb") as to_err:
-            process = subprocess.Popen(
-                command, env=self.environment(home, sources), stdin=subprocess.DEVNULL,
-                stdout=to_out, stderr=to_err, cwd=self.folder, preexec_fn=limit,
-            )  # fmt: skip
+        with out.open("wb") as to_out, err.open("wb") as to_err, Path(os.devnull).open("rb") as nothing:
+            if is_possible() and is_ours and limit_bytes is None:
+                files = nothing.fileno(), to_out.fileno(), to_err.fileno()
+                process = forked(arguments, environment, self.folder, files, self.namespace(home))
+            else:
+                process = subprocess.Popen(
+                    [*self.prefix(home), *python, "-m", "farflung", *arguments], env=environment,
+                    stdin=nothing, stdout=to_out, stderr=to_err, cwd=self.folder, preexec_fn=limit,
+                )  # fmt: skip
         self._started.append(Command(process, out, err))
         return self._started[-1]
 
     def prefix(self, home: str) -> list[str]:
-        """What a command of this machine begins with."""
+        """What a command of this machine begins with, if it is not forked."""
         return []
+
+    def namespace(self, home: str) -> str:
+        """The network namespace of this machine, if it has one."""
+        return ""
 
     def python(self, home: str) -> list[str]:
         """The Python of this machine."""
@@ -203,7 +214,8 @@ class Machines:
 
     def orphans(self) -> list[psutil.Process]:
         """Processes that still run of all that was started here, children of children too."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
+        own = {command.process.pid for command in self._started if command.process.poll() is None}
+        return [p for p in psutil.process_iter() if p.pid in own or self._is_ours(p)]
 
     def left_behind(self) -> list[Path]:
         """Temporary files of all these commands; torch's own cache, which it makes on import, is its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -49,9 +50,18 @@ CALLED = {
 
 @cache
 def samples_of(name: str) -> tuple[Sample, ...]:
-    """What the database has for an op of the table; random results are left out."""
-    found = [s for dtype, most in PER_TYPE.items() for s in spread(list(_bound(name, dtype)), most)]
+    """What the database has for an op of the table; random results are left out.
+
+    Bound in a thread: the database has the whole stack described, sources and all, for each sample and for
+    each iterator, and pytest's is deep: 6.5 CPU seconds for 17 ops, in place of 0.8 for the same samples.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(_found, name).result()
     return tuple(sample for sample in found if sample.is_fit())
+
+
+def _found(name: str) -> list[Sample]:
+    return [s for dtype, most in PER_TYPE.items() for s in spread(list(_bound(name, dtype)), most)]
 
 
 def _infos(name: str) -> Iterator[OpInfo]:

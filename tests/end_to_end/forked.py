@@ -1,0 +1,96 @@
+"""Commands forked of a process which has imported what they import, with the face of `subprocess.Popen`.
+
+Hundreds of commands that tests start would each import torch, two to five seconds of a core. What they do
+after that is the same (tests/local/test_nursery.py); tests/cli and test_machines start theirs plainly.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import subprocess
+import time
+from functools import cache
+from pathlib import Path
+
+from farflung.local.family import ONE_THREAD
+from farflung.local.nursery import WORKER_MODULES, Birth, Forked, Nursery, is_possible
+
+__all__ = ["ForkedCommand", "forked", "is_possible"]
+
+SERVICES = ("join", "broker", "status", "token")
+SERVICE_MODULES = (*WORKER_MODULES, "farflung.broker.service")
+SUBMITTER_MODULES = (
+    *WORKER_MODULES,
+    "farflung.client.submitter",
+    "farflung.opdag.capture",
+    "torch.export._trace",
+)
+
+
+class ForkedCommand:
+    """A command and its end."""
+
+    def __init__(self, name: str, process: Forked) -> None:
+        while process.process_id is None and not process.is_over:
+            process.hear()
+        assert process.process_id is not None, f"{name} was not forked"
+        self.pid = process.process_id
+        self._name = name
+        self._process = process
+
+    @property
+    def returncode(self) -> int | None:
+        """As `subprocess.Popen.returncode`."""
+        return self._process.code
+
+    def poll(self) -> int | None:
+        """The code, if it has ended."""
+        self._hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the code; subprocess.TimeoutExpired after so long."""
+        self._hear(timeout)
+        if not self._process.is_over:
+            raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
+        assert self.returncode is not None, "its nursery is gone"
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        self._process.signal(number)
+
+    def _hear(self, seconds: float | None) -> None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while not self._process.is_over:
+            rest = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.fileno()], [], [], rest)[0]:
+                return
+            self._process.hear()
+
+
+def forked(
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    folder: Path,
+    files: tuple[int, int, int],
+    namespace: str,
+) -> ForkedCommand:
+    """Start `farflung ARGUMENTS` in a folder, with this whole environment."""
+    nursery, inherited = _nursery(SERVICE_MODULES if arguments[0] in SERVICES else SUBMITTER_MODULES)
+    changes: dict[str, str | None] = {
+        key: value for key, value in environment.items() if inherited.get(key) != value
+    }
+    changes |= {key: None for key in inherited if key not in environment}
+    birth = Birth(list(arguments), changes, str(folder), own_session=False, namespace=namespace)
+    return ForkedCommand(arguments[0], nursery.fork(birth, files))
+
+
+@cache
+def _nursery(modules: tuple[str, ...]) -> tuple[Nursery, dict[str, str]]:
+    """One for this test process, and the environment that it has."""
+    nursery = Nursery(modules, ONE_THREAD, own_session=False)
+    atexit.register(nursery.close, 10.0)
+    return nursery, {**os.environ, **ONE_THREAD}

@@ -81,9 +81,16 @@ def test_equal_inputs_seed_and_budget_give_an_equal_plan(seed: int) -> None:
 
 
 @settings(max_examples=6, deadline=None)
-@given(seed=st.integers(0, 10**6), faster=st.sampled_from(["device", "link"]))
-def test_with_its_old_plan_an_improvement_never_makes_it_worse(seed: int, faster: str) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    faster=st.sampled_from(["device", "link"]),
+    cores=st.none() | st.integers(1, 3),
+)
+def test_with_its_old_plan_an_improvement_never_makes_it_worse(
+    seed: int, faster: str, cores: int | None
+) -> None:
     topology, workload = case(seed)
+    topology = topology if cores is None else on_cores(topology, cores)
     before = planned(topology, workload)
     if before is None:
         return
@@ -195,6 +202,26 @@ def test_no_worker_alone_is_faster(seed: int) -> None:
         assert schedule.step_seconds <= step * (1 + 1e-9)
 
 
+def test_nothing_is_searched_where_a_known_plan_is_proven_best() -> None:
+    """A model so small that any message takes longer than all of it on one worker."""
+    rates = tuple(tuple(20.0 * (a != b) for b in range(4)) for a in range(4))
+    topology = Topology(tuple(WorkerSpec(f"w{n}", f"home-{n}", 0.05, 8.0) for n in range(4)), rates, rates)
+    workload = chain_workload([1e6] * 8, [10**6] * 7)
+    found = auto(topology, workload, Options(budget=400))
+    assert found.step_seconds <= 1.001 * found.lower_bound_seconds
+    assert len(found.assignment.workers) == 1 and found.evaluated < 40
+
+
+def test_workers_who_share_cores_share_the_work_evenly_where_that_sends_no_more() -> None:
+    """All of it takes the two cores as long, however it is divided."""
+    count, workload = 4, chain_workload([2e9] * 16, [10**4] * 15)
+    rates = tuple(tuple(400.0 * (a != b) for b in range(count)) for a in range(count))
+    near = tuple(tuple(1.0 * (a != b) for b in range(count)) for a in range(count))
+    apart = Topology(tuple(WorkerSpec(f"w{n}", "lab", 0.05, 8.0) for n in range(count)), near, rates)
+    found = auto(on_cores(apart, 2), workload, Options(budget=400, workers=count))
+    assert found.assignment.cuts == (4, 8, 12)
+
+
 def test_workers_who_share_cores_are_not_sent_bytes_for_little() -> None:
     """Four workers on two cores: even segments are little faster and send much more."""
     little = (3, 8, 13)
@@ -209,3 +236,7 @@ def test_workers_who_share_cores_are_not_sent_bytes_for_little() -> None:
     assert together.step_seconds <= 1.05 * simulate(alone.plan, shared).step_seconds
     assert (alone.assignment.cuts, together.assignment.cuts) == ((4, 8, 12), little)
     assert simulate(together.plan, shared).step_seconds > simulate(together.plan, apart).step_seconds
+    even = simulate(alone.plan, shared).step_seconds
+    assert even < together.step_seconds
+    kept = auto(shared, workload, replace(options, incumbent=alone.assignment))
+    assert kept.step_seconds <= even

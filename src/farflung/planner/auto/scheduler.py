@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from farflung.workload import Workload
 MOST_RIVALLED = 200  # workers; with more, each rival would take longer than the whole search
 MOST_ALONE = 32
 ALIKE = 1.05  # of workers who share cores, plans that are so much slower count as equal
+PROVEN = 1.001  # times the lower bound: a search can bring no more than a thousandth
 TINY_WORKERS, TINY_POSITIONS = 5, 64
 """Of a case that `exact` is asked about too: it takes less than a CPU second for it."""
 
@@ -35,12 +37,14 @@ AGAIN: tuple[Scheduler, ...] = (nearly_equal_count, *RIVALS[1:])
 
 
 def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """The best plan found: never worse, simulated, than the incumbent's or any rival's.
+    """The best plan found: never worse, simulated, than the incumbent's or any rival's; where workers share
+    cores up to `ALIKE` times as slow as a rival's, for fewer bytes or less work of one worker.
 
     The rivals are equal-count (nearly, where there is an incumbent), equal-compute, evolutionary, both of
     `opfence`, for few workers and places to cut the exact scheduler, the plan for workers of whom nothing is
     known, and one worker alone. `options.budget` counts plans as `judge.Budget` does; the other schedulers'
-    own work is not counted, and they are not asked for more than `MOST_RIVALLED` workers.
+    own work is not counted, and they are not asked for more than `MOST_RIVALLED` workers. Where one of these
+    is proven best, nothing is searched.
 
     Raises
     ------
@@ -51,6 +55,8 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     budget = Budget(options.budget, options.seconds, options.watch)
     judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), budget)
     workloads = (workload, *options.alternatives)
+    bound = _bound(fleet, workloads, options)
+    shares_cores = bool(fleet.topology.machines())
     found: list[Judged] = []
     refusal: PlanError | None = None
     for left, one in zip(range(len(workloads), 0, -1), workloads, strict=True):
@@ -58,6 +64,9 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
             known = list(_known(fleet, one, options, judge))
         except PlanError as error:
             known, refusal = [], error
+        if not shares_cores and any(judged.seconds <= PROVEN * bound for judged in known):
+            found += known
+            break
         search = Search(fleet, one, options, replace(judge, budget=budget.part(1 / left)))
         found += [*known, *search.run(known)]
         budget.settle(search.judge.budget)
@@ -66,38 +75,47 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
             "no cut of the model fits these workers: "
             + advice(workload, float(fleet.devices.memory_bytes.sum()))
         )
-    best = _chosen(found, bool(fleet.topology.machines()))
+    best = _chosen(found, options.incumbent, shares_cores)
     return Schedule(
         scheduler="auto",
         workload=best.workload,
         assignment=best.assignment,
         plan=plan_of(best.workload, best.assignment),
         step_seconds=best.seconds,
-        lower_bound_seconds=min(best.seconds, _bound(fleet, workloads, options)),
+        lower_bound_seconds=min(best.seconds, bound),
         evaluated=round(budget.evaluated),
         capped=budget.capped,
         notes=fleet.notes,
     )
 
 
-def _chosen(found: Sequence[Judged], shares_cores: bool) -> Judged:
-    """The fastest; where workers share cores, of those nearly as fast the one that sends least.
+def _chosen(found: Sequence[Judged], incumbent: Assignment | None, shares_cores: bool) -> Judged:
+    """The fastest; where workers share cores, of those nearly as fast and no slower than the incumbent the
+    one that sends least, and of these the one that asks least of one worker.
 
-    What it takes to send a byte is not simulated. Devices of their own hardly notice it, shared cores do.
+    What it takes to send a byte is not simulated. Devices of their own hardly notice it, shared cores do. Nor
+    do these tell one division from another while all of them are busy, which at either end of a step they
+    are not.
     """
     best = min(found, key=lambda judged: judged.seconds)
     if not shares_cores:
         return best
-    alike = [judged for judged in found if judged.seconds <= ALIKE * best.seconds]
-    return min(alike, key=lambda judged: (_sent_bytes(judged), judged.seconds))
+    old = min((judged.seconds for judged in found if judged.assignment == incumbent), default=math.inf)
+    alike = [judged for judged in found if judged.seconds <= min(ALIKE * best.seconds, old)]
+    return min(alike, key=lambda judged: (*_load(judged), judged.seconds))
 
 
-def _sent_bytes(judged: Judged) -> int:
+def _load(judged: Judged) -> tuple[int, int]:
+    """Bytes that workers send each other for a microbatch, and the most operations of one worker."""
     plan = plan_of(judged.workload, judged.assignment)
-    return sum(
+    sent = sum(
         edge.bytes
         for edge in plan.edges
         if edge.source != FEEDER and plan.worker_of(edge.source) != plan.worker_of(edge.target)
+    )
+    return sent, max(
+        sum(plan.placements[segment].flops for segment in plan.segments_of(worker))
+        for worker in plan.workers()
     )
 
 

@@ -75,8 +75,8 @@ class Interval:
         return low
 
     def _possible(self, seconds: float) -> bool:
-        usable = self._usable(seconds)
-        return any(self._serves(seconds, usable, members) for members in components(usable))
+        usable, carried = self._usable(seconds), self._carried(seconds)
+        return any(self._serves(seconds, usable, members, carried) for members in components(usable))
 
     def _usable(self, seconds: float) -> Bools:
         """Which pairs can exchange values and gradients M times, one way, the rest of a round trip aside."""
@@ -86,15 +86,17 @@ class Interval:
         np.fill_diagonal(usable, False)
         return np.asarray(usable)
 
-    def _serves(self, seconds: float, usable: Bools, members: NDArray[np.int64]) -> bool:
-        """Whether the workers of one component can do the work of the interval."""
+    def _serves(self, seconds: float, usable: Bools, members: NDArray[np.int64], all_carried: Floats) -> bool:
+        """Whether the workers of one component can do the work of the row; `all_carried` is everybody's."""
         speeds = self.devices.speeds[members]
+        if seconds * speeds.sum() < self.microbatches * self.row.work * ALMOST:
+            return False
         fed = self._fed(seconds, members)
         alone = self.row.alone(seconds, speeds)
         around = self.home.around[members]
         if seconds < alone + around.min() or not fed.any():
             return False
-        carried = self._carried(seconds, members)
+        carried = all_carried[members]
         if len(members) == 1:
             room = self._room(seconds, around, around)
             return self._rows_fit(seconds, members, (np.zeros(0), np.zeros(0)), carried) and self._fit(
@@ -113,7 +115,8 @@ class Interval:
         if (narrower != inside).any():
             usable = np.zeros_like(usable)
             usable[np.ix_(members, members)] = narrower
-            return any(self._serves(seconds, usable, members[part]) for part in components(narrower))
+            parts = components(narrower)
+            return any(self._serves(seconds, usable, members[part], all_carried) for part in parts)
         ahead_hop = np.where(inside, self.ahead_hop[np.ix_(members, members)], np.inf)
         both = ways, _cheapest(ahead_hop)
         keep = self._kept(members, self._passing(seconds, members, inside))
@@ -180,8 +183,8 @@ class Interval:
             held[first] = room[first]
         return self.items.fit(held, memory, window)
 
-    def _carried(self, seconds: float, members: NDArray[np.int64]) -> Floats:
-        """Bytes of a microbatch that the best link of each, to anybody, carries M times, there and back.
+    def _carried(self, seconds: float) -> Floats:
+        """Bytes of a microbatch that each worker's best link, to anybody, carries M times, there and back.
 
         Before and after that a microbatch takes the rest of its round trip, without what may lie beside it.
         """
@@ -194,7 +197,7 @@ class Interval:
             np.fill_diagonal(there, np.inf)
             slower = np.maximum(there, there.T)
             carried = np.where(slower < np.inf, left / (times * slower + there + there.T), 0.0)
-        return np.asarray(carried.max(axis=1)[members])
+        return np.asarray(carried.max(axis=1))
 
     def _filled(
         self, seconds: float, members: NDArray[np.int64], ways: tuple[Floats, Floats], keep: Bools

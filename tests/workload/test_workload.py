@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from farflung.opdag.capture import capture
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
-from farflung.plan import FEEDER
+from farflung.plan import FEEDER, Edge
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of, plan_of
 from farflung.runtime.footprint import required_bytes, worker_bytes
@@ -39,8 +40,12 @@ def require_the_same_plan(graph: Graph, assignment: Assignment) -> None:
     for mine, theirs in zip(ours.placements, real.plan.placements, strict=True):
         assert mine.flops <= theirs.flops  # what is recomputed costs something, and is not planned for
         assert mine.parameter_bytes == theirs.parameter_bytes
-    expected = {(e.value, e.source, e.target, e.bytes, e.differentiable) for e in real.plan.edges}
-    assert {(e.value, e.source, e.target, e.bytes, e.differentiable) for e in ours.edges} == expected
+    assert {comparable(edge) for edge in ours.edges} == {comparable(edge) for edge in real.plan.edges}
+
+
+def comparable(edge: Edge) -> Edge:
+    """No codec writes model inputs, and of what kind they are is not planned with."""
+    return msgspec.structs.replace(edge, element_bytes=4) if edge.source == FEEDER else edge
 
 
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)

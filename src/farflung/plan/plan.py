@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from farflung.plan.rung import RungName
 
+FP32_BYTES = 4
 FEEDER = -1  # the feeder's segment number: a pseudo-segment that produces every model input
 
 Number = Annotated[int, Meta(ge=0, le=2**53)]
@@ -19,8 +20,9 @@ Name = Annotated[str, Meta(max_length=128)]
 class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One value that travels from a segment (or the feeder) to one consumer segment, once a microbatch.
 
-    `bytes` is its size for one microbatch. `differentiable` says whether its gradient travels back; where
-    it does not, an empty gradient message still tells the producer that the microbatch is finished there.
+    `bytes` is its size for one microbatch, `element_bytes` that of each of its numbers. `differentiable` says
+    whether its gradient travels back; where it does not, an empty gradient message still tells the producer
+    that the microbatch is finished there.
     """
 
     value: Number
@@ -28,6 +30,12 @@ class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: SegmentNumber
     bytes: Number
     differentiable: bool
+    element_bytes: Annotated[int, Meta(ge=1, le=16)] = FP32_BYTES
+
+    @property
+    def is_codable(self) -> bool:
+        """Whether a codec may write it and its gradient: floats, but for those in double precision."""
+        return self.differentiable and self.element_bytes <= FP32_BYTES
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

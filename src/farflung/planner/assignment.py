@@ -192,7 +192,8 @@ def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:
     first, last = np.searchsorted(cuts, workload.span_ends, side="right")
     for at in np.flatnonzero(first != last).tolist():  # few of them, and schedulers ask often
         span, source = workload.spans[at], int(first[at])
+        each = span.tensor.element_bytes
         for target in segments(span.readers):
             if target != source:
-                edges.append(Edge(span.value, source, target, span.bytes, span.gradient))
+                edges.append(Edge(span.value, source, target, span.bytes, span.gradient, each))
     return edges

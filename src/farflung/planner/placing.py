@@ -11,7 +11,7 @@ from farflung.errors import PlanError
 from farflung.opdag import wire
 from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.cost import flops
-from farflung.opdag.graph import Graph
+from farflung.opdag.graph import ITEM_BYTES, Graph
 from farflung.opdag.partition import Partition
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, Edge, Placement, Plan
@@ -95,8 +95,9 @@ def _edges(graph: Graph, partition: Partition, segments: Sequence[Segment], batc
         fed = [(e.value, FEEDER) for e in segment.inputs if e.kind == "input"]
         for value, source in [*fed, *((v, sources[v]) for v in segment.receives)]:
             differentiable = source != FEEDER and value in gradients
-            size = graph.values[value].bytes(batch)
-            edges.append(Edge(value, source, segment.number, size, differentiable))
+            value_type = graph.values[value]
+            size, each = value_type.bytes(batch), ITEM_BYTES[value_type.dtype]
+            edges.append(Edge(value, source, segment.number, size, differentiable, each))
     return edges
 
 

@@ -20,11 +20,12 @@ from farflung.codec.running_mean import Keys
 from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, LinkCodec, Plan
-from farflung.runtime.link_book import AnyParcel, Form, LinkBook, Way, way_of
+from farflung.runtime.link_book import AnyParcel, LinkBook, Way, way_of
 from farflung.runtime.parcel import MOST_WAITING, Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
+from farflung.workload.form import Form
 
 Allocate: TypeAlias = Callable[[int], memoryview]
 _Place: TypeAlias = tuple[int, int, Way]  # unit, microbatch

@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from farflung.errors import CodecError
-from farflung.opdag.graph import ITEM_BYTES
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, LinkCodec, Plan
+from farflung.plan import FEEDER, FP32_BYTES, LinkCodec, Plan
 from farflung.plan.rung import DENSE, Rung
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
+from farflung.workload.form import Form
 
 Way: TypeAlias = tuple[int, int, int]  # producer segment, consumer segment, value
 AnyParcel: TypeAlias = Parcel[memoryview] | Parcel[Coded]
-
-CODABLE = ("float32", "float16", "bfloat16")
-_FP32_BYTES = 4
-
-
-class Form(NamedTuple):
-    """The tensors that travel on one way."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """How many there are."""
-        return math.prod(self.shape)
-
-    @property
-    def features(self) -> int:
-        """Of images the channels, else the last dimension."""
-        if not self.shape:
-            return 1
-        return self.shape[1] if len(self.shape) >= 4 else self.shape[-1]
-
-    @property
-    def width(self) -> int:
-        """The last dimension, at least 1."""
-        return self.shape[-1] if self.shape else 1
-
-    @property
-    def rows(self) -> int:
-        """How many rows of that width."""
-        return self.elements // self.width
-
-    @property
-    def nbytes(self) -> int:
-        """What they take as they are."""
-        return self.elements * ITEM_BYTES[self.dtype]
 
 
 def way_of(parcel: AnyParcel) -> Way:
@@ -112,7 +74,7 @@ class LinkBook:
         if parcel.target == FEEDER:
             return
         form = self.forms.get(way_of(parcel))
-        tensor_bytes = payload_bytes if form is None else form.elements * _FP32_BYTES
+        tensor_bytes = payload_bytes if form is None else form.elements * FP32_BYTES
         target = self._plan.worker_of(parcel.target)
         before = self._sent.get(target, Sent(target, 0, 0))
         self._sent[target] = Sent(
@@ -144,6 +106,6 @@ def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[Way,
             continue
         value_type = here.values[edge.value]
         form = Form(value_type.dtype, value_type.shape_at(batch))
-        if form.dtype in CODABLE and form.elements:
+        if form.is_codable:
             found[edge.source, edge.target, edge.value] = form
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
 from farflung.schedule import TaskKind
+from farflung.simulator.codable import NOTHING, Codable
 from farflung.simulator.conditions import Conditions
 from farflung.simulator.link_costs import LinkCosts
 from farflung.workload.workload import BACKWARD_FACTOR, WEIGHT_FACTOR
@@ -16,12 +17,16 @@ from farflung.workload.workload import BACKWARD_FACTOR, WEIGHT_FACTOR
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """All values that one segment or the feeder sends to another for one microbatch, and their gradients."""
+    """All values that one segment or the feeder sends to another for one microbatch, and their gradients.
+
+    `floats` are those of them that a codec may write, as many there as back.
+    """
 
     source: int
     target: int
     forward_bytes: int
     backward_bytes: int
+    floats: Codable = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +46,17 @@ class TaskSeconds:
 
 def routes_of(edges: Sequence[Edge]) -> list[Route]:
     """One route for each pair of segments between which edges run, in the order of their first edges."""
-    forward: dict[tuple[int, int], int] = {}
-    backward: dict[tuple[int, int], int] = {}
+    found: dict[tuple[int, int], Route] = {}
     for edge in edges:
         pair = edge.source, edge.target
-        forward[pair] = forward.get(pair, 0) + edge.bytes
-        backward[pair] = backward.get(pair, 0) + (edge.bytes if edge.differentiable else 0)
-    return [Route(*pair, size, backward[pair]) for pair, size in forward.items()]
+        so_far = found.get(pair, Route(*pair, 0, 0))
+        found[pair] = Route(
+            *pair,
+            so_far.forward_bytes + edge.bytes,
+            so_far.backward_bytes + (edge.bytes if edge.differentiable else 0),
+            so_far.floats.plus(Codable.of(edge)),
+        )
+    return list(found.values())
 
 
 def task_seconds(
@@ -107,9 +116,11 @@ def throughput_seconds(
             if costs.is_near(a, b):
                 continue
             start = costs.home if a == FEEDER else a
-            _carry(busy, costs, start, b, share * route.forward_bytes / costs.ratio(a, b))
+            there = costs.wire_bytes(a, b, route.forward_bytes, route.floats)
+            _carry(busy, costs, start, b, share * there)
             if a != FEEDER:
-                _carry(busy, costs, b, start, share * route.backward_bytes / costs.ratio(b, a))
+                back = costs.wire_bytes(b, a, route.backward_bytes, route.floats)
+                _carry(busy, costs, b, start, share * back)
     return max(busy.values(), default=0.0)
 
 

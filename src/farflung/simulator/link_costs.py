@@ -7,6 +7,7 @@ from farflung.codec.base import Declared
 from farflung.errors import PlanError
 from farflung.plan import FEEDER, Plan, Topology
 from farflung.plan.rung import DENSE, Rung
+from farflung.simulator.codable import Codable
 from farflung.simulator.conditions import Conditions
 
 
@@ -68,18 +69,17 @@ class LinkCosts:
         """Whether there is nothing between them: one worker, or the feeder and the worker of its home."""
         return source == target or (source == FEEDER and target == self.home)
 
-    def ratio(self, source: int, target: int) -> float:
-        """Bytes of tensors over bytes on the wire."""
-        return self._ratios.get((source, target), 1.0)
+    def wire_bytes(self, source: int, target: int, size: float, floats: Codable) -> float:
+        """Of a message of `size` bytes in memory, of which `floats` may be written by a codec."""
+        ratio = self._ratios.get((source, target))
+        return size if ratio is None else (size - floats.bytes + floats.fp32_bytes) / ratio
 
-    def codec_seconds(
-        self, source: int, target: int, tensor_bytes: float, gradient: bool
-    ) -> tuple[float, float]:
-        """What the link's codec takes to write an activation or a gradient, and to read it back."""
+    def codec_seconds(self, source: int, target: int, floats: Codable, gradient: bool) -> tuple[float, float]:
+        """What the link's codec takes to write activations or gradients, and to read them back."""
         codec = self._codecs.get((source, target, gradient))
         if codec is None:
             return 0.0, 0.0
-        giga = tensor_bytes / 1e9 / self._codec_speed
+        giga = floats.fp32_bytes / 1e9 / self._codec_speed
         return giga / codec.encode_gbps, giga / codec.decode_gbps
 
     def _place(self, number: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from farflung.plan import FEEDER
 from farflung.schedule import Feeding, Task, TaskKind, needs_of
 from farflung.simulator.clock import Clock
+from farflung.simulator.codable import Codable
 from farflung.simulator.costs import Route, TaskSeconds
 from farflung.simulator.device import Coder, Cores, Device
 from farflung.simulator.network import Link, Message, Priority
@@ -92,20 +93,20 @@ class Pipeline:
         for route in routes:
             if route.source != FEEDER:
                 forward[route.source].append(
-                    self._way(route.source, route.target, route.forward_bytes, False)
+                    self._way(route.source, route.target, route.forward_bytes, route.floats, False)
                 )
                 backward[route.target].append(
-                    self._way(route.target, route.source, route.backward_bytes, True)
+                    self._way(route.target, route.source, route.backward_bytes, route.floats, True)
                 )
         return forward, backward
 
-    def _way(self, source: int, target: int, size: int, gradient: bool) -> _Way:
+    def _way(self, source: int, target: int, size: int, floats: Codable, gradient: bool) -> _Way:
         a, b = self._workers[source], self._workers[target]
-        encode_seconds, decode_seconds = self._wiring.costs.codec_seconds(a, b, size, gradient)
+        encode_seconds, decode_seconds = self._wiring.costs.codec_seconds(a, b, floats, gradient)
         return _Way(
             target=target,
             link=self._wiring.link(a, b),
-            wire_bytes=size / self._wiring.costs.ratio(a, b),
+            wire_bytes=self._wiring.costs.wire_bytes(a, b, size, floats),
             priority=Priority.GRADIENT if gradient else Priority.ACTIVATION,
             encode_seconds=encode_seconds,
             decode_seconds=decode_seconds,

@@ -14,6 +14,7 @@ from farflung.opdag.graph import Graph, Input
 from farflung.opdag.kept import kept_by
 from farflung.opdag.storage import storage_of
 from farflung.workload.arrays import Floats
+from farflung.workload.form import Form
 from farflung.workload.tape import tape_of
 from farflung.workload.touched import Gap
 from farflung.workload.workload import Feed, Live, Repeat, Span, Workload
@@ -242,8 +243,16 @@ class _Costs:
                 yield Repeat((ordered_at, producers[value]), tape=self._sizes[value])
 
     def _spans(self) -> tuple[Span, ...]:
+        graph = self._graph
         return tuple(
-            Span(value, made, tuple(self._readers[value]), self._sizes[value], value in self._gradients)
-            for value, made in self._graph.producers().items()
+            Span(
+                value,
+                made,
+                tuple(self._readers[value]),
+                self._sizes[value],
+                value in self._gradients,
+                Form(graph.values[value].dtype, graph.values[value].shape_at(self._batch)),
+            )
+            for value, made in graph.producers().items()
             if value not in self._static and self._readers.get(value)
         )

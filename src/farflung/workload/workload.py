@@ -8,8 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from farflung.plan import FP32_BYTES
 from farflung.workload.arrays import Floats, before
 from farflung.workload.footprint import Footprint
+from farflung.workload.form import Form
 from farflung.workload.memory import Memory
 from farflung.workload.touched import Gap
 
@@ -49,7 +51,8 @@ class Live:
 class Span:
     """A value that may cross a cut: made at one node, read at later ones (`readers`, ascending).
 
-    `bytes` is its size for one microbatch; a `gradient` of the same size travels back, or none.
+    `bytes` is its size for one microbatch; a `gradient` of the same size travels back, or none. Where no
+    `form` is said it is one row of numbers in fp32.
     """
 
     value: int
@@ -57,6 +60,12 @@ class Span:
     readers: tuple[int, ...]
     bytes: int
     gradient: bool
+    form: Form | None = None
+
+    @property
+    def tensor(self) -> Form:
+        """Its form."""
+        return self.form or Form("float32", (self.bytes // FP32_BYTES,))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from farflung.planner.compression.circumstances import Circumstances, Hop, Pipel
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.losses import Table
 from farflung.planner.compression.rungs import ladder
+from farflung.simulator.codable import Codable
 from farflung.simulator.conditions import PAYLOAD_SHARE
 from farflung.simulator.costs import TaskSeconds
 
@@ -58,7 +59,8 @@ def rungs_of(
         for (source, target), mbps in ((ends, each.forward_mbps), (ends[::-1], each.backward_mbps)):
             rate = mbps * 1e6 / 8 * PAYLOAD_SHARE
             ways.append(Way(source, target, rate, each.latency_seconds))
-        hops.append(Hop(number, number + 1, 2 * number, 2 * number + 1, each.float_bytes, each.exact_bytes))
+        floats = Codable(each.float_bytes, each.float_bytes)
+        hops.append(Hop(number, number + 1, 2 * number, 2 * number + 1, floats, each.exact_bytes))
     devices = tuple(Stage(str(number), seconds) for number, seconds in enumerate(stages))
     pipeline = Pipeline(devices, tuple(hops), microbatches)
     scene = Circumstances(tuple(ways), (), (pipeline,), (), window=microbatches)

@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from farflung.planner.compression.rungs import CostedRung
+from farflung.simulator.codable import NOTHING, Codable
 from farflung.simulator.costs import TaskSeconds
 
 NOWHERE = -1
@@ -61,18 +63,50 @@ class Stage:
 
 @dataclass(frozen=True)
 class Hop:
-    """What segment `source` sends to `target` for a microbatch, and what comes back: bytes, uncompressed.
+    """What segment `source` sends to `target` for a microbatch, and what comes back, uncompressed.
 
-    `forward` and `backward` are the numbers of the ways, `NOWHERE` within one worker. `float_bytes` are those
-    that codecs may write, there and back; `exact_bytes` go there as they are.
+    `forward` and `backward` are the numbers of the ways, `NOWHERE` within one worker. `floats` are what
+    codecs may write, there and back; `exact_bytes` go there as they are, `returned_bytes` back.
     """
 
     source: int
     target: int
     forward: int
     backward: int
-    float_bytes: float
+    floats: Codable
     exact_bytes: float
+    returned_bytes: float = 0.0
+
+
+class Carried(NamedTuple):
+    """What a way carries for a microbatch, uncompressed; `exact` are bytes that no codec may write."""
+
+    activations: Codable = NOTHING
+    gradients: Codable = NOTHING
+    exact: float = 0.0
+
+    def plus(self, other: Carried) -> Carried:
+        """Both together."""
+        there, back = self.activations.plus(other.activations), self.gradients.plus(other.gradients)
+        return Carried(there, back, self.exact + other.exact)
+
+    @property
+    def bytes(self) -> float:
+        """As it is."""
+        return self.activations.bytes + self.gradients.bytes + self.exact
+
+    @property
+    def fp32_bytes(self) -> float:
+        """With floats in fp32, as the ratios that users see are meant."""
+        return self.activations.fp32_bytes + self.gradients.fp32_bytes + self.exact
+
+    def wire_bytes(self, activation_ratio: float, gradient_ratio: float) -> float:
+        """What codecs of these ratios make of it."""
+        return (
+            self.activations.wire_bytes(activation_ratio)
+            + self.gradients.wire_bytes(gradient_ratio)
+            + self.exact
+        )
 
 
 @dataclass(frozen=True)
@@ -169,16 +203,17 @@ class Circumstances:
         return tuple(tuple(sorted({number, other})) for number, other in enumerate(back))
 
     @cached_property
-    def tensor_bytes(self) -> tuple[tuple[float, float, float], ...]:
-        """Of each way, for a microbatch: activations, gradients, and what no codec may write."""
-        found = [[0.0, 0.0, 0.0] for _ in self.ways]
+    def carried(self) -> tuple[Carried, ...]:
+        """Of each way."""
+        found = [Carried()] * len(self.ways)
         for hop in (hop for pipeline in self.pipelines for hop in pipeline.hops):
             if hop.forward != NOWHERE:
-                found[hop.forward][0] += hop.float_bytes
-                found[hop.forward][2] += hop.exact_bytes
+                there = Carried(activations=hop.floats, exact=hop.exact_bytes)
+                found[hop.forward] = found[hop.forward].plus(there)
             if hop.backward != NOWHERE:
-                found[hop.backward][1] += hop.float_bytes
-        return tuple((activations, gradients, exact) for activations, gradients, exact in found)
+                back = Carried(gradients=hop.floats, exact=hop.returned_bytes)
+                found[hop.backward] = found[hop.backward].plus(back)
+        return tuple(found)
 
     @cached_property
     def microbatches(self) -> tuple[int, ...]:
@@ -208,25 +243,23 @@ class Circumstances:
 
         None where a codec writes nothing, or what it wrote cannot be told from the rest.
         """
-        activations, gradients, exact = self.tensor_bytes[way]
-        expected = activations / rung.activation.ratio + gradients / rung.gradient.ratio
-        coded = payload_bytes - exact
+        carried = self.carried[way]
+        expected = carried.wire_bytes(rung.activation.ratio, rung.gradient.ratio) - carried.exact
+        coded = payload_bytes - carried.exact
         return coded / expected if expected > 0 and coded > 0 else None
 
     def ratio_of_all(self, way: int, rung: CostedRung) -> float:
-        """Of all bytes that a way carries."""
+        """Of all bytes that a way carries, floats in fp32."""
         wire = self.wire_bytes(way, rung)
-        return max(1.0, sum(self.tensor_bytes[way]) / wire) if wire else 1.0
+        return max(1.0, self.carried[way].fp32_bytes / wire) if wire else 1.0
 
     def wire_bytes(self, way: int, rung: CostedRung) -> float:
         """Of a microbatch on a way."""
-        activations, gradients, exact = self.tensor_bytes[way]
-        coded = activations / self.ratio(way, rung, False) + gradients / self.ratio(way, rung, True)
-        return coded + exact
+        return self.carried[way].wire_bytes(self.ratio(way, rung, False), self.ratio(way, rung, True))
 
     def coding_seconds(self, way: int, rung: CostedRung) -> tuple[float, float]:
         """Writing, and reading, of what the way carries for a microbatch."""
-        activations, gradients, _ = self.tensor_bytes[way]
+        activations, gradients, _ = self.carried[way]
         one, other = self.coding(rung, False, activations), self.coding(rung, True, gradients)
         return one[0] + other[0], one[1] + other[1]
 
@@ -234,12 +267,12 @@ class Circumstances:
         """Writing, carrying and reading of all of it, with nothing else on the lines."""
         return sum(self.coding_seconds(way, rung)) + self.wire_bytes(way, rung) / self.rate(way)
 
-    def coding(self, rung: CostedRung, gradient: bool, tensor_bytes: float) -> tuple[float, float]:
-        """Writing, and reading, of so many bytes of fp32 by one of the rung's codecs."""
+    def coding(self, rung: CostedRung, gradient: bool, floats: Codable) -> tuple[float, float]:
+        """Writing, and reading, by one of the rung's codecs."""
         declared = rung.declared(gradient)
         if declared.bits >= 32:
             return 0.0, 0.0
-        giga = tensor_bytes / 1e9 / self.codec_speed
+        giga = floats.fp32_bytes / 1e9 / self.codec_speed
         return giga / declared.encode_gbps, giga / declared.decode_gbps
 
     def loss_gap(self, rungs: Sequence[CostedRung]) -> float:
@@ -254,7 +287,7 @@ class Circumstances:
                 gaps = [
                     rungs[way].loss_gap * self._worse(way, rungs[way], gradient)
                     for way, gradient in ((hop.forward, False), (hop.backward, True))
-                    if way != NOWHERE and hop.float_bytes
+                    if way != NOWHERE and hop.floats.bytes
                 ]
                 gap += max(gaps, default=0.0) * pipeline.microbatches / total
         return gap

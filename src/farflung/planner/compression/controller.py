@@ -293,7 +293,7 @@ def _swelling(controller: Controller, event: UnitMeasured) -> tuple[dict[tuple[i
         before = found.get(key, Belief(1.0))
         found[key] = before.heard(swelling)
         if found[key].value != before.value:
-            ratio = sum(scene.tensor_bytes[way]) / each
+            ratio = scene.carried[way].fp32_bytes / each
             moved.append(f"{scene.ways[way].name} is {ratio:.3g} times smaller by {rung.name}")
     return found, moved
 
@@ -368,13 +368,13 @@ def _is_lighter(scene: Circumstances, controller: Controller, way: int, level: i
 def _gentler(controller: Controller, way: int) -> int:
     """The next gentler rung of a way that really writes it gentler: by its loss, and by no fewer bytes."""
     now, scene = controller.rung(way), controller.circumstances
-    activations, gradients, _ = scene.tensor_bytes[way]
+    activations, gradients, _ = scene.carried[way]
     for number in range(controller.levels[way] - 1, -1, -1):
         rung = controller.rungs[number]
         if rung.is_sticky or _is_lighter(scene, controller, way, number):
             continue
-        if (activations and rung.activation != now.activation) or (
-            gradients and rung.gradient != now.gradient
+        if (activations.bytes and rung.activation != now.activation) or (
+            gradients.bytes and rung.gradient != now.gradient
         ):
             return number
     return 0

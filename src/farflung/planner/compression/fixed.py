@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from farflung.codec.catalogue import declared
 from farflung.errors import CodecError, PlanError
-from farflung.plan import CodecWishes, LinkCodec, Plan, Topology, WorkerSpec, joined_part
+from farflung.plan import FP32_BYTES, CodecWishes, LinkCodec, Plan, Topology, WorkerSpec, joined_part
 from farflung.plan.codec_policy import topk
 from farflung.plan.rung import DENSE, Rung
 from farflung.planner.assignment import Options, Schedule, Scheduler
@@ -20,6 +20,7 @@ from farflung.planner.compression.policies import (
     Policy,
     adatopk,
     auto,
+    ratio_of,
     traffic,
     uniform_topk,
 )
@@ -37,7 +38,7 @@ def fixed(plan: Plan, wishes: CodecWishes) -> tuple[LinkCodec, ...]:
     links = traffic(plan)
     chosen = {link: Rung.of(own.get(link, wishes.every)) for link in sorted(links)}
     return tuple(
-        LinkCodec(*link, rung.name, max(1.0, links[link].ratio(rung)))
+        LinkCodec(*link, rung.name, ratio_of(links[link], rung))
         for link, rung in chosen.items()
         if rung != Rung(DENSE, DENSE)
     )
@@ -67,14 +68,16 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
     """The scheduler, asked with what these codecs will save; itself where they save nothing."""
     if not wishes.codebook:
         return scheduler
-    policy, speedups = _policy(wishes, conditions), _speedups(wishes)
+    policy = _policy(wishes, conditions)
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
-        seconds = None if options.seconds is None else options.seconds / len(speedups)
         joined = joined_part(topology)[0]
-        found = compressed(
-            scheduler, policy, joined, workload, replace(options, seconds=seconds), conditions, speedups
+        speedups = _speedups(wishes, workload)
+        asked = replace(
+            options,
+            seconds=None if options.seconds is None else options.seconds / len(speedups),
         )
+        found = compressed(scheduler, policy, joined, workload, asked, conditions, speedups)
         return replace(found, notes=(*found.notes, *_notes(wishes, found.plan, joined, conditions)))
 
     return search
@@ -95,15 +98,25 @@ def _policy(wishes: CodecWishes, conditions: Conditions) -> Policy:
     return adatopk(policy.ratio) if policy.kind == "adatopk" else uniform_topk(policy.ratio)
 
 
-def _speedups(wishes: CodecWishes) -> list[float]:
+def _speedups(wishes: CodecWishes, workload: Workload) -> list[float]:
     """How many times as fast lines may become, for schedulers that know nothing of codecs."""
+    return sorted({1.0, max(1.0, _most_ratio(wishes) * _share_of_fp32(workload))})
+
+
+def _most_ratio(wishes: CodecWishes) -> float:
     policy = wishes.policy
     if policy is None:
-        return sorted({1.0, min(declared(name).ratio for name in Rung.of(wishes.every))})
+        return min(declared(name).ratio for name in Rung.of(wishes.every))
     if policy.kind == "auto":
-        allowed = [rung.ratio for rung in ladder() if rung.loss_gap <= wishes.max_loss_gap]
-        return sorted({1.0, max(allowed)})
-    return sorted({1.0, declared(topk(policy.ratio).activation).ratio})
+        return max(rung.ratio for rung in ladder() if rung.loss_gap <= wishes.max_loss_gap)
+    return declared(topk(policy.ratio).activation).ratio
+
+
+def _share_of_fp32(workload: Workload) -> float:
+    """What floats that may cross take, of what they would in fp32: a half of those in bfloat16."""
+    forms = [span.tensor for span in workload.spans if span.gradient and span.tensor.is_codable]
+    elements = sum(form.elements for form in forms)
+    return sum(form.nbytes for form in forms) / (FP32_BYTES * elements) if elements else 1.0
 
 
 def _notes(wishes: CodecWishes, plan: Plan, topology: Topology, conditions: Conditions) -> tuple[str, ...]:

@@ -60,8 +60,8 @@ def _hop(route: Route, workers: Sequence[int], numbers: _Numbers) -> Hop:
     if a != b:
         forward = numbers.setdefault((a, b), len(numbers))
         backward = numbers.setdefault((b, a), len(numbers))
-    exact = route.forward_bytes - route.backward_bytes
-    return Hop(route.source, route.target, forward, backward, route.backward_bytes, exact)
+    exact, returned = (size - route.floats.bytes for size in (route.forward_bytes, route.backward_bytes))
+    return Hop(route.source, route.target, forward, backward, route.floats, exact, returned)
 
 
 def _lines(pairs: Sequence[tuple[int, int]], costs: LinkCosts, ids: Sequence[str]) -> tuple[Line, ...]:

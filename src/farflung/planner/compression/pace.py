@@ -85,8 +85,7 @@ def _hop_seconds(scene: Circumstances, hop: Hop, rungs: Sequence[CostedRung], gr
     way = hop.backward if gradient else hop.forward
     if way == NOWHERE:
         return 0.0
-    wire = hop.float_bytes / scene.ratio(way, rungs[way], gradient)
-    if not gradient:
-        wire += hop.exact_bytes
-    coding = sum(scene.coding(rungs[way], gradient, hop.float_bytes))
+    wire = hop.floats.wire_bytes(scene.ratio(way, rungs[way], gradient))
+    wire += hop.returned_bytes if gradient else hop.exact_bytes
+    coding = sum(scene.coding(rungs[way], gradient, hop.floats))
     return coding + wire / scene.rate(way) + scene.ways[way].latency_seconds

@@ -7,7 +7,6 @@ is that of all its bytes together, as its codecs declare them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from farflung.codec import catalogue
 from farflung.plan import FEEDER, LinkCodec, Plan, Topology
@@ -15,53 +14,44 @@ from farflung.plan.codec_policy import nearest, require_ratio, topk
 from farflung.plan.rung import DENSE, Rung
 from farflung.plan.topology import LEAST_MBPS
 from farflung.planner.compression.auto import choose
+from farflung.planner.compression.circumstances import Carried
 from farflung.planner.compression.gathering import gathered
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.rungs import ladder
 from farflung.simulator import Conditions
+from farflung.simulator.codable import Codable
 
 Pair = tuple[str, str]
 Policy = Callable[[Plan, Topology], tuple[LinkCodec, ...]]
 
 
-@dataclass
-class Traffic:
-    """Bytes of one microbatch on one link, uncompressed: by what may be compressed, and as what."""
-
-    activations: float = 0.0
-    gradients: float = 0.0
-    exact: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """All of them."""
-        return self.activations + self.gradients + self.exact
-
-    def ratio(self, rung: Rung) -> float:
-        """All bytes over those on the wire, written by `rung`."""
-        activations = self.activations / catalogue.declared(rung.activation).ratio
-        gradients = self.gradients / catalogue.declared(rung.gradient).ratio
-        wire = activations + gradients + self.exact
-        return self.total / wire if wire else 1.0
-
-
-def traffic(plan: Plan) -> dict[Pair, Traffic]:
-    """For each ordered pair of workers that values or gradients travel between: how many bytes."""
-    found: dict[Pair, Traffic] = {}
+def traffic(plan: Plan) -> dict[Pair, Carried]:
+    """For each ordered pair of workers that values or gradients travel between: what for a microbatch."""
+    found: dict[Pair, Carried] = {}
     for edge in plan.edges:
         if edge.source == FEEDER:
             continue
+        floats, exact = Codable.of(edge), 0 if edge.is_codable else edge.bytes
         ends = zip(plan.placements[edge.source].workers, plan.placements[edge.target].workers, strict=True)
         for source, target in ends:
             if source == target:
                 continue
-            forward = found.setdefault((source, target), Traffic())
-            if not edge.differentiable:
-                forward.exact += edge.bytes
-                continue
-            forward.activations += edge.bytes
-            found.setdefault((target, source), Traffic()).gradients += edge.bytes
+            there = found.get((source, target), Carried())
+            found[source, target] = there.plus(Carried(activations=floats, exact=exact))
+            if edge.differentiable:
+                back = found.get((target, source), Carried())
+                found[target, source] = back.plus(Carried(gradients=floats, exact=exact))
     return found
+
+
+def ratio_of(carried: Carried, rung: Rung) -> float:
+    """Of all that a link carries, floats in fp32, over its bytes on the wire if `rung` writes them."""
+    wire = _wire_bytes(carried, rung)
+    return max(1.0, carried.fp32_bytes / wire) if wire else 1.0
+
+
+def _wire_bytes(carried: Carried, rung: Rung) -> float:
+    return carried.wire_bytes(*(catalogue.declared(name).ratio for name in rung))
 
 
 def dense(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
@@ -140,16 +130,15 @@ def auto(limits: Limits, conditions: Conditions) -> Policy:
     """The gentlest rungs that hide each link's messages, within `limits`: see `compression.auto`."""
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-        scene = gathered(plan, topology, conditions)
-        choice = choose(scene, ladder(), limits)
+        scene, rungs = gathered(plan, topology, conditions), ladder()
+        choice = choose(scene, rungs, limits)
         links = (
             LinkCodec(way.source, way.target, rung.name, scene.ratio_of_all(number, rung))
             for number, way in enumerate(scene.ways)
-            if (rung := ladder()[choice.levels[number]]).name != DENSE
+            if (rung := rungs[choice.levels[number]]).name != DENSE
+            and scene.wire_bytes(number, rung) < scene.wire_bytes(number, rungs[0])
         )
-        return tuple(
-            sorted((one for one in links if one.ratio > 1), key=lambda one: (one.source, one.target))
-        )
+        return tuple(sorted(links, key=lambda one: (one.source, one.target)))
 
     return policy
 
@@ -157,18 +146,21 @@ def auto(limits: Limits, conditions: Conditions) -> Policy:
 def named(chosen: Mapping[Pair, Rung], plan: Plan) -> tuple[LinkCodec, ...]:
     """Links in order, each with what its rung makes of its bytes, without those that are dense."""
     links = traffic(plan)
-    found = ((link, rung, links[link].ratio(rung)) for link, rung in chosen.items() if link in links)
-    return tuple(LinkCodec(*link, rung.name, ratio) for link, rung, ratio in sorted(found) if ratio > 1)
+    return tuple(
+        LinkCodec(*link, rung.name, ratio_of(links[link], rung))
+        for link, rung in sorted(chosen.items())
+        if link in links and _wire_bytes(links[link], rung) < links[link].bytes
+    )
 
 
-def _seconds(topology: Topology, links: Mapping[Pair, Traffic]) -> dict[Pair, float]:
+def _seconds(topology: Topology, links: Mapping[Pair, Carried]) -> dict[Pair, float]:
     """How long each link takes for its bytes of one microbatch when it is alone."""
     numbers = {id: number for number, id in enumerate(topology.ids)}
     found = {}
-    for pair, bytes in links.items():
+    for pair, carried in links.items():
         source, target = numbers[pair[0]], numbers[pair[1]]
         link = topology.link(source, target)
         shared = (topology.workers[source].up_mbps, topology.workers[target].down_mbps)
         mbps = min([link.bandwidth_mbps, *(line for line in shared if line is not None)])
-        found[pair] = link.latency_ms / 1e3 + bytes.total * 8 / (max(mbps, LEAST_MBPS) * 1e6)
+        found[pair] = link.latency_ms / 1e3 + carried.bytes * 8 / (max(mbps, LEAST_MBPS) * 1e6)
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from farflung.plan import FEEDER
+from farflung.simulator.codable import Codable
 from farflung.simulator.costs import Route, TaskSeconds
 from farflung.simulator.link_costs import LinkCosts
 
@@ -83,8 +84,8 @@ class Alone:
 
     def _paths(self) -> None:
         inner = [route for route in self.routes if route.source != FEEDER]
-        self._up = [self._hop(r.source, r.target, r.forward_bytes, False) for r in inner]
-        self._down = [self._hop(r.target, r.source, r.backward_bytes, True) for r in inner]
+        self._up = [self._hop(r.source, r.target, r.forward_bytes, r.floats, False) for r in inner]
+        self._down = [self._hop(r.target, r.source, r.backward_bytes, r.floats, True) for r in inner]
         self._up.sort(key=lambda hop: hop.source)
         self._down.sort(key=lambda hop: -hop.source)
         self._sources = sorted(set(range(len(self.workers))) - {hop.target for hop in self._up})
@@ -117,13 +118,13 @@ class Alone:
             after_forward[hop.source] = max(after_forward[hop.source], reached)
         self._after_forward, self._after_backward = after_forward, after_backward
 
-    def _hop(self, source: int, target: int, size: int, gradient: bool) -> _Hop:
+    def _hop(self, source: int, target: int, size: int, floats: Codable, gradient: bool) -> _Hop:
         a, b = self.workers[source], self.workers[target]
         costs = self.costs
         if costs.is_near(a, b):
             return _Hop(source, target, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        wire = size / costs.ratio(a, b)
-        encode, decode = costs.codec_seconds(a, b, size, gradient)
+        wire = costs.wire_bytes(a, b, size, floats)
+        encode, decode = costs.codec_seconds(a, b, floats, gradient)
         latency, up_rate, down_rate = costs.seconds_away(a, b), costs.up(a), costs.down(b)
         link = wire / costs.rate(a, b)
         up = wire / up_rate if up_rate else 0.0

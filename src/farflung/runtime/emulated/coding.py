@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from farflung.codec.catalogue import declared
 from farflung.opdag.segment import Segment
-from farflung.plan import LinkCodec, Plan
+from farflung.plan import FP32_BYTES, LinkCodec, Plan
 from farflung.runtime.emulated.device import EmulatedDevice
-from farflung.runtime.link_book import Form, LinkBook, way_of
+from farflung.runtime.link_book import LinkBook, way_of
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
+from farflung.workload.form import Form
 
 HEADER_BYTES = 8
 
@@ -59,4 +60,4 @@ class EmulatedCoding:
 
 def _gigabytes(form: Form) -> float:
     """In fp32, as speeds are declared."""
-    return form.elements * 4 / 1e9
+    return form.elements * FP32_BYTES / 1e9

@@ -18,9 +18,12 @@ LADDER: Final = (
     "int8",
     "int8/int4-stochastic",
     "int8/eden2",
+    "axes3/axes30-dithered",
+    "axes6/axes60-dithered",
     "axes10/axes100-dithered",
     "axes20/axes70-dithered",
     "row-topk30-int4/masked30-int4",
+    "axes30/axes100-dithered",
     "row-topk20-int4/masked20-int4",
     "row-topk10-int4/masked10-int4",
 )

@@ -16,7 +16,7 @@ from farflung.planner.compression.gathering import gathered
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.losses import Loss
 from farflung.planner.compression.pace import pace_of
-from farflung.planner.compression.rungs import costed, number_of
+from farflung.planner.compression.rungs import LEAST_GAP, costed, number_of
 from farflung.simulator import Conditions, simulate
 
 ANY_LOSS = Limits(1.0)
@@ -63,9 +63,9 @@ def test_the_budget_goes_where_it_saves_most_seconds() -> None:
     """Both links are slow, one twice as slow; the budget has room for one rough boundary."""
     where = scene({(0, 1): 2.0, (1, 0): 2.0, (1, 2): 4.0, (2, 1): 4.0}, compute_seconds=0.1)
     rough = RUNGS[number_of("row-topk30-int4/masked30-int4", RUNGS)]
-    choice = choose(where, RUNGS, Limits(1.01 * rough.loss_gap))
+    choice = choose(where, RUNGS, Limits(1.05 * rough.loss_gap))
     found = names(where, choice)
-    assert choice.loss_gap <= 1.01 * rough.loss_gap
+    assert choice.loss_gap <= 1.05 * rough.loss_gap
     assert "topk" in found["a", "b"] and "topk" not in found["b", "c"]
 
 
@@ -162,7 +162,7 @@ def test_what_was_sampled_counts_more_than_what_is_declared() -> None:
 
 
 def test_a_sampled_or_measured_table_never_turns_noise_into_a_gain() -> None:
-    assert costed("int8", TABLE).loss_gap == 0.0
+    assert TABLE["int8"].plain_gap < 0 and costed("int8", TABLE).loss_gap == LEAST_GAP / 3
     assert costed("int8/eden2", TABLE).loss_gap == pytest.approx(0.0119 / 3)
 
 

@@ -31,7 +31,7 @@ def test_slow_lines_are_written_in_few_bytes_and_fast_ones_as_they_are() -> None
 
 def test_a_table_and_a_budget_decide_what_may_be_taken() -> None:
     assert not any("axes" in rung for rung in chosen(8, TABLE))
-    assert set(chosen(8, budget=0.0)) == {"int8"}
+    assert set(chosen(8, budget=0.0)) == {"bf16"}
 
 
 @pytest.mark.parametrize("mbps", [2.0, 12.0, 40.0, 200.0])

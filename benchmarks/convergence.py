@@ -102,7 +102,7 @@ def _ways(subject: Subject, asked: Sequence[str]) -> dict[str, Way]:
             ways[f"{text} ({way.text})"] = way
         else:
             ways[text] = Way.of(text)
-    for rung in {rung for way in ways.values() for phase in way.phases for rung in phase.rungs}:
+    for rung in {rung for way in ways.values() for rung in way.rungs}:
         for name in halves(rung):
             recipe(name)
     return ways

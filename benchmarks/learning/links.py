@@ -86,7 +86,7 @@ class Links:
         if parcel.payload is None or producer == FEEDER or not known or parcel.payload.dtype != torch.float32:
             return parcel
         unit = self._units[parcel.unit]
-        rung = self.way.phase(unit.step, self.training.steps).rung(producer)
+        rung = self.way.rung(producer, unit.step, self.training.steps)
         name = halves(rung)[parcel.gradient]
         ends = self._pair(parcel, consumer, name)
         place = (parcel.unit, parcel.microbatch, parcel.value, consumer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from benchmarks.learning.way import Phase, Way, halves
+from benchmarks.learning.way import Way, halves
 
 from farflung.plan import FEEDER, LinkCodec, Plan, Topology, WorkerSpec
 from farflung.plan.rung import DENSE
@@ -91,4 +91,4 @@ def _rungs(plan: Plan, links: dict[tuple[str, str], LinkCodec]) -> tuple[str, ..
 def _way(rungs: tuple[str, ...]) -> Way:
     if len(set(rungs)) == 1:
         rungs = rungs[:1]
-    return Way(";".join(rungs), (Phase(1.0, rungs),))
+    return Way.of(";".join(rungs))

@@ -56,7 +56,15 @@ def race(system: str, ground: Ground, course: Course, folder: Path, warmup: int)
 
 
 def coded(rung: str) -> str:
-    """What farflung is called with its links written so."""
+    """What farflung is called with its links written so.
+
+    Raises
+    ------
+    RuntimeError
+        Rungs come in turn: a race measures seconds of a step in short runs, which would be of several rungs.
+    """
+    if "@" in rung:
+        raise RuntimeError(f"--codec {rung}: a race is of one rung, not of several in turn (@)")
     return FARFLUNG if rung == DENSE else f"{FARFLUNG} {rung}"
 
 

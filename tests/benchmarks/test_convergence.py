@@ -15,6 +15,7 @@ from benchmarks.learning.subject import gpt, resnet
 from benchmarks.learning.way import DENSE, Way, halves
 
 from benchmarks import convergence
+from farflung.errors import CodecError
 from farflung.planner.compression import losses
 
 SPARSE_THEN_INT8 = "row-topk30-int4/masked30-int4@0.5,int8/int4-stochastic"
@@ -27,8 +28,8 @@ def outcome(way: str, seed: int, plain: float, wire: int, in_loop: float | None 
 
 def test_a_way_says_what_each_link_does_when() -> None:
     way = Way.of("int8;bf16;eden2@0.5,dense")
-    assert [way.phase(0, 10).rung(link) for link in range(4)] == ["int8", "bf16", "eden2", "eden2"]
-    assert [way.phase(step, 10).rungs[0] for step in (4, 5, 9, 10)] == ["int8", "dense", "dense", "dense"]
+    assert [way.rung(link, 0, 10) for link in range(4)] == ["int8", "bf16", "eden2", "eden2"]
+    assert [way.rung(0, step, 10) for step in (4, 5, 9, 10)] == ["int8", "dense", "dense", "dense"]
     assert way.single is None
     assert Way.of("int8/eden2").single == "int8/eden2"
     assert halves("int8/eden2") == ("int8", "eden2")
@@ -39,7 +40,7 @@ def test_a_way_says_what_each_link_does_when() -> None:
     "text", ["int8@0.5", "int8,bf16", "int8@0.5,bf16@0.4,dense", "int8@1.5,dense", "a@b,c"]
 )
 def test_a_way_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(CodecError):
         Way.of(text)
 
 
@@ -96,7 +97,7 @@ def test_policies_choose_rougher_codecs_for_slower_lines() -> None:
     plan = plan_of(gpt(4, quick=True))
     assert chosen("auto:1", plan).text != DENSE
     assert chosen("auto:100000", plan).text == DENSE
-    rungs = chosen("adatopk:4:8", plan).phases[0].rungs
+    rungs = chosen("adatopk:4:8", plan).phases[0].rung.split(";")
     assert rungs[0] == "topk8.33-bf16" and len(set(rungs)) == 3
     assert chosen("uniform:4", plan).text == "topk25-bf16"
     assert is_policy("auto:8") and not is_policy("token-mean:int8")

@@ -21,6 +21,7 @@ from farflung.opdag import wire
 from farflung.plan import CodecWishes, LinkWish, Topology, Wishes, WorkerSpec, read_plan
 from farflung.planner import plan_graph
 from farflung.planner.compression.fixed import fixed
+from farflung.planner.compression.phased import phased
 from farflung.runtime.check import named_state, received
 from farflung.runtime.in_process import InProcessPipeline
 
@@ -49,6 +50,7 @@ def in_one_process(
     names = [f"worker-{number}" for number in range(WORKERS)]
     planned = plan_graph(graph, job.microbatches, job.microbatch_size, names)
     plan = msgspec.structs.replace(planned.plan, codecs=list(fixed(planned.plan, codecs)))
+    plan = phased(plan, codecs, job.steps)
     assert read_plan(folder) == plan
     module = copy.deepcopy(job.model)
     state = named_state(module, graph)
@@ -88,6 +90,24 @@ def test_workers_compute_what_one_process_does_with_the_same_codecs(
     assert summary.ratio is not None and summary.ratio > 1.5
     assert all(link.ratio is not None and link.ratio > 1 for link in summary.links)
     assert sum(link.wire_bytes for link in summary.links) < summary.bytes_on_wire
+
+
+def test_a_run_that_ends_gentler_switches_at_one_step_everywhere_and_equals_one_process(fleet: Fleet) -> None:
+    rungs = "axes30/axes100-dithered@0.6,axes10/int8"
+    declared = job("gpt", rungs)
+    declared = dataclasses.replace(declared, validation=declared.data, validation_batches=1)
+    summary, rows, folder = fleet.run(declared, WORKERS)
+    assert summary.state == "done", summary.reason
+    assert [later.step for later in read_plan(folder).later] == [2]
+    losses, state = in_one_process(dataclasses.replace(declared, validation=None), CodecWishes(rungs), folder)
+    assert [row["loss"] for row in rows] == losses
+    ours = trained_state(folder, copy.deepcopy(declared.model))
+    assert all(torch.equal(ours[key], value) for key, value in state.items())
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    (event,) = [event for event in map(json.loads, lines) if event["event"] == "codecs"]
+    assert event["step"] == 2 and len(event["changes"]) == 4
+    assert {change["codec"] for change in event["changes"]} == {"axes10/int8"}
+    assert {change["reason"] for change in event["changes"]} == {"as the job asks for from step 3 of 3 on"}
 
 
 def test_one_link_may_be_written_in_its_own_way(fleet: Fleet) -> None:

@@ -31,6 +31,7 @@ from farflung.planner.compression.fixed import (
     unplanned,
     unused,
 )
+from farflung.planner.compression.phased import phase_notes, phased, unused_phases
 from farflung.planner.compression.steering import steering
 from farflung.planner.draws import draws, draws_notes
 from farflung.planner.recomputing import everywhere, recomputing_notes
@@ -97,7 +98,11 @@ def _answer(question: Question) -> Made | Lacking:
     _check_size(sum(len(program.program) for program in programs))
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
-    notes = [*draws_notes(draws(graph), made.plan.workers(), frameworks), *unused(made.plan, question.codecs)]
+    notes = [
+        *draws_notes(draws(graph), made.plan.workers(), frameworks),
+        *unused(made.plan, question.codecs),
+        *unused_phases(question.codecs, training.steps),
+    ]
     return Made(made.plan, programs, owned, prediction, found, notes, _steering(question, made.plan))
 
 
@@ -124,7 +129,8 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
         recompute=question.recompute == "always",
     )
     codecs = list(unplanned(made.plan, question.codecs))
-    return replace(made, plan=msgspec.structs.replace(made.plan, codecs=codecs))
+    plan = msgspec.structs.replace(made.plan, codecs=codecs)
+    return replace(made, plan=phased(plan, question.codecs, training.steps))
 
 
 def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction]:
@@ -147,12 +153,14 @@ def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction
     if question.recompute == "always":
         schedule = everywhere(schedule, topology, options)
     made = place(graph, schedule.assignment, training.microbatch_size)
+    made = replace(made, plan=phased(made.plan, question.codecs, training.steps))
     joined, parted = joined_part(topology)
     simulation = simulate(made.plan, joined, conditions)
     used = set(made.plan.workers())
     busy = max((load.share for load in simulation.loads if load.kind == "device"), default=0.0)
     brief = brief_notes(busy, simulation.step_seconds, made.plan.microbatches)
-    notes = [*schedule.notes, *recomputing_notes(made.plan), *brief, *question.assumed]
+    later = phase_notes(made.plan, training.steps, joined, conditions)
+    notes = [*schedule.notes, *later, *recomputing_notes(made.plan), *brief, *question.assumed]
     return made, Prediction(
         scheduler=schedule.scheduler,
         step_seconds=simulation.step_seconds,

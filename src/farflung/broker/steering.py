@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
-from farflung.broker import facts
+from farflung.broker import facts, phases
 from farflung.broker.commit import CommitGroup, Verdict
 from farflung.broker.events import CodecsConsidered, ConsiderCodecs
 from farflung.broker.helm import Helm
@@ -47,8 +47,10 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
     `job` stands where it stood when the unit ended.
     """
     helm, unit = job.helm, job.unit
-    if helm is None or unit is None:
+    if unit is None:
         return None
+    if helm is None:
+        return phases.due(turn, job, unit)
     from farflung.planner.compression.controller import WayMeasured, WayWritten
     from farflung.planner.compression.steering import Over
 

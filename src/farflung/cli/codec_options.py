@@ -17,9 +17,10 @@ CodecOption = Annotated[
     list[str] | None,
     typer.Option(
         "--codec",
-        metavar="RUNG|A->B=RUNG",
+        metavar="RUNG[@SHARE,RUNG]|A->B=RUNG",
         help="How links between workers are written: for activations/gradients, such as int8/int4-stochastic"
-        " (docs/codecs.md), or who chooses: auto, auto:ROUGHEST, adatopk:R, uniform:R."
+        " (docs/codecs.md), or who chooses: auto, auto:ROUGHEST, adatopk:R, uniform:R. RUNG@0.85,RUNG is the"
+        " second one from 85 % of the steps on."
         " With A->B= only that link; may be repeated.",
     ),
 ]
@@ -66,19 +67,18 @@ def the_codecs(given: Sequence[str] | None) -> Codecs:
 
 
 def _rung(name: str, text: str) -> str:
-    """The rung of that name, spelt as plans spell it."""
+    """The rung of that name, or the rungs in turn, spelt as plans spell it."""
     from farflung.codec.catalogue import recipe
     from farflung.plan.codec_policy import policy_of
-    from farflung.plan.rung import Rung
+    from farflung.plan.phases import codecs_in, spelt
 
-    rung = Rung.of(name)
     try:
         if policy_of(name):
             if name != text:
                 raise CodecError(f"{name} chooses for every link")
             return name
-        for codec in rung:
+        for codec in codecs_in(name):
             recipe(codec)
     except CodecError as error:
         raise PlanError(f"--codec {text!r}: {error}") from None
-    return rung.name
+    return spelt(name)

@@ -13,7 +13,8 @@ from farflung.data import Collate, collate
 from farflung.errors import CodecError, JobError
 from farflung.opdag.precision import Precision
 from farflung.plan.codec_policy import is_auto, policy_of
-from farflung.plan.rung import DENSE, Rung
+from farflung.plan.phases import codecs_in
+from farflung.plan.rung import DENSE
 from farflung.plan.wishes import MAX_LOSS_GAP
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training
@@ -63,7 +64,8 @@ class Job:
     clip
         Upper bound of the global gradient norm.
     codec
-        With which rung links between workers are written, such as "int8/int4-stochastic", or who chooses:
+        With which rung links between workers are written, such as "int8/int4-stochastic", with which in turn
+        ("RUNG@0.85,RUNG": the second from 85 % of the steps on), or who chooses:
         "auto" (or "auto:RUNG", the roughest that may be), "adatopk:R", "uniform:R" (docs/codecs.md);
         `farflung train --codec` takes its place.
     max_loss_gap
@@ -250,7 +252,7 @@ def _require_codec(codec: object) -> None:
     if not isinstance(codec, str):
         raise JobError(f"codec must be a text such as 'int8/int4-stochastic', found {_kind(codec)}")
     try:
-        for name in () if policy_of(codec) else Rung.of(codec):
+        for name in () if policy_of(codec) else codecs_in(codec):
             recipe(name)
     except CodecError as error:
         raise JobError(f"codec {codec[:130]!r}: {error}") from None

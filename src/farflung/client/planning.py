@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from farflung.planner.advice.what_if import MOST_CHANGES, Effect
 from farflung.planner.advice.what_if import what_if as effects_of
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.compression.fixed import require_known, scheduler_for, unused
+from farflung.planner.compression.phased import phase_notes, phased, unused_phases
 from farflung.planner.draws import draws_notes
 from farflung.planner.recomputing import everywhere
 from farflung.planner.schedulers import scheduler as scheduler_called
@@ -112,13 +114,19 @@ def plan(
     schedule = search(fleet, model.workload, options)
     if recompute == "always":
         schedule = everywhere(schedule, fleet, options)
+    schedule = replace(schedule, plan=phased(schedule.plan, codecs, job.steps))
     joined, _ = joined_part(fleet)
     simulation = simulated(schedule.plan, joined, conditions)
     effects = _effects(joined, schedule, simulation, search, options, tell) if what_if else None
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
-    notes = draws_notes(model.draws, schedule.plan.workers(), frameworks)
-    return msgspec.structs.replace(found, notes=[*found.notes, *notes, *unused(schedule.plan, codecs)])
+    notes = [
+        *phase_notes(schedule.plan, job.steps, joined, conditions),
+        *draws_notes(model.draws, schedule.plan.workers(), frameworks),
+        *unused(schedule.plan, codecs),
+        *unused_phases(codecs, job.steps),
+    ]
+    return msgspec.structs.replace(found, notes=[*found.notes, *notes])
 
 
 def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:

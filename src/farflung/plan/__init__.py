@@ -1,7 +1,7 @@
 """What a plan is made for and what it says, as data: topologies, and which worker runs which segment."""
 
 from farflung.plan.joined import joined_part, only, why_parted
-from farflung.plan.plan import FEEDER, FP32_BYTES, Edge, LinkCodec, Placement, Plan
+from farflung.plan.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
 from farflung.plan.plan_file import read_plan, write_plan
 from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plan.topology_file import encode_topology, read_topology, write_topology
@@ -13,6 +13,7 @@ __all__ = [
     "NO_WISHES",
     "CodecWishes",
     "Edge",
+    "LaterCodecs",
     "Link",
     "LinkCodec",
     "LinkWish",

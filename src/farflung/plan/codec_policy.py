@@ -10,6 +10,7 @@ import math
 from typing import Final, Literal, NamedTuple
 
 from farflung.errors import CodecError
+from farflung.plan.phases import phases_of
 from farflung.plan.rung import DENSE, Rung, codebook_of
 
 LADDER: Final = (
@@ -63,9 +64,15 @@ def policy_of(text: str) -> CodecPolicy | None:
     Raises
     ------
     CodecError
-        It is a policy, and its ratio or roughest rung is none.
+        It is a policy, and its ratio or roughest rung is none; or rungs in turn that cannot be. The line does
+        not repeat `text`.
     """
     kind, colon, number = text.partition(":")
+    if "," in text or "@" in text:
+        for phase in phases_of(text):
+            if (chooses := phase.rung.partition(":")[0]) in POLICIES:
+                raise CodecError(f"codec {chooses} chooses for a whole run: only rungs may come in turn (@)")
+        return None
     if kind == "auto":
         return CodecPolicy("auto", roughest=_roughest(number) if colon else "")
     if kind not in POLICIES:
@@ -75,7 +82,7 @@ def policy_of(text: str) -> CodecPolicy | None:
     except ValueError:
         ratio = math.nan
     if not colon or math.isnan(ratio):
-        raise CodecError(f"codec {text[:64]!r}: expected a ratio behind the colon, such as {kind}:100")
+        raise CodecError(f"expected a ratio behind the colon, such as {kind}:100")
     require_ratio(ratio)
     return CodecPolicy("adatopk" if kind == "adatopk" else "uniform", ratio)
 
@@ -88,7 +95,7 @@ def is_auto(text: str) -> bool:
 def _roughest(text: str) -> str:
     name = Rung.of(text).name
     if name not in LADDER:
-        raise CodecError(f"codec auto:{text[:64]}: expected one of {', '.join(LADDER)}")
+        raise CodecError(f"behind auto: expected one of {', '.join(LADDER)} (docs/codecs.md)")
     return name
 
 

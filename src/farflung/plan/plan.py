@@ -72,6 +72,13 @@ class LinkCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ratio: Annotated[float, Meta(ge=1, le=1e7)]
 
 
+class LaterCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How links are written once `step` steps are applied: all that are not dense then."""
+
+    step: Annotated[int, Meta(ge=1, le=10**9)]
+    codecs: list[LinkCodec]
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Segments in topological order with their workers, and every edge between them.
 
@@ -80,7 +87,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Where segments have replicas, all have as many: replica r of one feeds replica r of the next, and runs
     `shares[r]` of a step's microbatches. Without replicas `shares` is empty. `codecs` holds at most one entry
-    for each ordered pair of workers.
+    for each ordered pair of workers, as the job begins; `later` takes its place in turn.
     """
 
     placements: list[Placement]
@@ -89,6 +96,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: Annotated[int, Meta(ge=1, le=1_000_000)]
     shares: list[Number] = []
     codecs: list[LinkCodec] = []
+    later: Annotated[list[LaterCodecs], Meta(max_length=1_000)] = []
 
     def __post_init__(self) -> None:
         count = len(self.placements)
@@ -123,9 +131,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("every segment of a plan must have one worker for each replica")
         if self.shares and sum(self.shares) != self.microbatches:
             raise ValueError("the replicas of a plan must run its microbatches, no more and no fewer")
-        pairs = {(codec.source, codec.target) for codec in self.codecs}
-        if len(pairs) != len(self.codecs):
-            raise ValueError("a plan may name one codec for a link")
+        for codecs in (self.codecs, *(later.codecs for later in self.later)):
+            if len({(codec.source, codec.target) for codec in codecs}) != len(codecs):
+                raise ValueError("a plan may name one codec for a link")
+        steps = [later.step for later in self.later]
+        if steps != sorted(set(steps)):
+            raise ValueError("the later codecs of a plan must be in the order of their steps")
+
+    def codecs_from(self, step: int) -> list[LinkCodec] | None:
+        """How links are written from exactly that step on, if that is planned."""
+        return next((later.codecs for later in self.later if later.step == step), None)
 
     def worker_of(self, segment: int) -> str:
         """The worker that runs `segment`."""

@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from farflung.errors import PlanError
 from farflung.plan.codec_policy import POLICIES, CodecPolicy, policy_of
-from farflung.plan.rung import DENSE, RungName, codebook_of
+from farflung.plan.phases import PhasedRung, codecs_in
+from farflung.plan.rung import DENSE
 from farflung.plan.topology import Topology
 
 Word = Annotated[str, Meta(max_length=128)]
@@ -39,21 +40,21 @@ MOST_NAMED = 8
 
 
 class LinkWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """With which rung the link from one worker to another is to be written."""
+    """With which rung the link from one worker to another is to be written, or with which in turn."""
 
     source: Word
     target: Word
-    rung: RungName
+    rung: PhasedRung
 
 
 class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """With which rung links are to be written: every link, and those that are named, each once.
 
-    `every` may name a policy that chooses (`plan.codec_policy`); `auto` keeps the loss of the exported model
-    within `max_loss_gap`, relative.
+    Rungs may come in turn (`plan.phases`). `every` may name a policy that chooses (`plan.codec_policy`);
+    `auto` keeps the loss of the exported model within `max_loss_gap`, relative.
     """
 
-    every: RungName = DENSE
+    every: PhasedRung = DENSE
     links: Annotated[tuple[LinkWish, ...], Meta(max_length=100_000)] = ()
     max_loss_gap: Annotated[float, Meta(ge=0, le=1)] = MAX_LOSS_GAP
 
@@ -100,7 +101,8 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Every codec that these rungs need."""
         if (policy := self.policy) is not None:
             return policy.codebook
-        return codebook_of([self.every, *(wish.rung for wish in self.links)])
+        texts = (self.every, *(wish.rung for wish in self.links))
+        return tuple(dict.fromkeys(name for text in texts for name in codecs_in(text)))
 
 
 ALL_DENSE = CodecWishes()

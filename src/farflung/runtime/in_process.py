@@ -21,7 +21,7 @@ from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
-from farflung.schedule import Unit
+from farflung.schedule import Unit, UnitWindow
 
 
 class _Outlet:
@@ -75,6 +75,7 @@ class InProcessPipeline:
             else {}
         )
         self._plain = False
+        self._units = UnitWindow(training.units())
 
     def run(
         self, unit: int, microbatches: Sequence[Mapping[str, Tensor]], plain: bool = False
@@ -100,12 +101,21 @@ class InProcessPipeline:
         return sorted(shares, key=lambda share: share.segment)
 
     def decide(self, unit: int, scale: float) -> None:
-        """Apply the unit's gradients times `scale` everywhere."""
+        """Apply the unit's gradients times `scale` everywhere; links are then written as is planned next."""
         for worker, executor in self._executors.items():
             executor.decide(unit, scale)
             self._outlets[worker].shares = None
         for coding in self.codings.values():
             coding.decided(unit, applied=True)
+        if self._plan.later:
+            self._write_as_planned(unit)
+
+    def _write_as_planned(self, number: int) -> None:
+        unit = self._units.get(number)
+        self._units.advance()
+        codecs = self._plan.codecs_from(unit.step + 1) if unit is not None and unit.train else None
+        if codecs is not None:
+            self.set_codecs(codecs)
 
     def set_codecs(self, codecs: Sequence[LinkCodec]) -> None:
         """Write links so from the next unit on; call it after `decide`."""

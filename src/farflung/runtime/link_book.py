@@ -43,10 +43,16 @@ class LinkBook:
         self.forms = _forms(plan, here, training.microbatch_size)
         self._rungs: dict[str, Rung] = {}
         self._sent: dict[str, Sent] = {}
+        for later in plan.later:
+            self._require_named(later.codecs)
         self.set(plan.codecs)
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:
         """From now on links are written so. Links that are not named are dense; CodecError as above."""
+        self._require_named(codecs)
+        self._rungs = {link.target: Rung.of(link.codec) for link in codecs if link.source == self._worker}
+
+    def _require_named(self, codecs: Sequence[LinkCodec]) -> None:
         for link in codecs:
             for name in Rung.of(link.codec):
                 if name not in self._numbers:
@@ -54,7 +60,6 @@ class LinkBook:
                         f"the link {link.source} -> {link.target} is to be written with {name!r}, which the"
                         " job did not name among its codecs"
                     )
-        self._rungs = {link.target: Rung.of(link.codec) for link in codecs if link.source == self._worker}
 
     def chosen(self, parcel: AnyParcel) -> tuple[int, str]:
         """With which codec of the codebook to write what leaves: its number and name, 0 for dense."""

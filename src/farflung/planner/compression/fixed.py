@@ -10,6 +10,7 @@ from farflung.codec.catalogue import declared
 from farflung.errors import CodecError, PlanError
 from farflung.plan import FP32_BYTES, CodecWishes, LinkCodec, Plan, Topology, WorkerSpec, joined_part
 from farflung.plan.codec_policy import topk
+from farflung.plan.phases import phase_at, phases_of
 from farflung.plan.rung import DENSE, Rung
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.compression.auto import choose
@@ -30,13 +31,15 @@ from farflung.simulator import Conditions
 from farflung.workload import Workload
 
 ALIKE_MBPS = 1000.0
+LONG = 10**9
+"""Steps of which every rung in turn has some."""
 
 
-def fixed(plan: Plan, wishes: CodecWishes) -> tuple[LinkCodec, ...]:
-    """The codec of each link of `plan` that is not dense, where no policy chooses."""
-    own = {(wish.source, wish.target): wish.rung for wish in wishes.links}
-    links = traffic(plan)
-    chosen = {link: Rung.of(own.get(link, wishes.every)) for link in sorted(links)}
+def fixed(plan: Plan, wishes: CodecWishes, step: int = 0, steps: int = LONG) -> tuple[LinkCodec, ...]:
+    """The codec of each link of `plan` that is not dense, where no policy chooses, at a step of so many."""
+    own = {(wish.source, wish.target): phases_of(wish.rung) for wish in wishes.links}
+    links, every = traffic(plan), phases_of(wishes.every)
+    chosen = {link: Rung.of(phase_at(own.get(link, every), step, steps).rung) for link in sorted(links)}
     return tuple(
         LinkCodec(*link, rung.name, ratio_of(links[link], rung))
         for link, rung in chosen.items()
@@ -106,7 +109,7 @@ def _speedups(wishes: CodecWishes, workload: Workload) -> list[float]:
 def _most_ratio(wishes: CodecWishes) -> float:
     policy = wishes.policy
     if policy is None:
-        return min(declared(name).ratio for name in Rung.of(wishes.every))
+        return min(declared(name).ratio for name in Rung.of(phases_of(wishes.every)[0].rung))
     if policy.kind == "auto":
         return max(rung.ratio for rung in ladder() if rung.loss_gap <= wishes.max_loss_gap)
     return declared(topk(policy.ratio).activation).ratio

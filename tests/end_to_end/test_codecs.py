@@ -140,6 +140,56 @@ def test_what_cannot_be_is_one_line(fleet: Fleet, wishes: CodecWishes, words: st
     assert words in summary.reason and "\n" not in summary.reason
 
 
+class Uneven(torch.nn.Module):
+    """Wherever it is cut, one number in 256 is a hundred times as large as the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rise = torch.nn.Parameter(torch.randn(256) / 8)
+        self.before, self.behind = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+        self.fall = torch.nn.Linear(256, 1)
+        with torch.no_grad():
+            self.rise[7] = 12.0
+            self.before.weight[7] *= 100
+            self.behind.weight[7] *= 100
+            self.fall.weight /= 100
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.mse_loss(self.fall(self.behind(self.before(x * self.rise))), y)
+
+
+class Points:
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x = torch.tensor([(index + 1) / 256])
+        return {"x": x, "y": torch.sin(9 * x)}
+
+
+def test_workers_try_codecs_on_their_own_tensors_and_what_fares_badly_is_relaxed(fleet: Fleet) -> None:
+    """int8 has one scale for 256 numbers, so it is some times as wrong here as on usual tensors."""
+    ids = [f"worker-{number}" for number in range(WORKERS)]
+    slow = tuple((0.5,) * WORKERS for _ in ids)
+    net = Topology(
+        tuple(WorkerSpec(id, "", 1.0, 1.0) for id in ids), tuple((0.0,) * WORKERS for _ in ids), slow
+    )
+    torch.manual_seed(3)
+    declared = farflung.Job(
+        model=Uneven(), data=Points(), optimizer=farflung.SGD(lr=1e-7), batch=64, microbatches=2, steps=60
+    )
+    wishes = Wishes(topology=net, codecs=CodecWishes("auto:int8", max_loss_gap=0.004))
+    summary, rows, folder = fleet.run(declared, 2, wishes)
+    assert summary.state == "done", summary.reason
+    assert "int8" in {link.codec for link in read_plan(folder).codecs}
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    found = [event for event in map(json.loads, lines) if event["event"] == "codecs"]
+    changes = [change for event in found for change in event["changes"]]
+    assert changes and changes[0]["codec"] in ("bf16", "dense")
+    assert "codecs were tried on this job's own tensors" in changes[0]["reason"]
+    assert all(link["coding_seconds"] > 0 for link in rows[0]["links"])  # type: ignore[attr-defined]
+
+
 def test_a_codec_that_costs_held_out_loss_is_relaxed_and_the_log_says_why(fleet: Fleet) -> None:
     """bf16 counts as lossless, so a budget of nothing allows it; evaluated it does change something."""
     ids = [f"worker-{number}" for number in range(WORKERS)]

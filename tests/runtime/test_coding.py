@@ -38,11 +38,12 @@ def everywhere(plan: Plan, rung: str) -> list[LinkCodec]:
     return [LinkCodec(a, b, rung, 1.0) for a in plan.workers() for b in sorted(plan.neighbours(a))]
 
 
-def side(name: str, rung: str, *more: str) -> SideBySide:
+def side(name: str, rung: str, *more: str, sample: bool = False) -> SideBySide:
     module, graph = captured(case(name), SAMPLES)
     job = planned(graph, training(), WORKERS)
     plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, rung))
-    return SideBySide(module, graph, PlannedJob(plan, job.segments), training(rung, *more))
+    given = msgspec.structs.replace(training(rung, *more), sample_codecs=sample)
+    return SideBySide(module, graph, PlannedJob(plan, job.segments), given)
 
 
 def train(side: SideBySide, name: str, steps: Sequence[int]) -> list[float]:

@@ -121,7 +121,14 @@ class CommitGroup:
         if len(targets) < len(ready.links) or not targets <= others:
             raise ProtocolError(f"worker {worker} tells of links that the plan does not give it")
         return [
-            LinkTraffic(worker, link.target, link.tensor_bytes, link.wire_bytes, link.not_finite)
+            LinkTraffic(
+                worker,
+                link.target,
+                link.tensor_bytes,
+                link.wire_bytes,
+                link.not_finite,
+                link.coding_seconds,
+            )
             for link in ready.links
         ]
 

@@ -51,8 +51,9 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
         return None
     if helm is None:
         return phases.due(turn, job, unit)
-    from farflung.planner.compression.controller import WayMeasured, WayWritten
-    from farflung.planner.compression.steering import Over
+    from farflung.planner.compression.events import WayMeasured, WayWritten
+    from farflung.planner.compression.steering import Over, WaySampled
+    from farflung.runtime.parcel import Sample
 
     ways = tuple(
         WayMeasured(rate.source, worker, rate.bytes_per_second)
@@ -71,8 +72,15 @@ def decided(turn: Turn, job: Job, group: CommitGroup, verdict: Verdict) -> tuple
         for link in ready.links
         if unit.train and link.payload_bytes
     )
+    sampled = tuple(
+        WaySampled(worker, link.target, Sample(*msgspec.structs.astuple(sample)))
+        for worker, ready in group.readies
+        for link in ready.links
+        for sample in link.samples
+        if sample.codec in job.training.codecs
+    )
     step = unit.step + unit.train
-    over = Over(unit.number, unit.train, step, verdict.loss, ways, computing, written, unit.plain)
+    over = Over(unit.number, unit.train, step, verdict.loss, ways, computing, written, unit.plain, sampled)
     _look(turn, job, replace(helm.shown(over), due=None))
     return _told(turn, job, helm, unit.number + 1, step)
 

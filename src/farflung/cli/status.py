@@ -82,9 +82,13 @@ def _lines(status: Status) -> Iterable[str]:
     written = {(job.job, one.source, one.target): one.codec for job in status.jobs for one in job.codecs}
     ends = counted(len(links), "end")
     yield f"links: {ends}; the broker relays up to {status.relay_mbps:g} Mbit/s for others"
-    ratios = {(job.job, link.source, link.target): link.ratio for job in status.jobs for link in job.links}
-    rows = (_link(view, written, ratios.get((view.job, view.holder, view.report.peer))) for view in links)
-    headings = ("link", "path", "paced by", "round trip", "sends at", "written by", "ratio")
+    carried = {
+        (job.job, link.source, link.target): (link.ratio, link.coding_seconds / max(1, job.step))
+        for job in status.jobs
+        for link in job.links
+    }
+    rows = (_link(view, written, carried.get((view.job, view.holder, view.report.peer))) for view in links)
+    headings = ("link", "path", "paced by", "round trip", "sends at", "written by", "ratio", "codecs a step")
     yield from table(headings, rows)
 
 
@@ -103,18 +107,20 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
 
 
 def _link(
-    view: LinkView, written: Mapping[tuple[str, str, str], str], ratio: float | None
+    view: LinkView, written: Mapping[tuple[str, str, str], str], carried: tuple[float | None, float] | None
 ) -> tuple[str, ...]:
-    """`ratio` is bytes of the tensors in fp32 over those on the wire."""
+    """`carried`: bytes of the tensors in fp32 over those on the wire, and CPU seconds of codecs a step."""
     link = view.report.link
     ends = f"{view.holder} -> {view.report.peer}"
     if link is None:
-        return ends, "none: farflung doctor says what was tried", "", "", "", "", ""
+        return ends, "none: farflung doctor says what was tried", "", "", "", "", "", ""
     round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
     rate = "" if link.rate_mbps is None else f"{link.rate_mbps:.1f} Mbit/s"
     codec = written.get((view.job, view.holder, view.report.peer), "")
+    ratio, seconds = carried or (None, 0.0)
     shrunk = "" if ratio is None else f"{ratio:.2f}x"
-    return ends, link.path, link.congestion_control, round_trip, rate, codec, shrunk
+    coding = f"{1e3 * seconds:.1f} ms" if seconds else ""
+    return ends, link.path, link.congestion_control, round_trip, rate, codec, shrunk, coding
 
 
 def _job(job: JobStatus) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ class LinkRow(msgspec.Struct, frozen=True):
     """What one worker sent another, in a step or in a run.
 
     `tensor_bytes` is what the tensors take in fp32, `wire_bytes` what the link carried, framing and all
-    else that was said on it included; `ratio` is the one over the other.
+    else that was said on it included; `ratio` is the one over the other. `coding_seconds` is the CPU
+    time that codecs took `source` for this link: to write what left, and to read what came back over it.
     """
 
     source: str
@@ -17,6 +18,7 @@ class LinkRow(msgspec.Struct, frozen=True):
     tensor_bytes: int
     wire_bytes: int
     ratio: float | None
+    coding_seconds: float = 0.0
 
 
 class StepRow(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from farflung.client.run_folder import RunFolder
 from farflung.client.weights import save_weights
 from farflung.errors import FarflungError, RunFailed
 from farflung.plan import NO_WISHES, Wishes
+from farflung.plan.codec_policy import is_auto
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import (
     Accepted,
@@ -153,7 +154,9 @@ class Submitter:
         submit = Submit(
             name,
             prepared.program,
-            prepared.training.with_codecs(self._wishes.codecs.codebook),
+            prepared.training.with_codecs(
+                self._wishes.codecs.codebook, sample=is_auto(self._wishes.codecs.every)
+            ),
             self._workers,
             self._on,
             self._wishes,

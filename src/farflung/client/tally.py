@@ -158,7 +158,9 @@ class Tally:
 
 
 def _row(link: LinkTraffic) -> LinkRow:
-    return LinkRow(link.source, link.target, link.tensor_bytes, link.wire_bytes, link.ratio)
+    return LinkRow(
+        link.source, link.target, link.tensor_bytes, link.wire_bytes, link.ratio, link.coding_seconds
+    )
 
 
 def _corpus(job: Job) -> CorpusRecord | None:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from farflung.plan import LinkCodec, Plan
 from farflung.plan.ability import Ability, Lacks
+from farflung.plan.rung import MOST_CODECS, CodecName
 from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Text
 from farflung.protocol.opset import Opset
@@ -142,13 +143,25 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float
 
 
+class CodecSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See `runtime.parcel.Sample`."""
+
+    codec: CodecName
+    gradient: bool
+    used: bool
+    ratio: Annotated[float, Meta(gt=0, le=1e12)]
+    error: Annotated[float, Meta(ge=0, le=1e12)]
+    saturated: Annotated[float, Meta(ge=0, le=1)]
+    dead: Annotated[float, Meta(ge=0, le=1)]
+
+
 class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker sent to `target` since it was last ready.
 
     `tensor_bytes` is what the tensors take in fp32, `wire_bytes` what the link carried for them and for
     whatever else was said on it: payloads, headers and frames. `payload_bytes` is what the payloads of the
     unit take alone. `not_finite` counts tensors that went as they are because a codec cannot write infinity
-    or NaN.
+    or NaN. Codecs took `coding_seconds` of CPU time for what went there and what came from there.
     """
 
     target: Id
@@ -156,6 +169,8 @@ class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wire_bytes: Count
     not_finite: Count = 0
     payload_bytes: Count = 0
+    coding_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    samples: Annotated[list[CodecSample], Meta(max_length=2 * MOST_CODECS)] = []
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,6 +181,7 @@ class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensor_bytes: Count
     wire_bytes: Count
     not_finite: Count = 0
+    coding_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
     @property
     def ratio(self) -> float | None:
@@ -180,6 +196,7 @@ class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             min(MOST_COUNT, self.tensor_bytes + more.tensor_bytes),
             min(MOST_COUNT, self.wire_bytes + more.wire_bytes),
             min(MOST_COUNT, self.not_finite + more.not_finite),
+            min(1e9, self.coding_seconds + more.coding_seconds),
         )
 
 

@@ -6,6 +6,7 @@ rules as at the other end: a parcel tells nothing but its codec's number.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ from farflung.plan import FEEDER, LinkCodec, Plan
 from farflung.runtime.link_book import AnyParcel, LinkBook, Way, way_of
 from farflung.runtime.parcel import MOST_WAITING, Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys
+from farflung.runtime.sample import is_sampled, samples
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
 from farflung.workload.form import Form
@@ -66,6 +68,7 @@ class Coding:
         self._book = LinkBook(worker, plan, training, here)
         self._keys = RowKeys(KEYS, plan, here) if _subtracts(training.codecs) else None
         self._seed = training.seed
+        self._samples = training.sample_codecs
         self._keeps_masks = _masks_matter(training.codecs)
         self._units = UnitWindow(training.units())
         self._coders: dict[_End, Coder] = {}
@@ -90,13 +93,18 @@ class Coding:
         number, name = self._book.chosen(parcel)
         if not number or self._unit(parcel).plain:
             self._book.count(parcel, len(data))
+            self._sample(parcel, data, mask, None)
             return Parcel(*parcel[:-1], Coded(0, data))
-        way = way_of(parcel)
+        way, began = way_of(parcel), time.thread_time()
         array = _over(data, self._book.forms[way])
-        encoded = self._coder(way, parcel.gradient, name).encode(array, self._context(parcel, mask))
+        coder = self._coder(way, parcel.gradient, name)
+        encoded = coder.encode(array, self._context(parcel, mask))
         self._remember(parcel, encoded.mask)
         self._book.count(parcel, encoded.nbytes, encoded.exact == "not finite")
-        return Parcel(*parcel[:-1], Coded(number, memoryview(encoded.joined())))
+        payload = encoded.joined()
+        self._book.timed(parcel.target, time.thread_time() - began)
+        self._sample(parcel, data, mask, (name, coder, payload))
+        return Parcel(*parcel[:-1], Coded(number, memoryview(payload)))
 
     def decode(self, parcel: Parcel[Coded], allocate: Allocate) -> Parcel[memoryview]:
         """Read what came, into memory from `allocate` if a codec wrote it.
@@ -113,7 +121,7 @@ class Coding:
                 self._note_input(parcel, coded.data)
             return Parcel(*parcel[:-1], None if coded is None else coded.data)
         form, name = self._book.wrote(parcel, coded.codec)
-        memory = allocate(form.nbytes)
+        memory, began = allocate(form.nbytes), time.thread_time()
         coder = self._coder(way_of(parcel), parcel.gradient, name)
         try:
             kept = coder.decode(coded.data, _over(memory, form), self._context(parcel, mask))
@@ -121,6 +129,7 @@ class Coding:
             raise CodecError(f"{self._book.said(parcel)} cannot be read: {error}") from error
         self._remember(parcel, kept)
         self._note_keys(parcel, name, coded.data, form)
+        self._book.timed(parcel.source, time.thread_time() - began)
         return Parcel(*parcel[:-1], memory)
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
@@ -176,6 +185,20 @@ class Coding:
         """Memory that masks and keys take."""
         keys = 0 if self._keys is None else self._keys.nbytes
         return keys + sum(mask.nbytes for mask in self._masks.values())
+
+    def _sample(
+        self,
+        parcel: Parcel[memoryview],
+        data: memoryview,
+        mask: Mask | None,
+        used: tuple[str, Coder, bytes] | None,
+    ) -> None:
+        """Where the job asks for it, see what codecs do to one tensor of many."""
+        form = self._book.forms.get(way_of(parcel)) if self._samples else None
+        if form is None or parcel.target == FEEDER or not is_sampled(self._unit(parcel), parcel.microbatch):
+            return
+        array, context = _over(data, form), self._context(parcel, mask)
+        self._book.note(parcel, samples(array, parcel.gradient, context, used, self._recipes))
 
     def _coder(self, way: Way, gradient: bool, name: str) -> Coder:
         end = (way, gradient, name)

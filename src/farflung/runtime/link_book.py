@@ -9,7 +9,7 @@ from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, FP32_BYTES, LinkCodec, Plan
 from farflung.plan.rung import DENSE, Rung
-from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.parcel import Coded, Parcel, Sample, Sent
 from farflung.runtime.training import Training
 from farflung.workload.form import Form
 
@@ -43,6 +43,7 @@ class LinkBook:
         self.forms = _forms(plan, here, training.microbatch_size)
         self._rungs: dict[str, Rung] = {}
         self._sent: dict[str, Sent] = {}
+        self._seconds: dict[str, float] = {}
         for later in plan.later:
             self._require_named(later.codecs)
         self.set(plan.codecs)
@@ -82,17 +83,33 @@ class LinkBook:
         tensor_bytes = payload_bytes if form is None else form.elements * FP32_BYTES
         target = self._plan.worker_of(parcel.target)
         before = self._sent.get(target, Sent(target, 0, 0))
-        self._sent[target] = Sent(
-            target,
-            before.tensor_bytes + tensor_bytes,
-            before.payload_bytes + payload_bytes,
-            before.not_finite + not_finite,
+        self._sent[target] = before._replace(
+            tensor_bytes=before.tensor_bytes + tensor_bytes,
+            payload_bytes=before.payload_bytes + payload_bytes,
+            not_finite=before.not_finite + not_finite,
         )
+
+    def timed(self, segment: int, seconds: float) -> None:
+        """Codecs took so long for what goes to that segment, or came from it."""
+        if segment == FEEDER:
+            return
+        peer = self._plan.worker_of(segment)
+        self._seconds[peer] = self._seconds.get(peer, 0.0) + seconds
+
+    def note(self, parcel: AnyParcel, samples: Iterable[Sample]) -> None:
+        """What codecs did to a tensor that leaves; of several tensors of a link the worst is kept."""
+        target = self._plan.worker_of(parcel.target)
+        before = self._sent.get(target, Sent(target, 0, 0))
+        found = {(one.codec, one.gradient): one for one in before.samples}
+        for one in samples:
+            key = (one.codec, one.gradient)
+            found[key] = one.worse(found[key]) if key in found else one
+        self._sent[target] = before._replace(samples=tuple(found.values()))
 
     def take_sent(self) -> list[Sent]:
         """What was written for each worker since the last call."""
         sent, self._sent = self._sent, {}
-        return list(sent.values())
+        return [one._replace(coding_seconds=self._seconds.pop(one.target, 0.0)) for one in sent.values()]
 
     def said(self, parcel: AnyParcel) -> str:
         """Names a parcel and who sent it, for a sentence."""

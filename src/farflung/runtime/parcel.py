@@ -33,13 +33,37 @@ class Parcel(NamedTuple, Generic[Payload]):
     payload: Payload | None
 
 
+class Sample(NamedTuple):
+    """What one codec did to a tensor: bytes of fp32 over those of the payload, and its relative error.
+
+    Shares are of what a healthy codec never does: elements larger than any that arrives, and rows that arrive
+    as zeros and are none. `used`: it is what the link was written by.
+    """
+
+    codec: str
+    gradient: bool
+    used: bool
+    ratio: float
+    error: float
+    saturated: float
+    dead: float
+
+    def worse(self, other: Sample) -> Sample:
+        """Of two tensors of one link the one that fared worse."""
+        return max(self, other, key=lambda one: one.error)
+
+
 class Sent(NamedTuple):
     """What was written for one worker: bytes of the tensors in fp32, and of their payloads.
 
     `not_finite` counts the tensors that went as they are because a codec cannot write infinity or NaN.
+    `coding_seconds` is what codecs took to write that, and to read what came from there; `samples` are what
+    they did to some of it.
     """
 
     target: str
     tensor_bytes: int
     payload_bytes: int
     not_finite: int = 0
+    coding_seconds: float = 0.0
+    samples: tuple[Sample, ...] = ()

@@ -26,7 +26,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     then without any. An `emulated` job runs on emulated devices only: its inputs and messages are real, its
     state never moves and it has no losses. `precision` says how the graph was captured; its casts are nodes,
     so it changes nothing in how the graph runs. `codecs` are those that links may use, at this step or
-    another: a frame says by number which one wrote it, as of `codec_format`.
+    another: a frame says by number which one wrote it, as of `codec_format`. With `sample_codecs` workers
+    tell what these do to some of the job's own tensors (`runtime.sample`).
     """
 
     steps: Whole
@@ -42,14 +43,15 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: Precision = "float32"
     codecs: Codebook = ()
     codec_format: Annotated[int, Meta(ge=1, le=10**6)] = 1
+    sample_codecs: bool = False
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be a positive number, found {self.clip}")
 
-    def with_codecs(self, codecs: Codebook) -> Training:
+    def with_codecs(self, codecs: Codebook, sample: bool = False) -> Training:
         """The same, with links that may use these, as this version writes them."""
-        return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT)
+        return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT, sample_codecs=sample)
 
     def units(self) -> Iterator[Unit]:
         """Every unit of the job in order."""

@@ -25,7 +25,7 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import LinkBytes, Share
+from farflung.protocol.worker import CodecSample, LinkBytes, Share
 from farflung.runtime.parcel import Sent
 
 Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job
@@ -275,7 +275,15 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
     if state.phase != "running" or event.unit != state.unit or state.load is None:
         return state, []
     links = [
-        LinkBytes(sent.target, sent.tensor_bytes, 0, sent.not_finite, sent.payload_bytes)
+        LinkBytes(
+            sent.target,
+            sent.tensor_bytes,
+            0,
+            sent.not_finite,
+            sent.payload_bytes,
+            sent.coding_seconds,
+            [CodecSample(*sample) for sample in sent.samples],
+        )
         for sent in event.sent
     ]
     load, shares, seconds = state.load, list(event.shares), event.computing_seconds

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.planner.compression.chains import scene
 from tests.planner.compression.tables import AXES, RUNGS, WITH_AXES
 
-from farflung.planner.compression.controller import (
-    DWELL,
-    Controller,
+from farflung.planner.compression.controller import Controller
+from farflung.planner.compression.events import (
+    CodecSampled,
+    CodecsSampled,
     Event,
     Relax,
-    RungSampled,
     Switch,
     UnitMeasured,
     WayMeasured,
@@ -26,6 +26,7 @@ from farflung.planner.compression.controller import (
 )
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.rungs import ladder
+from farflung.planner.compression.switching import DWELL
 
 MEGABIT = 1e6 / 8
 ANY_LOSS = Limits(1.0)
@@ -191,9 +192,10 @@ def test_relaxing_a_sticky_rung_takes_both_directions_along() -> None:
 def test_samples_of_this_jobs_tensors_change_a_choice() -> None:
     controller = begun(8.0, compute_seconds=0.28)
     assert rungs(controller)["a", "b"] == "int8"
-    controller, _ = controller.heard(RungSampled(0, "a", "b", "int8", False, 2.1, 0.007))
+    controller, _ = controller.heard(CodecsSampled(0, (CodecSampled("a", "b", "int8", False, 1.5, 0.007),)))
     controller, switches = controller.heard(unit(1, 8.0))
     assert rungs(controller)["a", "b"] != "int8" and switches
+    assert "codecs were tried on this job's own tensors" in switches[0].reason
 
 
 def test_what_makes_no_sense_changes_nothing() -> None:
@@ -203,10 +205,10 @@ def test_what_makes_no_sense_changes_nothing() -> None:
             0, (WayMeasured("x", "y", 1.0), WayMeasured("a", "b", None), WayMeasured("a", "b", 0.0))
         ),
         UnitMeasured(1, (), {"stranger": 3.0, "a": 0.0}),
-        RungSampled(2, "x", "y", "int8", False, 4.0, 0.01),
-        RungSampled(3, "a", "b", "int8", False, 0.5, 0.01),
-        RungSampled(3, "a", "b", "int8", False, math.nan, 0.01),
-        RungSampled(3, "a", "b", "no rung of the ladder", False, 4.0, 0.01),
+        CodecsSampled(2, (CodecSampled("x", "y", "int8", False, 4.0, 0.01),)),
+        CodecsSampled(3, (CodecSampled("a", "b", "int8", False, 0.5, 0.01),)),
+        CodecsSampled(3, (CodecSampled("a", "b", "int8", False, math.nan, 0.01),)),
+        CodecsSampled(3, (CodecSampled("a", "b", "no codec of the ladder", False, 4.0, 0.01),)),
         UnitMeasured(3, (WayMeasured("a", "b", math.nan), WayMeasured("b", "a", -1.0)), {"a": math.inf}),
         Relax(4, "nothing there", "x", "y"),
         Relax(5, "nothing is compressed", "a", "b"),
@@ -226,7 +228,9 @@ def test_what_samples_show_to_cost_more_than_the_limit_is_given_up_whatever_it_t
     way = controller.way("b", "a")
     assert way is not None and controller.rung(way).name == "int8/int4-stochastic"
     error = 2 * controller.rung(way).gradient.usual_error
-    controller, _ = controller.heard(RungSampled(0, "b", "a", "int8/int4-stochastic", True, 7.5, error))
+    controller, _ = controller.heard(
+        CodecsSampled(0, (CodecSampled("b", "a", "int4-stochastic", True, 7.5, error),))
+    )
     assert gap(controller) > limits.max_loss_gap
     controller, switches = controller.heard(unit(1, 1000, 3))
     assert switches and gap(controller) <= limits.max_loss_gap

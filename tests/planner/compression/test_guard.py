@@ -91,18 +91,31 @@ def test_a_trend_finds_the_line_through_losses() -> None:
     assert math.isclose(trend.above([(200, 5 * 200**-0.2 * 1.1)]), math.log(1.1), rel_tol=1e-9)
 
 
+def signal(error: float, saturated: float = 0.0, dead: float = 0.0) -> Signal:
+    return Signal("a", "b", "int8", False, error, 0.008, saturated, dead)
+
+
 def test_signals_are_told_once_and_a_wrong_error_asks_for_a_gentler_rung() -> None:
     guard = Guard(0.01)
-    odd = Signal("a", "b", 0.01, 0.008, non_finite=True, saturated=0.2, dead=0.9)
+    odd = signal(0.01, saturated=0.2, dead=0.9)
     guard, alarms = guard.heard(odd)
-    assert len(alarms) == 3 and not any(alarm.relax for alarm in alarms)
+    assert len(alarms) == 2 and not any(alarm.relax for alarm in alarms)
     assert guard.heard(odd)[1] == ()
-    (alarm,) = guard.heard(Signal("a", "b", 0.03, 0.008))[1]
+    (alarm,) = guard.heard(signal(0.03))[1]
     assert alarm.relax and (alarm.source, alarm.target) == ("a", "b")
 
 
+def test_an_error_that_is_large_from_the_first_tensor_on_is_no_alarm_until_it_grows() -> None:
+    guard, alarms = Guard(0.01).heard(signal(0.03))
+    assert alarms == ()
+    guard, alarms = guard.heard(signal(0.05))
+    assert alarms == ()
+    _, (alarm,) = guard.heard(signal(0.07))
+    assert alarm.relax and "the relative error of int8 is 0.07, expected 0.03" in alarm.reason
+
+
 def test_an_ordinary_tensor_gives_no_signal() -> None:
-    assert Guard(0.01).heard(Signal("a", "b", 0.009, 0.008, saturated=0.01, dead=0.1))[1] == ()
+    assert Guard(0.01).heard(signal(0.009, saturated=0.01, dead=0.1))[1] == ()
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e3)), max_size=100))

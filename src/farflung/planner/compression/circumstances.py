@@ -133,7 +133,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a codec did to this job's own tensors."""
+    """What a codec did to this job's own tensors: an error of those that were to be sent."""
 
     ratio: float
     error: float
@@ -144,7 +144,7 @@ class Circumstances:
     """All of it.
 
     `codec_speed` is how many times as fast as a CPU core devices code; `sampled` what codecs did on a way: by
-    its number, the rung's name and whether to gradients. `swelling` is how many times as many bytes as
+    its number, the codec's name and whether to gradients. `swelling` is how many times as many bytes as
     expected a rung, by its name, has written on a way.
     """
 
@@ -196,10 +196,14 @@ class Circumstances:
         return max([*busy.items(), *shared], key=lambda one: one[1])
 
     @cached_property
+    def numbers(self) -> dict[tuple[str, str], int]:
+        """The number of each way, by its ends."""
+        return {(way.source, way.target): number for number, way in enumerate(self.ways)}
+
+    @cached_property
     def pairs(self) -> tuple[tuple[int, ...], ...]:
         """For each way, those that take a sticky rung together with it: both directions of its pair."""
-        numbers = {(way.source, way.target): number for number, way in enumerate(self.ways)}
-        back = [numbers.get((way.target, way.source), number) for number, way in enumerate(self.ways)]
+        back = [self.numbers.get((way.target, way.source), number) for number, way in enumerate(self.ways)]
         return tuple(tuple(sorted({number, other})) for number, other in enumerate(back))
 
     @cached_property
@@ -235,7 +239,7 @@ class Circumstances:
         swelling = self.swelling.get((way, rung.name))
         if swelling is not None:
             return rung.declared(gradient).ratio / swelling
-        sampled = self.sampled.get((way, rung.name, gradient))
+        sampled = self.sampled.get((way, rung.codec(gradient), gradient))
         return sampled.ratio if sampled else rung.declared(gradient).ratio
 
     def swelling_of(self, way: int, rung: CostedRung, payload_bytes: float) -> float | None:
@@ -306,7 +310,7 @@ class Circumstances:
         A measured loss is one of other tensors. How it grows with the error was not measured; noise that is
         small and has no mean adds to the loss by its square.
         """
-        sampled = self.sampled.get((way, rung.name, gradient))
+        sampled = self.sampled.get((way, rung.codec(gradient), gradient))
         usual = rung.declared(gradient).usual_error
         if sampled is None or not usual:
             return 1.0

@@ -14,106 +14,34 @@ from dataclasses import dataclass, field, replace
 from functools import singledispatch
 
 from farflung.plan import LinkCodec
-from farflung.planner.compression.auto import FREE, Choice, Levels, choose, seconds_to_loss
+from farflung.planner.compression.auto import Choice, Levels, choose
 from farflung.planner.compression.belief import Belief
 from farflung.planner.compression.circumstances import Circumstances, Sampled
+from farflung.planner.compression.events import (
+    CodecsSampled,
+    Event,
+    Relax,
+    Switch,
+    UnitMeasured,
+    WayMeasured,
+)
 from farflung.planner.compression.limits import Limits
-from farflung.planner.compression.pace import pace_of
-from farflung.planner.compression.reasons import megabits, reason
+from farflung.planner.compression.reasons import megabits
 from farflung.planner.compression.rungs import CostedRung
-
-DWELL = 5
-"""Units for which a way keeps its rung, unless the guard says otherwise."""
-MOST_DWELL = 160
-"""A way that was given more bytes and soon fewer again waits twice as long, and so on, before it tries."""
-STICKY_DWELL = 50
-"""The same of a rung to which the model has begun to adapt."""
-WORTH_IT = 0.97
-"""A change must bring time to the same loss down to this share."""
-WORTH_IT_STICKY = 0.9
-"""One that takes or leaves a rung to which the model adapts, down to this."""
+from farflung.planner.compression.switching import DWELL, costliest, decided, gentler, switched
 
 _LONG_AGO = -(10**9)
 _MOST_SWELLING = 100.0
 _TOLD = 3
-
-
-@dataclass(frozen=True)
-class WayMeasured:
-    """What a way carried: bytes of payload a second while it was busy; None where too little crossed it."""
-
-    source: str
-    target: str
-    bytes_per_second: float | None
-
-
-@dataclass(frozen=True)
-class WayWritten:
-    """What a rung made of all that crossed a way in a step: bytes of payloads."""
-
-    source: str
-    target: str
-    rung: str
-    payload_bytes: int
-
-
-@dataclass(frozen=True)
-class UnitMeasured:
-    """A unit is over. `computing` says what a microbatch took each worker to compute, of those that told;
-    `written` is there of steps only.
-    """
-
-    unit: int
-    ways: tuple[WayMeasured, ...] = ()
-    computing: Mapping[str, float] = field(default_factory=dict)
-    written: tuple[WayWritten, ...] = ()
-
-
-@dataclass(frozen=True)
-class RungSampled:
-    """What one of a rung's codecs did to tensors of this job on a way: bytes and relative error."""
-
-    unit: int
-    source: str
-    target: str
-    rung: str
-    gradient: bool
-    ratio: float
-    error: float
-
-
-@dataclass(frozen=True)
-class Relax:
-    """The guard wants a gentler rung: on a way, or (`source` is empty) where most is lost. `why` is for
-    people.
-    """
-
-    unit: int
-    why: str
-    source: str = ""
-    target: str = ""
-
-
-Event = UnitMeasured | RungSampled | Relax
-
-
-@dataclass(frozen=True)
-class Switch:
-    """From `unit` on the way is written by `rung`, which makes its bytes `ratio` times fewer."""
-
-    unit: int
-    source: str
-    target: str
-    rung: str
-    ratio: float
-    reason: str
+_SAMPLED = "codecs were tried on this job's own tensors"
 
 
 @dataclass(frozen=True)
 class Controller:
     """What it believes and what it has decided; `levels` are numbers of rungs, one for each way.
 
-    `swelling` is by how much more than expected a rung, by its name, has written on a way.
+    `swelling` is by how much more than expected a rung, by its name, has written on a way. `due` says why
+    there is to be a decision after the next unit, whatever that shows.
     """
 
     circumstances: Circumstances
@@ -128,7 +56,7 @@ class Controller:
     computing: Mapping[str, Belief] = field(default_factory=dict)
     swelling: Mapping[tuple[int, str], Belief] = field(default_factory=dict)
     movable: frozenset[int] = frozenset()
-    is_due: bool = False
+    due: str = ""
 
     @staticmethod
     def begun(
@@ -173,10 +101,7 @@ class Controller:
 
     def way(self, source: str, target: str) -> int | None:
         """The number of a way."""
-        for number, way in enumerate(self.circumstances.ways):
-            if (way.source, way.target) == (source, target):
-                return number
-        return None
+        return self.circumstances.numbers.get((source, target))
 
     def rung(self, way: int) -> CostedRung:
         """What a way is written by."""
@@ -225,56 +150,40 @@ def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Sw
     swelling, swollen = _swelling(controller, event)
     moved.extend(swollen)
     told = replace(controller, rates=tuple(rates), computing=computing, swelling=swelling)
-    if not moved and not told.is_due:
+    if not moved and not told.due:
         return told, ()
-    return _decided(told, event.unit, _occasion(moved))
+    return decided(told, event.unit, _occasion(moved) or told.due)
 
 
 @_heard.register
-def _(event: RungSampled, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
-    way = controller.way(event.source, event.target)
-    known_rung = event.rung in (rung.name for rung in controller.rungs)
-    makes_sense = 1 <= event.ratio < math.inf and 0 <= event.error < math.inf
-    if way is None or not (known_rung and makes_sense):
-        return controller, ()
-    known = controller.circumstances.sampled
-    key = (way, event.rung, event.gradient)
-    sampled = {**known, key: Sampled(event.ratio, event.error)}
-    told = replace(controller, circumstances=replace(controller.circumstances, sampled=sampled))
-    # The first samples count at the next unit; later ones when something else asks for a decision.
-    return (replace(told, is_due=True), ()) if key not in known else (told, ())
+def _(event: CodecsSampled, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+    sampled, due = dict(controller.circumstances.sampled), controller.due
+    names = [{rung.codec(gradient) for rung in controller.rungs[1:]} for gradient in (False, True)]
+    for one in event.samples:
+        way = controller.way(one.source, one.target)
+        makes_sense = 1 <= one.ratio < math.inf and 0 <= one.error < math.inf
+        if way is None or one.codec not in names[one.gradient] or not makes_sense:
+            continue
+        key = (way, one.codec, one.gradient)
+        # The first of what is in use count at the next unit; others when something else asks for a decision.
+        if controller.levels[way] and controller.rung(way).codec(one.gradient) == one.codec:
+            due = due if key in sampled else _SAMPLED
+        sampled[key] = Sampled(one.ratio, one.error)
+    circumstances = replace(controller.circumstances, sampled=sampled)
+    return replace(controller, circumstances=circumstances, due=due), ()
 
 
 @_heard.register
 def _(event: Relax, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
-    way = controller.way(event.source, event.target) if event.source else _costliest(controller)
+    way = controller.way(event.source, event.target) if event.source else costliest(controller)
     if way is None or not controller.levels[way]:
         return controller, ()
     ceilings, levels = list(controller.ceilings), list(controller.levels)
     for other in controller.circumstances.pairs[way] if controller.rung(way).is_sticky else (way,):
-        gentler = _gentler(controller, other)
-        ceilings[other] = min(ceilings[other], gentler)
-        levels[other] = gentler
+        levels[other] = gentler(controller, other)
+        ceilings[other] = min(ceilings[other], levels[other])
     told = replace(controller, ceilings=tuple(ceilings))
-    return _switched(told, tuple(levels), event.unit, event.why)
-
-
-def _decided(controller: Controller, unit: int, occasion: str) -> tuple[Controller, tuple[Switch, ...]]:
-    """Choose anew; what may not change yet waits, and is decided again at the units that follow."""
-    scene = controller.believed()
-    choice = choose(scene, controller.rungs, controller.limits, controller.ceilings, controller.movable)
-    wanted = list(choice.levels)
-    waits = False
-    for way, level in enumerate(choice.levels):
-        since = unit + 1 - controller.changed_at[way]
-        if level != controller.levels[way] and since < _dwell(scene, controller, way, level):
-            waits = True
-            for other in scene.pairs[way]:
-                wanted[other] = controller.levels[other]
-    told = replace(controller, is_due=waits)
-    if not _is_worth_it(controller, scene, tuple(wanted)):
-        return told, ()
-    return _switched(told, tuple(wanted), unit, occasion)
+    return switched(told, tuple(levels), event.unit, event.why)
 
 
 def _swelling(controller: Controller, event: UnitMeasured) -> tuple[dict[tuple[int, str], Belief], list[str]]:
@@ -299,91 +208,13 @@ def _swelling(controller: Controller, event: UnitMeasured) -> tuple[dict[tuple[i
 
 
 def _occasion(moved: Sequence[str]) -> str:
-    """What has changed, in words; of many things the first ones."""
+    """What has changed, in words; of many things the first ones, of nothing none."""
     more = f"; and {len(moved) - _TOLD} more" if len(moved) > _TOLD else ""
-    return "; ".join(moved[:_TOLD]) + more or "what was waiting may change now"
+    return "; ".join(moved[:_TOLD]) + more
 
 
 def _is_rate(measured: float) -> bool:
     return 0 < measured < math.inf
-
-
-def _is_worth_it(controller: Controller, scene: Circumstances, wanted: Levels) -> bool:
-    if wanted == controller.levels:
-        return False
-    old, new = ([controller.rungs[level] for level in levels] for levels in (controller.levels, wanted))
-    gaps = scene.loss_gap(old), scene.loss_gap(new)
-    if max(gaps) > controller.limits.max_loss_gap + 1e-12:
-        return gaps[1] < gaps[0]  # whatever it costs in time
-    before = seconds_to_loss(pace_of(scene, old).step_seconds, gaps[0])
-    after = seconds_to_loss(pace_of(scene, new).step_seconds, gaps[1])
-    if any(a != b and (a.is_sticky or b.is_sticky) for a, b in zip(old, new, strict=True)):
-        return after <= WORTH_IT_STICKY * before
-    is_gentler = sum(wanted) < sum(controller.levels) and gaps[1] <= gaps[0]
-    return after <= WORTH_IT * before or (is_gentler and after <= FREE * before)
-
-
-def _switched(
-    controller: Controller, levels: Levels, unit: int, occasion: str
-) -> tuple[Controller, tuple[Switch, ...]]:
-    """With these rungs from the next unit on, and a command for each way that changes."""
-    scene, changed, switches = controller.believed(), list(controller.changed_at), []
-    patience, given_more = list(controller.patience), list(controller.given_more)
-    pace = pace_of(scene, [controller.rungs[level] for level in levels])
-    for way, (old, new) in enumerate(zip(controller.levels, levels, strict=True)):
-        if old == new:
-            continue
-        is_lighter = _is_lighter(scene, controller, way, new)
-        if is_lighter and given_more[way] and unit + 1 - changed[way] <= 2 * patience[way]:
-            patience[way] = min(MOST_DWELL, 2 * patience[way])
-        given_more[way] = not is_lighter
-        changed[way] = unit + 1
-        rung = controller.rungs[new]
-        why = f"{reason(scene, controller.rungs, levels, way, pace)}; {occasion}"
-        ends = scene.ways[way]
-        ratio = scene.ratio_of_all(way, rung)
-        switches.append(Switch(unit + 1, ends.source, ends.target, rung.name, ratio, why))
-    told = replace(
-        controller,
-        levels=levels,
-        changed_at=tuple(changed),
-        patience=tuple(patience),
-        given_more=tuple(given_more),
-    )
-    return told, tuple(switches)
-
-
-def _dwell(scene: Circumstances, controller: Controller, way: int, level: int) -> int:
-    """Units for which a way keeps its rung before it takes that of `level`."""
-    if controller.rung(way).is_sticky:
-        return STICKY_DWELL
-    return DWELL if _is_lighter(scene, controller, way, level) else controller.patience[way]
-
-
-def _is_lighter(scene: Circumstances, controller: Controller, way: int, level: int) -> bool:
-    """Whether the way would carry fewer bytes by the rung of `level` than it does."""
-    return scene.wire_bytes(way, controller.rungs[level]) < scene.wire_bytes(way, controller.rung(way))
-
-
-def _gentler(controller: Controller, way: int) -> int:
-    """The next gentler rung of a way that really writes it gentler: by its loss, and by no fewer bytes."""
-    now, scene = controller.rung(way), controller.circumstances
-    activations, gradients, _ = scene.carried[way]
-    for number in range(controller.levels[way] - 1, -1, -1):
-        rung = controller.rungs[number]
-        if rung.is_sticky or _is_lighter(scene, controller, way, number):
-            continue
-        if (activations.bytes and rung.activation != now.activation) or (
-            gradients.bytes and rung.gradient != now.gradient
-        ):
-            return number
-    return 0
-
-
-def _costliest(controller: Controller) -> int | None:
-    """The way whose rung loses most; of equals the one with the roughest."""
-    ways = [way for way, level in enumerate(controller.levels) if level]
-    return max(ways, key=lambda way: (controller.rung(way).loss_gap, controller.levels[way]), default=None)
 
 
 def _moved(measured: WayMeasured, before: Belief, after: Belief) -> str:

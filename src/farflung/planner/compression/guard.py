@@ -10,8 +10,8 @@ near 0.4 in runs that did not (the study before this project).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 KEPT = 200
@@ -25,7 +25,7 @@ trend ends is held against it."""
 WRONG_ERROR = 2.0
 """A relative error of so many times the expected one is not what the rung was chosen for."""
 MOST_SATURATED, MOST_DEAD = 0.05, 0.5
-"""Shares of elements at a quantiser's ends, and of rows that are zero at the other end."""
+"""Shares of elements that a quantiser cuts off, and of rows that are zero at the other end and were not."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,25 @@ class Rougher:
 
 @dataclass(frozen=True)
 class Signal:
-    """What a codec did to a tensor of a link: shares are of its elements, `dead` of its rows."""
+    """What the codec of a link did to a tensor: shares are of its elements, `dead` of its rows.
+
+    `expected_error` is that of a normally distributed tensor. (Whoever sends tensors that are not finite
+    tells the submitter: `LinkBytes.not_finite`.)
+    """
 
     source: str
     target: str
+    codec: str
+    gradient: bool
     error: float
     expected_error: float
-    non_finite: bool = False
     saturated: float = 0.0
     dead: float = 0.0
+
+    @property
+    def place(self) -> tuple[str, str, str, bool]:
+        """What is held against one another."""
+        return self.source, self.target, self.codec, self.gradient
 
 
 Evidence = HeldOut | Trained | Rougher | Signal
@@ -121,7 +131,8 @@ class Trend:
 @dataclass(frozen=True)
 class Guard:
     """`budget` is the most relative loss; `trend` is that of before `since`, when a rung got rougher, and
-    `after` counts the losses that were heard since then.
+    `after` counts the losses that were heard since then. `errors` are the first that each codec made on a
+    link: of tensors with few large elements any codec's is larger than expected, and that is no alarm.
     """
 
     budget: float
@@ -130,6 +141,7 @@ class Guard:
     since: int = 0
     after: int = 0
     warned: frozenset[tuple[str, str, str]] = frozenset()
+    errors: Mapping[tuple[str, str, str, bool], float] = field(default_factory=dict)
 
     def heard(self, evidence: Evidence) -> tuple[Guard, tuple[Alarm, ...]]:
         """The guard after one piece of evidence, and what it says to it."""
@@ -167,8 +179,9 @@ class Guard:
         return replace(told, trend=None), (Alarm(why, relax=True),)
 
     def _signal(self, signal: Signal) -> tuple[Guard, tuple[Alarm, ...]]:
-        told, alarms = self, []
-        for kind, why, relax in _signs(signal):
+        first = self.errors.get(signal.place, signal.error)
+        told, alarms = replace(self, errors={**self.errors, signal.place: first}), list[Alarm]()
+        for kind, why, relax in _signs(signal, max(first, signal.expected_error)):
             key = (signal.source, signal.target, kind)
             if key in told.warned and not relax:
                 continue
@@ -199,18 +212,15 @@ def _held_out(budget: float, evidence: HeldOut) -> tuple[Alarm, ...]:
     return ()
 
 
-def _signs(signal: Signal) -> list[tuple[str, str, bool]]:
+def _signs(signal: Signal, expected_error: float) -> list[tuple[str, str, bool]]:
     """Kind, words, and whether a gentler rung is needed, of everything that is out of the ordinary."""
     name, found = f"{signal.source} -> {signal.target}", []
-    if signal.non_finite:
-        found.append(("finite", f"{name}: a tensor that is not finite went as it is", False))
-    if signal.error > WRONG_ERROR * signal.expected_error:
-        words = (
-            f"{name}: its codec's relative error is {signal.error:.3g}, expected {signal.expected_error:.3g}"
-        )
-        found.append(("error", words, True))
+    if signal.error > WRONG_ERROR * expected_error:
+        words = f"{name}: the relative error of {signal.codec} is {signal.error:.3g}"
+        found.append(("error", f"{words}, expected {expected_error:.3g}", True))
     if signal.saturated > MOST_SATURATED:
-        found.append(("saturated", f"{name}: {signal.saturated:.0%} of the elements are saturated", False))
+        words = f"{name}: {signal.saturated:.0%} of the elements are larger than any that arrives"
+        found.append(("saturated", words, False))
     if signal.dead > MOST_DEAD:
         found.append(("dead", f"{name}: {signal.dead:.0%} of the rows arrive as zeros", False))
     return found

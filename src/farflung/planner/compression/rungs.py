@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from farflung.codec import catalogue
 from farflung.codec.base import Declared
@@ -46,9 +46,17 @@ class CostedRung:
         """Of activations and gradients of equal size together."""
         return 64 / (self.activation.bits + self.gradient.bits)
 
+    def codec(self, gradient: bool) -> str:
+        """The name of one of its two codecs."""
+        return self._names[gradient]
+
     def declared(self, gradient: bool) -> Declared:
         """Of one of its two codecs."""
         return self.gradient if gradient else self.activation
+
+    @cached_property
+    def _names(self) -> Rung:
+        return Rung.of(self.name)
 
 
 def costed(name: str, table: Table | None = None) -> CostedRung:

@@ -11,9 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from farflung.codec.catalogue import declared, recipe
 from farflung.plan import LinkCodec, Plan, Topology
-from farflung.planner.compression.controller import (
-    Controller,
+from farflung.plan.rung import DENSE
+from farflung.planner.compression.controller import Controller
+from farflung.planner.compression.events import (
+    CodecSampled,
+    CodecsSampled,
     Event,
     Relax,
     Switch,
@@ -22,9 +26,10 @@ from farflung.planner.compression.controller import (
     WayWritten,
 )
 from farflung.planner.compression.gathering import gathered
-from farflung.planner.compression.guard import Alarm, Evidence, Guard, HeldOut, Rougher, Trained
+from farflung.planner.compression.guard import Alarm, Evidence, Guard, HeldOut, Rougher, Signal, Trained
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.rungs import ladder, number_of
+from farflung.runtime.parcel import Sample
 from farflung.simulator import Conditions
 
 
@@ -38,10 +43,19 @@ class Basis(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class WaySampled:
+    """What a codec did to a tensor that left over a way."""
+
+    source: str
+    target: str
+    sample: Sample
+
+
+@dataclass(frozen=True)
 class Over:
     """A unit that is over, with its loss after how many steps; a `plain` evaluation was without codecs.
 
-    `ways`, `computing` and `written` are what was measured; seconds are those of a microbatch.
+    `ways`, `computing`, `written` and `sampled` are what was measured; seconds are those of a microbatch.
     """
 
     unit: int
@@ -52,6 +66,7 @@ class Over:
     computing: Mapping[str, float] = field(default_factory=dict)
     written: tuple[WayWritten, ...] = ()
     plain: bool = False
+    sampled: tuple[WaySampled, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,7 +141,8 @@ class Steering:
         """After a unit: the steering, and what is to change."""
         before = self.controller.levels
         measured = UnitMeasured(over.unit, over.ways, over.computing, over.written)
-        controller, switches = self.controller.heard(measured)
+        controller = _told(self.controller, over)
+        controller, switches = controller.heard(measured)
         guard, alarms = self._guarded(over)
         words = [alarm.reason for alarm in alarms if not alarm.relax]
         for event in _relaxations(over.unit, alarms):
@@ -139,14 +155,47 @@ class Steering:
         return replace(self, controller=controller, guard=guard, in_loop=looped), verdict
 
     def _guarded(self, over: Over) -> tuple[Guard, tuple[Alarm, ...]]:
-        evidence: Evidence
+        found: list[Evidence] = []
         if over.train:
-            evidence = Trained(over.step, over.loss)
+            found = [Trained(over.step, over.loss), *map(_signal, filter(_is_used, over.sampled))]
         elif over.plain and self.in_loop is not None:
-            evidence = HeldOut(over.step, self.in_loop, over.loss)
-        else:
-            return self.guard, ()
-        return self.guard.heard(evidence)
+            found = [HeldOut(over.step, self.in_loop, over.loss)]
+        guard, alarms = self.guard, list[Alarm]()
+        for evidence in found:
+            guard, more = guard.heard(evidence)
+            alarms.extend(more)
+        return guard, tuple(alarms)
+
+
+def _is_used(sampled: WaySampled) -> bool:
+    return sampled.sample.used and sampled.sample.codec != DENSE
+
+
+def _signal(sampled: WaySampled) -> Signal:
+    sample = sampled.sample
+    expected = declared(sample.codec).usual_error
+    return Signal(
+        sampled.source,
+        sampled.target,
+        sample.codec,
+        sample.gradient,
+        sample.error,
+        expected,
+        sample.saturated,
+        sample.dead,
+    )
+
+
+def _told(controller: Controller, over: Over) -> Controller:
+    """With what codecs did to tensors of the unit, those aside that learn: at first they know nothing yet,
+    and what links carry tells more of them (`written`).
+    """
+    samples = tuple(
+        CodecSampled(way.source, way.target, one.codec, one.gradient, one.ratio, one.error)
+        for way in over.sampled
+        if not recipe((one := way.sample).codec).learns
+    )
+    return controller.heard(CodecsSampled(over.unit, samples))[0] if samples else controller
 
 
 def _relaxations(unit: int, alarms: tuple[Alarm, ...]) -> list[Event]:

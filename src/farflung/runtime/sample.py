@@ -1,0 +1,74 @@
+"""What codecs do to this job's own tensors: a few are written by every codec that may come, and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from farflung.codec import Coder, Context, Mask, Recipe
+from farflung.codec.catalogue import needs_mask
+from farflung.codec.floats import Float32, Floats, as_float32, flat
+from farflung.runtime.parcel import Sample
+from farflung.schedule import Unit
+
+FIRST_STEPS, EVERY = 2, 50
+"""The first microbatch of so many steps is sampled, and of each so many-th after them."""
+
+
+def is_sampled(unit: Unit, microbatch: int) -> bool:
+    """Whether a tensor of that microbatch is."""
+    return unit.train and microbatch == 0 and (unit.step < FIRST_STEPS or unit.step % EVERY == 0)
+
+
+def samples(
+    array: Floats,
+    gradient: bool,
+    context: Context,
+    used: tuple[str, Coder, bytes] | None,
+    recipes: Mapping[str, Recipe],
+) -> Iterator[Sample]:
+    """Of the codec that was used, with what it made, and of all others that remember nothing.
+
+    What was used is read by its writer, as in an evaluation: that changes nothing that it remembers.
+    """
+    still = replace(context, train=False)
+    elements = as_float32(flat(array))
+    if not elements.size or not np.isfinite(elements).all() or not elements.any():
+        return
+    read = np.empty(array.shape, array.dtype)
+    name = ""
+    if used is not None:
+        name, coder, payload = used
+        coder.decode(payload, read, still)
+        yield _compared(name, gradient, True, elements, read, len(payload), context.mask)
+    for other, recipe in recipes.items():
+        if other == name or recipe.learns or needs_mask(other):
+            continue
+        coder = recipe.coder(array.shape[-1] if array.shape else 1)
+        payload = coder.encode(array, still).joined()
+        coder.decode(payload, read, still)
+        yield _compared(other, gradient, False, elements, read, len(payload), None)
+
+
+def _compared(
+    codec: str,
+    gradient: bool,
+    used: bool,
+    sent: Float32,
+    read: Floats,
+    payload_bytes: int,
+    mask: Mask | None,
+) -> Sample:
+    width = read.shape[-1] if read.shape else 1
+    came = as_float32(flat(read))
+    ratio = 4 * sent.size / max(1, payload_bytes)
+    if mask is not None and needs_mask(codec):  # the rest was not to be sent
+        sent, came, width = sent[mask.positions], came[mask.positions], 1
+    whole = float(np.linalg.norm(sent))
+    error = float(np.linalg.norm(sent - came)) / whole if whole else 0.0
+    saturated = float(np.mean(np.abs(sent) > np.abs(came).max(initial=0))) if sent.size else 0.0
+    rows = came.reshape(-1, width)
+    dead = ~rows.any(axis=1) & sent.reshape(-1, width).any(axis=1) if width > 1 else np.zeros(1)
+    return Sample(codec, gradient, used, ratio, error, saturated, float(np.mean(dead)))

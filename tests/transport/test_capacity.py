@@ -77,3 +77,15 @@ def test_what_comes_at_once_tells_nothing_of_late_either() -> None:
     for _ in range(10):
         now = burst(capacity, now + 0.1, 60_000, 1e9)
     assert capacity.recent_bytes_per_second is None
+
+
+def test_a_few_packets_that_suddenly_take_long_tell_how_slow_a_path_became() -> None:
+    capacity, now = Capacity(), 0.0
+    for _ in range(20):
+        now = burst(capacity, now + 0.1, 5_000, 1e7, read=0.0002)
+    capacity.came(1, now + 0.1, was_due=False)
+    assert capacity.recent_bytes_per_second is None
+    for _ in range(6):
+        now = burst(capacity, now + 0.2, 5_000, 1e5, read=0.0145)
+    assert capacity.bytes_per_second is None  # none took 50 ms
+    assert capacity.recent_bytes_per_second == pytest.approx(1e5, rel=0.05)

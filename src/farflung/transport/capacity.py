@@ -15,6 +15,9 @@ _KEPT_ROUND_TRIPS = 60
 _KEPT_RECENT, _ENOUGH_RECENT = 8, 4
 _SHORT_BYTES, _SHORT_SECONDS = 16384, 0.002
 """What a message must bring after its first bytes, and for how long, to tell anything."""
+_FEW_BYTES, _SLOW_SECONDS = 1024, 0.01
+"""Less than that tells something, too, where it takes so long: a message of a few packets comes at once, but
+on a path that has become slow. (Below 14 KB, which any connection sends without waiting for an answer.)"""
 
 
 class Capacity:
@@ -64,7 +67,8 @@ class Capacity:
         """What came of late, short messages too: the median of the last 8 stretches; None before there are 4.
 
         A message that is through in a few milliseconds tells little, for what waited to be read comes at
-        once; but where all are so short nothing else says that a path became faster.
+        once; but where all are so short nothing else says that a path became faster. Few bytes tell nothing
+        while they come fast, and how slow a path is once they do not.
         """
         return statistics.median(self._recent) if len(self._recent) >= _ENOUGH_RECENT else None
 
@@ -85,5 +89,6 @@ class Capacity:
             return
         seconds = stretch[-1].seconds - stretch[0].seconds
         count = stretch[-1].total_bytes - stretch[0].total_bytes
-        if seconds >= _SHORT_SECONDS and count >= _SHORT_BYTES:
+        least = _FEW_BYTES if seconds >= _SLOW_SECONDS else _SHORT_BYTES
+        if seconds >= _SHORT_SECONDS and count >= least:
             self._recent.append(count / seconds)

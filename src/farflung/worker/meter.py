@@ -53,9 +53,9 @@ class Meter:
             now = self._counters.bytes_sent_to(link.target)
             before, self._by_peer[link.target] = self._by_peer.get(link.target, 0), now
             links.append(msgspec.structs.replace(link, wire_bytes=now - before))
-        return msgspec.structs.replace(ready, bytes_sent=sent, links=links, rates=self._rates())
+        return msgspec.structs.replace(ready, bytes_sent=sent, links=links, rates=self.rates())
 
-    def _rates(self) -> list[WayRate]:
+    def rates(self) -> list[WayRate]:
         """Those that moved since they were told: a reading that is told again would count as another one."""
         found = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
         rates = {peer: min(rate, MOST_RATE) for peer, rate in found if rate}

@@ -21,11 +21,12 @@ from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.check import received
 from farflung.runtime.coding import Coding
 from farflung.runtime.optimizer import SGD
-from farflung.runtime.parcel import MOST_WAITING, Coded, Parcel, Sent
+from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
+from farflung.schedule import MOST_WAITING
 from farflung.worker.codec_thread import CodecThread, CodedLinks
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing
 from farflung.worker.intake import Intake

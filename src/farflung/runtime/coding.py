@@ -14,19 +14,19 @@ import msgspec
 import numpy as np
 
 from farflung.codec import Coder, Context, Mask, Recipe, Reference
-from farflung.codec.axes import MOST_WIDTH
-from farflung.codec.catalogue import KEYS, gives_mask, needs_mask, recipe
+from farflung.codec.catalogue import KEYS, recipe
 from farflung.codec.reference import sent_keys
 from farflung.codec.running_mean import Keys
 from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
 from farflung.plan import FEEDER, LinkCodec, Plan
 from farflung.runtime.link_book import AnyParcel, LinkBook, Way, way_of
-from farflung.runtime.parcel import MOST_WAITING, Coded, Parcel, Sent
+from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys
 from farflung.runtime.sample import is_sampled, samples
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
+from farflung.workload.coding import CodingMemory
 from farflung.workload.form import Form
 
 Allocate: TypeAlias = Callable[[int], memoryview]
@@ -38,16 +38,6 @@ _DTYPES: dict[str, np.dtype] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),
 }
-
-_WORKING_BYTES, _SPARSE_BYTES = 20, 33
-"""What a codec works with for each element of one tensor, at most; positions take most of it. Measured of all
-families: 18 (along axes), and 32 where a payload keeps nearly every element, which a peer may say."""
-_LEARNED_BYTES = 24
-"""For each pair of features: axes, those that come next, their inverse, moments and sums."""
-_SUBTRACTING_BYTES = 16
-_MEAN_BYTES = 12
-"""Of a reference: for each element, as there is a difference and what the writer reads back; for each key and
-column."""
 
 
 class Coding:
@@ -66,10 +56,11 @@ class Coding:
         self._recipes: dict[str, Recipe] = {name: recipe(name) for name in training.codecs}
         here = list(segments)
         self._book = LinkBook(worker, plan, training, here)
-        self._keys = RowKeys(KEYS, plan, here) if _subtracts(training.codecs) else None
+        memory = CodingMemory.of(training.codecs, training.sample_codecs)
+        self._keys = RowKeys(KEYS, plan, here) if memory and memory.subtracting else None
         self._seed = training.seed
         self._samples = training.sample_codecs
-        self._keeps_masks = _masks_matter(training.codecs)
+        self._keeps_masks = memory is not None and memory.masks
         self._units = UnitWindow(training.units())
         self._coders: dict[_End, Coder] = {}
         self._masks: dict[_Place, Mask] = {}
@@ -254,36 +245,12 @@ class Coding:
 
 
 def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> int:
-    """What codecs take beside the segments: masks of the plan's window, and a tensor that is read or written.
-
-    A mask is at most a bit for each element; of a tensor its payload and what it becomes are there at once,
-    what a codec works with, and tensors that wait for it. What a codec learns of features is kept for each
-    value in both directions.
-    """
-    if not training.codecs:
+    """What codecs take beside the segments."""
+    memory = CodingMemory.of(training.codecs, training.sample_codecs)
+    if memory is None:
         return 0
     forms = LinkBook(worker, plan, training, segments).forms.values()
-    masks = sum(-(-form.elements // 8) for form in forms) if _masks_matter(training.codecs) else 0
-    learning = sum(recipe(name).learns for name in training.codecs)
-    widths = [form.features for form in forms if form.features <= MOST_WIDTH]
-    learned = 2 * learning * sum(_LEARNED_BYTES * width**2 for width in widths)
-    sparse = any(gives_mask(name) or needs_mask(name) for name in training.codecs)
-    working = _SPARSE_BYTES if sparse else _WORKING_BYTES
-    if _subtracts(training.codecs):
-        working += _SUBTRACTING_BYTES
-        learned += 2 * sum(_MEAN_BYTES * KEYS * form.width for form in forms)
-        masks += sum(form.rows for form in forms)
-    waiting = 2 + MOST_WAITING
-    largest = max((waiting * form.nbytes + working * form.elements for form in forms), default=0)
-    return masks * plan.window + learned + largest
-
-
-def _masks_matter(codebook: Sequence[str]) -> bool:
-    return any(map(gives_mask, codebook)) and any(map(needs_mask, codebook))
-
-
-def _subtracts(codebook: Sequence[str]) -> bool:
-    return any(isinstance(recipe(name).memory, Reference) for name in codebook)
+    return int(memory.values(forms).bytes(plan.window))
 
 
 def _over(memory: memoryview, form: Form) -> np.ndarray:

@@ -6,9 +6,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 Payload = TypeVar("Payload")
 
-MOST_WAITING = 4
-"""Tensors that wait to be written at once; who has more waits for them."""
-
 
 class Coded(NamedTuple):
     """A tensor as it travels: `codec` is 0 where `data` are its own bytes, else says what wrote them."""

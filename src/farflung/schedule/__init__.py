@@ -3,8 +3,10 @@
 from farflung.schedule.feeding import WINDOWS_AHEAD, Feeding
 from farflung.schedule.policy import Needs, Policy, Task, TaskKind, needs_of
 from farflung.schedule.units import Unit, UnitWindow, unit_sequence
+from farflung.schedule.writing import MOST_WAITING
 
 __all__ = [
+    "MOST_WAITING",
     "WINDOWS_AHEAD",
     "Feeding",
     "Needs",

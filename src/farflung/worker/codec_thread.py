@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from farflung.plan import LinkCodec
 from farflung.runtime.backend import LinkCoding
-from farflung.runtime.parcel import MOST_WAITING, Coded, Parcel, Sent
+from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.schedule import MOST_WAITING
 
 Allocate = Callable[[int], memoryview]
 

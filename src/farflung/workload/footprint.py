@@ -6,7 +6,7 @@ the others rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ class Footprint(Generic[Number]):
     Parameters
     ----------
     state
-        Parameters, buffers, gradients and the optimizer's moments.
+        Parameters, buffers, gradients and the optimizer's moments, and what codecs remember.
     resting
         Of all microbatches in flight, while no task of the segment runs.
     working
@@ -38,6 +38,8 @@ class Footprint(Generic[Number]):
     updating, copied
         After the last microbatch: an update, or a copy of the state to hand out, less the gradients, which
         are gone by then.
+    coding
+        What writing or reading one tensor of a link takes, whatever else happens at the time.
     """
 
     state: Number
@@ -45,13 +47,18 @@ class Footprint(Generic[Number]):
     working: Number
     updating: Number
     copied: Number
+    coding: Number | float = 0.0
 
     @property
     def bytes(self) -> Number:
         """The most at any time."""
         ending = np.maximum(self.updating, self.copied)
-        most: Number = self.state + np.maximum(self.resting + self.working, ending)
+        most: Number = self.state + np.maximum(self.resting + self.working, ending) + self.coding
         return most
+
+    def with_codecs(self, kept: Number, coding: Number) -> Footprint[Number]:
+        """The same where codecs keep that much for the whole run, and need the other at a time."""
+        return replace(self, state=self.state + kept, coding=coding)
 
     def beside(self: Footprint[float], other: Footprint[Others]) -> Footprint[Others]:
         """This segment and another (or each of others) on one worker."""
@@ -61,6 +68,7 @@ class Footprint(Generic[Number]):
             working=np.maximum(self.working, other.working),
             updating=np.maximum(self.updating, other.updating),
             copied=self.copied + other.copied,
+            coding=np.maximum(self.coding, other.coding),
         )
 
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from farflung.plan import FP32_BYTES
 from farflung.workload.arrays import Floats, before
+from farflung.workload.coded_ranges import CodedRanges, Crossing
+from farflung.workload.coding import CodingMemory
 from farflung.workload.footprint import Footprint
 from farflung.workload.form import Form
 from farflung.workload.memory import Memory
@@ -132,6 +134,8 @@ class Workload:
         for each need but the first the position of the one before, its own, and bytes.
     moments
         Numbers that the optimizer keeps for each trained one.
+    codecs, most_receivers
+        What writes the values that cross between workers, if anything does; no value goes to more of them.
     """
 
     name: str
@@ -152,6 +156,8 @@ class Workload:
     unkept: tuple[tuple[int, int, int], ...] = field(default=())
     shipped: tuple[tuple[int, int, int], ...] = field(default=())
     moments: int = 2
+    codecs: CodingMemory | None = None
+    most_receivers: int = 1
 
     def __len__(self) -> int:
         return len(self.flops)
@@ -189,11 +195,19 @@ class Workload:
         where the plan ships them because they are smaller than the model inputs they come from. With
         `recompute` only what came in and came back is kept for each microbatch, and one tape.
         """
-        return self._memory.up_to(stop).at(start).footprint(window, recompute)
+        footprint = self._memory.up_to(stop).at(start).footprint(window, recompute)
+        if self._coded is None:
+            return footprint
+        held, learned, working = (float(each[start]) for each in self._coded.up_to(stop))
+        return footprint.with_codecs(window * held + learned, working)
 
     def footprints_up_to(self, stop: int, window: int, recompute: bool = False) -> Footprint[Floats]:
         """`footprint` of the ranges from every start below `stop` up to it: [stop] each."""
-        return self._memory.up_to(stop).footprint(window, recompute)
+        footprint = self._memory.up_to(stop).footprint(window, recompute)
+        if self._coded is None:
+            return footprint
+        held, learned, working = self._coded.up_to(stop)
+        return footprint.with_codecs(window * held + learned, working)
 
     def memory_bytes(self, start: int, stop: int, window: int, recompute: bool = False) -> float:
         """What a worker needs that has these nodes as its only segment."""
@@ -205,11 +219,11 @@ class Workload:
 
     def weighing(self, flops: Floats) -> Workload:
         """The same workload with other operations, `[n]`; what was computed of its memory is shared."""
-        other = replace(self, flops=flops)
-        other.__dict__["_memory"] = (
-            self._memory
-        )  # where `cached_property` keeps it: no operation counts there
-        return other
+        return self._sharing_memory(replace(self, flops=flops))
+
+    def coded(self, codecs: CodingMemory | None, workers: int) -> Workload:
+        """The same workload where codecs write what crosses between at most so many workers."""
+        return self._sharing_memory(replace(self, codecs=codecs, most_receivers=max(1, workers)))
 
     @cached_property
     def sums(self) -> dict[str, Floats]:
@@ -224,6 +238,22 @@ class Workload:
     @cached_property
     def _memory(self) -> Memory:
         return Memory(self)
+
+    @cached_property
+    def _coded(self) -> CodedRanges | None:
+        if self.codecs is None:
+            return None
+        values = [
+            Crossing(span.made, span.readers, span.tensor)
+            for span in self.spans
+            if span.gradient and span.tensor.is_codable
+        ]
+        return CodedRanges(len(self), values, self.codecs, self.most_receivers)
+
+    def _sharing_memory(self, other: Workload) -> Workload:
+        """The other, which differs in nothing that segments keep in memory."""
+        other.__dict__["_memory"] = self._memory  # where `cached_property` keeps it
+        return other
 
     def _crossing(self, gradients_only: bool) -> Floats:
         change = np.zeros(len(self) + 2)

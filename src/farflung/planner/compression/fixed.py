@@ -29,6 +29,7 @@ from farflung.planner.compression.reasons import MOST_NOTES
 from farflung.planner.compression.rungs import ladder
 from farflung.simulator import Conditions
 from farflung.workload import Workload
+from farflung.workload.coding import CodingMemory
 
 ALIKE_MBPS = 1000.0
 LONG = 10**9
@@ -71,19 +72,28 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
     """The scheduler, asked with what these codecs will save; itself where they save nothing."""
     if not wishes.codebook:
         return scheduler
-    policy = _policy(wishes, conditions)
+    policy, memory = _policy(wishes, conditions), memory_of(wishes)
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
         joined = joined_part(topology)[0]
         speedups = _speedups(wishes, workload)
+        receivers = len(joined.workers) - 1
         asked = replace(
             options,
             seconds=None if options.seconds is None else options.seconds / len(speedups),
+            alternatives=tuple(other.coded(memory, receivers) for other in options.alternatives),
         )
-        found = compressed(scheduler, policy, joined, workload, asked, conditions, speedups)
+        coded = workload.coded(memory, receivers)
+        found = compressed(scheduler, policy, joined, coded, asked, conditions, speedups)
         return replace(found, notes=(*found.notes, *_notes(wishes, found.plan, joined, conditions)))
 
     return search
+
+
+def memory_of(wishes: CodecWishes) -> CodingMemory | None:
+    """What these codecs take of workers; those that `auto` chooses among are all tried."""
+    policy = wishes.policy
+    return CodingMemory.of(wishes.codebook, policy is not None and policy.kind == "auto")
 
 
 def limits_of(wishes: CodecWishes) -> Limits:

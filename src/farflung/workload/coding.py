@@ -1,0 +1,112 @@
+"""What codecs take of their worker's memory beside its segments. Planner and worker both ask here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from farflung.codec import Reference
+from farflung.codec.axes import MOST_WIDTH
+from farflung.codec.catalogue import KEYS, gives_mask, needs_mask, recipe
+from farflung.schedule import MOST_WAITING
+from farflung.workload.form import Form
+
+_WORKING_BYTES, _SPARSE_BYTES = 20, 33
+"""What a codec works with for each element of one tensor, at most; positions take most of it. Measured of all
+families: 18 (along axes), and 32 where a payload keeps nearly every element, which a peer may say."""
+_LEARNED_BYTES = 24
+"""For each pair of features: axes, those that come next, their inverse, moments and sums."""
+_SUBTRACTING_BYTES = 16
+_SAMPLING_BYTES = 16
+"""As there is what is read back, what it differs by, and both in float32."""
+_MEAN_BYTES = 12
+"""Of a reference: for each element, as there is a difference and what the writer reads back; for each key and
+column."""
+
+
+class CodingBytes(NamedTuple):
+    """Bytes that codecs take for values that cross to other workers.
+
+    `held` for each microbatch in the window, `learned` for the whole run, `working` while one is written or
+    read. Of several values the first two are added up, and of the last the largest counts.
+    """
+
+    held: float = 0
+    learned: float = 0
+    working: float = 0
+
+    def plus(self, other: CodingBytes) -> CodingBytes:
+        """Both together."""
+        return CodingBytes(
+            self.held + other.held, self.learned + other.learned, max(self.working, other.working)
+        )
+
+    def bytes(self, window: int) -> float:
+        """With so many microbatches in flight."""
+        return self.held * window + self.learned + self.working
+
+
+NOTHING = CodingBytes()
+
+
+@dataclass(frozen=True)
+class CodingMemory:
+    """What the codecs of a job need, whichever of them a link is written by at the time.
+
+    Attributes
+    ----------
+    masks
+        Whether both ends remember which elements of an activation were sent until its gradient has passed.
+    learning
+        How many codecs learn of features; each is kept for each value in both directions.
+    subtracting
+        Whether one of them subtracts a reference.
+    working_bytes
+        For each element of the tensor that is written or read.
+    """
+
+    masks: bool
+    learning: int
+    subtracting: bool
+    working_bytes: int
+
+    @staticmethod
+    @lru_cache(maxsize=64)
+    def of(codebook: tuple[str, ...], samples: bool) -> CodingMemory | None:
+        """Of a job that may use these, and if it `samples` tries all of them; None where nothing is written.
+
+        Raises
+        ------
+        CodecError
+            There is no such codec.
+        """
+        if not codebook:
+            return None
+        gives, needs = any(map(gives_mask, codebook)), any(map(needs_mask, codebook))
+        subtracting = any(isinstance(recipe(name).memory, Reference) for name in codebook)
+        working = _SPARSE_BYTES if gives or needs else _WORKING_BYTES
+        return CodingMemory(
+            masks=gives and needs,
+            learning=sum(recipe(name).learns for name in codebook),
+            subtracting=subtracting,
+            working_bytes=working + _SUBTRACTING_BYTES * subtracting + _SAMPLING_BYTES * samples,
+        )
+
+    def value(self, form: Form) -> CodingBytes:
+        """For one value on its way to one segment of another worker, at either end."""
+        if not form.is_codable:
+            return NOTHING
+        held = -(-form.elements // 8) * self.masks + form.rows * self.subtracting
+        learned = self.learning * _LEARNED_BYTES * form.features**2 if form.features <= MOST_WIDTH else 0
+        learned += _MEAN_BYTES * KEYS * form.width * self.subtracting
+        working = (2 + MOST_WAITING) * form.nbytes + self.working_bytes * form.elements
+        return CodingBytes(held, 2 * learned, working)
+
+    def values(self, forms: Iterable[Form]) -> CodingBytes:
+        """For several; one codec thread writes and reads all of them."""
+        together = NOTHING
+        for form in forms:
+            together = together.plus(self.value(form))
+        return together

@@ -1,0 +1,148 @@
+"""What codecs take of a worker: the planner says never less than the worker asks for, and not much more."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.opdag.random_graphs import random_graph
+from tests.planner.compression.test_compressed import fleet, workload
+from tests.runtime.side_by_side import captured
+from tests.zoo import case
+
+from farflung.errors import PlanError
+from farflung.opdag.cuts import legal_positions
+from farflung.opdag.graph import Graph
+from farflung.plan import CodecWishes, Topology
+from farflung.plan.rung import codebook_of
+from farflung.planner import place
+from farflung.planner.assignment import Assignment, Options, memory_by_worker
+from farflung.planner.compression.fixed import memory_of, scheduler_for
+from farflung.planner.opfence import opfence
+from farflung.planner.schedulers import scheduler
+from farflung.runtime.coding import coding_bytes
+from farflung.runtime.footprint import worker_bytes
+from farflung.runtime.optimizer import AdamW
+from farflung.runtime.training import Training
+from farflung.simulator import Conditions
+from farflung.workload import workload_of
+from farflung.workload.coding import CodingMemory
+from farflung.workload.form import Form
+
+BATCH, WINDOW, MICROBATCHES = 2, 2, 3
+RUNGS = ["int8", "row-topk30-int4/masked30-int4", "axes10/axes100-dithered", "token-mean:axes30"]
+CONDITIONS = Conditions()
+
+
+def on_workers(graph: Graph, seed: int, workers: int) -> Assignment | None:
+    """A random cut, on workers in turn: some come back."""
+    legal = [at for at, ok in enumerate(legal_positions(graph)) if ok and 0 < at < len(graph.nodes)]
+    draw = random.Random(seed)
+    cuts = tuple(sorted(draw.sample(legal, min(len(legal), draw.randint(1, 4)))))
+    names = tuple((f"w{draw.randrange(workers)}",) for _ in range(len(cuts) + 1))
+    return Assignment(cuts, names, MICROBATCHES, WINDOW) if len(set(names)) > 1 else None
+
+
+def asked_and_said(graph: Graph, assignment: Assignment, rung: str, sample: bool) -> list[tuple[int, float]]:
+    """For each worker what it asks for its codecs, and by how much more the planner plans with them."""
+    codebook = codebook_of([rung])
+    training = Training(2, MICROBATCHES, BATCH, AdamW(lr=1e-3)).with_codecs(codebook, sample)
+    made, bare = place(graph, assignment, BATCH), workload_of(graph, MICROBATCHES, BATCH)
+    names = {name for (name,) in assignment.workers}
+    coded = bare.coded(CodingMemory.of(codebook, sample), len(names))
+    dense, said = (memory_by_worker(each, assignment) for each in (bare, coded))
+    found = []
+    for name in sorted(names):
+        mine = [made.segments[number] for number in made.plan.segments_of(name)]
+        asked = coding_bytes(name, made.plan, training, mine)
+        if all(segment.nodes for segment in mine):  # else it is no segment that the planner makes
+            whole = worker_bytes(mine, BATCH, WINDOW, dict.fromkeys(range(len(made.segments)), False), 2)
+            assert whole + asked <= said[name]
+        found.append((asked, said[name] - dense[name]))
+    return found
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("name", ["gpt", "gpt-autocast", "unet"])
+def test_the_planner_plans_with_what_workers_ask_for_their_codecs(name: str, rung: str) -> None:
+    _, graph = captured(case(name), BATCH)
+    for seed in range(6):
+        assignment = on_workers(graph, seed, 3)
+        if assignment is not None:
+            for asked, said in asked_and_said(graph, assignment, rung, sample=seed % 2 == 0):
+                assert asked <= said + 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), rung=st.sampled_from(RUNGS))
+def test_no_graph_has_codecs_that_take_more_than_was_planned(seed: int, rung: str) -> None:
+    graph = random_graph(seed)
+    assignment = on_workers(graph, seed, 3)
+    if assignment is None or not any(entry.trainable for entry in graph.inputs):
+        return
+    with suppress(PlanError):  # a parameter of several segments must stay on one worker
+        for asked, said in asked_and_said(graph, assignment, rung, sample=False):
+            assert asked <= said + 1
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_of_two_neighbours_the_planner_plans_with_no_byte_too_much(rung: str) -> None:
+    """One value crosses, and one node reads it."""
+    _, graph = captured(case("chain"), BATCH)
+    middle = next(at for at in range(len(graph.nodes) // 2, len(graph.nodes)) if legal_positions(graph)[at])
+    assignment = Assignment((middle,), (("a",), ("b",)), MICROBATCHES, WINDOW)
+    for asked, said in asked_and_said(graph, assignment, rung, sample=True):
+        assert asked == pytest.approx(said, abs=1)
+
+
+def with_memory(gigabytes: float) -> Topology:
+    net = fleet(10)
+    workers = tuple(replace_memory(worker, gigabytes) for worker in net.workers)
+    return Topology(workers, net.latency_ms, net.bandwidth_mbps)
+
+
+def replace_memory(worker: object, gigabytes: float) -> object:
+    return worker.__class__(worker.id, worker.site, worker.tflops, gigabytes)  # type: ignore[attr-defined, call-arg]
+
+
+@pytest.mark.parametrize("name", ["op-fence", "auto", "equal-count"])
+def test_a_plan_leaves_room_for_codecs(name: str) -> None:
+    """Devices that hold the plan to the byte get another one with codecs, or none: never one too large."""
+    wishes, options, job = CodecWishes("int8/int4-stochastic"), Options(workers=3, window=4), workload()
+    search = scheduler(name)
+    plain, coded = search, scheduler_for(wishes, search, CONDITIONS)
+    needed = {}
+    for kind, plan in (("plain", plain), ("coded", coded)):
+        made = plan(fleet(10), job, options)
+        needed[kind] = max(memory_by_worker(made.workload, made.assignment).values()) * 1.0001 / 1e9
+        again = plan(with_memory(needed[kind]), job, options)
+        assert max(memory_by_worker(again.workload, again.assignment).values()) <= needed[kind] * 1e9
+    assert needed["plain"] < needed["coded"]
+    with suppress(PlanError):
+        tight = coded(with_memory(needed["plain"]), job, options)
+        assert max(memory_by_worker(tight.workload, tight.assignment).values()) <= needed["plain"] * 1e9
+
+
+def test_other_numbers_of_microbatches_are_planned_with_codecs_too() -> None:
+    wishes, job = CodecWishes("int8"), workload()
+    seen = []
+
+    def noting(topology: Topology, given: object, options: Options) -> object:
+        seen.extend([given, *options.alternatives])
+        return opfence(topology, job, replace(options, alternatives=()))
+
+    options = Options(alternatives=(replace(job, microbatches=2),))
+    scheduler_for(wishes, noting, CONDITIONS)(fleet(10), job, options)  # type: ignore[arg-type]
+    assert len(seen) >= 2 and {each.codecs for each in seen} == {memory_of(wishes)}  # type: ignore[attr-defined]
+
+
+def test_what_is_no_float_that_codecs_write_takes_nothing() -> None:
+    memory = CodingMemory.of(("int8",), False)
+    assert memory is not None and CodingMemory.of((), True) is None
+    for form in (Form("float64", (4, 4)), Form("int64", (4,)), Form("float32", (0, 4))):
+        assert memory.value(form).bytes(9) == 0
+    assert memory.value(Form("bfloat16", (4, 4))).bytes(9) < memory.value(Form("float32", (4, 4))).bytes(9)

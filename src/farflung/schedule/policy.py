@@ -6,8 +6,9 @@ last one, so it runs when nothing else is ready.
 
 Where one direction is ready it runs; where both are, the one that did not run last. Backward always first
 starves what comes after: a device with a backlog of gradients sends nothing on until it is through with them,
-and then waits for a whole round trip (on random chains of unequal devices and links, turns are more than 1 %
-faster in every fifth case and slower in hardly any: `benchmarks/simulator.py`).
+and then waits for a whole round trip (on random chains of unequal devices and links, turns were more than 1 %
+faster in every fifth case while weights did not come last, and are so in one of a hundred now:
+`benchmarks/simulator.py`).
 
 Readiness chooses between segments and kinds, never between microbatches: within a segment forwards run in
 ascending microbatch order and so do backwards and accumulations, because another order changes the sums

@@ -1,4 +1,4 @@
-"""How tests are spread over processes: `make test` runs two, one for each core of a small machine."""
+"""How tests are spread over processes: `make test` runs three."""
 
 from __future__ import annotations
 

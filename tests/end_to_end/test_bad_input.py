@@ -227,7 +227,7 @@ def test_a_listening_port_in_use_is_named_by_a_worker(hub: Hub) -> None:
 
 def test_a_second_process_with_a_workers_identity_is_refused(hub: Hub) -> None:
     line = hub.on.fails("a", "join", hub.on.address, "--listen", "127.0.0.1:0")
-    assert "a worker with the id a is connected already" in line
+    assert "the broker refused this worker: a worker with the id a is connected already" in line
     hub.on.idle("a")
 
 

@@ -157,6 +157,15 @@ def test_a_worker_that_is_rebooted_leaves_no_half_open_link(place: Place) -> Non
     reason = run.fails()
     assert "worker a was lost at step" in reason
     assert any(words in reason for words in ("it connected again", "may have died", "nothing heard"))
+    place.workers["a"].says("idle in the backup pool")
+    place.on.idle("a", "b")
+
+
+def test_a_worker_that_is_back_before_its_death_shows_is_admitted_at_its_second_try(place: Place) -> None:
+    before, place.workers["a"] = place.workers["a"], place.on.worker("a")
+    place.workers["a"].says("connected already", "asking once more")
+    before.signal(signal.SIGKILL)
+    place.workers["a"].says("idle in the backup pool")
     place.on.idle("a", "b")
 
 

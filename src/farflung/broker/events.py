@@ -195,9 +195,10 @@ class Admit:
 
 @dataclass(frozen=True)
 class Reject:
-    """Tell the link that brought the event why it is refused, and close it."""
+    """Tell the link that brought the event why it is refused, and close it; see `protocol.Denied`."""
 
     reason: str
+    for_now: bool = False
 
 
 @dataclass(frozen=True)

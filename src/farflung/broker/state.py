@@ -107,9 +107,9 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
     """Admit the worker, or refuse it because its id is in use or its opset is not ours.
 
     Two live processes with one identity would throw each other out for ever, so while the older link brings
-    heartbeats a newcomer with another boot is refused. An older link that missed heartbeats is that of a
-    machine that was switched off or moved: it gives way at once, without waiting for the lease. So does the
-    same process (same boot) on a new link.
+    heartbeats a newcomer with another boot is refused, for now: its machine may have been rebooted between
+    two of them. An older link that missed heartbeats is that of a machine that was switched off or moved: it
+    gives way at once, without waiting for the lease. So does the same process (same boot) on a new link.
     """
     register = event.register
     if trouble := register.device.opset.conflict():
@@ -122,7 +122,8 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
             turn.do(
                 Reject(
                     f"a worker with the id {event.worker} is connected already (heard {heard:.1f} s ago): "
-                    "stop that process, or join here with another --folder and --name"
+                    "stop that process, or join here with another --folder and --name",
+                    for_now=True,
                 )
             )
             return

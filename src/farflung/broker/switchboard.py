@@ -31,8 +31,8 @@ class Switchboard:
                 line = self.jobs.get(job)
             case Reply(message):
                 line = origin
-            case Reject(reason):
-                line, message = origin, Denied(reason)
+            case Reject(reason, for_now):
+                line, message = origin, Denied(reason, for_now)
             case _:
                 return None
         return None if line is None else (line, message)

@@ -106,6 +106,11 @@ class Renewed(Message, frozen=True):
 
 
 class Denied(Message, frozen=True):
-    """The broker refuses what was asked, with one line for the user."""
+    """The broker refuses what was asked, with one line for the user.
+
+    With `for_now` a worker does well to ask once more when a link that died would be suspect: its id is in
+    use, but maybe by a process that died a moment ago.
+    """
 
     reason: Text
+    for_now: bool = False

@@ -125,7 +125,7 @@ class WorkerService:
         self._broker: BrokerLine | None = None
         self._broker_gone = asyncio.Event()
         self._gone_reason = ""
-        self._refused: str | None = None
+        self._denied: messages.Denied | None = None
         self._intake: Intake | None = None
         self._addresses: dict[str, list[str]] = {}
         self._meter = Meter(self._peers)
@@ -160,9 +160,14 @@ class WorkerService:
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
 
     async def stay_registered(self) -> None:
-        """Hold the connection to the broker; when it is lost, say so and dial again."""
+        """Hold the connection to the broker; when it is lost, say so and dial again.
+
+        ConnectionFailed if the broker refuses this worker: for its id at the second time only, since the
+        process that has it may have died a moment ago (of a machine that was rebooted, say).
+        """
         pause = self._timeouts.heartbeat_seconds
-        while self._refused is None:
+        asked_again = False
+        while True:
             try:
                 await self._register()
             except ConnectionFailed as error:
@@ -172,11 +177,19 @@ class WorkerService:
                 continue
             pause = self._timeouts.heartbeat_seconds
             await self._broker_gone.wait()
-            if self._refused is None:
+            denied, self._denied = self._denied, None
+            if denied is None:
+                asked_again = False
                 log.warning("lost the broker (%s); dialling again", self._gone_reason)
                 self._happened(machine.BrokerLost(f"lost the broker: {self._gone_reason}"))
                 await asyncio.sleep(pause)  # a broker that throws everybody out must not be stormed
-        raise ConnectionFailed(f"the broker refused this worker: {self._refused}")
+            elif asked_again or not denied.for_now:
+                raise ConnectionFailed(f"the broker refused this worker: {denied.reason}")
+            else:
+                asked_again = True
+                silence = self._timeouts.suspect_seconds
+                log.warning("%s; asking once more in %.1f s, lest it died just now", denied.reason, silence)
+                await asyncio.sleep(silence)
 
     async def watch_device(self) -> None:
         """See that the compute thread comes back from what it is at; DeviceHeld if it does not."""
@@ -214,7 +227,7 @@ class WorkerService:
         if isinstance(message, messages.Renewed):
             self._spawn(self._take_certificate(message.certificate))
         elif isinstance(message, messages.Denied):
-            self._refused = message.reason
+            self._denied = message
         elif isinstance(message, messages.PeerMoved):
             if message.worker in self._addresses:
                 self._addresses[message.worker] = message.addresses

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from farflung.cli.fewer import fewer
 from farflung.cli.main import run
+from farflung.errors import PlanError, TooFewCuts
 
 JOB = """
 import torch, farflung
@@ -166,6 +168,25 @@ def test_bad_input_is_one_line(
     assert len(errors) == 1 and words in errors[0]
     assert "Traceback" not in printed.err and printed.out == ""
     assert not (home / "runs").exists()
+
+
+def test_too_many_workers_are_told_right_after_capture(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "good.py", "--local", "2"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "reading good.py",
+        "capturing the model",
+        "error: the model can be cut into at most 1 segment, 2 were asked for: use --local 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "cure"), [("--workers", "use --workers 3"), ("--on", "name at most 3 with --on")]
+)
+def test_too_many_workers_are_told_in_the_option_that_asked_for_them(option: str, cure: str) -> None:
+    with pytest.raises(PlanError, match=f"^too many: {cure}$"), fewer(option):
+        raise TooFewCuts("too many", "use fewer", 3)
 
 
 def test_json_tells_the_error_on_standard_output_too(home: Path) -> None:

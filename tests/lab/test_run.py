@@ -142,6 +142,16 @@ def test_a_job_that_cannot_be_trained_is_one_line(on: Machines) -> None:
     assert not (on.folder / "run").exists()
 
 
+@pytest.mark.parametrize("emulated", [(), ("--emulate-devices",)], ids=["real", "emulated"])
+def test_more_workers_than_parts_of_the_model_are_told_with_the_number_that_does(
+    on: Machines, emulated: tuple[str, ...]
+) -> None:
+    (on.folder / "one.py").write_text((on.folder / "net.py").read_text().replace("range(6)", "range(1)"))
+    line = on.fails("desk", "lab", "run", "one.py", "--topology", "two.json", "--out", "run", *emulated)
+    assert line.endswith("into at most 1 segment, 2 were asked for: use --workers 1")
+    assert not (on.folder / "run").exists()
+
+
 def test_emulated_devices_take_the_steps_and_no_numbers(on: Machines) -> None:
     arguments = ("--emulate-devices", "--steps", "3", "--json", "--efficiency", "0.5", "--scale", "2")
     run = lab_run(on, "run", *arguments)

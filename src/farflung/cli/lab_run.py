@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.codec_options import CodecOption, the_codecs
+from farflung.cli.fewer import fewer
 from farflung.cli.job_options import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
 from farflung.cli.output import note, print_json
 from farflung.cli.planning_options import SchedulerOption, the_efficiency
@@ -120,7 +121,7 @@ def _emulated(request: Request, efficiency: float, scale: float | None) -> Reque
 
     job = load_job(request.job, steps=request.steps, text=request.text, precision=request.precision)
     note(f"capturing the model of {request.job}")
-    with quietly():
+    with quietly(), fewer("--workers"):
         emulated = emulate_job(job, request.topology, request.workers, efficiency, scale, request.scheduler)
     return replace(request, topology=emulated.topology, emulated=emulated)
 

@@ -19,12 +19,14 @@ MOST_LOCAL = 256
 class Place:
     """`local` workers that are started for the run, or (0) a broker's.
 
-    Of a broker's it takes `workers` (0: as many as serve), from `pool` if that names any. Local ones compute
-    with `frameworks`, over again from the first; without any, each with what it finds.
+    Of a broker's it takes `workers` (0: as many as serve), from `pool` if that names any; `asked_by` is the
+    option that says how many. Local ones compute with `frameworks`, over again from the first; without any,
+    each with what it finds.
     """
 
     local: int
     workers: int
+    asked_by: str
     pool: Sequence[str]
     frameworks: Sequence[str]
     wishes: Wishes
@@ -60,7 +62,8 @@ def place_of(
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
     if known := local_ids(local or 0) or pool:
         codecs.require_ends(known)
-    return Place(local or 0, local or workers or len(chosen), pool, frameworks, wishes)
+    asked_by = "--local" if local else "--on" if chosen else "--workers"
+    return Place(local or 0, local or workers or len(chosen), asked_by, pool, frameworks, wishes)
 
 
 def local_ids(count: int) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from farflung.cli.codec_options import CodecOption, the_codecs
+from farflung.cli.fewer import fewer
 from farflung.cli.identity import TokenText
 from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
 from farflung.cli.output import note, print_json, print_text
@@ -92,7 +93,7 @@ def plan(
         where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
     require_possible(where, workers or None, looks_at, seed)
     loaded = read_job(job, precision=computing, codec=codecs.every)
-    with searching() as tell, quietly():
+    with searching() as tell, quietly(), fewer("--workers"):
         found = planned(
             loaded,
             where,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.codec_options import CodecOption, the_codecs
+from farflung.cli.fewer import fewer
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.interrupts import Ending, on_interrupt
@@ -100,7 +101,8 @@ def train(
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
         prepared = _prepare_emulated(loaded, emulated)
     else:
-        prepared = _prepare(loaded, place.workers)
+        with fewer(place.asked_by):
+            prepared = _prepare(loaded, place.workers)
         _require_able(prepared, place)
     observer = _observer(prepared, as_json)
     from farflung.client.submitter import CANCELLED, STOPPED_AT_ONCE

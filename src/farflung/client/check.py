@@ -43,18 +43,23 @@ def first_microbatch(job: Job) -> Batch:
     return _microbatches(job, 0, job.microbatch_size)[0]
 
 
-def capture_job(job: Job, tell: Tell = silently) -> Capture:
+def capture_job(job: Job, tell: Tell = silently, workers: int = 0) -> Capture:
     """Capture the job's model, and hold one microbatch of the graph against eager.
 
-    A model without values is captured and not compared; its verdicts say so. `tell` hears each stage.
+    A model without values is captured and not compared; its verdicts say so. With a number of workers the
+    model is cut for them, before anything is computed. `tell` hears each stage.
 
     Raises
     ------
     CaptureError
         The model cannot be captured, or the graph does not compute what the module does.
+    PlanError
+        The model cannot be cut for so many workers.
     """
     tell("capturing the model")
     captured = capture_shapes(job)
+    if workers:
+        plan_graph(captured.graph, job.microbatches, job.microbatch_size, _names(workers))
     if job.has_values:
         tell(f"holding {counted(len(captured.graph.nodes), 'node')} beside eager")
     return check_itself(job, captured, first_microbatch(job))
@@ -116,7 +121,7 @@ def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckRep
             captured.graph,
             training.microbatches,
             training.microbatch_size,
-            [f"worker-{n}" for n in range(segments)],
+            _names(segments),
         )
     except TooFewCuts as error:
         raise PlanError(f"{error.found}: use --segments {error.most}") from None
@@ -131,6 +136,11 @@ def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckRep
     )
     batches = [_microbatches(job, step, job.microbatch_size) for step in range(steps)]
     return compare(comparison, batches, planned.cut_bytes, segments)
+
+
+def _names(count: int) -> list[str]:
+    """Workers of whom nothing is known but how many they are."""
+    return [f"worker-{number}" for number in range(count)]
 
 
 def _microbatches(job: Job, step: int, size: int) -> list[Batch]:

@@ -69,13 +69,8 @@ def prepare(job: Job, workers: int = 0, tell: Tell = silently) -> Prepared:
     from farflung.opdag import wire
 
     _require_values(job)
-    captured = capture_job(job, tell)
+    captured = capture_job(job, tell, workers)
     graph = captured.graph
-    if workers:
-        from farflung.planner import plan_graph
-
-        names = [f"worker-{number}" for number in range(workers)]
-        plan_graph(graph, job.microbatches, job.microbatch_size, names)
     return Prepared(job, graph, wire.dump(graph), _state(job, graph), _remarks(captured))
 
 

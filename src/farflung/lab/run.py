@@ -121,8 +121,10 @@ class LabRun:
                 code, output = await self._submit(fleet)
                 report = LabReport.of(request.topology, self._network.stats(), emulation)
             finally:
+                if not (has_run := run_in(request.out) not in (None, before)):
+                    fleet.kill()  # nobody has anything to bring to an end
                 await fleet.stop()
-                if run_in(request.out) not in (None, before):
+                if has_run:
                     keep(request.out, fleet.logs, report)
         if self._lost:
             raise RunFailed(self._lost)
@@ -150,7 +152,7 @@ class LabRun:
         request = self._request
         known = request.known()
         arguments = [str(request.job), "--broker", fleet.address, "--folder", str(fleet.submitter_folder)]
-        arguments += ["--on", ",".join(known.ids), "--wait", "--out", str(request.out)]
+        arguments += ["--workers", str(request.workers), "--wait", "--out", str(request.out)]
         file = fleet.keep("topology.json", encode_topology(known))
         arguments += ["--topology", str(file), "--scheduler", request.scheduler, "--efficiency", "1"]
         arguments += [] if request.steps is None else ["--steps", str(request.steps)]

@@ -194,7 +194,7 @@ def test_a_topology_that_cannot_be_is_one_line(
         (["plan", "nothing.py", "--topology", "fleet.json"], "expected a job file"),
         (["plan", "tower.py", "--topology", "fleet.json", "--scheduler", "atuo"], "did you mean auto?"),
         (["plan", "tower.py", "--topology", "fleet.json", "--workers", "4"], "3 workers, 4 were asked for"),
-        (["plan", "tower.py", "--topology", "nanogpt-200", "--workers", "9"], "asked for: use --workers 6"),
+        (["plan", "tower.py", "--topology", "nanogpt-200", "--workers", "8"], "asked for: use --workers 6"),
         (["plan", "tower.py", "--topology", "fleet.json", "--seed", "-1"], "seed must be 0 to 4294967295"),
         (["plan", "tower.py", "--topology", "fleet.json", "--budget", "0"], "budget must be at least 1"),
         (["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "0"], "choose a divisor"),

@@ -69,6 +69,10 @@ class ConnectionFailed(FarflungError):
     """A peer could not be reached, or was lost."""
 
 
+class AnotherAuthority(ConnectionFailed):
+    """Who was reached has a certificate of another authority: to dial again does not help."""
+
+
 class CodecError(FarflungError):
     """A tensor cannot be written as asked, or bytes that came cannot be read as the tensor they should be."""
 

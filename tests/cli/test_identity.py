@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.broker.fleet import broker
 
 from farflung.broker.authority import create_token
 from farflung.broker.service import BrokerService
 from farflung.cli.identity import obtain_identity
-from farflung.errors import IdentityError
-from farflung.transport.identity import Identity
+from farflung.client import links
+from farflung.client.inquiry import ask_status
+from farflung.errors import AnotherAuthority, ConnectionFailed, IdentityError
+from farflung.transport.identity import Identity, Record
+from farflung.transport.timeouts import Timeouts
 from farflung.transport.tokens import TokenRole
 
 
@@ -101,3 +107,53 @@ def test_a_token_of_another_broker_says_whose_identity_it_replaces(
         assert Identity.load(home / "worker").id == second.id == "two"
 
     beside_a_broker(home, scene)
+
+
+def test_a_port_that_was_left_out_is_said_and_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = create_token(home / "broker", "worker").text
+    with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:7700"):
+        asyncio.run(obtain_identity(home / "worker", "worker", "127.0.0.1", token))
+    assert capsys.readouterr().err == "dialling the broker at 127.0.0.1:7700\n"
+
+    async def scene(service: BrokerService) -> None:
+        await obtain(home, "worker", service.address)
+        kept = await obtain_identity(home / "worker", "worker", "127.0.0.1", None)
+        assert kept.broker == "127.0.0.1:7700"
+        with pytest.raises(ConnectionFailed, match="expected HOST:PORT"):
+            await obtain_identity(home / "worker", "worker", "127.0.0.1:port", None)
+
+    beside_a_broker(home, scene)
+
+
+def test_an_identity_of_another_broker_is_told_whose_it_is(home: Path, tmp_path: Path) -> None:
+    async def scene(service: BrokerService) -> None:
+        viewer = await obtain(home, "viewer", service.address, "ann")
+        async with broker(tmp_path / "other") as other:
+            moved = await obtain_identity(home / "viewer", "viewer", other.address, None)
+            with pytest.raises(AnotherAuthority) as refused:
+                await ask_status(moved)
+            with pytest.raises(AnotherAuthority, match="is of another broker, the one at"):
+                await links.dial_broker(moved, Timeouts(), lambda message: None)
+        assert str(refused.value) == (
+            f"the broker at {other.address} does not know the identity in {home / 'viewer'}: viewer ann is of"
+            f" another broker, the one at {viewer.broker}; make a token on the machine of this one (farflung"
+            " token create --role viewer) and add --token, with a --folder of its own to keep both"
+        )
+
+    beside_a_broker(home, scene)
+
+
+def test_an_identity_of_a_broker_that_was_made_anew_says_so(home: Path) -> None:
+    async def before(service: BrokerService) -> None:
+        await obtain(home, "viewer", service.address, "ann")
+
+    async def after(service: BrokerService) -> None:
+        shown = replace(Identity.load(home / "viewer"), broker=service.address)
+        record = Record(shown.id, shown.role, shown.broker)
+        (home / "viewer" / "identity.json").write_bytes(msgspec.json.encode(record))
+        with pytest.raises(AnotherAuthority, match="of another broker, one that was there before; make"):
+            await ask_status(shown)
+
+    beside_a_broker(home, before)
+    shutil.rmtree(home / "broker")
+    beside_a_broker(home, after)

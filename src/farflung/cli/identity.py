@@ -42,10 +42,12 @@ async def obtain_identity(
     ConnectionFailed
         The broker cannot be reached.
     """
+    from farflung.transport.addresses import with_port
     from farflung.transport.enrolment import enrol
     from farflung.transport.identity import Identity
     from farflung.transport.tokens import Token
 
+    broker = None if broker is None else with_port(broker)
     if token is None:
         kept = Identity.load(folder)
         if role not in (kept.role, "viewer"):  # any role may look

@@ -4,74 +4,89 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farflung.cli.folders import folder_of
 from farflung.cli.identity import TokenText, obtain_identity
+from farflung.cli.searching import searching
 from farflung.cli.service import ExitWithParent, heed_parent, run_service, start_anew
 from farflung.errors import DeviceHeld, IdentityError, JobError
 
+if TYPE_CHECKING:
+    from farflung.runtime.backend import AnyBackend
+
+
+NameOption = Annotated[str | None, typer.Option(help="Id to ask for. [default: host name and a suffix]")]
+SiteOption = Annotated[str, typer.Option(help="Workers with fast links between them share a site.")]
+ListenOption = Annotated[str, typer.Option(help="HOST:PORT for other workers; port 0 is any free one.")]
+AdvertiseOption = Annotated[
+    list[str] | None, typer.Option(help="HOST:PORT on which others reach this worker; may be repeated.")
+]
+RelayOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
+    ),
+]
+UpOption = Annotated[
+    float | None,
+    typer.Option("--up-mbps", metavar="MBPS", help="What its line carries out. [default: find out]"),
+]
+DownOption = Annotated[
+    float | None,
+    typer.Option("--down-mbps", metavar="MBPS", help="What its line carries in. [default: find out]"),
+]
+ProbeOption = Annotated[
+    bool, typer.Option("--probe/--no-probe", help="Let the broker measure the paths to other workers.")
+]
+MemoryOption = Annotated[
+    float | None, typer.Option(help="GB that jobs may use. [default: 80 % of the machine's]")
+]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        help="What computes: torch, jax or, for a lab, emulated: a device that only takes its time."
+        " auto is torch where it is installed, else jax."
+    ),
+]
+
 
 def join(
-    broker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker listens.")],
+    broker: Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Where the broker listens.")],
     token: TokenText = None,
-    name: Annotated[str | None, typer.Option(help="Id to ask for. [default: host name and a suffix]")] = None,
-    site: Annotated[str, typer.Option(help="Workers with fast links between them share a site.")] = "",
-    listen: Annotated[
-        str, typer.Option(help="HOST:PORT for other workers; port 0 is any free one.")
-    ] = "[::]:0",
-    advertise: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT on which others reach this worker; may be repeated.")
-    ] = None,
-    relay: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
-        ),
-    ] = 0.0,
-    up: Annotated[
-        float | None,
-        typer.Option("--up-mbps", metavar="MBPS", help="What its line carries out. [default: find out]"),
-    ] = None,
-    down: Annotated[
-        float | None,
-        typer.Option("--down-mbps", metavar="MBPS", help="What its line carries in. [default: find out]"),
-    ] = None,
-    probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Let the broker measure the paths to other workers.")
-    ] = True,
+    name: NameOption = None,
+    site: SiteOption = "",
+    listen: ListenOption = "[::]:0",
+    advertise: AdvertiseOption = None,
+    relay: RelayOption = 0.0,
+    up: UpOption = None,
+    down: DownOption = None,
+    probe: ProbeOption = True,
     folder: Annotated[
         Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/worker]")
     ] = None,
-    memory: Annotated[
-        float | None, typer.Option(help="GB that jobs may use. [default: 80 % of the machine's]")
-    ] = None,
-    backend: Annotated[
-        str,
-        typer.Option(
-            help="What computes: torch, jax or, for a lab, emulated: a device that only takes its time."
-            " auto is torch where it is installed, else jax."
-        ),
-    ] = "auto",
+    memory: MemoryOption = None,
+    backend: BackendOption = "auto",
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
-    """Offer this machine to the broker at HOST:PORT until stopped; a lost broker is dialled again."""
+    """Offer this machine to the broker at HOST:PORT (7700) until stopped; a lost broker is dialled again."""
     heed_parent(exit_with_parent)
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     _check_line(up, down)
     from farflung.heap import keep_freed_memory
-    from farflung.runtime.frameworks import backend_called, checked
+    from farflung.runtime.frameworks import checked
 
-    checked(backend, tflops)
+    framework = checked(backend, tflops)
     keep_freed_memory()
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
-    computes = backend_called(backend, tflops)  # last: a framework takes seconds to import
+    computes = _imported(framework, tflops)  # last: who is not let in need not wait for it
     from farflung.protocol.worker import HomeLine
     from farflung.worker.service import WorkerOptions, run
 
@@ -90,6 +105,17 @@ def join(
         run_service(run(options), as_json)
     except DeviceHeld as held:
         start_anew(str(held))
+
+
+def _imported(framework: str, tflops: float | None) -> AnyBackend:
+    """What computes; while a framework is imported, a line says so."""
+    from farflung.runtime.frameworks import COMPUTING, backend_called
+
+    if framework not in COMPUTING or framework in sys.modules:
+        return backend_called(framework, tflops)
+    with searching() as tell:
+        tell(f"importing {framework} to measure this machine with it takes 3 to 10 s")
+        return backend_called(framework)
 
 
 def _check_line(up: float | None, down: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.protocol.dialling import dial_broker
 from farflung.protocol.messages import (
     Ask,
     Denied,
@@ -17,10 +18,9 @@ from farflung.protocol.messages import (
     encode,
 )
 from farflung.protocol.probing import AskTopology, FleetTopology
-from farflung.transport.endpoint import Hello, Link, Peer, dial
+from farflung.transport.endpoint import Link
 from farflung.transport.headers import DataHeader
 from farflung.transport.identity import Identity
-from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
 from farflung.wording import kind_of
 
@@ -74,9 +74,7 @@ async def renew(identity: Identity) -> Identity:
 async def _ask(identity: Identity, question: Message) -> Message:
     timeouts = Timeouts()
     inquiry = _Inquiry()
-    context = identity.client_context()
-    hello = Hello(id=identity.id, role=identity.role, kind="control")
-    link = await dial(identity.broker, context, hello, Peer(BROKER_ID, "broker"), inquiry, timeouts)
+    link = await dial_broker(identity, inquiry, timeouts)
     try:
         link.send_control(encode(question))
         async with asyncio.timeout(timeouts.lease_seconds):

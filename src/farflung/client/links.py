@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from farflung.protocol import dialling
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import Message, ToSubmitter
-from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial
+from farflung.transport.endpoint import Handler, Hello, Link
 from farflung.transport.identity import Identity
 from farflung.transport.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -58,8 +59,7 @@ async def dial_broker(
     """
 
     async def dialled(handler: Handler) -> Link:
-        own, broker = hello(identity, "control"), Peer(BROKER_ID, "broker")
-        return await dial(identity.broker, identity.client_context(), own, broker, handler, timeouts)
+        return await dialling.dial_broker(identity, handler, timeouts)
 
     line = BrokerLine(ToSubmitter, _Ears(hear), dialled)
     await line.open()

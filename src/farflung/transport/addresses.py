@@ -44,6 +44,11 @@ def format_address(host: str, port: int) -> str:
     return f"{address.ipv4_mapped}:{port}" if address.ipv4_mapped else f"[{host}]:{port}"
 
 
+def with_port(text: str) -> str:
+    """An address as `parse_address` reads it, its port written out."""
+    return format_address(*parse_address(text))
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address leads to the machine that uses it, and to no other."""
     try:

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.errors import AnotherAuthority, ConnectionFailed, ProtocolError
 from farflung.transport import newcomer
 from farflung.transport.addresses import parse_address
 from farflung.transport.connection import Connection
-from farflung.transport.failures import why_unreachable
+from farflung.transport.failures import is_of_another_authority, why_unreachable
 from farflung.transport.frames import Hello
 from farflung.transport.handler import Handler
 from farflung.transport.lanes import More
@@ -131,7 +131,9 @@ class _Call:
             if link is not None:
                 await _discard(link, "the dialler gave up")
             if isinstance(error, OSError):
-                raise ConnectionFailed(why_unreachable(error, address, self.timeouts.dial_seconds)) from None
+                why = why_unreachable(error, address, self.timeouts.dial_seconds)
+                kind = AnotherAuthority if is_of_another_authority(error) else ConnectionFailed
+                raise kind(why) from None
             raise
 
     def _check(self, connection: Connection, address: str) -> None:

@@ -15,6 +15,9 @@ kernel does for one that dies), or the network failed (silence, a time-out), and
 GIVEN_UP = "the other end gave the connection up, as nothing came through for a while"
 """Why a connection ended that was closed or reset after a silence: its peer may well live."""
 
+_UNKNOWN_ISSUER = {18, 19, 20, 21}
+"""OpenSSL's verdicts on a certificate that may be right, but is of nobody who is trusted here."""
+
 _ALERTS = {
     "CERTIFICATE_REQUIRED": "no certificate was shown, and this port admits only certificate holders",
     "UNKNOWN_CA": "the other side does not trust the authority of this certificate: join its broker",
@@ -89,8 +92,15 @@ def why_unreachable(error: BaseException, address: str, seconds: float) -> str:
     return f"{address} cannot be reached: {_words(error)}"
 
 
+def is_of_another_authority(error: BaseException) -> bool:
+    """Whether a certificate was refused only for who issued it."""
+    return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNKNOWN_ISSUER
+
+
 def why_tls(error: ssl.SSLError) -> str:
     """What went wrong in TLS: our verdict on their certificate, or theirs on ours."""
+    if is_of_another_authority(error):
+        return "its certificate was refused: it is a certificate of another authority"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was refused: {error.verify_message}"
     reason = error.reason or "unknown reason"

@@ -89,6 +89,10 @@ class Identity:
         _keep(folder / RECORD_FILE, record + b"\n")
         return identity
 
+    def joined_at(self) -> str:
+        """HOST:PORT of the broker that issued it; `broker` may have been replaced since."""
+        return _read_record(self.folder).broker
+
     @property
     def expires_at(self) -> float:
         """When the certificate ends, in Unix seconds."""

@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.errors import ConnectionFailed, DeviceHeld, FarflungError, GraphError
+from farflung.errors import AnotherAuthority, ConnectionFailed, DeviceHeld, FarflungError, GraphError
 from farflung.plan import FEEDER
 from farflung.plan.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
+from farflung.protocol.dialling import dial_broker
 from farflung.protocol.messages import Load, Message, Register, UnitReady
 from farflung.protocol.opset import Opset
 from farflung.protocol.parting import shutting_down
@@ -24,10 +25,9 @@ from farflung.protocol.renewal import Renewal
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.parcel import Coded, Parcel
-from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
-from farflung.transport.frames import Kind, boot
+from farflung.transport.endpoint import Handler, Hello, Link, Listener, listen
+from farflung.transport.frames import boot
 from farflung.transport.identity import Identity
-from farflung.transport.names import BROKER_ID
 from farflung.transport.redialling import redial
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
@@ -147,12 +147,13 @@ class WorkerService:
         self._listener = await listen(
             self._options.listen,
             self._server_context,
-            self._hello("data"),
+            Hello(self._identity.id, self._identity.role, "data"),
             self._paths.entered,
             self._timeouts,
         )
         self._paths.listens(self._listener)
-        log.info("worker %s starts, and measures this device", self._identity.id)
+        own = self._identity
+        log.info("worker %s of %s starts, and measures this device", own.id, own.broker)
         self._device = await asyncio.to_thread(
             describe_device, self._options.backend, self._options.memory_bytes
         )
@@ -163,19 +164,22 @@ class WorkerService:
         """Hold the connection to the broker; when it is lost, say so and dial again.
 
         ConnectionFailed if the broker refuses this worker: for its id at the second time only, since the
-        process that has it may have died a moment ago (of a machine that was rebooted, say).
+        process that has it may have died a moment ago (of a machine that was rebooted, say). AnotherAuthority
+        if it is not the broker of this identity; one that was is waited for, whoever is there meanwhile.
         """
         pause = self._timeouts.heartbeat_seconds
-        asked_again = False
+        asked_again = was_there = False
         while True:
             try:
                 await self._register()
             except ConnectionFailed as error:
+                if isinstance(error, AnotherAuthority) and not was_there:
+                    raise
                 log.warning("%s; trying again in %g s", error, pause)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._timeouts.reconnect_seconds)
                 continue
-            pause = self._timeouts.heartbeat_seconds
+            pause, was_there = self._timeouts.heartbeat_seconds, True
             await self._broker_gone.wait()
             denied, self._denied = self._denied, None
             if denied is None:
@@ -290,12 +294,7 @@ class WorkerService:
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     async def _dial_broker(self, handler: Handler) -> Link:
-        broker = Peer(BROKER_ID, "broker")
-        hello = self._hello("control")
-        return await dial(self._identity.broker, self._client_context, hello, broker, handler, self._timeouts)
-
-    def _hello(self, kind: Kind) -> Hello:
-        return Hello(self._identity.id, self._identity.role, kind)
+        return await dial_broker(self._identity, handler, self._timeouts, self._client_context)
 
     def _tell(self, message: Message) -> None:
         if self._broker is not None:

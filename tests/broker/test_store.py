@@ -243,8 +243,13 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> No
         store.append([b"kept"])
     with sqlite3.connect(tmp_path / STORE_FILE) as connection:
         connection.execute("DROP TABLE measurements")
+        connection.execute("ALTER TABLE tokens DROP COLUMN made_at")
+        connection.execute(
+            "INSERT INTO tokens (digest, role, uses, expires_at) VALUES (x'01', 'viewer', 2, 9)"
+        )
         connection.execute("PRAGMA user_version = 1")
     connection.close()
     with Store(tmp_path) as store:
         store.write_measurements([("a", "b", b"1")])
         assert list(store.events()) == [b"kept"] and store.measurements() == [b"1"]
+        assert store.tokens() == [TokenRecord(b"\1", "viewer", 2, 0, 9.0, made_at=None)]

@@ -83,7 +83,8 @@ class Authority:
         if not 0 < hours <= 24 * 365:
             raise IdentityError(f"expected a token for more than 0 and at most 8760 hours, found {hours}")
         token = Token.create(role, fingerprint(self.certificate))
-        self.store.add_token(TokenRecord(token.digest, role, uses, 0, self.clock() + hours * 3600))
+        now = self.clock()
+        self.store.add_token(TokenRecord(token.digest, role, uses, 0, now + hours * 3600, now))
         return token
 
     def identity(self) -> Identity:

@@ -27,7 +27,8 @@ CREATE TABLE measurements (
     subject TEXT NOT NULL, object TEXT NOT NULL, body BLOB NOT NULL,
     PRIMARY KEY (subject, object)) WITHOUT ROWID;
 """
-_SCHEMAS = (_FIRST, _SECOND)
+_THIRD = "ALTER TABLE tokens ADD COLUMN made_at REAL;"
+_SCHEMAS = (_FIRST, _SECOND, _THIRD)
 """What each version added to the one before."""
 
 _SCHEMA_VERSION = len(_SCHEMAS)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -21,17 +21,22 @@ from farflung.errors import StoreError
 STORE_FILE = "broker.sqlite"
 
 _PAGE_ROWS = 1000
+_TOKEN = "digest, role, uses, used, expires_at, made_at"
 
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """A token as stored: `digest` is the SHA-256 of its secret, `expires_at` in Unix seconds."""
+    """A token as stored: `digest` is the SHA-256 of its secret, times are in Unix seconds.
+
+    Nobody kept when a token was made that is older than schema 3.
+    """
 
     digest: bytes
     role: str
     uses: int
     used: int
     expires_at: float
+    made_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -138,14 +143,25 @@ class Store:
         """Remember a token."""
         with self.transaction():
             self._connection.execute(
-                "INSERT INTO tokens (digest, role, uses, used, expires_at) VALUES (?, ?, ?, ?, ?)",
-                (token.digest, token.role, token.uses, token.used, token.expires_at),
+                f"INSERT INTO tokens ({_TOKEN}) VALUES (?, ?, ?, ?, ?, ?)", astuple(token)
             )
 
     def token(self, digest: bytes) -> TokenRecord | None:
         """The token with this digest."""
-        rows = self._rows("SELECT digest, role, uses, used, expires_at FROM tokens WHERE digest = ?", digest)
+        rows = self._rows(f"SELECT {_TOKEN} FROM tokens WHERE digest = ?", digest)
         return TokenRecord(*rows[0]) if rows else None
+
+    def tokens(self) -> list[TokenRecord]:
+        """Every token that was made and not taken back, those that end first in front."""
+        return [
+            TokenRecord(*row)
+            for row in self._rows(f"SELECT {_TOKEN} FROM tokens ORDER BY expires_at, digest")
+        ]
+
+    def drop_token(self, digest: bytes) -> None:
+        """Forget a token: it lets nobody in any more."""
+        with self.transaction():
+            self._connection.execute("DELETE FROM tokens WHERE digest = ?", (digest,))
 
     def spend(self, digest: bytes) -> None:
         """Count one more use of a token; belongs in the transaction that writes the holder."""
@@ -157,6 +173,11 @@ class Store:
         columns = "id, role, key_digest, token_digest, certificate"
         rows = self._rows(f"SELECT {columns} FROM certificates WHERE id = ?", id)
         return Holder(*rows[0]) if rows else None
+
+    def joined_with(self, token_digest: bytes) -> list[str]:
+        """The ids of those whom a token let in."""
+        rows = self._rows("SELECT id FROM certificates WHERE token_digest = ? ORDER BY id", token_digest)
+        return [id for (id,) in rows]
 
     def write_holder(self, holder: Holder) -> None:
         """Record who has an id, and its newest certificate."""

@@ -1,19 +1,25 @@
-"""`farflung token create`: lets others join."""
+"""`farflung token`: lets others join, shows whom, and takes that back."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farflung.cli.folders import folder_of
-from farflung.cli.output import listed, note, print_json
+from farflung.cli.output import listed, note, print_json, print_text, table
 from farflung.wording import counted
+
+if TYPE_CHECKING:
+    from farflung.broker.token_book import KnownToken
 
 app = typer.Typer(help="Tokens with which workers, submitters and viewers join.", rich_markup_mode=None)
 
+FolderOption = Annotated[Path | None, typer.Option(help="The broker's folder. [default: ~/.farflung/broker]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
 COMMANDS = {
     "worker": "farflung join {broker} --token TOKEN",
     "submitter": "farflung train JOB --broker {broker} --token TOKEN",
@@ -29,20 +35,13 @@ class TokenRole(StrEnum):
     VIEWER = "viewer"
 
 
-@app.callback()
-def _root() -> None:
-    """Keeps `create` a command of its own, since it is the only one."""
-
-
 @app.command()
 def create(
     role: Annotated[TokenRole, typer.Option(help="What its holder may become.")],
     uses: Annotated[int, typer.Option(help="How many newcomers it lets in.")] = 1,
     hours: Annotated[float, typer.Option(help="How long it is good for.")] = 24.0,
-    folder: Annotated[
-        Path | None, typer.Option(help="The broker's folder. [default: ~/.farflung/broker]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    folder: FolderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a token, on the broker's machine; the broker may be running."""
     from farflung.broker.authority import create_token
@@ -61,6 +60,54 @@ def create(
         note(f"this machine is {listed(others, 3)}, too; from outside it may have its router's address")
     if not addresses:
         note(f"HOST:PORT is where the broker will listen: none has run on {where} yet")
+
+
+@app.command("list")
+def list_them(folder: FolderOption = None, as_json: JsonOption = False) -> None:
+    """Show the tokens that were made, on the broker's machine: what is left of them, and who joined.
+
+    Of a token itself only the broker's digest is kept, of which the id is the beginning.
+    """
+    from farflung.broker.token_book import known_tokens
+
+    tokens = known_tokens(folder_of("broker", folder))
+    if as_json:
+        print_json({"tokens": tokens})
+        return
+    headings = ("id", "role", "is", "uses left", "good until (UTC)", "made (UTC)", "joined with it")
+    for line in table(headings, map(_row, tokens)):
+        print_text(line)
+    if not tokens:
+        print_text("no token was made: farflung token create --role worker")
+
+
+@app.command()
+def revoke(
+    id: Annotated[str, typer.Argument(metavar="ID", help="As `farflung token list` shows it.")],
+    folder: FolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a token back, on the broker's machine: it lets nobody in any more; who joined with it stays."""
+    from farflung.broker.token_book import revoke_token
+
+    revoked = revoke_token(folder_of("broker", folder), id)
+    if as_json:
+        print_json({"revoked": revoked})
+        return
+    left = counted(max(0, revoked.uses - revoked.used), "use")
+    stay = f"; {listed(revoked.joined)} joined with it and may still come" if revoked.joined else ""
+    note(f"token {revoked.id} for a {revoked.role} is revoked, with {left} left{stay}")
+
+
+def _row(token: KnownToken) -> tuple[str, ...]:
+    left = f"{max(0, token.uses - token.used)} of {token.uses}"
+    made = "" if token.made_at is None else _clock(token.made_at)
+    joined = listed(token.joined, 3)
+    return token.id, token.role, token.state, left, _clock(token.expires_at), made, joined
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}"
 
 
 def _addresses(folder: Path) -> list[str]:

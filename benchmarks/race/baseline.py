@@ -6,6 +6,7 @@ The last rank prints one JSON object a step: its loss and the seconds since the 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -15,25 +16,35 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from benchmarks.race.course import Batches, Course
+from benchmarks.race.sleeping import SleepingStage
 from benchmarks.race.stage import Stage
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
+from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.runtime.torch_backend.optimizer import build
 
 Step = Callable[[dict[str, Tensor]], float]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
+class Sleep(msgspec.Struct, frozen=True):
+    """Of an emulated device: what it sustains, and its stage's forward operations a microbatch."""
+
+    tflops: float
+    flops: float
+
+
 class Rank(msgspec.Struct, frozen=True):
-    """What one process of a baseline is told, as JSON in its first argument."""
+    """What one process of a baseline is told, as JSON in its first argument; its device is real or sleeps."""
 
     system: str
     rank: int
     world: int
     address: str
     course: Course
+    sleep: Sleep | None = None
 
 
 def mean_loss(scores: Tensor, targets: Tensor) -> Tensor:
@@ -60,6 +71,23 @@ def pipeline_step(told: Rank) -> Step:
             schedule.step(*inputs, return_outputs=False)
         optimizer.step()
         return float(torch.stack(losses).detach().double().mean()) if losses else float("nan")
+
+    return step
+
+
+def sleeping_step(told: Rank, sleep: Sleep) -> Step:
+    """A step of GPipe or 1F1B on emulated devices: the same tensors on their way, and no loss."""
+    course, is_last = told.course, told.rank == told.world - 1
+    shape = (course.microbatch_size, course.sequence, course.width)
+    module = SleepingStage(EmulatedDevice(sleep.tflops), sleep.flops, () if is_last else shape)
+    stage = PipelineStage(module, told.rank, told.world, torch.device("cpu"))
+    schedule = SCHEDULES[told.system](stage, course.microbatches, loss_fn=lambda made, target: made)
+    tokens = torch.zeros(course.batch, course.sequence, dtype=torch.int64)
+
+    def step(batch: dict[str, Tensor]) -> float:
+        inputs = (tokens,) if told.rank == 0 else ()
+        schedule.step(*inputs, target=tokens if is_last else None, return_outputs=False)
+        return math.nan
 
     return step
 
@@ -97,15 +125,18 @@ def main() -> None:
     dist.init_process_group(
         "gloo", init_method=f"tcp://{told.address}", rank=told.rank, world_size=told.world
     )
-    batches = Batches(told.course)
-    step = ddp_step(told) if told.system == "ddp" else pipeline_step(told)
+    if told.sleep is not None:
+        batches, step = None, sleeping_step(told, told.sleep)
+    else:
+        batches, step = Batches(told.course), ddp_step(told) if told.system == "ddp" else pipeline_step(told)
     dist.barrier()
     last = time.monotonic()
     for number in range(told.course.steps):
-        loss = step(batches.step(number))
+        loss = step(batches.step(number) if batches is not None else {})
         now = time.monotonic()
         if told.rank == told.world - 1:
-            print(json.dumps({"step": number + 1, "loss": loss, "seconds": now - last}), flush=True)
+            row = {"step": number + 1, "loss": None if told.sleep else loss, "seconds": now - last}
+            print(json.dumps(row), flush=True)
         last = now
     dist.barrier()
     dist.destroy_process_group()

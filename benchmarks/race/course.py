@@ -50,10 +50,12 @@ class Course(msgspec.Struct, frozen=True):
         """Declared once; the baselines build torch's own from it."""
         return farflung.AdamW(lr=self.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
 
-    def job(self) -> farflung.Job:
+    def job(self, device: str = "cpu") -> farflung.Job:
         """The job that farflung trains."""
+        with torch.device(device):
+            model = self.model()
         return farflung.Job(
-            model=self.model(),
+            model=model,
             data=farflung.data.text("train", sequence=self.sequence),
             validation=self._held_out() if self.validate_every else None,
             optimizer=self.optimizer(),

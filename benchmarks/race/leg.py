@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -14,10 +15,10 @@ LOOK_SECONDS = 0.02
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One step, as farflung's `metrics.jsonl` has it and the baselines write it."""
+    """One step, as `metrics.jsonl` has it and baselines write it; emulated devices have no loss."""
 
     step: int
-    loss: float
+    loss: float | None
     seconds: float
 
 
@@ -88,7 +89,7 @@ class Follower(threading.Thread):
         count = self._steps - self._warmup
         return Leg(
             system=system,
-            losses=[row.loss for row in rows],
+            losses=[math.nan if row.loss is None else row.loss for row in rows],
             seconds=[row.seconds for row in rows[self._warmup :]],
             bytes_per_step=(last.wire_bytes - first.wire_bytes) / count,
             cpu_seconds_per_step=(last.cpu_seconds - first.cpu_seconds) / count,

@@ -8,28 +8,51 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from benchmarks.race.baseline import Rank
+from benchmarks.race.baseline import Rank, Sleep
 from benchmarks.race.course import Course
 from benchmarks.race.ground import Ground, LabGround
 from benchmarks.race.leg import Follower, Leg
 
+from farflung.lab.emulation import EmulatedJob
 from farflung.lab.run import LabRun, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 FARFLUNG = "farflung"
 BASELINES = ("gpipe", "1f1b", "ddp")
 DENSE = "dense"
-STEP_SECONDS = 180.0  # no step of any system on any testbed takes longer, loading and dialling included
+STEP_SECONDS = 600.0  # no step of any system on any testbed takes longer, loading and dialling included
 ROWS = "metrics.jsonl"
 
 
-def race(system: str, ground: Ground, course: Course, folder: Path, warmup: int) -> Leg:
+@dataclass(frozen=True)
+class Emulated:
+    """Devices that take their time and compute nothing; a node's sustains so many of `tflops`.
+
+    `flops` are the forward operations of one microbatch through the whole model: each stage of a baseline
+    takes an equal part. Farflung runs `job` on the workers of its topology.
+    """
+
+    tflops: dict[str, float]
+    flops: float
+    job: EmulatedJob
+
+
+def race(
+    system: str,
+    ground: Ground,
+    course: Course,
+    folder: Path,
+    warmup: int,
+    emulated: Emulated | None = None,
+) -> Leg:
     """One leg: `system` trains `course.steps` steps on `ground`; its files are in `folder`, which is new.
 
-    Farflung writes its links with the rung of its name, baselines send dense.
+    Farflung writes its links with the rung of its name, baselines send dense. Only in a lab can devices be
+    emulated.
 
     Raises
     ------
@@ -45,9 +68,9 @@ def race(system: str, ground: Ground, course: Course, folder: Path, warmup: int)
     limit = STEP_SECONDS * (course.steps + 1)
     try:
         if not is_ours:
-            _run_baseline(system, ground, course, folder, limit)
+            _run_baseline(system, ground, course, folder, limit, emulated)
         elif isinstance(ground, LabGround):
-            asyncio.run(_run_in_lab(ground, course, run, limit))
+            asyncio.run(_run_in_lab(ground, course, run, limit, emulated))
         else:
             _run_locally(ground, course, run, limit)
     finally:
@@ -73,7 +96,9 @@ def rung_of(system: str) -> str:
     return system.removeprefix(FARFLUNG).strip() or DENSE if system not in BASELINES else DENSE
 
 
-def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, limit: float) -> None:
+def _run_baseline(
+    system: str, ground: Ground, course: Course, folder: Path, limit: float, emulated: Emulated | None
+) -> None:
     """One process a node; the last rank's rows go to `metrics.jsonl`."""
     world = len(ground.nodes)
     port = ground.port()
@@ -87,7 +112,8 @@ def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, lim
         log = stack.enter_context((folder / "ranks.log").open("wb"))
         rows = stack.enter_context((folder / ROWS).open("wb"))
         for rank, node in enumerate(ground.nodes):
-            told = Rank(system, rank, world, f"{ground.address(ground.nodes[0])}:{port}", course)
+            address = f"{ground.address(ground.nodes[0])}:{port}"
+            told = Rank(system, rank, world, address, course, _sleep(ground, rank, emulated))
             argv = [sys.executable, "-m", "benchmarks.race.baseline", msgspec.json.encode(told).decode()]
             output = rows if rank == world - 1 else log
             command = ground.command(node, argv)
@@ -99,10 +125,20 @@ def _run_baseline(system: str, ground: Ground, course: Course, folder: Path, lim
                 raise RuntimeError(f"{system} failed: {_last_words(folder / 'ranks.log')}")
 
 
-async def _run_in_lab(ground: LabGround, course: Course, run: Path, limit: float) -> None:
+def _sleep(ground: Ground, rank: int, emulated: Emulated | None) -> Sleep | None:
+    if emulated is None:
+        return None
+    return Sleep(emulated.tflops[ground.nodes[rank]], emulated.flops / len(ground.nodes))
+
+
+async def _run_in_lab(
+    ground: LabGround, course: Course, run: Path, limit: float, emulated: Emulated | None
+) -> None:
     """The real thing: broker, workers and submitter, each in a namespace of its own."""
-    job = job_file(course, run)
-    request = Request(job, ground.topology, len(ground.nodes), run, as_json=True)
+    job = job_file(course, run, "cpu" if emulated is None else "meta")
+    shapes = emulated.job if emulated else None
+    topology = shapes.topology if shapes else ground.topology
+    request = Request(job, topology, len(topology.workers), run, as_json=True, emulated=shapes)
     async with asyncio.timeout(limit):
         outcome = await LabRun(ground.network, request, _silently).run()
     if outcome.exit_code:
@@ -117,14 +153,14 @@ def _run_locally(ground: Ground, course: Course, run: Path, limit: float) -> Non
         raise RuntimeError(f"farflung failed: {done.stderr.decode(errors='replace')[-500:]}")
 
 
-def job_file(course: Course, run: Path) -> Path:
-    """A job file that names the course, as `farflung train` reads it."""
+def job_file(course: Course, run: Path, device: str = "cpu") -> Path:
+    """A job file that names the course, as `farflung train` reads it; on `meta` its model has no values."""
     path = run.parent / "race_job.py"
     text = msgspec.json.encode(course).decode()
     path.write_text(
         f"import sys\n\nsys.path.insert(0, {str(ROOT)!r})\n\nimport msgspec\n\n"
         f"from benchmarks.race.course import Course\n\n\ndef job():\n"
-        f"    return msgspec.json.decode({text!r}, type=Course).job()\n"
+        f"    return msgspec.json.decode({text!r}, type=Course).job({device!r})\n"
     )
     return path
 

@@ -1,0 +1,44 @@
+"""A stage of a baseline on an emulated device: takes the time, sends the bytes, and computes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farflung.runtime.emulated.device import EmulatedDevice
+
+BACKWARD_FACTOR = 2  # gradients of inputs and of weights cost about as much as a forward pass each
+
+
+class SleepingStage(nn.Module):
+    """Takes `flops` forward operations a microbatch and twice as many back; gives tensors of `shape`."""
+
+    def __init__(self, device: EmulatedDevice, flops: float, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self._device = device
+        self._flops = flops
+        self._shape = shape
+        self.weight = nn.Parameter(torch.zeros(()))  # what makes an output need a gradient
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Anything in; zeros out, when the time is over."""
+        made: Tensor = _Sleep.apply(x, self.weight, self._device, self._flops, self._shape)  # type: ignore[no-untyped-call]
+        return made
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, device: EmulatedDevice, flops: float, shape: tuple[int, ...]
+    ) -> Tensor:
+        ctx.device, ctx.flops, ctx.received = device, flops, x.shape if x.is_floating_point() else None
+        device.work(flops)
+        return torch.zeros(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.device.work(BACKWARD_FACTOR * ctx.flops)
+        answered = None if ctx.received is None else torch.zeros(ctx.received)
+        return answered, torch.zeros(()), None, None, None

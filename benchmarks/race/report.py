@@ -12,8 +12,8 @@ def table(result: Result) -> Table:
     """One row a system."""
     found = Table(title=f"{result.testbed} ({result.mode})")
     for name in (
-        "system", "s/step", "least-most", "samples/s", "MB a step", "CPU s", "same losses", "loss",
-        "s to target",
+        "system", "s/step", "least-most", "samples/s", "MB a step", "CPU s", "cores busy", "same losses",
+        "loss", "s to target",
     ):  # fmt: skip
         found.add_column(name, justify="left" if name == "system" else "right")
     for name, system in result.systems.items():
@@ -24,6 +24,7 @@ def table(result: Result) -> Table:
             f"{system.samples_per_second:.2f}",
             f"{system.bytes_on_wire / 1e6:.1f}",
             f"{system.cpu_seconds_per_step:.2f}",
+            f"{system.cpu_seconds_per_step / system.seconds_per_step / result.cores:.0%}",
             "yes" if system.same_losses else "NO",
             "-" if system.final_validation_loss is None else f"{system.final_validation_loss:.4f}",
             "-" if system.seconds_to_target is None else f"{system.seconds_to_target:.0f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 
 import msgspec
@@ -53,7 +54,7 @@ class Result(msgspec.Struct, frozen=True):
 
     `schedule_bound_seconds` is the simulator's time for farflung's plan, None where no network is emulated.
     `void` names the legs in which the switch was more than 5 ms late at the 99th percentile. `speedups` are
-    to the target loss, of each of farflung's rungs.
+    to the target loss, of each of farflung's rungs. `cores` are this machine's, for all processes together.
     """
 
     testbed: str
@@ -72,6 +73,7 @@ class Result(msgspec.Struct, frozen=True):
     void: list[str]
     proofs: list[Proof] = []
     speedups: dict[str, float] = {}
+    cores: int = 1
 
 
 def system(legs: list[Leg], course: Course, reference: Reference, target_loss: float) -> System:
@@ -143,6 +145,7 @@ def result(
         late_p99_ms=max(leg.late_p99_ms for leg in legs),
         void=[leg.system for leg in legs if leg.void],
         speedups={name: speedup for name, speedup in speedups.items() if speedup is not None},
+        cores=os.cpu_count() or 1,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from farflung.cli.output import duration, print_error, print_text, size, work
 from farflung.cli.plan_table import plan_rows
 from farflung.plan import FEEDER, Edge, Placement, Plan
-from farflung.wording import counted, lasting
+from farflung.wording import counted, digits, lasting, rate
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,28 @@ def test_durations(seconds: float, words: str) -> None:
 )
 def test_times_short_and_long(value: float, words: str) -> None:
     assert lasting(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0, "0"), (0.1234, "0.123"), (5.6, "5.6"), (999.4, "999"), (999.6, "1,000"), (30912.3, "30,900")],
+)
+def test_numbers_have_three_digits_and_no_exponent(value: float, words: str) -> None:
+    assert digits(value) == words
+
+
+@pytest.mark.parametrize(
+    ("mbps", "words"),
+    [
+        (0.5, "0.5 Mbit/s"),
+        (8, "8 Mbit/s"),
+        (999.7, "1 Gbit/s"),
+        (1130, "1.13 Gbit/s"),
+        (1e7, "10,000 Gbit/s"),
+    ],
+)
+def test_rates_have_a_unit_that_shows_them(mbps: float, words: str) -> None:
+    assert rate(mbps) == words
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_one_ctrl_c_brings_the_weights_of_the_last_step_home(place: Place) -> No
     run = place.train("ctrl-c")
     run.command.signal(signal.SIGINT)
     assert run.command.code() == 130
-    assert run.command.errors == ["error: stopped by the user"]
+    assert run.command.errors == [] and "\nstopped by the user after " in run.command.err
     assert (run.summary["state"], run.summary["reason"]) == ("cancelled", "stopped by the user")
     assert run.summary["weights_step"] == run.summary["steps"] == len(run.rows)
     net = Net()
@@ -186,7 +186,8 @@ def test_ctrl_c_at_a_terminal_ends_a_local_run_in_order(tmp_path: Path, times: i
         for _ in range(times):
             run.command.signal(signal.SIGINT)
         assert run.command.code() == 130
-        assert len(run.command.errors) == 1 and run.summary["state"] == "cancelled"
+        assert len(run.command.errors) <= times - 1 and run.summary["state"] == "cancelled"
+        assert run.command.err.count("by the user") == 1
         assert (run.folder / "model.safetensors").exists() or times == 2
 
 

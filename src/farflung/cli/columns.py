@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
+BOUNDLESS = 100_000
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def columns(headings: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
+def columns(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], right: str, width: int = WIDTH
+) -> list[str]:
     """Lines of a table. `right` has a letter for each column: `>` aligns it right, `<` left.
 
-    The widest column of text gives way where the table is wider than 80 columns.
+    The widest column of text gives way where the table is wider than `width`.
     """
     table = [list(headings), *(list(row) for row in rows)]
     widths = [max(len(row[at]) for row in table) for at in range(len(headings))]
-    excess = sum(widths) + 2 * len(widths) - WIDTH
+    excess = sum(widths) + 2 * len(widths) - width
     if excess > 0:
         widest = max((at for at, side in enumerate(right) if side == "<"), key=lambda at: widths[at])
         widths[widest] = max(6, widths[widest] - excess)
     return [
         "".join(
-            f"  {shortened(cell, width):{side}{width}}"
-            for cell, width, side in zip(row, widths, right, strict=True)
+            f"  {shortened(cell, room):{side}{room}}"
+            for cell, room, side in zip(row, widths, right, strict=True)
         ).rstrip()
         for row in table
     ]
 
 
-def blocks(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a wide table: columns beyond 80 go into further blocks, each with the first column again."""
+def blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+    """Lines of a wide table: what is beyond `width` goes into further blocks, each with the first column."""
     cells = list(zip(headings, *rows, strict=True))
     widths = [2 + max(map(len, column)) for column in cells]
     lines: list[str] = []
     start = 1
     while start < len(cells):
         stop = start + 1
-        while stop < len(cells) and widths[0] + sum(widths[start : stop + 1]) <= WIDTH:
+        while stop < len(cells) and widths[0] + sum(widths[start : stop + 1]) <= width:
             stop += 1
         shown = [cells[0], *cells[start:stop]]
         first, *rest = zip(*shown, strict=True)
-        lines += columns(first, rest, "<" * len(shown))
+        lines += columns(first, rest, "<" * len(shown), width)
         start = stop
     return lines
+
+
+def fitting(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table for this terminal, however narrow; in a pipe each row is one line.
+
+    Columns of which nothing is known are left out, and without rows there are no lines.
+    """
+    if not rows:
+        return []
+    known = [at for at in range(len(headings)) if any(row[at] for row in rows)]
+    return blocks([headings[at] for at in known], [[row[at] for at in known] for row in rows], own_width())
+
+
+def own_width() -> int:
+    """Of the terminal; in a pipe lines are as long as they are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else BOUNDLESS
 
 
 def paragraph(words: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from farflung.cli.columns import bar, columns, paragraph, wrapped
 from farflung.cli.output import listed, size
-from farflung.wording import counted, lasting
+from farflung.wording import counted, digits, lasting, rate
 
 if TYPE_CHECKING:
     from farflung.planner.advice.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
@@ -29,7 +29,8 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     yield ""
     yield from _links(found.links)
     yield ""
-    yield f"  step         {lasting(found.step_seconds)}, {found.samples_per_second:.3g} samples/s, simulated"
+    speed = f"{digits(found.samples_per_second)} samples/s"
+    yield f"  step         {lasting(found.step_seconds)}, {speed}, simulated"
     yield from wrapped("bottleneck", found.bottleneck)
     yield f"  lower bound  {_bound(found)}"
     for worker, lacking in found.unable.items():
@@ -68,11 +69,6 @@ def _brief_tasks(found: Forecast | Expected) -> list[str]:
     busy = max((row.busy for row in found.workers), default=0.0)
     notes = brief_notes(busy, found.step_seconds, found.microbatches)
     return [line for words in notes for line in wrapped("note", words)]
-
-
-def rate(mbps: float) -> str:
-    """A rate that is low or high."""
-    return f"{mbps:.3g} Mbit/s" if mbps < 1000 else f"{mbps / 1000:.3g} Gbit/s"
 
 
 def _placement(segments: Sequence[SegmentRow], workers: Sequence[WorkerRow]) -> Iterator[str]:

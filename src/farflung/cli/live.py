@@ -17,6 +17,7 @@ from farflung.client.records import StepRow
 from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
 from farflung.transport.wording import printable
+from farflung.wording import digits
 
 BAR_WIDTH = 16
 OTHERS_WIDTH = len("collecting") + BAR_WIDTH + len("0:00:00") + 3
@@ -93,7 +94,7 @@ class LiveObserver(Observer):
         facts = [
             f"step {row.step}/{self._steps}",
             f"loss {loss_words(row.loss)}",
-            f"{row.samples_per_second:.0f} samples/s",
+            f"{digits(row.samples_per_second)} samples/s",
             f"{size(self._total_bytes)} on the wire",
         ]
         self._show("training", row.step, self._steps, facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -75,13 +75,3 @@ def listed(names: Sequence[str], most: int = 6) -> str:
 def loss_words(loss: float | None) -> str:
     """A loss, or why there is none."""
     return "none (emulated)" if loss is None else f"{loss:.4f}"
-
-
-def table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[str]:
-    """Aligned columns; nothing at all without rows."""
-    cells = [headings, *rows]
-    if len(cells) == 1:
-        return
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    for row in cells:
-        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -13,7 +13,7 @@ from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
-from farflung.wording import counted
+from farflung.wording import counted, digits
 
 PAUSE_SECONDS = 5.0
 
@@ -92,7 +92,7 @@ class PlainObserver(Observer):
             return
         words = (
             f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
-            f"  {row.samples_per_second:.1f} samples/s  {size(row.bytes_on_wire)} a step"
+            f"  {digits(row.samples_per_second)} samples/s  {size(row.bytes_on_wire)} a step"
         )
         left = self._remaining.seconds(self._steps)
         note(words if not left else f"{words}  about {duration(left)} left")

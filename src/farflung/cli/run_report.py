@@ -33,8 +33,11 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
     if summary.state != "done":
         if summary.weights_step is not None:
             note(f"the weights of step {summary.weights_step} are in {run.model_path}")
+        if summary.state == "cancelled":  # as it was asked for, so no error
+            note(f"{summary.reason} after {counted(summary.steps, 'step')}")
+            raise typer.Exit(INTERRUPTED)
         print_error(summary.reason, as_json=False)
-        raise typer.Exit(INTERRUPTED if summary.state == "cancelled" else FAILED)
+        raise typer.Exit(FAILED)
     files = "metrics, plan, events and summary"
     if not summary.emulated:
         files = "metrics, plan, events, summary and weights"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.columns import fitting
 from farflung.cli.folders import folder_of
-from farflung.cli.output import listed, note, print_json, print_text, table
+from farflung.cli.output import listed, note, print_json, print_text
 from farflung.wording import counted
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def list_them(folder: FolderOption = None, as_json: JsonOption = False) -> None:
         print_json({"tokens": tokens})
         return
     headings = ("id", "role", "is", "uses left", "good until (UTC)", "made (UTC)", "joined with it")
-    for line in table(headings, map(_row, tokens)):
+    for line in fitting(headings, [_row(token) for token in tokens]):
         print_text(line)
     if not tokens:
         print_text("no token was made: farflung token create --role worker")

@@ -9,6 +9,7 @@ from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.pace import Pace
 from farflung.planner.compression.rungs import CostedRung
 from farflung.wording import lasting
+from farflung.wording import rate as rate_in_words
 
 MOST_NOTES = 8
 _HIDDEN = 1.05
@@ -90,4 +91,4 @@ def _why_not(
 
 def megabits(bytes_per_second: float) -> str:
     """Of payload, for people."""
-    return f"{bytes_per_second * 8 / 1e6:.3g} Mbit/s"
+    return rate_in_words(bytes_per_second * 8 / 1e6)

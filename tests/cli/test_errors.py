@@ -146,6 +146,21 @@ CASES = [
     (["lab", "run", "good.py", "--topology", "none.json"], 2, "the testbeds are four-homes"),
     (["lab", "run", "good.py", "--topology", "good.py"], 2, "good.py is no topology: not JSON"),
     (["lab", "run", "good.py", "--topology", "lan", "--workers", "5"], 2, "--workers must be 0 to 4"),
+    (
+        ["lab", "run", "good.py", "--topology", "lan", "--codec", "box-0->typo=int8"],
+        2,
+        "no worker typo: the workers are box-0, box-1",
+    ),
+    (
+        ["lab", "run", "good.py", "--topology", "lan", "--workers", "2", "--codec", "box-0->box-2=int8"],
+        2,
+        "no worker box-2: the workers are box-0, box-1",
+    ),
+    (
+        ["plan", "missing.py", "--topology", "lan", "--codec", "box-0->typo=int8"],
+        2,
+        "no worker typo: the workers are box-0, box-1",
+    ),
     (["lab", "run", "good.py", "--topology", "lan", "--scale", "0"], 2, "--scale 0: the divisor"),
     (["lab", "run", "good.py", "--topology", "lan", "--scale", "1e7"], 2, "--scale 1e+07: the divisor"),
     (["lab", "run", "good.py", "--topology", "lan", "--scale", "nan"], 2, "--scale nan: the divisor"),

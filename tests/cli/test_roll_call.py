@@ -14,8 +14,9 @@ from tests.cli.test_status import status_of
 
 from farflung.broker.authority import create_token
 from farflung.cli.main import run
-from farflung.cli.roll_call import roll_call
-from farflung.errors import JobError
+from farflung.cli.roll_call import require_ends, roll_call
+from farflung.errors import JobError, PlanError
+from farflung.plan import CodecWishes, LinkWish
 from farflung.protocol.messages import Registered
 
 BROKER = "broker.example:7700"
@@ -43,6 +44,14 @@ def test_who_is_away_or_to_come_is_waited_for_in_so_many_words() -> None:
     assert away == "away: w1; known to this broker, so the run waits for it"
     strange, away = roll_call(status, ["w1", "w2"], BROKER, wait=True)
     assert strange == "waiting for w2 to join (--wait)" and away.startswith("away: w1")
+
+
+def test_a_codec_is_for_workers_who_are_there() -> None:
+    codecs = CodecWishes(links=(LinkWish("w0", "w1", "int8/int8"),))
+    require_ends(status_of("idle", "running"), codecs)
+    require_ends(status_of("lost"), codecs)  # then whoever comes trains
+    with pytest.raises(PlanError, match=r"there is no worker w1: the workers are w0$"):
+        require_ends(status_of("idle", "lost"), codecs)
 
 
 @contextmanager
@@ -81,6 +90,9 @@ def test_a_run_on_strangers_ends_before_its_job_is_read(
             assert run(["train", "missing.py", *where, *names]) == 2
             error = capsys.readouterr().err.splitlines()[-1]
             assert f"no worker called {strange}" in error and "its workers are nine" in error
+        assert run(["train", "missing.py", *where, "--codec", "nine->ten=int8"]) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.endswith("link nine -> ten, and there is no worker ten: the workers are nine")
         assert run(["train", "missing.py", *where, "--on", "one,nine", "--wait"]) == 2
         said = capsys.readouterr().err
         assert "waiting for one to join" in said and "expected a job file at missing.py" in said

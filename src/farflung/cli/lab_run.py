@@ -75,12 +75,14 @@ def run(
 
     the_efficiency(efficiency)
     scheduler_called(scheduler)
-    the_codecs(codec)
+    codecs = the_codecs(codec)
     chosen = scaled(topology, None if emulate_devices else scale)
+    count = _count(chosen, workers)
+    codecs.wishes.require_ends(chosen.ids[:count])
     request = Request(
         job=job,
         topology=chosen,
-        workers=_count(chosen, workers),
+        workers=count,
         out=(out or Path("runs") / f"{job.stem}-{Path(topology).stem}").resolve(),
         steps=steps,
         text=text,

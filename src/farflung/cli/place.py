@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from farflung.cli.planning_options import the_efficiency, the_recompute, the_topology
 from farflung.errors import JobError
@@ -13,6 +15,30 @@ if TYPE_CHECKING:
     from farflung.plan import CodecWishes, Wishes
 
 MOST_LOCAL = 256
+
+LocalOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Start a broker and N workers on this machine for the run.")
+]
+BrokerOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Train on the workers of this broker.")
+]
+WorkersOption = Annotated[
+    int, typer.Option(help="Workers to train on; 0 is as many of the idle ones as make a step short.")
+]
+BackendsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME,...",
+        help="What the local workers compute with, over again from the first: torch, jax.",
+    ),
+]
+OnOption = Annotated[
+    str | None,
+    typer.Option(metavar="ID,ID,...", help="The workers to train on, each with a part of the model."),
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait also for workers of --on or --topology who never joined.")
+]
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ def plan(
     else:
         where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
     require_possible(where, workers or None, looks_at, seed)
+    codecs.wishes.require_ends(where.ids)
     loaded = read_job(job, precision=computing, codec=codecs.every)
     with searching() as tell, quietly(), fewer("--workers"):
         found = planned(

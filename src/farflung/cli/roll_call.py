@@ -9,6 +9,7 @@ from farflung.cli.output import listed
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
+    from farflung.plan import CodecWishes
     from farflung.protocol.messages import Status
 
 
@@ -28,6 +29,15 @@ def roll_call(status: Status, named: Sequence[str], broker: str, wait: bool) -> 
     if away := [id for id in named if id in known and known[id].is_away]:
         them = "them" if len(away) > 1 else "it"
         yield f"away: {listed(away)}; known to this broker, so the run waits for {them}"
+
+
+def require_ends(status: Status, codecs: CodecWishes) -> None:
+    """Refuse a codec for a link that ends at none of the workers who are there.
+
+    Where nobody is there yet, anybody may come. PlanError names the link and the workers.
+    """
+    if there := [worker.worker for worker in status.workers if not worker.is_away]:
+        codecs.require_ends(there)
 
 
 def _refusal(status: Status, strange: Sequence[str], broker: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,17 @@ from farflung.cli.job_options import (
     the_precision,
 )
 from farflung.cli.output import note
-from farflung.cli.place import Place, local_ids, place_of
+from farflung.cli.place import (
+    BackendsOption,
+    BrokerOption,
+    LocalOption,
+    OnOption,
+    Place,
+    WaitOption,
+    WorkersOption,
+    local_ids,
+    place_of,
+)
 from farflung.cli.planning_options import EfficiencyOption, RecomputeOption, SchedulerOption, TopologyOption
 from farflung.cli.quiet import quietly
 from farflung.cli.run_report import report_run
@@ -47,32 +57,13 @@ if TYPE_CHECKING:
 
 def train(
     job: JobArgument,
-    local: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Start a broker and N workers on this machine for the run."),
-    ] = None,
-    broker: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Train on the workers of this broker.")
-    ] = None,
+    local: LocalOption = None,
+    broker: BrokerOption = None,
     token: TokenText = None,
-    workers: Annotated[
-        int, typer.Option(help="Workers to train on; 0 is as many of the idle ones as make a step short.")
-    ] = 0,
-    backends: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME,...",
-            help="What the local workers compute with, over again from the first: torch, jax.",
-        ),
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="ID,ID,...", help="The workers to train on, each with a part of the model."),
-    ] = None,
-    wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Wait also for workers of --on or --topology who never joined."),
-    ] = False,
+    workers: WorkersOption = 0,
+    backends: BackendsOption = None,
+    on: OnOption = None,
+    wait: WaitOption = False,
     topology: TopologyOption = None,
     scheduler: SchedulerOption = "auto",
     efficiency: EfficiencyOption = None,
@@ -95,7 +86,7 @@ def train(
     )
     computing = the_precision(precision)
     where = folder_of("submitter", folder)
-    identity = None if place.local else _identity(where, broker, token, place.pool, wait)
+    identity = None if place.local else _identity(where, broker, token, place, wait)
     loaded, path = _load(job, steps, text, computing, codecs.every, out)
     codecs.wishes.otherwise(loaded.codec)  # what cannot be is said before the model is captured
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
@@ -104,6 +95,17 @@ def train(
         with fewer(place.asked_by):
             prepared = _prepare(loaded, place.workers)
         _require_able(prepared, place)
+    _run(prepared, path, place, identity, as_json)
+
+
+def _run(prepared: Prepared, path: Path, place: Place, identity: Identity | None, as_json: bool) -> None:
+    """Train, and tell how that went; typer.Exit where it was not done.
+
+    Raises
+    ------
+    RunInterrupted
+        The user ended it at once.
+    """
     observer = _observer(prepared, as_json)
     from farflung.client.submitter import CANCELLED, STOPPED_AT_ONCE
 
@@ -121,23 +123,21 @@ def train(
     report_run(summary, prepared, run, as_json)
 
 
-def _identity(
-    folder: Path, broker: str | None, token: str | None, named: Sequence[str], wait: bool
-) -> Identity:
+def _identity(folder: Path, broker: str | None, token: str | None, place: Place, wait: bool) -> Identity:
     if broker is None and token is None and not (folder / "identity.json").exists():
         raise JobError(
             "nothing to train on: add --local N for workers on this machine, or --broker HOST:PORT --token T"
         )
-    return asyncio.run(_admitted(folder, broker, token, named, wait))
+    return asyncio.run(_admitted(folder, broker, token, place, wait))
 
 
 async def _admitted(
-    folder: Path, broker: str | None, token: str | None, named: Sequence[str], wait: bool
+    folder: Path, broker: str | None, token: str | None, place: Place, wait: bool
 ) -> Identity:
     """The identity with which to submit, shown to a broker that answers and knows the workers that are named:
     then the model is worth a minute.
     """
-    from farflung.cli.roll_call import roll_call
+    from farflung.cli.roll_call import require_ends, roll_call
     from farflung.client.inquiry import ask_status
 
     identity = await obtain_identity(folder, "submitter", broker, token)
@@ -145,8 +145,10 @@ async def _admitted(
     status = await ask_status(identity)
     has = f"it has {status.workers_counted()}; {len(status.backup_pool)} idle"
     note(has if status.workers else "no worker has joined it yet")
-    for line in roll_call(status, named, identity.broker, wait):
+    for line in roll_call(status, place.pool, identity.broker, wait):
         note(line)
+    if not place.pool:
+        require_ends(status, place.wishes.codecs)
     return identity
 
 

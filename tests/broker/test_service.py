@@ -142,7 +142,7 @@ def test_a_job_waits_until_workers_have_joined(tmp_path: Path) -> None:
         await registered(service, folder, "lab-1")
         ana = await submitter(service, folder)
         ana.say(job())
-        assert "waiting for 1 more worker (have 1, plan needs 2)" in (await ana.hear(Accepted)).state
+        assert "waiting for 1 more worker (have 1, the job needs 2)" in (await ana.hear(Accepted)).state
         await registered(service, folder, "lab-2")
         assert "planning" in (await ana.hear(Accepted)).state
         await ana.hear(Planned)

@@ -66,7 +66,7 @@ def test_no_job_runs_on_real_and_emulated_workers(emulated: bool) -> None:
     story = Scenario("lab-1")
     story.join("fake-1", device=EMULATED_DEVICE)
     kind = "emulated worker" if emulated else "worker"
-    waits = [Accepted("job-1", f"waiting for 1 more {kind} (have 1, plan needs 2)")]
+    waits = [Accepted("job-1", f"waiting for 1 more {kind} (have 1, the job needs 2)")]
     assert told(story.submit(2, emulated=emulated).commands) == waits
     outcome = story.join("fake-2", device=EMULATED_DEVICE)
     assert bool(told(outcome.commands)) == emulated
@@ -118,7 +118,9 @@ def test_a_registered_worker_hears_its_lease() -> None:
 def test_a_job_waits_for_workers_and_says_for_how_many() -> None:
     story = Scenario("lab-1")
     outcome = story.submit(2)
-    assert told(outcome.commands) == [Accepted("job-1", "waiting for 1 more worker (have 1, plan needs 2)")]
+    assert told(outcome.commands) == [
+        Accepted("job-1", "waiting for 1 more worker (have 1, the job needs 2)")
+    ]
     assert not told(story.feed(events.Tick(story.now, 900.0)).commands)
     outcome = story.join("lab-2")
     assert [type(message) for message in told(outcome.commands)] == [Accepted]
@@ -127,7 +129,7 @@ def test_a_job_waits_for_workers_and_says_for_how_many() -> None:
 
 def test_zero_workers_means_every_idle_one_and_at_least_one() -> None:
     story = Scenario()
-    assert "waiting for 1 more worker (have 0, plan needs 1)" in str(story.submit(0).commands)
+    assert "waiting for 1 more worker (have 0, the job needs 1)" in str(story.submit(0).commands)
     story.join("lab-1")
     assert story.state.jobs["job-1"].members == ("lab-1",)
     story = Scenario("c", "a", "b")
@@ -138,11 +140,11 @@ def test_zero_workers_means_every_idle_one_and_at_least_one() -> None:
 def test_a_job_may_name_its_workers_in_order() -> None:
     story = Scenario("a", "b", "c")
     outcome = story.submit(on=["d", "a"])
-    assert told(outcome.commands) == [Accepted("job-1", "waiting for d (have 1, plan needs 2)")]
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for d (have 1, the job needs 2)")]
     story.join("d")
     assert story.state.jobs["job-1"].members == ("d", "a")
     crowd = Scenario().submit(on=[f"w-{number}" for number in range(9)])
-    assert "w-3, w-4 and 4 more (have 0, plan needs 9)" in str(told(crowd.commands))
+    assert "w-3, w-4 and 4 more (have 0, the job needs 9)" in str(told(crowd.commands))
 
 
 @pytest.mark.parametrize(("workers", "on"), [(2, ["a"]), (2, ["a", "a"]), (0, ["a", "a"])])
@@ -155,7 +157,7 @@ def test_named_workers_that_need_not_all_have_a_part_are_awaited_all_the_same() 
     story = Scenario("a")
     topology_of_three = Submit("gpt", b"graph", training(), 0, ["c", "a", "b"])
     outcome = story.feed(events.SubmitterSays(story.now, "ana", topology_of_three, "192.0.2.9:1"))
-    assert told(outcome.commands) == [Accepted("job-1", "waiting for c, b (have 1, plan needs 3)")]
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for c, b (have 1, the job needs 3)")]
     story.join("b")
     (command,) = [c for c in story.join("c").commands if isinstance(c, RunPlanner)]
     assert (command.workers, command.count) == (("c", "a", "b"), 0)
@@ -182,7 +184,7 @@ def test_workers_that_the_plan_leaves_out_go_back_to_the_pool() -> None:
 def test_jobs_queue_in_order_even_when_a_later_one_would_fit() -> None:
     story = Scenario("a", "b", "c")
     story.running(2)
-    assert "waiting for 1 more worker (have 1, plan needs 2)" in str(story.submit(2).commands)
+    assert "waiting for 1 more worker (have 1, the job needs 2)" in str(story.submit(2).commands)
     assert "waiting for job-2" in str(story.submit(1, submitter="bo").commands)
     story.cancel(collect=False)
     story.planned("job-2")
@@ -365,7 +367,7 @@ def test_a_job_waits_for_workers_with_its_ops_as_for_any_other() -> None:
     story = Scenario("a", "b")
     story.submit(2)
     outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
-    words = f"waiting for 1 more worker with the model's ops (have 1, plan needs 2; b: {LACKS})"
+    words = f"waiting for 1 more worker with the model's ops (have 1, the job needs 2; b: {LACKS})"
     assert told(outcome.commands) == [Accepted("job-1", words, lacking=True)]
     assert "b cannot run it: its backend has no" in journal.line(outcome.facts[0])
     assert story.state.backup_pool() == ["a", "b"]
@@ -378,10 +380,10 @@ def test_a_worker_that_comes_anew_with_what_it_lacked_is_taken() -> None:
     story = Scenario("a", "b")
     story.submit(on=["b", "a"])
     outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
-    words = f"waiting for b (have 1, plan needs 2; b: {LACKS})"
+    words = f"waiting for b (have 1, the job needs 2; b: {LACKS})"
     assert told(outcome.commands) == [Accepted("job-1", words, lacking=True)]
     outcome = story.leave("b")
-    assert told(outcome.commands) == [Accepted("job-1", "waiting for b (have 1, plan needs 2)")]
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for b (have 1, the job needs 2)")]
     story.join("b", boot="boot-2")
     job = story.state.jobs["job-1"]
     assert (job.state, job.members, dict(job.unable)) == ("planning", ("b", "a"), {})

@@ -71,7 +71,7 @@ def test_a_running_job_shows_its_step_loss_and_speed() -> None:
 def test_a_queued_job_shows_what_it_waits_for() -> None:
     story = Scenario("a")
     story.submit(3)
-    assert status(story).jobs[0].reason == "waiting for 2 more workers (have 1, plan needs 3)"
+    assert status(story).jobs[0].reason == "waiting for 2 more workers (have 1, the job needs 3)"
 
 
 def test_the_status_travels_and_reads_as_json() -> None:

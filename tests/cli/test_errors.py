@@ -204,6 +204,15 @@ def test_too_many_workers_are_told_in_the_option_that_asked_for_them(option: str
         raise TooFewCuts("too many", "use fewer", 3)
 
 
+def test_a_value_that_cannot_be_needs_no_hint_at_the_options(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (["token", "create", "--role", "king"], ["train", "good.py", "--local", "many"]):
+        assert run(arguments) == 2
+        error = capsys.readouterr().err
+        assert arguments[-2] in error and "--help" not in error
+
+
 def test_json_tells_the_error_on_standard_output_too(home: Path) -> None:
     done = farflung("train", "raises.py", "--local", "2", "--json", home=home)
     assert done.returncode == 2

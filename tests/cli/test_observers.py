@@ -18,7 +18,7 @@ from farflung.schedule import Unit
 def watch(observer: Observer) -> None:
     """A whole run in short."""
     plan = Plan([Placement(0, ["lab-1"], 1_000_000, 2000, 3)], [], 4, 2)
-    observer.waiting("waiting for 1 more worker (have 0, plan needs 1)")
+    observer.waiting("waiting for 1 more worker (have 0, the job needs 1)")
     prediction = Prediction("auto", 0.4321, "the link lab-1 -> lab-2, busy 93%", 0.4, ["lab-3"], ["a guess"])
     unable = {"lab-4": "its backend has no aten.relu.default"}
     observer.planned(Planned("job-1", 1, plan, [[]], {}, prediction, unable))
@@ -44,7 +44,7 @@ def test_a_run_is_shown(
     printed = capsys.readouterr()
     assert printed.out == ""
     for words in (
-        "waiting for 1 more worker (have 0, plan needs 1)",
+        "waiting for 1 more worker (have 0, the job needs 1)",
         "lab-1",
         "planned by auto: 432 ms a step, held up by the link lab-1 -> lab-2, busy 93%",
         "left out: lab-4: its backend has no aten.relu.default",

@@ -80,7 +80,7 @@ def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Place) -
     assert status.code() == 0 and f"older knows opset version {NEWER - 1}, others {NEWER}" in status.out
 
     waiting = trained(on, "relu.py", "waiting", "--on", "poor")
-    waiting.command.says("waiting for poor (have 0, plan needs 1; poor: its backend", f"has no {RELU}")
+    waiting.command.says("waiting for poor (have 0, the job needs 1; poor: its backend", f"has no {RELU}")
     on.poor.stop()
     on.poor = on.worker("poor")
     assert waiting.command.code() == 0, waiting.command.err

@@ -105,7 +105,7 @@ def test_emulated_workers_send_what_real_ones_send(temporary: Path, tmp_path: Pa
         assert summary.emulated and summary.train_loss is None and summary.validation_loss is None
         assert summary.weights_step is None and summary.loading_bytes < 5_000
         assert refused.state == "cancelled" and not waits.planned_for
-        assert f"waiting for {WORKERS} more workers (have 0, plan needs {WORKERS})" in waits.words
+        assert f"waiting for {WORKERS} more workers (have 0, the job needs {WORKERS})" in waits.words
 
     asyncio.run(run())
     # Beside the values only pacing and heartbeats travel, as often as time makes them.

@@ -225,7 +225,7 @@ def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]
     have, missing = len(usable), needs - len(usable)
     why = [f"; {name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
     others = f"; and {len(why) - NAMED} more" if len(why) > NAMED else ""
-    account = f"(have {have}, plan needs {needs}{''.join(why[:NAMED])}{others})"
+    account = f"(have {have}, the job needs {needs}{''.join(why[:NAMED])}{others})"
     if job.on:
         names = [name for name in job.on if name not in usable]
         more = f" and {missing - NAMED} more" if missing > NAMED else ""

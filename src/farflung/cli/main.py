@@ -87,7 +87,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except _UsageError as error:
-        print_error(f"{_message(error)} ({_command_of(error)} --help lists what there is)", as_json)
+        print_error(f"{_message(error)}{_hint(error)}", as_json)
         return USAGE
     except FarflungError as error:
         print_error(str(error), as_json)
@@ -100,6 +100,13 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _hint(error: Exception) -> str:
+    """Where to look, if what is wrong is a name or a number of words: of a value the error says enough."""
+    is_missing = hasattr(error, "param_type")  # of the class for what is missing, which typer hides
+    is_value = isinstance(error, typer.BadParameter) and not is_missing
+    return "" if is_value else f" ({_command_of(error)} --help lists what there is)"
 
 
 def _command_of(error: Exception) -> str:

@@ -36,7 +36,7 @@ class Submit(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    """The job's id, and its state in words ("waiting for 1 more worker (have 1, plan needs 2)").
+    """The job's id, and its state in words ("waiting for 1 more worker (have 1, the job needs 2)").
 
     With `lacking` enough workers are there, and too few of them have the model's ops: only others can help.
     """

@@ -16,7 +16,7 @@ from farflung.broker import planner_process
 from farflung.broker.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.measured import Measured
 from farflung.broker.planning import plan
-from farflung.broker.questions import Broken, Question
+from farflung.broker.questions import Broken, Question, Searched
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.plan import NO_WISHES, Topology, Wishes, WorkerSpec
@@ -134,6 +134,32 @@ def test_what_the_fleet_measured_is_planned_on_and_what_it_assumed_is_told() -> 
     assert set(answer.plan.workers()) == {"a", "b"}
     assert answer.prediction.measured and "links of b: assumed" in answer.prediction.notes
     assert answer.prediction.step_seconds > 0 and "busy" in answer.prediction.bottleneck
+
+
+def test_a_search_says_how_many_plans_it_has_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a planner that says so at each of them; the broker passes a word on now and then."""
+    monkeypatch.setattr("farflung.broker.planning.PROGRAM", "tests.broker.chatty_planner")
+    wishes = Wishes(topology=fleet("a", "b", "c"))
+    command = RunPlanner("job-1", 3, tower(), training(microbatch_size=4), ("a", "b", "c"), 0, wishes)
+
+    def heard(pause_seconds: float) -> list[Searched]:
+        monkeypatch.setattr("farflung.broker.planning.HEAR_SECONDS", pause_seconds)
+        found: list[Searched] = []
+        answer = asyncio.run(plan(command, None, Timeouts(), lambda: 7.0, found.append))
+        assert isinstance(answer, PlanMade) and answer.prediction is not None
+        return found
+
+    every = heard(0.0)
+    plans = [said.plans for said in every]
+    assert len(plans) > 2 and plans == sorted(plans)
+    assert every[-1].step_seconds is not None
+    assert len(heard(600.0)) == 1
+
+
+def test_a_planner_that_ends_without_an_answer_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farflung.broker.planning.PROGRAM", "this")
+    answer = answered(b"", training(), "a")
+    assert isinstance(answer, PlanFailed) and "the planner's process exited with code 0" in answer.reason
 
 
 @pytest.mark.parametrize(("tflops", "brief"), [(1.0, True), (1e-9, False)])

@@ -14,6 +14,7 @@ from tests.broker.scenario import plan_over, training
 
 from farflung.broker import planning
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
+from farflung.broker.questions import Searched
 from farflung.broker.service import BrokerService, serve
 from farflung.broker.store import Store
 from farflung.errors import ConnectionFailed, StoreError
@@ -51,8 +52,15 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans a chain without a graph; a graph that says so cannot be planned."""
 
     async def plan(
-        command: RunPlanner, measured: object, timeouts: Timeouts, clock: Callable[[], float]
+        command: RunPlanner,
+        measured: object,
+        timeouts: Timeouts,
+        clock: Callable[[], float],
+        hear: Callable[[Searched], None],
     ) -> PlanMade | PlanFailed:
+        if command.graph == b"long":
+            hear(Searched(1234.5, None))
+            hear(Searched(2000.0, 0.25))
         if command.graph == b"bad":
             return PlanFailed(clock(), command.job, command.attempt, "the graph is bad")
         made = plan_over(list(command.workers[: command.count or None]))
@@ -145,6 +153,20 @@ def test_a_job_waits_until_workers_have_joined(tmp_path: Path) -> None:
         assert "waiting for 1 more worker (have 1, the job needs 2)" in (await ana.hear(Accepted)).state
         await registered(service, folder, "lab-2")
         assert "planning" in (await ana.hear(Accepted)).state
+        await ana.hear(Planned)
+
+    story(tmp_path, scene)
+
+
+def test_how_far_a_search_is_is_told_in_words_that_go_on(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        for name in ("lab-1", "lab-2"):
+            await registered(service, folder, name)
+        ana = await submitter(service, folder)
+        ana.say(job(1, b"long"))
+        words = "planning for 1 of 2 workers"
+        for so_far in ("", ": 1,234 plans looked at", ": 2,000 plans looked at, the best 250 ms a step"):
+            assert await ana.hear(Accepted) == Accepted("job-1", words + so_far)
         await ana.hear(Planned)
 
     story(tmp_path, scene)

@@ -142,6 +142,36 @@ def test_a_clock_shows_on_a_terminal_that_the_broker_still_plans(
     assert "0:00:0" in waited and "0:00:0" in planned
 
 
+def test_a_search_shows_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    observer = LiveObserver(3)
+    for so_far in ("", ": 10 plans looked at", ": 20 plans looked at"):
+        observer.waiting(f"planning for 2 workers{so_far}")
+    observer.close()
+    shown = capsys.readouterr().err
+    assert shown.count("\n") - shown.count("\r\n") <= 2 and "20 plans looked at" in shown
+
+
+def test_a_log_has_a_line_of_a_search_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    seconds = [0.0]
+    observer = PlainObserver(3, clock=lambda: seconds[0])
+    for at, so_far in (
+        (0.0, ""),
+        (1.0, ": 10 plans"),
+        (6.0, ": 60 plans"),
+        (7.0, ": 70 plans"),
+        (12.0, ": 99"),
+    ):
+        seconds[0] = at
+        observer.waiting(f"planning for 2 workers{so_far}")
+    said = [line.removeprefix("planning for 2 workers") for line in capsys.readouterr().err.splitlines()]
+    assert said == ["", ": 60 plans", ": 99"]
+
+
 def test_an_evaluation_shows_on_a_terminal_while_it_lasts(capsys: pytest.CaptureFixture[str]) -> None:
     observer = LiveObserver(3)
     observer.working(Unit(0, False, 0, 8), 5)

@@ -12,6 +12,7 @@ from tests.client.test_tally import done, job
 from farflung.client.books import Books
 from farflung.client.observer import Observer
 from farflung.client.run_folder import RunFolder
+from farflung.protocol.messages import Accepted
 from farflung.protocol.worker import LinkTraffic
 
 
@@ -44,3 +45,24 @@ def test_values_that_no_codec_writes_are_told_once_and_the_run_goes_on(
     events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
     assert [event["links"] for event in events if event["event"] == "not finite"] == [["b -> a"]]
     assert books.tally.steps == 2
+
+
+def test_how_far_a_search_is_is_shown_and_not_kept(tmp_path: Path) -> None:
+    class Watching(Observer):
+        def waiting(self, words: str) -> None:
+            """See `Observer`."""
+            shown.append(words)
+
+    shown: list[str] = []
+    folder = RunFolder.create(tmp_path / "run")
+    books = Books(job(), folder, Watching())
+    words = ["waiting", "planning", "planning: 10 plans", "planning: 20 plans", "waiting", "planning"]
+
+    async def run() -> None:
+        for state in words:
+            await books.accepted(Accepted("job-1", state))
+
+    asyncio.run(run())
+    assert shown == words
+    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    assert [event["state"] for event in events] == ["waiting", "planning", "waiting", "planning"]

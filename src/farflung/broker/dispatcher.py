@@ -29,11 +29,12 @@ from farflung.broker.events import (
     Reject,
     RunPlanner,
 )
-from farflung.broker.jobs import is_planning
+from farflung.broker.jobs import is_planning, planning_words
 from farflung.broker.line import Line
 from farflung.broker.measured import Measured, topology_of
 from farflung.broker.measurements import Measurements
 from farflung.broker.planning import Clock, plan
+from farflung.broker.questions import Searched
 from farflung.broker.rounds import Rounds
 from farflung.broker.state import Outcome, State, decide
 from farflung.broker.store import Store
@@ -42,6 +43,7 @@ from farflung.errors import ProtocolError
 from farflung.plan.topology import MOST_WORKERS
 from farflung.protocol import messages
 from farflung.transport.timeouts import Timeouts
+from farflung.wording import lasting
 
 _log = logging.getLogger("farflung.broker")
 
@@ -216,8 +218,20 @@ class Dispatcher:
     async def _planned(self, command: RunPlanner) -> PlanMade | PlanFailed | PlanLacks:
         try:
             known = await asyncio.to_thread(self._known, command.workers)  # seconds for a thousand workers
-            return await plan(command, known, self._timeouts, self._clock)
+            hear = partial(self._tell_search, command)
+            return await plan(command, known, self._timeouts, self._clock, hear)
         except Exception:  # without an answer the job would keep its workers for ever
             _log.exception("%s could not be planned", command.job)
             reason = "the broker could not plan this job: see its log"
             return PlanFailed(self._clock(), command.job, command.attempt, reason)
+
+    def _tell_search(self, command: RunPlanner, searched: Searched) -> None:
+        """Tell the submitter how its search gets on: an observation, of which the log knows nothing."""
+        job = self.state.jobs[command.job]
+        line = self.switchboard.jobs.get(command.job)
+        if line is not None and is_planning(job, command.attempt):
+            so_far = f"{searched.plans:,.0f} plans looked at"
+            if searched.step_seconds is not None:
+                so_far += f", the best {lasting(searched.step_seconds)} a step"
+            words = planning_words(job, len(command.workers), so_far)
+            line.send_control(messages.encode(messages.Accepted(job.job, words)))

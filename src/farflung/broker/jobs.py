@@ -35,6 +35,7 @@ from farflung.protocol.messages import (
     Stop,
     Submit,
 )
+from farflung.wording import counted
 
 NAMED = 5
 """How many missing workers a wait is explained with."""
@@ -197,6 +198,17 @@ def is_planning(job: Job, attempt: int) -> bool:
     return job.state == PLANNING and job.attempt == attempt
 
 
+def planning_words(job: Job, workers: int, so_far: str = "") -> str:
+    """What is done for a job while it is planned on some of so many workers, and how far that is.
+
+    The second begins as the first, so that whoever hears both knows that it goes on.
+    """
+    pool = counted(workers, "worker")
+    count = f"{job.asked} of {pool}" if 0 < job.asked < workers else pool
+    why = f"{job.reason}; " if job.reason else ""
+    return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
+
+
 def moment(job: Job) -> str:
     """Where the job stands, for a sentence."""
     if job.state == RUNNING and job.unit is not None:
@@ -209,10 +221,7 @@ def moment(job: Job) -> str:
 def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
     attempt = job.attempt + 1
     turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
-    pool = f"{len(workers)} worker" + "s" * (len(workers) != 1)
-    count = f"{job.asked} of {pool}" if 0 < job.asked < len(workers) else pool
-    why = f"{job.reason}; " if job.reason else ""
-    turn.tell(job.job, Accepted(job.job, one_line(f"{why}planning for {count}")))
+    turn.tell(job.job, Accepted(job.job, planning_words(job, len(workers))))
     abilities = {name: turn.state.workers[name].device.ability for name in workers}
     turn.do(
         RunPlanner(

@@ -7,13 +7,23 @@ broker only waits, and its heartbeats go on.
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
-from farflung.broker.questions import Answer, Broken, Impossible, Lacking, Made, Question
+from farflung.broker.questions import (
+    LENGTH_BYTES,
+    Answer,
+    Broken,
+    Impossible,
+    Lacking,
+    Made,
+    Question,
+    Searched,
+)
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.graph import Graph
@@ -22,7 +32,7 @@ from farflung.plan import Plan, Prediction, Topology, joined_part, only
 from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.able import Needs, unable
-from farflung.planner.assignment import Options
+from farflung.planner.assignment import Options, Watch, unwatched
 from farflung.planner.compression.fixed import (
     alike,
     limits_of,
@@ -46,16 +56,40 @@ from farflung.workload import workload_of
 BUDGET = 400
 """Plans that a search looks at before a job begins."""
 
+SAY_SECONDS = 0.5
+"""At least, between two words on how a search gets on."""
 
 MOST_MEMORY_BYTES = 4 * 1024**3
 """What planning one job may take of the broker's machine; a plan for 1,000 workers took 0.35 GB."""
+
+
+class _Progress:
+    """Says now and then how a search gets on (`planner.assignment.Watch`)."""
+
+    def __init__(self) -> None:
+        self._plans, self._best = 0.0, float("inf")
+        self._due = time.monotonic() + SAY_SECONDS
+
+    def __call__(self, plans: float, step_seconds: float) -> None:
+        self._plans += plans
+        self._best = min(self._best, step_seconds)
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + SAY_SECONDS
+            say(Searched(self._plans, self._best if self._best < float("inf") else None))
 
 
 def main() -> None:
     """Answer the one question."""
     limit_memory()
     question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(answer(question)))
+    say(answer(question, _Progress()))
+
+
+def say(said: Searched | Answer) -> None:
+    """Write something for the broker."""
+    body = msgspec.msgpack.encode(said)
+    sys.stdout.buffer.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
+    sys.stdout.buffer.flush()
 
 
 def limit_memory() -> None:
@@ -66,10 +100,10 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
 
 
-def answer(question: Question) -> Answer:
-    """What the planner makes of a question."""
+def answer(question: Question, watch: Watch = unwatched) -> Answer:
+    """What the planner makes of a question; `watch` hears how a search gets on."""
     try:
-        return _answer(question)
+        return _answer(question, watch)
     except FarflungError as error:
         return Impossible(str(error))
     except MemoryError:
@@ -78,7 +112,7 @@ def answer(question: Question) -> Answer:
         return Broken(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
-def _answer(question: Question) -> Made | Lacking:
+def _answer(question: Question, watch: Watch) -> Made | Lacking:
     training = question.training
     graph = wire.load_graph(question.graph, training.microbatch_size)
     found = unable(Needs.of(graph), question.abilities)
@@ -90,7 +124,7 @@ def _answer(question: Question) -> Made | Lacking:
     if question.topology is None:
         made, prediction = _balanced(question, graph), None
     else:
-        made, prediction = _scheduled(question, graph)
+        made, prediction = _scheduled(question, graph, watch)
     programs = [
         SegmentProgram(segment.number, program, _owned_bytes(segment, training))
         for segment, program in zip(made.segments, made.programs, strict=True)
@@ -133,7 +167,7 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
     return replace(made, plan=phased(plan, question.codecs, training.steps))
 
 
-def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction]:
+def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
     """The answer of the scheduler that the job asks for, on a topology."""
     training = question.training
     moments = training.optimizer.moments
@@ -145,6 +179,7 @@ def _scheduled(question: Question, graph: Graph) -> tuple[PlannedJob, Prediction
         budget=BUDGET,
         recompute=question.recompute != "never",
         seconds=question.search_seconds,
+        watch=watch,
     )
     conditions = Conditions(efficiency=question.efficiency)
     schedule = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -13,7 +14,7 @@ import msgspec
 
 from farflung.broker.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.measured import Measured
-from farflung.broker.questions import Answer, Impossible, Lacking, Made, Question
+from farflung.broker.questions import LENGTH_BYTES, Answer, Impossible, Lacking, Made, Question, Searched
 from farflung.errors import PlanError
 from farflung.plan.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
@@ -22,20 +23,32 @@ PROGRAM = "farflung.broker.planner_process"  # loads what a broker that only kee
 
 STEERING = "farflung.planner.compression.steering"
 
+HEAR_SECONDS = 1.0
+"""At least, between two words on how a search gets on that are passed on."""
+
 Clock = Callable[[], float]
 _log = logging.getLogger("farflung.broker")
 
 
+def unheard(searched: Searched) -> None:
+    """Nobody wants to hear how a search gets on."""
+
+
 async def plan(
-    command: RunPlanner, measured: Measured | None, timeouts: Timeouts, clock: Clock
+    command: RunPlanner,
+    measured: Measured | None,
+    timeouts: Timeouts,
+    clock: Clock,
+    hear: Callable[[Searched], None] = unheard,
 ) -> PlanMade | PlanFailed | PlanLacks:
     """Plan a job; what goes wrong becomes the reason that its submitter reads.
 
     `measured` is what the fleet knows of the command's workers; a topology of the job's own counts more.
+    `hear` is told now and then how a search gets on.
     """
     question = _question(command, measured, timeouts.search_seconds)
     try:
-        answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds)
+        answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds, hear)
     except PlanError as error:
         return PlanFailed(clock(), command.job, command.attempt, str(error))
     if isinstance(answer, Made):
@@ -72,7 +85,7 @@ def _question(command: RunPlanner, measured: Measured | None, search_seconds: fl
     )
 
 
-async def _ask(question: bytes, limit_seconds: float) -> Answer:
+async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched], None]) -> Answer:
     """Put a question to a new process; PlanError if it gives no answer."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -83,25 +96,52 @@ async def _ask(question: bytes, limit_seconds: float) -> Answer:
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
+    assert process.stdin and process.stdout and process.stderr
     try:
         async with asyncio.timeout(limit_seconds):
-            output, said = await process.communicate(question)
+            _, answer, said = await asyncio.gather(
+                _put(process.stdin, question), _heard(process.stdout, hear), process.stderr.read()
+            )
+            code = await process.wait()
     except TimeoutError:
         raise PlanError(
             f"no plan within {limit_seconds:.0f} s: model or fleet are too large for the broker's machine"
         ) from None
+    except msgspec.ValidationError as error:  # of a step of 10^15 s, say, on devices that hardly compute
+        raise PlanError(f"no such plan can be told: {error}") from None
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    if process.returncode:
+    if code or answer is None:
         _log.error("the planner's process ended: %s", said.decode(errors="replace")[-2000:])
-        raise PlanError(f"the planner's process {_how(process.returncode)}: see the broker's log")
-    try:
-        return msgspec.msgpack.decode(output, type=Answer)
-    except msgspec.ValidationError as error:  # of a step of 10^15 s, say, on devices that hardly compute
-        raise PlanError(f"no such plan can be told: {error}") from None
+        raise PlanError(f"the planner's process {_how(code)}: see the broker's log")
+    return answer
+
+
+async def _put(stream: asyncio.StreamWriter, question: bytes) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and what it said tells why
+        stream.write(question)
+        await stream.drain()
+    stream.close()
+
+
+async def _heard(stream: asyncio.StreamReader, hear: Callable[[Searched], None]) -> Answer | None:
+    """The answer, which ends what is said; None if that ends before."""
+    due = 0.0
+    while True:
+        try:
+            length = int.from_bytes(await stream.readexactly(LENGTH_BYTES), "big")
+            body = await stream.readexactly(length)
+        except asyncio.IncompleteReadError:
+            return None
+        said = msgspec.msgpack.decode(body, type=Searched | Answer)
+        if not isinstance(said, Searched):
+            return said
+        if time.monotonic() >= due:  # whatever the process does, its words are few
+            due = time.monotonic() + HEAR_SECONDS
+            hear(said)
 
 
 def _how(code: int) -> str:

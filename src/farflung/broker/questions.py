@@ -65,4 +65,14 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     traceback: str
 
 
+class Searched(msgspec.Struct, frozen=True, tag=True):
+    """Said before the answer: how many plans were looked at so far, and the step of the best, if known."""
+
+    plans: float
+    step_seconds: float | None
+
+
 Answer = Made | Impossible | Lacking | Broken
+
+LENGTH_BYTES = 8
+"""Before whatever the planner says stands its length, in so many bytes, the highest first."""

@@ -14,6 +14,7 @@ from farflung.cli.remaining import Remaining
 from farflung.cli.searching import moving_line
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
+from farflung.client.telling import Tell, goes_on, silently
 from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
 from farflung.transport.wording import printable
@@ -65,13 +66,20 @@ class LiveObserver(Observer):
             console=self._console,
         )
         self._clock = ExitStack()  # while the broker lets wait, or plans
+        self._waiting = ""
+        self._tell: Tell = silently
         self._bars: dict[str, TaskID] = {}
         self._remaining: dict[str, Remaining] = {}
 
     def waiting(self, words: str) -> None:
+        if goes_on(words, self._waiting):
+            self._tell(printable(words))
+            return
+        self._waiting = words
         self._clock.close()
         self._console.print(printable(words))
-        self._clock.enter_context(moving_line())(printable(words).partition(" ")[0])
+        self._tell = self._clock.enter_context(moving_line())
+        self._tell(printable(words).partition(" ")[0])
 
     def planned(self, planned: Planned) -> None:
         self._clock.close()

@@ -11,6 +11,7 @@ from farflung.cli.plan_table import chosen_lines, plan_rows, planned_lines
 from farflung.cli.remaining import Remaining
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
+from farflung.client.telling import goes_on
 from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
 from farflung.wording import counted, digits
@@ -52,12 +53,17 @@ class PlainObserver(Observer):
     def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._steps = steps
         self._bytes, self._rows, self._unit = _Pause(clock), _Pause(clock), _Pause(clock)
+        self._search = _Pause(clock)
         self._waiting = ""
         self._remaining = Remaining(clock)
 
     def waiting(self, words: str) -> None:
-        if words != self._waiting:
+        if goes_on(words, self._waiting):
+            if self._search.is_over():
+                note(words)
+        elif words != self._waiting:
             self._waiting = words
+            self._search.begin()
             note(words)
 
     def planned(self, planned: Planned) -> None:

@@ -13,6 +13,7 @@ from farflung.client.observer import Observer
 from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
 from farflung.client.tally import Tally
+from farflung.client.telling import goes_on
 from farflung.errors import RunFailed
 from farflung.protocol.messages import Accepted, CodecsChosen, Collecting, Planned, UnitDone
 from farflung.protocol.worker import LinkTraffic
@@ -35,6 +36,7 @@ class Books:
         self.tally = Tally(job, time.monotonic(), emulated)
         self._emulated = emulated
         self._job_id = ""
+        self._state = ""
         self._warned = False
 
     async def submitted(self, name: str, broker: str) -> None:
@@ -45,7 +47,9 @@ class Books:
         """The broker says where the job stands."""
         self._job_id = message.job
         self.observer.waiting(message.state)
-        await self._record("waiting", job=message.job, state=message.state)
+        if not goes_on(message.state, self._state):
+            self._state = message.state
+            await self._record("waiting", job=message.job, state=message.state)
 
     async def planned(self, message: Planned) -> None:
         """There is a plan; loading begins."""

@@ -11,7 +11,10 @@ class Observer:
     """Is told how a run goes, on the event loop; each method does nothing here and must return soon."""
 
     def waiting(self, words: str) -> None:
-        """The job's state in the broker's words ("waiting for 1 more worker (have 1, the job needs 2)")."""
+        """The job's state in the broker's words ("waiting for 1 more worker (have 1, the job needs 2)").
+
+        What begins as the words before and goes on after a colon says how far that is.
+        """
 
     def planned(self, planned: Planned) -> None:
         """Where each segment runs."""

@@ -11,6 +11,11 @@ def silently(words: str) -> None:
     """Progress that nobody wants to hear of."""
 
 
+def goes_on(words: str, before: str) -> bool:
+    """Whether words say how far that is what was said before: "planning: 12 plans" after "planning"."""
+    return bool(before) and words.startswith(f"{before}: ")
+
+
 class Search:
     """Tells in words how a search gets on, as `planner.assignment.Watch` hears of it."""
 

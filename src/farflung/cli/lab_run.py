@@ -36,29 +36,32 @@ ScaleOption = Annotated[
 ]
 
 
+WorkersOption = Annotated[int, typer.Option(help="Train on the topology's first so many workers; 0 is all.")]
+EmulateOption = Annotated[
+    bool,
+    typer.Option(
+        "--emulate-devices",
+        help="Workers send what they would, and sleep for as long as their devices would compute."
+        " Slows lines and devices as far as this machine needs; --scale F says how far.",
+    ),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Of the lab, for lab cut, set, stats. [default: random]")
+]
+
+
 def run(
     job: JobArgument,
     topology: TopologyOption,
     scale: ScaleOption = None,
-    workers: Annotated[
-        int, typer.Option(help="Train on the topology's first so many workers; 0 is all.")
-    ] = 0,
+    workers: WorkersOption = 0,
     steps: StepsOption = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB-TOPOLOGY]")] = None,
     text: TextOption = None,
     precision: PrecisionOption = None,
     codec: CodecOption = None,
-    emulate_devices: Annotated[
-        bool,
-        typer.Option(
-            "--emulate-devices",
-            help="Workers send what they would, and sleep for as long as their devices would compute."
-            " Slows lines and devices as far as this machine needs; --scale F says how far.",
-        ),
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Of the lab, for lab cut, set, stats. [default: random]")
-    ] = None,
+    emulate_devices: EmulateOption = False,
+    name: NameOption = None,
     efficiency: Annotated[
         float, typer.Option(help="Of an emulated device's TFLOP/s, what training reaches.")
     ] = DATA_SHEET_EFFICIENCY,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import typer
@@ -33,36 +33,40 @@ if TYPE_CHECKING:
     from farflung.planner.advice.forecast import Forecast
 
 
+FleetOption = Annotated[bool, typer.Option("--fleet", help="On the broker's workers, as they are measured.")]
+WorkersOption = Annotated[
+    int, typer.Option(help="Use exactly so many workers; 0 leaves out whoever makes a step longer.")
+]
+MicrobatchesOption = Annotated[
+    str | None,
+    typer.Option(metavar="N|auto", help="In place of the job's own; auto takes the best of several."),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Count operators by their time: made by `capture JOB --profile`."),
+]
+NoWhatIfOption = Annotated[bool, typer.Option("--no-what-if", help="Do not look for what would help most.")]
+SaveOption = Annotated[
+    Path | None, typer.Option(metavar="PLAN.json", help="Write the plan there, for farflung simulate.")
+]
+
+
 def plan(
     job: JobArgument,
     topology: TopologyOption = None,
-    fleet: Annotated[
-        bool, typer.Option("--fleet", help="On the broker's workers, as they are measured.")
-    ] = False,
+    fleet: FleetOption = False,
     scheduler: SchedulerOption = "auto",
-    workers: Annotated[
-        int, typer.Option(help="Use exactly so many workers; 0 leaves out whoever makes a step longer.")
-    ] = 0,
-    microbatches: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="In place of the job's own; auto takes the best of several."),
-    ] = None,
+    workers: WorkersOption = 0,
+    microbatches: MicrobatchesOption = None,
     efficiency: EfficiencyOption = None,
     recompute: RecomputeOption = "auto",
     codec: CodecOption = None,
     precision: PrecisionOption = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Count operators by their time: made by `capture JOB --profile`."),
-    ] = None,
+    profile: ProfileOption = None,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     budget: Annotated[int | None, typer.Option(help="Plans to look at. [default: 2000]")] = None,
-    no_what_if: Annotated[
-        bool, typer.Option("--no-what-if", help="Do not look for what would help most.")
-    ] = False,
-    save: Annotated[
-        Path | None, typer.Option(metavar="PLAN.json", help="Write the plan there, for farflung simulate.")
-    ] = None,
+    no_what_if: NoWhatIfOption = False,
+    save: SaveOption = None,
     picture: PictureOption = None,
     broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
     token: TokenText = None,
@@ -86,44 +90,41 @@ def plan(
     number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
     scheduler_called(scheduler)
     looks_at = Options.budget if budget is None else budget
-    if fleet:
-        where, told = fleet_topology(broker, token, folder)
-        reached, assumed = the_efficiency(efficiency, measured=True), told.assumed
-    else:
-        where, reached, assumed = the_topology(topology or ""), the_efficiency(efficiency), []
-    require_possible(where, workers or None, looks_at, seed)
-    codecs.wishes.require_ends(where.ids)
+    whom = _whom(topology, efficiency, broker, token, folder)
+    require_possible(whom.topology, workers or None, looks_at, seed)
+    codecs.wishes.require_ends(whom.topology.ids)
     loaded = read_job(job, precision=computing, codec=codecs.every)
     with searching() as tell, quietly(), fewer("--workers"):
         found = planned(
-            loaded,
-            where,
-            scheduler=scheduler,
-            workers=workers or None,
-            microbatches=number,
-            efficiency=reached,
-            recompute=when,
-            codecs=codecs.wishes,
-            profile=profile,
-            budget=looks_at,
-            seed=seed,
-            what_if=not no_what_if,
-            tell=tell,
-        )
-    found = msgspec.structs.replace(found, notes=[*found.notes, *assumed])
+            loaded, whom.topology, scheduler=scheduler, workers=workers or None, microbatches=number,
+            efficiency=whom.efficiency, recompute=when, codecs=codecs.wishes, profile=profile,
+            budget=looks_at, seed=seed, what_if=not no_what_if, tell=tell,
+        )  # fmt: skip
+    found = msgspec.structs.replace(found, notes=[*found.notes, *whom.assumed])
     if save is not None:
         _save(found, save)
-    _give(found, list(forecast_lines(found, workers)), where, reached, picture, as_json)
+    _give(found, list(forecast_lines(found, workers)), whom, picture, as_json)
 
 
-def _give(
-    found: Forecast,
-    lines: list[str],
-    where: Topology,
-    efficiency: float,
-    picture: Path | None,
-    as_json: bool,
-) -> None:
+class _Whom(NamedTuple):
+    """The fleet that is planned for, what its devices reach, and what of it is not known."""
+
+    topology: Topology
+    efficiency: float
+    assumed: list[str]
+
+
+def _whom(
+    topology: str | None, efficiency: float | None, broker: str | None, token: str | None, folder: Path | None
+) -> _Whom:
+    """Of a file or testbed; without a name, the broker's workers as they are measured."""
+    if topology is not None:
+        return _Whom(the_topology(topology), the_efficiency(efficiency), [])
+    where, told = fleet_topology(broker, token, folder)
+    return _Whom(where, the_efficiency(efficiency, measured=True), told.assumed)
+
+
+def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, as_json: bool) -> None:
     """Draw a forecast if that was asked for, and print it."""
     from farflung.cli.picture import draw
     from farflung.plan import joined_part
@@ -131,7 +132,8 @@ def _give(
 
     if picture is not None:
         title = f"One step of {found.model}"
-        draw(picture, found.plan, joined_part(where)[0], Conditions(efficiency=efficiency), title, lines)
+        conditions = Conditions(efficiency=whom.efficiency)
+        draw(picture, found.plan, joined_part(whom.topology)[0], conditions, title, lines)
     if as_json:
         print_json(found)
         return

@@ -119,14 +119,21 @@ def plan(
     simulation = simulated(schedule.plan, joined, conditions)
     effects = _effects(joined, schedule, simulation, search, options, tell) if what_if else None
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
-    frameworks = {worker.id: worker.framework for worker in fleet.workers}
-    notes = [
+    beside = [
         *phase_notes(schedule.plan, job.steps, joined, conditions),
-        *draws_notes(model.draws, schedule.plan.workers(), frameworks),
-        *unused(schedule.plan, codecs),
+        *_notes(job, model, schedule.plan, fleet, codecs),
+    ]
+    return msgspec.structs.replace(found, notes=[*found.notes, *beside])
+
+
+def _notes(job: Job, model: Model, plan: Plan, fleet: Topology, codecs: CodecWishes) -> list[str]:
+    """What a plan does not promise, and which wishes it could not serve."""
+    frameworks = {worker.id: worker.framework for worker in fleet.workers}
+    return [
+        *draws_notes(model.draws, plan.workers(), frameworks),
+        *unused(plan, codecs),
         *unused_phases(codecs, job.steps),
     ]
-    return msgspec.structs.replace(found, notes=[*found.notes, *notes])
 
 
 def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:

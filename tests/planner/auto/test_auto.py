@@ -153,6 +153,7 @@ def test_a_cap_on_seconds_is_reported() -> None:
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6))
+@example(seed=702)  # where a rival that may copy the model finds no plan, and without copies a good start
 def test_plans_with_replicas_are_valid_and_never_worse(seed: int) -> None:
     topology, workload = case(seed)
     one, several = planned(topology, workload), planned(topology, workload, replace(FEW, most_replicas=3))

@@ -172,9 +172,13 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
         if simple is not None and _is_valid(fleet, workload, simple, judge):
             some = True
             yield Judged(judge.simulated(workload, simple), workload, simple)
-    for rival in _rivals(fleet, workload, RIVALS if incumbent is None else AGAIN):
+    rivals = _rivals(fleet, workload, RIVALS if incumbent is None else AGAIN)
+    asked = [(rival, replace(alone, most_replicas=1)) for rival in rivals]
+    if options.most_replicas > 1 and evolutionary in rivals:  # the others know of none
+        asked.append((evolutionary, alone))
+    for rival, allowed in asked:
         try:
-            schedule = rival(fleet.topology, workload, alone)
+            schedule = rival(fleet.topology, workload, allowed)
         except PlanError as error:
             refusal = error
             continue

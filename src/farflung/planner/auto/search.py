@@ -40,17 +40,25 @@ class Search:
         self.tables = tables_of(workload)
 
     def run(self, known: Sequence[Judged]) -> list[Judged]:
-        """The best plans found, beside those that are `known`, from which it also starts."""
-        judged = [*known, *self._judged(self._candidates(known))]
+        """The best plans found, beside those that are `known`, from which it also starts.
+
+        Those with replicas come after all others, so that to allow them never takes from what is found
+        without.
+        """
+        copies = self.options.most_replicas > 1 and self.fleet.count is None  # a count is of one pipeline
+        plain = [one for one in known if not (copies and one.assignment.shares)]
+        judged = [*plain, *self._judged(self._candidates(plain))]
         judged.sort(key=lambda one: one.seconds)
         best = [polished(self._with_tables(one), self.judge, self.options) for one in judged[:POLISHED]]
-        if self.options.most_replicas == 1 or self.fleet.count is not None:  # who are all in one pipeline
+        if not copies:
             return best
-        return [*best, *self._replicated([*best, *judged])]
+        return [*best, *self._replicated([*best, *judged], [one for one in known if one.assignment.shares])]
 
-    def _replicated(self, judged: Sequence[Judged]) -> list[Judged]:
-        """The shortest plans that leave most workers unused, in several copies; the best one improved."""
-        found: dict[Assignment, Judged] = {}
+    def _replicated(self, judged: Sequence[Judged], known: Sequence[Judged]) -> list[Judged]:
+        """The shortest plans that leave most workers unused, in several copies; of these and those that are
+        known the best one, improved.
+        """
+        found = {one.assignment: one for one in known}
         shallow = {len(one.assignment.workers): one for one in sorted(judged, key=lambda one: -one.seconds)}
         for one in shallow.values():
             if one.assignment.shares:

@@ -81,6 +81,9 @@ def off(found: dict[str, Any]) -> list[str]:
     return wrong
 
 
+MOST_REFRESHED = 3  # a machine that is busy for a moment measures what it is busy with
+
+
 def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
     tmp_path: Path, lab_machine: None
 ) -> None:
@@ -90,8 +93,9 @@ def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
         workers = [on.worker(name, "--site", f"home {name}", *EMULATED) for name in LINES]
         broker.says("survey: over")
         found = topology(on.on, "--token", on.on.token("submitter"), "--broker", on.on.address)
-        if off(found):
-            found = topology(on.on, "--refresh")  # once more: the machine may have been too busy
+        for _ in range(MOST_REFRESHED):
+            if off(found):
+                found = topology(on.on, "--refresh")
         asked = "--workers", "3", "--budget", "50", "--no-what-if"
         planned = on.on.document("desk", "plan", "net.py", "--fleet", *asked)
         network_is_void = on.network.stats().void
@@ -172,6 +176,7 @@ def test_a_jobs_traffic_refreshes_the_rate_of_a_link(tmp_path: Path, lab_machine
 
         eventually(f"{fast} Mbit/s by its traffic", is_known, COMMAND_PAUSE_SECONDS)
         run.command.stop()
+        after = way(topology(on.on), "a", "b")  # its last steps said something, too
         light = "--scheduler", "equal-compute", "--no-what-if"
         planned = on.on.document("desk", "plan", "wide.py", "--fleet", *light)
         for command in (*workers, broker):

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farflung.broker.whereabouts import Whereabouts, may_be_tried, whereabouts
@@ -85,13 +85,22 @@ ANYWHERE = st.one_of(st.ip_addresses(), st.ip_addresses(network="192.168.1.0/28"
 
 
 @given(st.lists(ANYWHERE, max_size=8), ANYWHERE, ANYWHERE)
+@example(hosts=["::ffff:1.0.0.0"], seen="192.168.1.0", reader="::ffff:1.0.0.0")
+@example(hosts=["::ffff:2.0.0.0"], seen="192.168.1.0", reader="::ffff:1.0.0.0")
 def test_who_is_seen_elsewhere_is_told_of_the_workers_own_host_and_of_its_own_network_only(
     hosts: list[str], seen: str, reader: str
 ) -> None:
     worker = whereabouts([format_address(host, 9) for host in hosts], format_address(seen, 50000))
-    there = {reader, worker.seen}
-    if ":" in reader:
-        network = ipaddress.ip_network(f"{reader}/64", strict=False)
-        there |= {host for host in hosts if ":" in host and ipaddress.ip_address(host) in network}
-    told = {parse_address(address)[0] for address in worker.told(reader)}
-    assert told <= there or reader == worker.seen or ipaddress.ip_address(worker.seen).is_loopback
+    at, here = plain(reader), plain(worker.seen)
+    there = {at, here}
+    if at.version == 6:
+        network = ipaddress.ip_network(f"{at}/64", strict=False)
+        there |= {plain(host) for host in hosts if plain(host) in network}
+    told = {plain(parse_address(address)[0]) for address in worker.told(reader)}
+    assert told <= there or at == here or here.is_loopback
+
+
+def plain(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address, that of IPv4 where it is written as one of IPv6."""
+    address = ipaddress.ip_address(host)
+    return getattr(address, "ipv4_mapped", None) or address

@@ -24,7 +24,7 @@ from farflung.protocol.messages import Planned
 
 pytestmark = pytest.mark.processes
 
-WORKERS, STEPS, WIDTH = 3, 5, 256
+WORKERS, STEPS, WIDTH = 3, 5, 1024  # so wide that pings weigh little beside values
 RUNG = "int8/eden2"
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from tests.runtime.test_coding import WORKERS, same, side, train
 
 from farflung.codec import Context
 from farflung.codec.catalogue import declared, recipe
+from farflung.protocol.worker import CodecSample
 from farflung.runtime.parcel import Sample
 from farflung.runtime.sample import EVERY, FIRST_STEPS, is_sampled, samples
 from farflung.schedule import Unit
@@ -47,6 +49,21 @@ def test_rows_that_are_lost_and_numbers_that_are_cut_off_show() -> None:
 @pytest.mark.parametrize("array", [np.zeros((3, 8)), np.full((3, 8), np.nan), np.zeros((0, 8))])
 def test_of_nothing_and_of_what_no_codec_writes_there_is_nothing_to_say(array: np.ndarray) -> None:
     assert not found(array.astype(np.float32))
+
+
+@pytest.mark.parametrize("largest", [1e-30, 1e18, 1e20, 3.4e38])
+def test_what_is_told_of_numbers_that_run_away_can_be_told(largest: float) -> None:
+    """In float32 their squares are infinite, and bf16 rounds the largest up to infinity."""
+    array = np.random.default_rng(1).uniform(-1, 1, (64, 256)).astype(np.float32)
+    array *= np.float32(largest)
+    array[0, 0] = largest
+    tried = found(array)
+    assert set(tried) == {*NAMES} - {"masked30-int4", "axes20"}
+    for one in tried.values():
+        told = msgspec.msgpack.encode(CodecSample(*one))
+        assert msgspec.msgpack.decode(told, type=CodecSample) == CodecSample(*one)
+    if largest < 1e30:
+        assert tried["bf16"].error == pytest.approx(declared("bf16").usual_error, rel=0.5)
 
 
 def test_the_first_steps_and_some_later_ones_are_sampled_and_no_evaluation() -> None:

@@ -13,6 +13,7 @@ from farflung.plan.rung import MOST_CODECS, CodecName
 from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Text
 from farflung.protocol.opset import Opset
+from farflung.runtime.parcel import MOST_ERROR
 from farflung.runtime.training import Training
 
 
@@ -150,7 +151,7 @@ class CodecSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradient: bool
     used: bool
     ratio: Annotated[float, Meta(gt=0, le=1e12)]
-    error: Annotated[float, Meta(ge=0, le=1e12)]
+    error: Annotated[float, Meta(ge=0, le=MOST_ERROR)]
     saturated: Annotated[float, Meta(ge=0, le=1)]
     dead: Annotated[float, Meta(ge=0, le=1)]
 

@@ -30,6 +30,10 @@ class Parcel(NamedTuple, Generic[Payload]):
     payload: Payload | None
 
 
+MOST_ERROR = 1e12
+"""A sample's error is no larger, whatever became of the tensor."""
+
+
 class Sample(NamedTuple):
     """What one codec did to a tensor: bytes of fp32 over those of the payload, and its relative error.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -10,11 +11,12 @@ import numpy as np
 from farflung.codec import Coder, Context, Mask, Recipe
 from farflung.codec.catalogue import needs_mask
 from farflung.codec.floats import Float32, Floats, as_float32, flat
-from farflung.runtime.parcel import Sample
+from farflung.runtime.parcel import MOST_ERROR, Sample
 from farflung.schedule import Unit
 
 FIRST_STEPS, EVERY = 2, 50
 """The first microbatch of so many steps is sampled, and of each so many-th after them."""
+_LEAST_SQUARE = 1e-30
 
 
 def is_sampled(unit: Unit, microbatch: int) -> bool:
@@ -66,9 +68,23 @@ def _compared(
     ratio = 4 * sent.size / max(1, payload_bytes)
     if mask is not None and needs_mask(codec):  # the rest was not to be sent
         sent, came, width = sent[mask.positions], came[mask.positions], 1
-    whole = float(np.linalg.norm(sent))
-    error = float(np.linalg.norm(sent - came)) / whole if whole else 0.0
+    error = _error(sent, came)
     saturated = float(np.mean(np.abs(sent) > np.abs(came).max(initial=0))) if sent.size else 0.0
     rows = came.reshape(-1, width)
     dead = ~rows.any(axis=1) & sent.reshape(-1, width).any(axis=1) if width > 1 else np.zeros(1)
     return Sample(codec, gradient, used, ratio, error, saturated, float(np.mean(dead)))
+
+
+def _error(sent: Float32, came: Float32) -> float:
+    """Of a run that diverges, too: squares of 10^20 are infinite in float32, and what came may be."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        whole = _norm(sent)
+        error = _norm(sent - came) / whole if whole else 0.0
+    return error if error < MOST_ERROR else MOST_ERROR  # also if it is NaN
+
+
+def _norm(numbers: Float32) -> float:
+    square = float(np.vdot(numbers, numbers))
+    if not _LEAST_SQUARE < square < math.inf:  # in float32, which is far faster
+        square = float(np.einsum("i,i->", numbers, numbers, dtype=np.float64))
+    return math.sqrt(square)

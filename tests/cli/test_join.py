@@ -1,12 +1,16 @@
-"""What `farflung join` says while it makes itself ready."""
+"""What `farflung join` says and does while it makes itself ready."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from farflung.cli.join import _imported
+from farflung import heap
+from farflung.cli.join import _imported, join
+from farflung.errors import JobError
+from farflung.local import parent
 from farflung.runtime import frameworks
 
 
@@ -25,3 +29,15 @@ def test_a_framework_that_takes_its_time_is_announced(
     monkeypatch.setitem(sys.modules, "abacus", sys)
     assert str(_imported("abacus", None)) == "the backend abacus"
     assert said == ["importing abacus to measure this machine with it takes 3 to 10 s\n", ""]
+
+
+def test_there_is_one_heap_before_there_is_a_second_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A thread that was there before keeps a heap, and then every other thread after it gets that one."""
+    done: list[str] = []
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: done.append("one heap"))
+    monkeypatch.setattr(parent, "stop_with_parent", lambda folder: done.append("a thread"))
+    with pytest.raises(JobError, match="--memory"):
+        join("127.0.0.1", memory=-1.0, exit_with_parent=tmp_path)
+    assert done == ["one heap", "a thread"]

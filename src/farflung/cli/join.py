@@ -76,15 +76,16 @@ def join(
     exit_with_parent: ExitWithParent = None,
 ) -> None:
     """Offer this machine to the broker at HOST:PORT (7700) until stopped; a lost broker is dialled again."""
+    from farflung.heap import keep_freed_memory
+
+    keep_freed_memory()  # before a thread has a heap of its own, such as the one that heeds the parent
     heed_parent(exit_with_parent)
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     _check_line(up, down)
-    from farflung.heap import keep_freed_memory
     from farflung.runtime.frameworks import checked
 
     framework = checked(backend, tflops)
-    keep_freed_memory()
     identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
     computes = _imported(framework, tflops)  # last: who is not let in need not wait for it
     from farflung.protocol.worker import HomeLine

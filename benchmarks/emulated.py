@@ -29,7 +29,7 @@ from benchmarks.race.ground import LabGround
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, reference
 from benchmarks.race.result import PIPELINES
-from benchmarks.race.systems import FARFLUNG, Emulated, coded, race, rung_of
+from benchmarks.race.systems import FARFLUNG, Emulated, entered, folder, race, rung_of
 
 from farflung.client.check import capture_shapes
 from farflung.errors import FarflungError
@@ -84,8 +84,9 @@ class Raced(msgspec.Struct, frozen=True):
     """One system: a step's seconds in the testbed (median; least and most), and its bytes at the switch.
 
     The switch cannot carry all that one room of GPUs says: there devices and lines ran `slower` times slower,
-    and seconds are those measured over that. `score` is the better pipeline's time to the target over this
-    one's; of a setting without a target, of a step.
+    and seconds are those measured over that. So latencies, codecs and what messages take this machine, none
+    of which is slower, count that much less than a pipeline's. `score` is the better pipeline's time to the
+    target over this one's; of a setting without a target, of a step.
     """
 
     seconds_per_step: float
@@ -144,24 +145,21 @@ def compete(options: argparse.Namespace) -> Result:
     setting = SETTINGS[options.setting]
     if options.codec and not setting.target:
         raise RuntimeError(f"{options.setting} has no target loss, so only lossless systems can race there")
+    systems = entered(options.codec, options.peers, PIPELINES)
     topology = find_topology(setting.testbed)
     if setting.tflops is not None:
         topology = _devices_of(topology, setting.tflops)
     emulated = emulate(setting, topology)
-    systems = [FARFLUNG, *map(coded, options.codec), *(name for name in options.peers.split(",") if name)]
     sprint = msgspec.structs.replace(setting.course, steps=WARMUP + setting.steps, validate_every=0)
-    kept = (options.keep or Path(tempfile.mkdtemp(prefix="farflung-emulated-"))).resolve()
-    legs = {}
-    for name in systems:
-        ours = name.startswith(FARFLUNG)
-        place = emulated.job.topology if ours else topology
-        course = msgspec.structs.replace(sprint, codec=rung_of(name))
-        with Network(lay_out(place)) as network:
-            legs[name] = race(
-                name, LabGround(network, place), course, kept / _folder_name(name), WARMUP, emulated
-            )
-        tell(f"{name} took {', '.join(f'{each:.2f}' for each in legs[name].seconds)} s a step")
-    plans = {name: _plan(kept / _folder_name(name)) for name in systems if name.startswith(FARFLUNG)}
+    with folder(options.keep) as kept:
+        legs = {}
+        for name in systems:
+            place = topology if name in PIPELINES else emulated.job.topology
+            course, own = msgspec.structs.replace(sprint, codec=rung_of(name)), kept / _folder_name(name)
+            with Network(lay_out(place)) as network:
+                legs[name] = race(name, LabGround(network, place), course, own, WARMUP, emulated)
+            tell(f"{name} took {', '.join(f'{each:.2f}' for each in legs[name].seconds)} s a step")
+        plans = {name: _plan(kept / _folder_name(name)) for name in systems if name not in PIPELINES}
     references = _references(setting.course, plans) if setting.target else {}
     return result(options.setting, emulated.job.emulation.divisor, legs, plans, references)
 

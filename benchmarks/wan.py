@@ -33,7 +33,7 @@ from benchmarks.race.ground import LOOPBACK, Ground, LabGround, LoopbackGround, 
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, reference
 from benchmarks.race.result import PIPELINES, Proof, Result, proof, result
-from benchmarks.race.systems import BASELINES, FARFLUNG, coded, race, rung_of
+from benchmarks.race.systems import BASELINES, FARFLUNG, entered, folder, race, rung_of
 
 from farflung.errors import FarflungError
 from farflung.lab.layout import lay_out
@@ -101,8 +101,8 @@ def compete(options: argparse.Namespace) -> Result:
     """All rounds on one ground."""
     mode = QUICK if options.quick else FULL if options.full else NORMAL
     rounds, measured = options.rounds or mode.rounds, options.steps or mode.steps
-    ours = [FARFLUNG, *map(coded, options.codec)]
-    systems = [*ours, *_peers(options.peers)]
+    systems = entered(options.codec, options.peers, BASELINES)
+    ours = [name for name in systems if name not in BASELINES]
     with folder(options.keep) as kept, ground(options.testbed) as place:
         cache = Path(tempfile.gettempdir()) / "farflung-race"
         known = reference(mode.course, cache, tell)
@@ -139,25 +139,6 @@ def ground(testbed: str) -> Iterator[Ground]:
     topology = find_topology(testbed)
     with Network(lay_out(topology)) as network:
         yield LabGround(network, topology)
-
-
-@contextmanager
-def folder(kept: Path | None) -> Iterator[Path]:
-    """Where runs and logs go."""
-    if kept is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        yield kept.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="farflung-race-") as path:
-        yield Path(path)
-
-
-def _peers(listed: str) -> list[str]:
-    names = [name for name in listed.split(",") if name]
-    for name in names:
-        if name not in BASELINES:
-            raise RuntimeError(f"expected --peers from {', '.join(BASELINES)}, found {name!r}")
-    return names
 
 
 def _with(course: Course, system: str) -> Course:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +91,32 @@ def coded(rung: str) -> str:
     if "@" in rung:
         raise RuntimeError(f"--codec {rung}: a race is of one rung, not of several in turn (@)")
     return FARFLUNG if rung == DENSE else f"{FARFLUNG} {rung}"
+
+
+def entered(codecs: Sequence[str], peers: str, known: Sequence[str]) -> list[str]:
+    """Who races, each once: farflung, farflung with each of these codecs, and the peers of a list by commas.
+
+    Raises
+    ------
+    RuntimeError
+        A peer is none of those that are `known`; or as `coded`.
+    """
+    named = [name for name in peers.split(",") if name]
+    for name in named:
+        if name not in known:
+            raise RuntimeError(f"expected --peers from {', '.join(known)}, found {name!r}")
+    return list(dict.fromkeys([FARFLUNG, *map(coded, codecs), *named]))
+
+
+@contextmanager
+def folder(kept: Path | None) -> Iterator[Path]:
+    """Where runs and logs go: there, or into a folder that is gone afterwards."""
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="farflung-race-") as path:
+        yield Path(path)
 
 
 def rung_of(system: str) -> str:

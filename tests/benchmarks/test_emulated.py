@@ -13,8 +13,9 @@ from benchmarks.race.course import Course
 from benchmarks.race.ground import LoopbackGround
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference
+from benchmarks.race.result import PIPELINES
 from benchmarks.race.sleeping import SleepingStage
-from benchmarks.race.systems import FARFLUNG, Emulated, coded, race
+from benchmarks.race.systems import BASELINES, FARFLUNG, Emulated, coded, entered, race
 
 from farflung.lab.emulation import EmulatedJob
 from farflung.plan import Placement, Plan
@@ -76,6 +77,15 @@ def test_without_a_target_a_score_is_of_a_step_in_the_testbeds_own_time() -> Non
     assert found.target_loss is None
     assert found.systems[FARFLUNG].seconds_per_step == 1.0
     assert found.systems[FARFLUNG].score == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("unknown", ["ddp", "gpipe2", "farflung"])
+def test_who_races_is_known_before_anything_begins(unknown: str) -> None:
+    both = ["farflung", "farflung int8", "gpipe", "1f1b"]
+    assert entered(["dense", "int8", "int8"], "gpipe,1f1b,", PIPELINES) == both
+    assert entered([], "ddp", BASELINES) == ["farflung", "ddp"]
+    with pytest.raises(RuntimeError, match=f"expected --peers from gpipe, 1f1b, found '{unknown}'"):
+        entered([], f"gpipe,{unknown}", PIPELINES)
 
 
 def leg(system: str, seconds: float) -> Leg:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -22,6 +23,7 @@ from tests.broker.scenario import (
 
 from farflung.broker import events, facts, journal
 from farflung.broker.events import Send
+from farflung.broker.jobs import planning_words
 from farflung.broker.progress import next_unit
 from farflung.broker.state import durable, evolve, replay
 from farflung.broker.whereabouts import Whereabouts
@@ -358,6 +360,15 @@ def test_a_job_that_is_planned_anew_without_a_lost_worker_says_why() -> None:
     (said,) = told(story.leave("b").commands)
     assert isinstance(said, Accepted)
     assert "worker b was lost" in said.state and said.state.endswith("; planning for 1 worker")
+
+
+@pytest.mark.parametrize("length", [0, 100, TEXT_LENGTH])
+def test_words_of_a_search_go_on_after_those_of_planning_whatever_the_reason_for_it(length: int) -> None:
+    story = Scenario("a", "b")
+    story.submit(0)
+    job = dataclasses.replace(story.state.jobs["job-1"], reason="x" * length)
+    before, later = (planning_words(job, 2, so_far) for so_far in ("", "1,234 plans looked at"))
+    assert later == f"{before}: 1,234 plans looked at" and len(later) <= TEXT_LENGTH
 
 
 LACKS = "its backend has no aten.relu.default: join it with another --backend"

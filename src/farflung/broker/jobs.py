@@ -20,6 +20,7 @@ from farflung.broker.records import (
 from farflung.broker.turn import Turn
 from farflung.broker.wording import one_line
 from farflung.errors import ProtocolError
+from farflung.protocol.fields import TEXT_LENGTH
 from farflung.protocol.messages import (
     Accepted,
     Begin,
@@ -36,6 +37,9 @@ from farflung.protocol.messages import (
     Submit,
 )
 from farflung.wording import counted
+
+_PLANNING_LENGTH = 120
+"""Characters that what is said of planning has, however long the reason is for which it is planned anew."""
 
 NAMED = 5
 """How many missing workers a wait is explained with."""
@@ -205,7 +209,7 @@ def planning_words(job: Job, workers: int, so_far: str = "") -> str:
     """
     pool = counted(workers, "worker")
     count = f"{job.asked} of {pool}" if 0 < job.asked < workers else pool
-    why = f"{job.reason}; " if job.reason else ""
+    why = f"{job.reason[: TEXT_LENGTH - _PLANNING_LENGTH]}; " if job.reason else ""
     return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
 
 

@@ -47,13 +47,30 @@ def on_workers(graph: Graph, seed: int, workers: int) -> Assignment | None:
     return Assignment(cuts, names, MICROBATCHES, WINDOW) if len(set(names)) > 1 else None
 
 
-def asked_and_said(graph: Graph, assignment: Assignment, rung: str, sample: bool) -> list[tuple[int, float]]:
-    """For each worker what it asks for its codecs, and by how much more the planner plans with them."""
+def as_planned(graph: Graph, seed: int) -> Assignment | None:
+    """A random cut, on workers each of whom has one segment; the last may have the first one's, too."""
+    drawn = on_workers(graph, seed, 3)
+    if drawn is None:
+        return None
+    count = len(drawn.workers)
+    names = [f"w{number}" for number in range(count)]
+    if seed % 2 and count > 2:
+        names[-1] = names[0]
+    return replace(drawn, workers=tuple((name,) for name in names))
+
+
+def asked_and_said(
+    graph: Graph, assignment: Assignment, rung: str, sample: bool, receivers: int | None = None
+) -> list[tuple[int, float]]:
+    """For each worker what it asks for its codecs, and by how much more the planner plans with them.
+
+    A value goes to at most so many `receivers`; without, to as many segments as there are workers.
+    """
     codebook = codebook_of([rung])
     training = Training(2, MICROBATCHES, BATCH, AdamW(lr=1e-3)).with_codecs(codebook, sample)
     made, bare = place(graph, assignment, BATCH), workload_of(graph, MICROBATCHES, BATCH)
     names = {name for (name,) in assignment.workers}
-    coded = bare.coded(CodingMemory.of(codebook, sample), len(names))
+    coded = bare.coded(CodingMemory.of(codebook, sample), receivers or len(names))
     dense, said = (memory_by_worker(each, assignment) for each in (bare, coded))
     found = []
     for name in sorted(names):
@@ -86,6 +103,22 @@ def test_no_graph_has_codecs_that_take_more_than_was_planned(seed: int, rung: st
         return
     with suppress(PlanError):  # a parameter of several segments must stay on one worker
         for asked, said in asked_and_said(graph, assignment, rung, sample=False):
+            assert asked <= said + 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), rung=st.sampled_from(RUNGS))
+def test_where_each_worker_has_one_segment_or_the_first_and_the_last_no_value_goes_to_more_than_the_others(
+    seed: int, rung: str
+) -> None:
+    """As schedulers are asked: with one receiver less than there are workers."""
+    graph = random_graph(seed)
+    assignment = as_planned(graph, seed)
+    if assignment is None or not any(entry.trainable for entry in graph.inputs):
+        return
+    others = len(set(assignment.workers)) - 1
+    with suppress(PlanError):
+        for asked, said in asked_and_said(graph, assignment, rung, sample=False, receivers=others):
             assert asked <= said + 1
 
 

@@ -27,6 +27,7 @@ from farflung.runtime.torch_backend.optimizer import build
 
 Step = Callable[[dict[str, Tensor]], float]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+LINGER_SECONDS = 1.0  # behind the last row, while whoever follows it reads the counters of this process
 
 
 class Sleep(msgspec.Struct, frozen=True):
@@ -139,6 +140,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
         last = now
     dist.barrier()
+    time.sleep(LINGER_SECONDS)
     dist.destroy_process_group()
 
 

@@ -75,6 +75,8 @@ def race(
             asyncio.run(_run_in_lab(ground, course, run, limit, emulated))
         else:
             _run_locally(ground, course, run, limit)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        raise RuntimeError(f"{system} did not come to its end in {limit:.0f} s: see {folder}") from None
     finally:
         lateness = ground.lateness()
     return follower.leg(system, lateness)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +109,43 @@ def test_a_token_of_another_broker_says_whose_identity_it_replaces(
         assert Identity.load(home / "worker").id == second.id == "two"
 
     beside_a_broker(home, scene)
+
+
+def test_a_token_of_another_broker_takes_no_identity_from_a_worker_that_runs(
+    home: Path, tmp_path: Path
+) -> None:
+    async def scene(service: BrokerService) -> None:
+        await obtain(home, "worker", service.address, "one")
+        worker = await asyncio.to_thread(holding, home / "worker")
+        async with broker(tmp_path / "other") as other:
+            token = await asyncio.to_thread(create_token, tmp_path / "other", "worker")
+            taken = obtain_identity(home / "worker", "worker", other.address, token.text, "two")
+            with pytest.raises(IdentityError, match=rf"a worker \(process {worker.pid}\) runs .* --folder"):
+                await taken
+            assert Identity.load(home / "worker").id == "one"
+            assert (await obtain(home, "worker", service.address)).id == "one"
+            await asyncio.to_thread(worker.communicate)
+            again = obtain_identity(home / "worker", "worker", other.address, token.text, "two")
+            assert (await again).id == "two"  # the token was not spent
+
+    beside_a_broker(home, scene)
+
+
+def holding(folder: Path) -> subprocess.Popen[bytes]:
+    """A process that runs on a folder until its input ends."""
+    argv = [sys.executable, "-c", HOLDER, str(folder)]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"held\n"
+    return process
+
+
+HOLDER = """
+import pathlib, sys
+from farflung.cli.holding import hold
+hold(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 def test_a_port_that_was_left_out_is_said_and_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,4 +219,4 @@ def test_a_step_that_python_decides_is_not_predicted(capsys: pytest.CaptureFixtu
 def test_a_plan_without_a_prediction_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
     PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}))
-    assert "planned in equal shares: nothing is known of these workers" in capsys.readouterr().err
+    assert "nothing is known of these workers: the model is cut where" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.folders import folder_of
+from farflung.cli.holding import require_unheld
 from farflung.cli.output import note
 from farflung.errors import FarflungError, IdentityError
 
@@ -38,7 +39,8 @@ async def obtain_identity(
     Raises
     ------
     IdentityError
-        There is no identity and no token, the identity is of another than `name`, or the token was refused.
+        There is no identity and no token, the identity is of another than `name` or of a worker that runs and
+        would lose it, or the token was refused.
     ConnectionFailed
         The broker cannot be reached.
     """
@@ -65,8 +67,10 @@ async def obtain_identity(
     broker = broker or _address_of(parsed.fingerprint)
     if broker is None:
         raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
-    note(f"dialling the broker at {broker}")
     replaced = _kept(folder)
+    if replaced is not None:
+        require_unheld(folder)
+    note(f"dialling the broker at {broker}")
     enrolment = await enrol(broker, parsed, folder, role, name)
     _say_clock(enrolment.clock_ahead_seconds)
     if replaced is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.folders import folder_of
+from farflung.cli.holding import hold
 from farflung.cli.identity import TokenText, obtain_identity
 from farflung.cli.searching import searching
 from farflung.cli.service import ExitWithParent, heed_parent, run_service, start_anew
@@ -86,7 +87,9 @@ def join(
     from farflung.runtime.frameworks import checked
 
     framework = checked(backend, tflops)
-    identity = asyncio.run(obtain_identity(folder_of("worker", folder), "worker", broker, token, name))
+    own = folder_of("worker", folder)
+    identity = asyncio.run(obtain_identity(own, "worker", broker, token, name))
+    hold(own)
     computes = _imported(framework, tflops)  # last: who is not let in need not wait for it
     from farflung.protocol.worker import HomeLine
     from farflung.worker.service import WorkerOptions, run

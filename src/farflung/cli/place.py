@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.output import note
 from farflung.cli.planning_options import the_efficiency, the_recompute, the_topology
 from farflung.errors import JobError
+from farflung.plan.wishes import AUTO
 
 if TYPE_CHECKING:
     from farflung.plan import CodecWishes, Wishes
@@ -88,6 +90,8 @@ def place_of(
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
     if known := local_ids(local or 0) or pool:
         codecs.require_ends(known)
+    if local is not None and scheduler != AUTO:
+        note(f"--scheduler {scheduler} is not asked: nothing is known of --local workers to plan with")
     asked_by = "--local" if local else "--on" if chosen else "--workers"
     return Place(local or 0, local or workers or len(chosen), asked_by, pool, frameworks, wishes)
 

@@ -69,7 +69,10 @@ def chosen_lines(chosen: CodecsChosen) -> list[str]:
 def prediction_lines(prediction: Prediction | None) -> list[str]:
     """What a plan promises, in a few lines for a person."""
     if prediction is None:
-        return ["planned in equal shares: nothing is known of these workers, so no step time is predicted"]
+        return [
+            "nothing is known of these workers: the model is cut where that is least regretted, whatever they"
+            " are, and no step time is predicted"
+        ]
     step = f"{lasting(prediction.step_seconds)} a step, held up by {prediction.bottleneck}"
     if prediction.brief:
         step = "no step time is predicted"

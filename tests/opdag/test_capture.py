@@ -258,6 +258,23 @@ def test_a_loss_of_another_type_is_refused() -> None:
     assert "float32 scalar" in text_of(Base(lambda self, x, y: error(self.first(x), y).double()))
 
 
+@pytest.mark.parametrize(
+    ("doubled", "found"),
+    [(["x"], "'x' of the data is float64"), (["x", "y"], "'x', 'y' of the data are float64")],
+    ids=["one", "both"],
+)
+def test_data_of_float64_is_named_where_the_loss_is(doubled: list[str], found: str) -> None:
+    batch = {name: t.double() if name in doubled else t for name, t in pairs().items()}
+    message = text_of(Base(lambda self, x, y: error(self.first(x), y)), batch)
+    assert message == f"the loss must be float32, found float64: {found}: use .float()"
+
+
+def test_data_of_float64_that_the_model_casts_is_captured() -> None:
+    module = Base(lambda self, x, y: error(self.first(x.float()), y))
+    captured = capture(module, pairs() | {"x": pairs()["x"].double()})
+    assert captured.graph.values[captured.graph.loss].dtype == "float32"
+
+
 def test_examples_hold_two_samples() -> None:
     assert "at least 2 samples" in text_of(Base(lambda self, x, y: error(self.first(x), y)), pairs(1))
 

@@ -41,6 +41,8 @@ class LossModule(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         with self.casting():
             loss = self._loss_of(batch)
+        if loss.dtype is torch.float64:
+            _require_single_precision(batch)
         return loss.float() if loss.dtype is self._casts_to else loss
 
     def casting(self) -> AbstractContextManager[object]:
@@ -91,6 +93,18 @@ def _accepted_names(module: nn.Module) -> set[str] | None:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     return {p.name for p in parameters}
+
+
+def _require_single_precision(batch: Mapping[str, Tensor]) -> None:
+    """Raise CaptureError where the data can be why a loss is float64."""
+    names = [repr(name) for name, tensor in batch.items() if tensor.dtype is torch.float64]
+    if names:
+        verb = "is" if len(names) == 1 else "are"
+        raise CaptureError(
+            f"the loss must be float32, found float64: {', '.join(names)} of the data {verb} float64:"
+            " use .float()",
+            "inputs",
+        )
 
 
 def _call(outputs: object, batch: Mapping[str, Tensor]) -> str:

@@ -60,6 +60,17 @@ def with_detached(graph: Graph, op: str) -> Graph:
     return msgspec.structs.replace(graph, nodes=nodes, values=[*graph.values, graph.values[made]])
 
 
+@pytest.mark.parametrize(("scale", "found"), [(1e30, "inf"), (float("nan"), "nan")])
+def test_a_loss_that_is_no_number_is_the_models_own(scale: float, found: str) -> None:
+    entry = case("chain")
+
+    def scaled(count: int, seed: int) -> dict[str, torch.Tensor]:
+        return {name: tensor * scale for name, tensor in entry.batch(count, seed).items()}
+
+    with pytest.raises(CaptureError, match=rf"^the model's own loss is {found} on the first batch, before"):
+        capture_job(job_of(Case("scaled", entry.build, scaled)))
+
+
 def test_a_lost_gradient_is_refused() -> None:
     job = job_of(case("chain"))
     with pytest.raises(

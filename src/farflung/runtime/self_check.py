@@ -171,6 +171,7 @@ class _Eager:
         self._module.train()
         with SeededRandomOps(microbatch_seed(self._seed, True, 0, 0), self._draws):
             loss = self._loss(batch)
+        _require_number(float(loss.detach()))
         for parameter in self._module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(compare)
@@ -189,6 +190,16 @@ class _Eager:
     def buffers(self) -> dict[str, Tensor]:
         """Every buffer by name, as the training microbatch left it."""
         return dict(self._module.named_buffers())
+
+
+def _require_number(loss: float) -> None:
+    """Raise CaptureError where no graph could be compared with the module, and none is to blame."""
+    if not math.isfinite(loss):
+        raise CaptureError(
+            f"the model's own loss is {loss} on the first batch, before any step: look at the values of the"
+            " data and of the model",
+            "self-check",
+        )
 
 
 def _failed(what: str, batch: Batch, error: Exception) -> CaptureError:

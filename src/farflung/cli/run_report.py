@@ -1,4 +1,4 @@
-"""What is said of a training run that is over, and the exit code that says it too."""
+"""What is said of a training run before it begins and when it is over, and the exit code that says it too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from farflung.cli.output import note, print_error, print_json, print_text
+from farflung.cli.output import note, print_error, print_json, print_text, size
 from farflung.errors import JobError
 from farflung.wording import counted, lasting
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 FAILED, INTERRUPTED = 1, 130
 COMPRESSED = 1.05
 """A ratio below this is that of links without codecs."""
+
+
+def note_room(prepared: Prepared, run: RunFolder) -> None:
+    """Say before a run that its weights will not fit on the disk of its folder: hours later they are lost."""
+    from farflung.client.weights import lacking_room
+
+    if not prepared.emulated and (lacking := lacking_room(run.path, prepared.job.model)):
+        needed, free = map(size, lacking)
+        note(f"note: the weights take {needed}, and {run.path} has {free} free: make room before it ends")
 
 
 def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:

@@ -37,7 +37,7 @@ from farflung.cli.place import (
 )
 from farflung.cli.planning_options import EfficiencyOption, RecomputeOption, SchedulerOption, TopologyOption
 from farflung.cli.quiet import quietly
-from farflung.cli.run_report import report_run
+from farflung.cli.run_report import note_room, report_run
 from farflung.cli.searching import searching
 from farflung.errors import JobError, RunInterrupted
 from farflung.wording import counted
@@ -110,6 +110,7 @@ def _run(prepared: Prepared, path: Path, place: Place, identity: Identity | None
     from farflung.client.submitter import CANCELLED, STOPPED_AT_ONCE
 
     run = _run_folder(path)
+    note_room(prepared, run)
     try:
         summary = asyncio.run(_trained(prepared, run, observer, place, identity))
         if summary.state == CANCELLED:

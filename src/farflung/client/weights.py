@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,16 @@ def save_weights(
         raise disk_failure(path.parent, str(error)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def lacking_room(folder: Path, module: nn.Module) -> tuple[int, int] | None:
+    """Bytes of the module's weights and those free where they will be written; None where they fit.
+
+    What the run itself writes there besides is not counted, nor what others write meanwhile.
+    """
+    tensors = {id(t): t.nbytes for t in module.state_dict(keep_vars=True).values() if _is_tensor(t)}
+    needed, free = sum(tensors.values()), shutil.disk_usage(folder).free
+    return (needed, free) if needed > free else None
 
 
 def load_weights(path: Path, module: nn.Module) -> None:

@@ -38,12 +38,15 @@ AMessage = TypeVar("AMessage", bound=Message)
 
 @asynccontextmanager
 async def broker(
-    folder: Path, timeouts: Timeouts = TIMEOUTS, certificate_seconds: float = LIFETIME_SECONDS
+    folder: Path,
+    timeouts: Timeouts = TIMEOUTS,
+    certificate_seconds: float = LIFETIME_SECONDS,
+    port: int = 0,
 ) -> AsyncIterator[BrokerService]:
-    """A broker on `folder` and a free port of this machine."""
+    """A broker on `folder` and a port of this machine, any that is free without one."""
     with Store(folder) as store:
         service = BrokerService(folder, store, timeouts, certificate_seconds=certificate_seconds)
-        await service.start("127.0.0.1:0")
+        await service.start(f"127.0.0.1:{port}")
         running = asyncio.create_task(service.run())
         try:
             yield service

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.broker.fleet import TIMEOUTS, identity
+from tests.broker.fleet import broker, identity
 
-from farflung.broker.service import BrokerService
-from farflung.broker.store import Store
 from farflung.errors import AnotherAuthority
 from farflung.local.free_port import free_port
 from farflung.runtime.emulated.backend import EmulatedBackend
@@ -19,21 +16,6 @@ from farflung.transport.identity import Identity
 from farflung.worker.service import WorkerOptions, WorkerService, run
 
 WAIT_SECONDS = 60.0
-
-
-@asynccontextmanager
-async def broker(folder: Path, port: int) -> AsyncIterator[BrokerService]:
-    with Store(folder) as store:
-        service = BrokerService(folder, store, TIMEOUTS)
-        await service.start(f"127.0.0.1:{port}")
-        running = asyncio.create_task(service.run())
-        try:
-            yield service
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
-            await service.stop()
 
 
 def options(identity: Identity) -> WorkerOptions:
@@ -49,9 +31,9 @@ async def eventually(condition: Callable[[], bool]) -> None:
 def test_a_worker_whose_first_broker_is_anothers_ends(tmp_path: Path) -> None:
     async def scene() -> None:
         port = free_port("127.0.0.1")
-        async with broker(tmp_path / "own", port) as own:
+        async with broker(tmp_path / "own", port=port) as own:
             worker = await identity(own, tmp_path / "own", "one", "worker")
-        async with broker(tmp_path / "other", port), asyncio.timeout(WAIT_SECONDS):
+        async with broker(tmp_path / "other", port=port), asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(AnotherAuthority, match="worker one is of another broker"):
                 await run(options(worker))
 
@@ -66,14 +48,14 @@ def test_a_worker_that_has_met_its_broker_waits_for_it_while_another_is_there(
 
     async def scene() -> None:
         port = free_port("127.0.0.1")
-        async with broker(tmp_path / "own", port) as own:
+        async with broker(tmp_path / "own", port=port) as own:
             worker = WorkerService(options(await identity(own, tmp_path / "own", "one", "worker")))
             await worker.start()
             staying = asyncio.create_task(worker.stay_registered())
             await eventually(lambda: "registered as one" in caplog.text)
-        async with broker(tmp_path / "other", port):
+        async with broker(tmp_path / "other", port=port):
             await eventually(lambda: "does not know the identity" in caplog.text)
-        async with broker(tmp_path / "own", port):
+        async with broker(tmp_path / "own", port=port):
             await eventually(lambda: caplog.text.count("registered as one") == 2)
         assert not staying.done()
         staying.cancel()

@@ -1,4 +1,4 @@
-"""How tests are spread over processes: `make test` runs three."""
+"""How tests are spread over processes, of which `make test` runs three, and what hypothesis may take."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# A machine that stands still for a fifth of a second proves nothing of an example. Where $CI is set,
+# hypothesis's profile for it stays in force as well, and draws the same examples each time.
+settings.register_profile("farflung", settings(), deadline=None)
+settings.load_profile("farflung")
 
 LABS = (
     "tests/lab/",

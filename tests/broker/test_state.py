@@ -744,7 +744,7 @@ class Chaos:
         self.story.feed(events.Tick(self.story.now, 900.0))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_laws_of_every_history(data: st.DataObject) -> None:
     chaos = Chaos(data)

@@ -22,7 +22,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(batches=st.lists(st.lists(st.binary(max_size=40), max_size=5), max_size=8))
 def test_events_come_back_in_order_after_a_restart(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[bytes]]

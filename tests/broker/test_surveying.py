@@ -328,7 +328,7 @@ def test_what_nobody_asked_for_is_dropped(probed: Probed) -> None:
     assert not after.found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 12), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.5]))
 def test_any_survey_ends_whatever_its_members_do(count: int, seed: int, fault: float) -> None:
     chance = random.Random(seed)

@@ -63,7 +63,7 @@ depths = st.integers(1, 60).flatmap(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(depths)
 def test_any_depth_can_be_drawn(depth: Depth) -> None:
     root = ElementTree.fromstring(draw_depth("model <1>", depth))  # noqa: S314 (written by this process)

@@ -143,7 +143,7 @@ def test_an_answer_for_what_was_not_fed_is_refused(worker: str, header: ValueHea
     asyncio.run(scenario())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 3), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_any_order_of_answers_feeds_everything_within_the_limit(
     window: int, count: int, chance: object

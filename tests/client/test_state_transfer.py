@@ -170,7 +170,7 @@ def test_a_repeated_slice_and_a_second_version_are_refused() -> None:
         target.opening("a", msgspec.structs.replace(second, sha256=bytes(32)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6))
 def test_any_sizes_come_home(sizes: list[int]) -> None:
     async def scenario() -> None:

@@ -27,7 +27,7 @@ def round_trip(codec: Codec, array: Floats, context: Context | None = None) -> t
 
 
 @given(name=NAMES, array=tensors(), seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_any_tensor_comes_back_within_the_declared_error(name: str, array: Floats, seed: int) -> None:
     codec = FAMILIES[name]
     read, payload = round_trip(codec, array, Context(seed))
@@ -39,7 +39,7 @@ def test_any_tensor_comes_back_within_the_declared_error(name: str, array: Float
 
 
 @given(name=NAMES, array=tensors(), seed=st.integers(0, 2**64 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_same_tensor_in_the_same_place_gives_the_same_bytes(name: str, array: Floats, seed: int) -> None:
     codec, again = FAMILIES[name], np.ascontiguousarray(array)
     first = codec.encode(array, Context(seed))
@@ -116,7 +116,7 @@ def test_a_tensor_is_only_read_into_memory_that_it_fits(name: str) -> None:
 
 
 @given(array=tensors())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_layout_of_what_is_read_does_not_matter(array: Floats) -> None:
     for layout in ("transposed", "strided", "reversed"):
         for name in ("int8", "hadamard4", "topk"):

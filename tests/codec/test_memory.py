@@ -46,7 +46,7 @@ def test_the_error_falls_once_the_reference_is_learned() -> None:
 
 
 @given(order=st.permutations(range(6)), steps=st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_both_ends_stay_equal_in_whatever_order_microbatches_come(order: list[int], steps: int) -> None:
     writer, reader = MEAN_OF_TOKENS.coder(), MEAN_OF_TOKENS.coder()
     for step in range(steps):
@@ -176,7 +176,7 @@ def test_means_that_no_step_leaves_behind_are_refused(
 
 
 @given(seed=st.integers(0, 10**6), steps=st.integers(1, 8), name=st.sampled_from(["topk", "one bit", "int4"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_error_feedback_conserves_mass(seed: int, steps: int, name: str) -> None:
     """What was sent and what is kept add up to what was given."""
     codec = {"topk": TopK(0.05), "one bit": Hadamard(1, unbiased=False), "int4": Blocked(4)}[name]

@@ -93,7 +93,7 @@ def carried(ends: tuple[Coder, Coder], array: Floats, context: Context) -> Float
 
 
 @given(name=NAMES, given_steps=steps())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_tensor_comes_back_within_the_declared_error(
     name: str, given_steps: list[tuple[Floats, Context]]
 ) -> None:
@@ -118,7 +118,7 @@ def test_any_tensor_comes_back_within_the_declared_error(
 
 
 @given(name=NAMES, given_steps=steps(spoilt=True))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_not_finite_goes_as_it_is_is_told_and_teaches_nothing(
     name: str, given_steps: list[tuple[Floats, Context]]
 ) -> None:
@@ -136,7 +136,7 @@ def test_what_is_not_finite_goes_as_it_is_is_told_and_teaches_nothing(
 
 
 @given(name=NAMES, given_steps=steps())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_step_that_is_run_again_gives_the_same_bytes_wherever_it_is_run(
     name: str, given_steps: list[tuple[Floats, Context]]
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_step_that_is_run_again_gives_the_same_bytes_wherever_it_is_run(
 
 
 @given(name=st.sampled_from(sorted(set(FAMILIES) - {"masked", "masked, int4"})), given_steps=steps())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_error_feedback_conserves_mass(name: str, given_steps: list[tuple[Floats, Context]]) -> None:
     """Whatever the codec: what was sent and what is kept add up to what was given."""
     coder = Recipe(FAMILIES[name], Feedback()).coder()  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ def by_sorting(array: np.ndarray, count: int) -> np.ndarray:
 
 
 @given(array=tensors(), share=st.floats(0.001, 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_largest_are_those_of_a_sort(array: Floats, share: float) -> None:
     elements, numbers = flat(array), wide(array)
     count = max(1, int(share * len(elements)))
@@ -56,7 +56,6 @@ def test_a_sample_never_changes_what_is_chosen(kind: str, share: float) -> None:
     tied=st.booleans(),
     seed=st.integers(0, 999),
 )
-@settings(deadline=None)
 def test_rows_keep_their_own_largest(rows: int, width: int, share: float, tied: bool, seed: int) -> None:
     array = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
     array = np.rint(array) if tied else array
@@ -67,7 +66,7 @@ def test_rows_keep_their_own_largest(rows: int, width: int, share: float, tied: 
 
 
 @given(size=st.integers(1, 3000), share=st.floats(0, 1), seed=st.integers(0, 999), clustered=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_indices_come_back(size: int, share: float, seed: int, clustered: bool) -> None:
     random = np.random.default_rng(seed)
     chosen = random.random(size) < share

@@ -14,7 +14,7 @@ sizes = st.integers(1, 200).flatmap(lambda length: st.tuples(st.just(length), st
 seeds = st.integers(0, 2**63 - 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sizes, seeds, st.integers(0, 10**6))
 def test_an_epoch_visits_every_item_at_most_once_and_drops_less_than_a_batch(
     size: tuple[int, int], seed: int, epoch: int
@@ -27,7 +27,7 @@ def test_an_epoch_visits_every_item_at_most_once_and_drops_less_than_a_batch(
     assert set(visited) <= set(range(length))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sizes, seeds, st.integers(0, 10**9))
 def test_any_place_is_reached_without_what_came_before(size: tuple[int, int], seed: int, step: int) -> None:
     length, batch = size
@@ -56,7 +56,7 @@ def test_too_few_items_for_one_batch_are_refused() -> None:
         SampleOrder(8, 9, 0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(sizes)
 def test_evaluation_items_are_distinct_and_spread(size: tuple[int, int]) -> None:
     length, count = size

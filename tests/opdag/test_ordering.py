@@ -57,7 +57,7 @@ def test_a_lookup_of_what_the_model_makes_stays() -> None:
     assert "aten.tanh.default" in {node.op for node in graph.nodes[:second]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
 def test_every_node_stays_behind_what_it_reads(seed: int) -> None:
     graph = random_graph(seed, steps=random.Random(seed).randint(3, 30))

@@ -77,7 +77,7 @@ def require_every_result(graph: Graph, segments: list[Segment]) -> None:
         assert set(segment.differentiable) == crossing & gradients
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 10**6))
 def test_random_graphs_at_random_cuts(seed: int) -> None:
     draw = random.Random(seed)

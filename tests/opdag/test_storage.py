@@ -40,7 +40,7 @@ def test_values_share_memory_and_lie_as_they_are_said_to(entry: Case) -> None:
             assert strides_that_matter(tuple(made.shape), strides) == theirs, node.op
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_a_shape_can_be_seen_without_a_copy_where_torch_can(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4))
@@ -60,7 +60,7 @@ def test_a_shape_can_be_seen_without_a_copy_where_torch_can(data: st.DataObject)
         assert strides_that_matter(tuple(new), found) == strides_that_matter(tuple(new), seen.stride())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_sums_lie_as_torch_lays_them(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=4))

@@ -354,7 +354,7 @@ def changed(document: Document, path: tuple[Any, ...], junk: object) -> Document
     return document
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), name=st.sampled_from(["chain", "masked-pair", "batch-norm"]), junk=JUNK)
 def test_any_field_may_hold_anything(data: st.DataObject, name: str, junk: object) -> None:
     document = as_document(graph_of(name))

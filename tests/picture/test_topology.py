@@ -43,7 +43,7 @@ def test_every_shipped_testbed_can_be_drawn(name: str) -> None:
     assert all(worker.id in words for worker in topology.workers)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 64), st.integers(0, 12), st.sampled_from([0.0, 0.5, 20.0, 9999.0]))
 def test_any_fleet_can_be_drawn_and_nobody_stands_on_another(count: int, sites: int, mbps: float) -> None:
     topology = fleet(count, sites, mbps)

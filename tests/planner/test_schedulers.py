@@ -23,7 +23,7 @@ EACH = pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 
 
 @EACH
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 5), ties=st.booleans())
 def test_plans_are_valid_and_repeat(scheduler: Scheduler, seed: int, count: int, ties: bool) -> None:
     workload, topology = random_workload(seed, 10, ties), random_topology(seed, count)

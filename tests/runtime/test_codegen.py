@@ -50,7 +50,7 @@ def test_source_of_captured_models_is_harmless(case: Case) -> None:
 SCALARS = st.one_of(st.floats(), st.integers(-(2**40), 2**40), st.booleans())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(scalar=SCALARS, numbers=st.lists(st.integers(-(2**40), 2**40), max_size=4), name=st.text(max_size=20))
 def test_nothing_from_the_wire_is_in_the_source(scalar: float, numbers: list[int], name: str) -> None:
     anything = ValueType("float32", [2])

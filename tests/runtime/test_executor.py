@@ -100,7 +100,7 @@ def random_plan(graph: Graph, draw: random.Random) -> PlannedJob:
     return PlannedJob(msgspec.structs.replace(job.plan, window=window), job.segments)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), one_use=st.booleans())
 def test_random_graphs_on_random_workers(seed: int, one_use: bool) -> None:
     """Any cut on any workers computes what one segment does, with the same bits in any order of messages."""

@@ -31,14 +31,14 @@ optimizers = st.builds(
 ) | st.builds(SGD, lr=rates, momentum=below_one, dampening=below_one, weight_decay=rates, schedule=schedules)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(optimizers)
 def test_a_declaration_travels_unchanged(optimizer: Optimizer) -> None:
     wire = msgspec.msgpack.encode(optimizer)
     assert msgspec.msgpack.decode(wire, type=Optimizer) == optimizer
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(schedules, st.integers(0, 5000))
 def test_no_schedule_leaves_the_declared_rate_behind(schedule: Constant | WarmupCosine, step: int) -> None:
     least = schedule.minimum_ratio if isinstance(schedule, WarmupCosine) else 1.0

@@ -104,7 +104,7 @@ def windows(microbatches: int) -> Iterator[int]:
     yield from {1, min(2, microbatches), microbatches}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 10**6), microbatches=st.integers(1, 6))
 def test_random_worlds_finish_in_order_within_the_window(seed: int, microbatches: int) -> None:
     for window in windows(microbatches):

@@ -181,7 +181,7 @@ def test_plans_that_cannot_run_are_refused() -> None:
         simulate(twice, topology([1.0]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6))
 def test_equal_inputs_give_equal_answers(seed: int) -> None:
     plan, places = random_chain(random.Random(seed), shares_lines=True)

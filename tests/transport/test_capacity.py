@@ -22,7 +22,7 @@ def burst(capacity: Capacity, at: float, size: int, rate: float, read: float = 0
 
 
 @given(RATES, st.lists(st.floats(0.0, 3.0), min_size=1, max_size=20))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_gaps_between_messages_do_not_count(rate: float, gaps: list[float]) -> None:
     capacity, now = Capacity(), 0.0
     for gap in gaps:

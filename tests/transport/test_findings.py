@@ -34,7 +34,7 @@ def slow_start(rate: float, round_trip: float, seconds: float, first: float = 15
 
 
 @given(st.floats(1e5, 2e6), st.floats(0.002, 0.1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_path_is_found_to_carry_what_it_carries_once_it_is_full(rate: float, round_trip: float) -> None:
     findings = told(slow_start(rate, round_trip, 3.0), round_trip)
     assert findings.is_settled

@@ -59,7 +59,7 @@ def stream_of(frames: list[tuple[Frame, bytes]]) -> bytes:
 
 
 @given(st.lists(FRAMES, max_size=8), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_frames_survive_any_splitting_of_the_stream(frames: list[tuple[Frame, bytes]], data: Any) -> None:
     stream = stream_of(frames)
     collector = Collector()
@@ -83,7 +83,7 @@ class Careful(Collector):
 @given(
     st.lists(FRAMES, min_size=1, max_size=4), st.lists(st.tuples(COUNTS, st.binary(max_size=9)), max_size=6)
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_damaged_stream_raises_nothing_but_protocol_errors(
     frames: list[tuple[Frame, bytes]], damage: list[tuple[int, bytes]]
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_damaged_stream_raises_nothing_but_protocol_errors(
 
 
 @given(st.binary(min_size=PREFIX_BYTES, max_size=2000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_garbage_is_refused_before_memory_is_taken(garbage: bytes) -> None:
     with pytest.raises(ProtocolError, match="expected a farflung frame"):
         feed(FrameReader(Careful()), b"GET " + garbage)

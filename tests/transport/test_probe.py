@@ -17,7 +17,10 @@ from farflung.transport.frames import Control, Open
 from farflung.transport.headers import ProbeHeader
 from farflung.transport.probe import PairEstimate, Prober
 from farflung.transport.probe_words import Question, Report
-from farflung.transport.timeouts import PROBE_SECONDS, Timeouts
+from farflung.transport.timeouts import Timeouts
+
+PATIENCE_SECONDS = 10.0
+"""A probe ends once it knows the path: more time for it only forgives a busy machine."""
 
 
 class Places:
@@ -53,7 +56,7 @@ def assert_plausible(estimate: PairEstimate) -> None:
     assert 0 < estimate.latency_ms < 1000
     assert estimate.bandwidth_mbps > 1
     assert estimate.bytes_sent > 32 * 1024
-    assert estimate.seconds <= PROBE_SECONDS
+    assert estimate.seconds <= PATIENCE_SECONDS
 
 
 def test_a_path_is_probed_in_both_directions_at_once(tmp_path: Path) -> None:
@@ -61,7 +64,9 @@ def test_a_path_is_probed_in_both_directions_at_once(tmp_path: Path) -> None:
         async with places(tmp_path) as place:
             link, prober = await place.dial()
             back, other = place.entered[0]
-            estimates = await asyncio.gather(prober.probe(link), other.probe(back))
+            estimates = await asyncio.gather(
+                *(end.probe(over, seconds=PATIENCE_SECONDS) for end, over in ((prober, link), (other, back)))
+            )
             with pytest.raises(ValueError, match="probed once"):
                 await prober.probe(link)
             await link.close("done")

@@ -184,7 +184,7 @@ action = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(action, max_size=60))
 def test_each_message_arrives_once_whatever_happens_to_the_links(actions: list[tuple[object, ...]]) -> None:
     sides = Sides()

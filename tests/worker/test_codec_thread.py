@@ -192,8 +192,11 @@ def coded(outcomes: list[Outcome]) -> list[int]:
 
 
 def test_a_microbatch_is_written_while_the_next_ones_pass_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is written only once the second one's pass has begun, and that ends only after it was."""
-    begun, written = threading.Event(), threading.Event()
+    """The first one is written only once the second one's pass has begun, and that ends only after it was.
+
+    Both are here before the first one's pass: the thread that writes reads as well, and would not come to it.
+    """
+    fed, begun, written = threading.Event(), threading.Event(), threading.Event()
     encode, forward = Coding.encode, TorchSegment.forward
 
     def slow_encode(self: Coding, parcel: Parcel[memoryview]) -> Parcel[Coded]:
@@ -204,7 +207,9 @@ def test_a_microbatch_is_written_while_the_next_ones_pass_runs(monkeypatch: pyte
         return found
 
     def slow_forward(self: TorchSegment, unit: Any, microbatch: int, values: Any) -> Any:
-        if microbatch == 1:
+        if microbatch == 0:
+            assert fed.wait(PATIENCE_SECONDS)
+        else:
             begun.set()
             assert written.wait(PATIENCE_SECONDS)
         return forward(self, unit, microbatch, values)
@@ -214,6 +219,7 @@ def test_a_microbatch_is_written_while_the_next_ones_pass_runs(monkeypatch: pyte
     with first_worker("int8") as (_, outcomes, feed):
         for microbatch in range(2):
             feed(microbatch)
+        fed.set()
         eventually(lambda: 1 in coded(outcomes))
     assert set(coded(outcomes)) == {0, 1} and coded(outcomes) == sorted(coded(outcomes))
 

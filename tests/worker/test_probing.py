@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 from tests.transport.certificates import TestAuthority
 from tests.transport.links import run
 
@@ -23,6 +24,15 @@ from farflung.worker.probing import Probing
 
 TIMEOUTS = Timeouts(4.0)
 WAIT_SECONDS = 60.0
+PROBING_SECONDS = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe ends once it knows the path: more time for it only forgives a busy machine."""
+    for name in ("SURVEY_PROBE_SECONDS", "PROBE_SECONDS"):
+        monkeypatch.setattr(f"farflung.worker.exchange.{name}", PROBING_SECONDS)
+
 
 AMessage = TypeVar("AMessage", bound=Message)
 

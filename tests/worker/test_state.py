@@ -156,7 +156,7 @@ EVENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
 def test_whatever_happens_promises_hold(events: list[machine.Event]) -> None:
     """Units are applied in order and once, only while running; a dropped job leaves an idle worker."""

@@ -94,7 +94,7 @@ def test_the_planner_plans_with_what_workers_ask_for_their_codecs(name: str, run
                 assert asked <= said + 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), rung=st.sampled_from(RUNGS))
 def test_no_graph_has_codecs_that_take_more_than_was_planned(seed: int, rung: str) -> None:
     graph = random_graph(seed)
@@ -106,7 +106,7 @@ def test_no_graph_has_codecs_that_take_more_than_was_planned(seed: int, rung: st
             assert asked <= said + 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), rung=st.sampled_from(RUNGS))
 def test_where_each_worker_has_one_segment_or_the_first_and_the_last_no_value_goes_to_more_than_the_others(
     seed: int, rung: str

@@ -55,7 +55,7 @@ def test_costs_alone_give_the_plan_that_the_graph_gives(entry: Case) -> None:
         require_the_same_plan(graph, random_assignment(graph, seed))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6))
 def test_crossing_bytes_are_those_of_the_plan_with_one_cut(seed: int) -> None:
     graph = random_graph(seed)
@@ -102,7 +102,7 @@ def test_what_is_said_to_fit_is_what_a_worker_accepts_and_not_much_more(entry: C
             require_memory_of_every_segment(graph, assignment, recompute, CLOSE.get(entry.name, 1.15))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6))
 def test_no_range_of_any_graph_is_said_to_need_less_than_a_worker_asks(seed: int) -> None:
     graph = random_graph(seed)

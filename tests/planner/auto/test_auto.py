@@ -62,7 +62,7 @@ def case(seed: int) -> tuple[Topology, Workload]:
     return random_topology(seed, 1 + seed % 7), random_workload(seed, 4 + seed % 11, ties=seed % 3 == 0)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10**6))
 def test_plans_are_valid_and_what_the_simulator_says(seed: int) -> None:
     topology, workload = case(seed)
@@ -72,7 +72,7 @@ def test_plans_are_valid_and_what_the_simulator_says(seed: int) -> None:
         assert simulate(schedule.plan, topology).step_seconds == pytest.approx(schedule.step_seconds)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**6))
 def test_equal_inputs_seed_and_budget_give_an_equal_plan(seed: int) -> None:
     topology, workload = case(seed)
@@ -80,7 +80,7 @@ def test_equal_inputs_seed_and_budget_give_an_equal_plan(seed: int) -> None:
     assert (first and first.assignment) == (second and second.assignment)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 10**6),
     faster=st.sampled_from(["device", "link"]),
@@ -114,7 +114,7 @@ def improved(topology: Topology, seed: int, what: str) -> Topology:
     return msgspec.structs.replace(topology, workers=tuple(workers), bandwidth_mbps=rows)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**6))
 @example(5167)  # two workers whose best cut no greedy one is near
 def test_no_rival_is_better(seed: int) -> None:
@@ -151,7 +151,7 @@ def test_a_cap_on_seconds_is_reported() -> None:
     assert not auto(topology, workload, FEW).capped
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 10**6))
 @example(seed=702)  # where a rival that may copy the model finds no plan, and without copies a good start
 def test_plans_with_replicas_are_valid_and_never_worse(seed: int) -> None:
@@ -180,7 +180,7 @@ def fast_links(count: int) -> Topology:
     return Topology(workers=workers, latency_ms=near, bandwidth_mbps=rows)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), window=st.sampled_from([None, 1]), workers=st.sampled_from([None, 1, 2]))
 def test_what_is_asked_for_is_kept(seed: int, window: int | None, workers: int | None) -> None:
     topology, workload = case(seed)
@@ -191,7 +191,7 @@ def test_what_is_asked_for_is_kept(seed: int, window: int | None, workers: int |
         assert workers in (None, len(schedule.plan.workers()))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_no_worker_alone_is_faster(seed: int) -> None:
     topology, workload = random_topology(seed, 5, memory=1e6), random_workload(seed, 6)

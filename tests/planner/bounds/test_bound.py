@@ -61,7 +61,7 @@ def any_assignment(workload: Workload, topology: Topology, draw: random.Random) 
     return found if fits else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), split=st.booleans())
 def test_no_plan_is_faster_than_the_bound(seed: int, split: bool) -> None:
     topology, workload = case(seed)
@@ -75,7 +75,7 @@ def test_no_plan_is_faster_than_the_bound(seed: int, split: bool) -> None:
             assert bound <= seconds * CLOSE, assignment
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), split=st.booleans())
 def test_branches_that_run_beside_each_other_are_no_longer_than_the_longest(seed: int, split: bool) -> None:
     draw = random.Random(seed)
@@ -113,7 +113,7 @@ def test_a_model_without_work_is_bound_by_nothing() -> None:
     assert lower_bound_seconds(random_topology(1, 2), chain_workload([0, 0, 0], [1, 1])) == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_no_scheduler_is_faster_than_the_bound(seed: int) -> None:
     topology, workload = case(seed)
@@ -126,7 +126,7 @@ def test_no_scheduler_is_faster_than_the_bound(seed: int) -> None:
         assert bound <= schedule.step_seconds * CLOSE
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6))
 def test_a_row_of_operators_is_all_gates(seed: int) -> None:
     draw = random.Random(seed)

@@ -166,7 +166,7 @@ def test_a_sampled_or_measured_table_never_turns_noise_into_a_gain() -> None:
     assert costed("int8/eden2", TABLE).loss_gap == pytest.approx(0.0119 / 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rates=st.lists(st.floats(1.0, 500.0), min_size=4, max_size=4),
     compute=st.floats(0.01, 1.0),

@@ -102,7 +102,7 @@ def test_the_same_history_gives_the_same_decisions() -> None:
     assert one == two
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(planned=st.floats(1, 1000), real=st.floats(1, 1000), limit=st.sampled_from([QUANTISERS, ANY_LOSS]))
 def test_at_a_constant_rate_each_link_changes_at_most_once(
     planned: float, real: float, limit: Limits

@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_as_before_raises_no_alarm() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([100, 200, 700]), st.sampled_from([0.01, 0.03]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_loss_that_flattens_as_losses_do_is_no_reason_to_relax(seed: int, at: int, noise: float) -> None:
     draw, guard = random.Random(seed), Guard(0.01)
     for step in range(1, 2000):

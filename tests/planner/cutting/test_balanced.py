@@ -46,7 +46,7 @@ def test_models_on_workers(entry: Case, count: int) -> None:
     require_sound(graph, plan_graph(graph, 3, 2, workers(count)), workers(count))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4))
 def test_random_graphs_are_placed_or_refused(seed: int, count: int) -> None:
     graph = random_graph(seed)

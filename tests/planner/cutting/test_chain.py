@@ -79,7 +79,7 @@ def least(workload: Workload, topology: Topology, chains: Sequence[tuple[int, ..
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 9), count=st.integers(1, 4), window=st.integers(1, 3))
 def test_no_cut_of_all_devices_is_better(seed: int, nodes: int, count: int, window: int) -> None:
     workload, topology = random_workload(seed, nodes), random_topology(seed, count)
@@ -93,7 +93,7 @@ def test_no_cut_of_all_devices_is_better(seed: int, nodes: int, count: int, wind
     assert cut.bottleneck_seconds == pytest.approx(best, rel=CLOSE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 8), skips=st.integers(0, 4))
 def test_devices_are_left_out_where_that_is_better(seed: int, nodes: int, skips: int) -> None:
     workload, topology = random_workload(seed, nodes), random_topology(seed, 4)
@@ -111,7 +111,7 @@ def test_devices_are_left_out_where_that_is_better(seed: int, nodes: int, skips:
         assert cut.bottleneck_seconds == pytest.approx(best, rel=CLOSE)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(3, 9), count=st.integers(1, 4))
 def test_a_tied_parameter_stays_on_one_device(seed: int, nodes: int, count: int) -> None:
     """Whole, or as a loop whose first cut is one of the cheapest: never better than the best there is."""
@@ -126,7 +126,7 @@ def test_a_tied_parameter_stays_on_one_device(seed: int, nodes: int, count: int)
         assert cut.bottleneck_seconds >= best * (1 - CLOSE)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), slack=st.floats(0, 1))
 def test_slack_buys_a_shorter_fill(seed: int, slack: float) -> None:
     workload, devices = random_workload(seed, 12), Devices.of(random_topology(seed, 3, memory=2000.0))
@@ -144,7 +144,7 @@ def test_slack_buys_a_shorter_fill(seed: int, slack: float) -> None:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6))
 def test_recomputation_only_where_the_tape_does_not_fit(seed: int) -> None:
     workload, topology = random_workload(seed, 10), random_topology(seed, 3, memory=120.0)

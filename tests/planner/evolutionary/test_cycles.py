@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from farflung.planner.evolutionary.cycles import improved
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), groups=st.integers(1, 5), size=st.integers(1, 5))
 def test_groups_keep_their_sizes(seed: int, groups: int, size: int) -> None:
     rng = np.random.default_rng(seed)

@@ -40,7 +40,7 @@ def simulated(workload: Workload, topology: Topology, found: Assignment) -> floa
     return simulate(plan_of(workload, found), topology).step_seconds
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 3), window=st.sampled_from([None, 1, 2]))
 def test_no_plan_of_all_is_simulated_below_the_bound(seed: int, count: int, window: int | None) -> None:
     workload, topology = random_workload(seed, 6), random_topology(seed, count, memory=500.0)
@@ -58,7 +58,7 @@ def test_no_plan_of_all_is_simulated_below_the_bound(seed: int, count: int, wind
     assert schedule.step_seconds >= min(steps) * (1 - 1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_the_plan_is_near_the_best_of_all(seed: int) -> None:
     topology = random_topology(seed, 3, memory=1e6)
@@ -69,7 +69,7 @@ def test_the_plan_is_near_the_best_of_all(seed: int) -> None:
     assert schedule.step_seconds <= min(steps) * 1.1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 4))
 def test_never_worse_than_op_fence_and_equal_inputs_give_equal_plans(seed: int, count: int) -> None:
     workload, topology = random_workload(seed, 10), random_topology(seed, count, memory=2000.0)
@@ -118,7 +118,7 @@ def test_a_model_too_large() -> None:
         exact(random_topology(5, 3, memory=20.0), random_workload(5, 10), Options())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(2, 12))
 def test_what_is_certain_goes_to_the_next_segment_in_every_plan(seed: int, nodes: int) -> None:
     workload = random_workload(seed, nodes)

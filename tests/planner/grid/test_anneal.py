@@ -18,7 +18,7 @@ def shuffled(seed: int, stages: int, replicas: int) -> tuple[GridCosts, Grid]:
     return costs, tuple(map(tuple, order.tolist()))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), stages=st.integers(1, 5), replicas=st.integers(1, 4))
 def test_annealing_and_wiring_never_lose(seed: int, stages: int, replicas: int) -> None:
     costs, grid = shuffled(seed, stages, replicas)

@@ -26,7 +26,7 @@ def test_one_site_a_pipeline_in_a_data_centre() -> None:
     assert best.heights == (8,)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), stages=st.integers(1, 12), replicas=st.integers(1, 4))
 def test_layouts_are_whole(seed: int, stages: int, replicas: int) -> None:
     """Every kind keeps its size, and the total is that of the grid under the kinds' mean costs."""

@@ -33,7 +33,7 @@ def test_many_levels_are_merged() -> None:
     assert cheapest < cheapest + sum(level.step for level in levels) < max(reach)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), stages=st.integers(1, 6), replicas=st.integers(1, 5))
 def test_no_grid_is_below_the_bound(seed: int, stages: int, replicas: int) -> None:
     """Grids of any order and grids by distance, both filled by rows and by columns, wired well."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from farflung.planner.grid.matching import bottleneck, pairs
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(size=st.integers(1, 5), data=st.data())
 def test_assignments_are_optimal(size: int, data: st.DataObject) -> None:
     row = st.lists(st.integers(0, 9), min_size=size, max_size=size)
@@ -20,7 +20,7 @@ def test_assignments_are_optimal(size: int, data: st.DataObject) -> None:
     assert value == min(max(costs[left][right] for left, right in enumerate(order)) for order in everything)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(supply=st.lists(st.integers(1, 3), min_size=1, max_size=3), data=st.data())
 def test_transports_are_assignments_of_what_is_carried(supply: list[int], data: st.DataObject) -> None:
     total = sum(supply)

@@ -29,7 +29,7 @@ def test_one_stage_and_one_replica() -> None:
     assert grid_total(fleet, ((0,), (1,), (2,)), 0.5, 0.25) == pytest.approx(2 * 2 * 2.01)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), stages=st.integers(1, 4), replicas=st.integers(1, 4))
 def test_the_matrices_say_the_same(seed: int, stages: int, replicas: int) -> None:
     fleet = random_topology(stages * replicas, seed)

@@ -62,7 +62,7 @@ def test_nobody_needs_to_declare_or_sort_sites() -> None:
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(2, 2), (2, 3), (3, 2)])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
 def test_tiny_fleets_are_placed_as_well_as_can_be(stages: int, replicas: int, seed: int) -> None:
     fleet = random_topology(stages * replicas, seed)

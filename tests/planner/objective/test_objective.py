@@ -15,7 +15,7 @@ from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.objective.window import choose_window
 from farflung.simulator import Conditions, simulate
 
-drawn = settings(max_examples=60, deadline=None)
+drawn = settings(max_examples=60)
 
 
 def require_a_lower_bound(plan: Plan, places: Topology, conditions: Conditions) -> None:

@@ -31,7 +31,7 @@ def test_memory_may_allow_fewer() -> None:
     assert choose_window(plan, places, most=3) == 3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_a_narrow_window_costs_hardly_anything(seed: int) -> None:
     plan, places = random_chain(random.Random(seed), shares_lines=True)

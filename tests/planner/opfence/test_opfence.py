@@ -39,7 +39,7 @@ def three_sites(seed: int) -> Topology:
 
 
 @BOTH
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 6), ties=st.booleans())
 def test_plans_are_valid_and_repeat(scheduler: Scheduler, seed: int, count: int, ties: bool) -> None:
     workload, topology = random_workload(seed, 12, ties), random_topology(seed, count)

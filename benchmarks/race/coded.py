@@ -29,7 +29,7 @@ from farflung.runtime.in_process import InProcessPipeline
 
 def coded_reference(course: Course, plan: Plan, folder: Path, tell: Callable[[str], None]) -> Reference:
     """Train `course` as `plan` cuts and writes it, or read what an earlier race of both left in `folder`."""
-    given = msgspec.json.encode((course, plan, str(torch.__version__), CODEC_FORMAT))
+    given = msgspec.json.encode((course, _numbers_of(plan), str(torch.__version__), CODEC_FORMAT))
     key = hashlib.sha256(given).hexdigest()[:12]
     path = folder / f"coded-{key}.json"
     if path.exists():
@@ -39,6 +39,24 @@ def coded_reference(course: Course, plan: Plan, folder: Path, tell: Callable[[st
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, msgspec.json.encode(found))
     return found
+
+
+def _numbers_of(plan: Plan) -> Plan:
+    """What of a plan changes a number: not who its workers are, how many microbatches are under way, or what
+    was declared of a codec.
+    """
+    workers = dict.fromkeys(worker for placement in plan.placements for worker in placement.workers)
+    names = {worker: f"worker-{number}" for number, worker in enumerate(workers)}
+    placements = [
+        msgspec.structs.replace(placement, workers=[names[worker] for worker in placement.workers])
+        for placement in plan.placements
+    ]
+    codecs = [
+        msgspec.structs.replace(link, source=names[link.source], target=names[link.target], ratio=1.0)
+        for link in plan.codecs
+    ]
+    codecs.sort(key=lambda link: (link.source, link.target))
+    return msgspec.structs.replace(plan, placements=placements, window=1, codecs=codecs)
 
 
 def _train(course: Course, plan: Plan) -> Reference:

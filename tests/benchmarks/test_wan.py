@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,10 @@ def test_farflung_with_codecs_has_the_losses_of_one_process_with_them(tmp_path: 
     known = coded_reference(course, plan, tmp_path / "known", lambda _: None)
     assert leg.losses == pytest.approx(known.losses, rel=1e-5)
     assert known.losses != pytest.approx(train(TINY).losses, rel=1e-5)
+    elsewhere = json.loads(msgspec.json.encode(plan).replace(b"worker-", b"home-"))
+    renamed = msgspec.convert({**elsewhere, "window": plan.window + 1}, Plan)
+    never = pytest.fail  # an equal run of other workers is not trained anew
+    assert coded_reference(course, renamed, tmp_path / "known", never).losses == known.losses
 
 
 def test_the_speedup_of_a_codec_is_to_the_loss_of_its_own_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,10 @@ from hypothesis import settings
 # hypothesis's profile for it stays in force as well, and draws the same examples each time.
 settings.register_profile("farflung", settings(), deadline=None)
 settings.load_profile("farflung")
+
+# Who says `make test &` has all processes that tests start ignore Ctrl-C, which some of them send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LABS = (
     "tests/lab/",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,6 +55,16 @@ def test_a_rate_that_still_grows_is_not_settled() -> None:
 def test_a_probe_that_just_began_is_not_settled(rate: float) -> None:
     assert not told(steady(rate, 0.15), 0.01).is_settled
     assert told([], 0.01).bytes_per_second is None
+
+
+@given(st.lists(st.floats(1e-5, 0.1), min_size=1, max_size=12))
+def test_two_arrivals_tell_a_rate_however_soon_all_has_come(pauses: list[float]) -> None:
+    times = list(accumulate(pauses, initial=1.0))
+    curve = [Arrival(at, 2**15 * 5**number) for number, at in enumerate(times)]
+    pairs = list(pairwise(curve))
+    rates = [(b.total_bytes - a.total_bytes) / (b.seconds - a.seconds) for a, b in pairs]
+    found = told(curve, 1e-4).bytes_per_second
+    assert found is not None and min(rates) * 0.999 <= found <= max(rates) * 1.001
 
 
 def test_a_probe_that_stalls_goes_on() -> None:

@@ -72,9 +72,10 @@ class Findings:
             if rate := next(filter(None, rates), None):
                 return rate
         if self._has_stalled:
-            windows = [_LONG_WINDOW_SECONDS, _WINDOW_SECONDS, 0.0]
+            windows = [_LONG_WINDOW_SECONDS, _WINDOW_SECONDS]
         else:
-            windows = [_WINDOW_SECONDS if self.is_settled else _SHORT_WINDOW_SECONDS, *_SHORTER_SECONDS, 0.0]
+            windows = [_WINDOW_SECONDS if self.is_settled else _SHORT_WINDOW_SECONDS, *_SHORTER_SECONDS]
+        windows.append(self.arrivals[-1].seconds - self.arrivals[0].seconds)  # all, where that is shorter
         return next(filter(None, (self._fastest(self.arrivals, window) for window in windows)), None)
 
     @property

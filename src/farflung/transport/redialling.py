@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 from farflung.errors import FarflungError
@@ -24,20 +23,23 @@ async def redial(
 
     Returns
     -------
-    Nothing if it is settled, otherwise why the last attempt failed.
+    Nothing if it is settled, otherwise why the last attempt failed that had its time.
     """
-    deadline, patience = time.monotonic() + seconds, timeouts.redial_seconds
-    failure = "there was no time left"
+    clock = asyncio.get_running_loop().time
+    deadline, patience = clock() + seconds, timeouts.redial_seconds
+    failure = ""
     while not is_settled():
-        if (left := deadline - time.monotonic()) <= 0:
-            return failure
+        if (left := deadline - clock()) <= 0:
+            return failure or "there was no time left"
         pause = timeouts.heartbeat_seconds
         try:
             async with asyncio.timeout(min(patience, left)):
                 await attempt()
             failure = "it closed the link"
         except TimeoutError:
-            failure, pause, patience = "it did not answer in time", 0.0, 2 * patience
+            if left >= patience or not failure:  # what the end cut short tells nothing new
+                failure = "it did not answer in time"
+            pause, patience = 0.0, 2 * patience
         except FarflungError as error:
             failure = str(error)
         if not is_settled():

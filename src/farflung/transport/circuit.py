@@ -44,9 +44,7 @@ async def join(address: str, token: bytes, timeouts: Timeouts) -> socket.socket:
                 if joined := await _knock(address, token, timeouts):
                     return joined
                 await asyncio.sleep(timeouts.heartbeat_seconds / 4)
-    except TimeoutError as error:
-        if error.errno is not None:
-            raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
+    except TimeoutError:
         raise ConnectionFailed(
             f"the relay at {address} did not join both sides within {timeouts.dial_seconds:g} s"
         ) from None
@@ -55,7 +53,10 @@ async def join(address: str, token: bytes, timeouts: Timeouts) -> socket.socket:
 
 
 async def _knock(address: str, token: bytes, timeouts: Timeouts) -> socket.socket | None:
-    connection = await connect(*parse_address(address), timeouts, DEFAULT_OPTIONS.congestion_control)
+    try:
+        connection = await connect(*parse_address(address), timeouts, DEFAULT_OPTIONS.congestion_control)
+    except TimeoutError as error:  # which is not that of the whole
+        raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
     try:
         await asyncio.get_running_loop().sock_sendall(connection, MAGIC + token)
         answer = await _read(connection, 1)

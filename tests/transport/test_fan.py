@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from farflung.transport import fan
+
+
+def test_a_line_is_measured_after_the_process_stood_still_for_as_long_as_that_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fan, "FAN_SECONDS", 0.3)
+    counts = iter(range(0, 2**40, 2**20))
+
+    def total_bytes() -> int:
+        if (count := next(counts)) == 0:
+            time.sleep(0.4)  # nothing else runs either
+        return count
+
+    assert asyncio.run(fan.watch(total_bytes, 0.001)).bandwidth_mbps > 1

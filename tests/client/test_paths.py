@@ -41,6 +41,8 @@ def test_a_submitter_goes_on_reporting_how_its_links_stand(
             while (await asyncio.wait_for(told.get(), 60)).reports[0].link is None:
                 pass  # the job is over, and its links were well: the doctor has nothing to find
             await paths.close("done")
+            while not told.empty():
+                told.get_nowait()
             await asyncio.sleep(Timeouts(1.0).suspect_seconds * 1.5)
             assert told.empty()
 

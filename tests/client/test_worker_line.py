@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.client.workers import WELCOME, Told, Worker
 from tests.transport.certificates import TestAuthority
-from tests.transport.links import run
+from tests.transport.links import run, usual_but
 
 from farflung.client.links import Lost
 from farflung.client.worker_line import WorkerLine
@@ -22,7 +22,7 @@ from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial, listen
 from farflung.transport.headers import SliceHeader, ValueHeader
 from farflung.transport.timeouts import Timeouts
 
-TIMEOUTS = Timeouts(2.0)
+TIMEOUTS = Timeouts()
 
 
 def value(microbatch: int, size: int) -> ValueHeader:
@@ -36,9 +36,9 @@ def answer(microbatch: int) -> ValueHeader:
 class Submitter(Told):
     """Feeder, collector, paths and ears of the line under test."""
 
-    def __init__(self, address: str, dial_any: Callable[..., Any]) -> None:
+    def __init__(self, address: str, dial_any: Callable[..., Any], timeouts: Timeouts) -> None:
         super().__init__()
-        self.timeouts = TIMEOUTS
+        self.timeouts = timeouts
         self.address = address
         self._dial = dial_any
         self.links: list[Link] = []
@@ -93,7 +93,7 @@ class Place:
 
 
 @asynccontextmanager
-async def place(folder: Path) -> AsyncIterator[Place]:
+async def place(folder: Path, timeouts: Timeouts = TIMEOUTS) -> AsyncIterator[Place]:
     authority, worker = TestAuthority(folder), Worker()
     own, other = authority.holder("s", "submitter"), authority.holder("b", "worker")
     listener = await listen(
@@ -104,7 +104,7 @@ async def place(folder: Path) -> AsyncIterator[Place]:
         hello = Hello("s", "submitter", "data")
         return await dial(address, own.client, hello, Peer("b", "worker"), handler, TIMEOUTS)
 
-    submitter = Submitter(listener.address, dialled)
+    submitter = Submitter(listener.address, dialled, timeouts)
     line = WorkerLine("b", WELCOME, submitter, submitter, submitter.hear)  # type: ignore[arg-type]
     try:
         yield Place(line, submitter, worker)
@@ -163,7 +163,7 @@ def test_a_worker_that_closes_the_link_is_lost_at_once(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_not_found_again_is_lost_for_both_reasons(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with place(tmp_path) as here:
+        async with place(tmp_path, usual_but(resume_seconds=2.0)) as here:
             await here.connect()
             here.submitter.address = "127.0.0.1:1"
             here.cut()

@@ -64,6 +64,8 @@ def dial_back(folder: Path, sought: Sought, asker: Recorder, settled: str, host:
         )
         answerer.hear(DialBack(1, "job", 1, "b", [f"{host}:{listener.port}"]), listener)
         await sought.until(lambda: settled in sought.order)
+        if sought.refuses:
+            await asker.until(lambda: bool(asker.reasons))
         await answerer.close()
         await listener.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.transport.certificates import TestAuthority
-from tests.transport.links import Recorder, run
+from tests.transport.links import Recorder, nowhere, run, usual_but
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.paths.answerer import Answerer
@@ -26,15 +25,8 @@ from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, di
 from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts
 
-TIMEOUTS = Timeouts(5.0)
+TIMEOUTS = Timeouts()
 A, B = Peer("a", "submitter"), Peer("b", "worker")
-
-
-def nowhere() -> str:
-    """An address at which nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @dataclass
@@ -231,7 +223,7 @@ def test_a_relay_that_leads_nowhere_is_not_asked_for_again(tmp_path: Path) -> No
 
 def test_a_broker_that_says_nothing_is_waited_for_for_a_bounded_time(tmp_path: Path) -> None:
     async def scene() -> str:
-        brief = Timeouts(0.5)
+        brief = usual_but(reverse_seconds=0.6)
         async with place(tmp_path, timeouts=brief) as here:
             here.broker.silent = True
             with pytest.raises(ConnectionFailed) as caught:

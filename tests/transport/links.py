@@ -10,6 +10,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,23 @@ from farflung.transport.options import DEFAULT_OPTIONS
 from farflung.transport.timeouts import Timeouts
 
 Given = TypeVar("Given")
+
+
+def usual_but(**limits: float) -> Timeouts:
+    """The usual limits but for these: brief is what a test waits for, and nothing else."""
+    return type("UsualBut", (Timeouts,), limits)()
+
+
+@cache
+def _taken() -> socket.socket:
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    return taken
+
+
+def nowhere() -> str:
+    """An address at which nobody listens, nor ever will: its port is kept from others."""
+    return f"127.0.0.1:{_taken().getsockname()[1]}"
 
 
 def slice_header(size: int, name: str = "weight") -> SliceHeader:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.transport.certificates import Holder, TestAuthority
-from tests.transport.links import Pair, RawPeer, Recorder, paired, run, slice_header
+from tests.transport.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.contexts import ALPN
@@ -108,7 +108,7 @@ def test_a_listener_that_closes_tells_everybody(tmp_path: Path) -> None:
 
 def test_a_process_without_descriptors_listens_on_when_it_has_some_again(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(1)) as pair:
+        async with paired(tmp_path, usual_but(heartbeat_seconds=0.1)) as pair:
             holder = pair.authority.holder("e", "worker")
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             with socket.socket() as client:
@@ -252,11 +252,13 @@ def test_another_protocol_on_either_side_is_refused(tmp_path: Path) -> None:
 
 def test_a_holder_that_does_not_say_hello_first_is_hung_up_on(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(2)) as pair:
+        async with paired(tmp_path) as pair:
             holder = pair.authority.holder("d", "worker")
-            hasty, mute = [await RawPeer.connect(pair.listener.address, holder) for _ in range(2)]
+            hasty = await RawPeer.connect(pair.listener.address, holder)
             hasty.say(Ping(1.0))
             assert await hasty.last_words() == "expected a hello first, found a ping frame"
+            pair.listener.keep_to(usual_but(dial_seconds=2))
+            mute = await RawPeer.connect(pair.listener.address, holder)
             assert await mute.last_words() == "no hello from worker d within 2 s"
             await hasty.close()
             await mute.close()
@@ -275,8 +277,9 @@ def test_addresses_that_lead_nowhere_are_told_apart(tmp_path: Path) -> None:
                 (f"127.0.0.1:{port}", "did not answer within 0.3 s"),
                 ("[::1", "expected HOST:PORT or"),
             ):
+                hello, limits = Hello("a", "worker", "data"), usual_but(dial_seconds=0.3)
                 with pytest.raises(ConnectionFailed, match=cause):
-                    await dial(address, client, Hello("a", "worker", "data"), B, Recorder(), Timeouts(0.3))
+                    await dial(address, client, hello, B, Recorder(), limits)
 
     run(test())
 
@@ -373,13 +376,15 @@ def test_strangers_have_little_time_and_do_not_outlive_the_listener(tmp_path: Pa
         holder = authority.holder("b", "worker", admit_strangers=True)
         context = authority.stranger()
         seen: list[tuple[bytes, str]] = []
-        hasty = await broker_door(holder, seen, Timeouts(0.3))
+        hasty = await broker_door(holder, seen, usual_but(join_seconds=0.3))
         with pytest.raises(ConnectionFailed, match="hung up"):
             await ask(hasty.address, context, B.name, b"slowly", 10)
         await hasty.close()
         patient = await broker_door(holder, seen, Timeouts())
-        asked = asyncio.ensure_future(ask(patient.address, context, B.name, b"slowly", 10))
-        await asyncio.sleep(0.1)
+        before = len(seen)
+        asked = asyncio.ensure_future(ask(patient.address, context, B.name, b"slowly", 60))
+        while len(seen) == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         await patient.close()
         with pytest.raises(ConnectionFailed):
             await asked

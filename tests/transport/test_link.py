@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.transport.links import Pair, RawPeer, Recorder, paired, run, slice_header, value_header
+from tests.transport.links import (
+    Pair,
+    RawPeer,
+    Recorder,
+    paired,
+    run,
+    slice_header,
+    usual_but,
+    value_header,
+)
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.endpoint import Hello, Link, LinkOptions, Peer
@@ -29,6 +39,8 @@ from farflung.transport.outbox import WINDOW_BYTES
 from farflung.transport.timeouts import Timeouts
 
 MEBIBYTE = 2**20
+NEVER_SUSPECT = usual_but(suspect_seconds=math.inf)
+"""However late it is heard that somebody hung up: after a silence the end of a link has other words."""
 
 
 def test_many_messages_of_random_sizes_arrive_unchanged_in_both_directions(tmp_path: Path) -> None:
@@ -223,7 +235,7 @@ def test_both_ends_may_close_at_once(tmp_path: Path) -> None:
 
 def test_a_ping_measures_the_round_trip_and_credit_the_rate(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(1)) as pair:
+        async with paired(tmp_path, usual_but(heartbeat_seconds=0.1)) as pair:
             while pair.a.round_trip_seconds is None or pair.a.bytes_per_second is None:
                 await pair.a.send(slice_header(4 * MEBIBYTE), _zeros(4 * MEBIBYTE))
             assert 0 <= pair.a.round_trip_seconds < 10
@@ -234,7 +246,7 @@ def test_a_ping_measures_the_round_trip_and_credit_the_rate(tmp_path: Path) -> N
 
 def test_a_links_status_tells_what_paces_it_and_how_it_does(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(5)) as pair:
+        async with paired(tmp_path, usual_but(heartbeat_seconds=0.5)) as pair:
             assert pair.a.status.round_trip_ms is None and pair.a.status.rate_mbps is None
             while pair.a.round_trip_seconds is None or pair.a.bytes_per_second is None:
                 await pair.a.send(slice_header(4 * MEBIBYTE), _zeros(4 * MEBIBYTE))
@@ -342,7 +354,7 @@ def test_a_peer_that_breaks_the_protocol_loses_its_link_and_no_other(
 
 def test_a_peer_cut_off_in_the_middle_of_a_frame_is_a_lost_peer(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path) as pair:
+        async with paired(tmp_path, NEVER_SUSPECT) as pair:
             rogue = await _greeted(pair, "d")
             rogue.write(encode(Open(0, slice_header(100)), 50) + b"only this")
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.opened))
@@ -357,7 +369,7 @@ def test_a_peer_cut_off_in_the_middle_of_a_frame_is_a_lost_peer(tmp_path: Path) 
 
 def test_a_silent_peer_is_given_up_within_the_lease(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(5)) as pair:
+        async with paired(tmp_path, usual_but(heartbeat_seconds=0.5)) as pair:
             mute = await _greeted(pair, "d")
             assert await mute.last_words() == "nothing heard from worker d for 3 s"
             assert sum(isinstance(frame, Ping) for frame, _ in mute.frames) >= 5
@@ -369,7 +381,7 @@ def test_a_silent_peer_is_given_up_within_the_lease(tmp_path: Path) -> None:
 
 def test_a_peer_that_only_answers_pings_is_alive(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path, Timeouts(1.5)) as pair:
+        async with paired(tmp_path, usual_but(heartbeat_seconds=0.15)) as pair:
             patient = await _greeted(pair, "d")
             for answered in range(20):
                 await patient.read(lambda answered=answered: len(_pings(patient)) > answered)
@@ -402,7 +414,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 def test_the_death_of_a_process_is_known_at_once(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path) as pair:
+        async with paired(tmp_path, NEVER_SUSPECT) as pair:
             authority, certificate, key = pair.authority.files("d", "worker")
             arguments = [pair.listener.address, *map(str, (authority, certificate, key))]
             child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, *arguments)
@@ -420,7 +432,7 @@ def test_the_death_of_a_process_is_known_at_once(tmp_path: Path) -> None:
 
 def test_a_reset_is_told_from_a_proper_end(tmp_path: Path) -> None:
     async def test() -> None:
-        async with paired(tmp_path) as pair:
+        async with paired(tmp_path, NEVER_SUSPECT) as pair:
             peer = await _greeted(pair, "d")
             peer.reset()
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))

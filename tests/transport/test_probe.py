@@ -80,7 +80,7 @@ def test_a_lost_link_ends_its_probe(tmp_path: Path) -> None:
     async def scene() -> str:
         async with places(tmp_path) as place:
             link, prober = await place.dial()
-            probing = asyncio.create_task(prober.probe(link))
+            probing = asyncio.create_task(prober.probe(link, seconds=PATIENCE_SECONDS))
             await asyncio.sleep(0.01)
             await place.entered[0][0].close("enough")
             with pytest.raises(ConnectionFailed) as error:

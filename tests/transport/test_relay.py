@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.transport.certificates import TestAuthority
-from tests.transport.links import Recorder, run, slice_header
+from tests.transport.links import Recorder, run, slice_header, usual_but
 
 from farflung.errors import ConnectionFailed
 from farflung.transport.addresses import parse_address
@@ -23,7 +23,7 @@ from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, dial_
 from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts
 
-TIMEOUTS = Timeouts(5.0)
+TIMEOUTS = Timeouts()
 PLENTY = 2**40
 A, B, R = Peer("a", "worker"), Peer("b", "worker"), Peer("r", "worker")
 
@@ -174,7 +174,7 @@ def test_an_unknown_or_spent_token_and_garbage_get_nothing(tmp_path: Path) -> No
 
 def test_one_side_alone_waits_for_a_bounded_time(tmp_path: Path) -> None:
     async def scene() -> None:
-        brief = Timeouts(0.5)
+        brief = usual_but(dial_seconds=0.5, circuit_seconds=1.5)
         async with place(tmp_path, Relay(1e9, brief)) as here:
             one, other = here.tokens()
             with pytest.raises(ConnectionFailed, match=r"did not join both sides within 0\.5 s"):
@@ -184,6 +184,15 @@ def test_one_side_alone_waits_for_a_bounded_time(tmp_path: Path) -> None:
                 await join(here.port.address, other, brief)
 
     run(scene())
+
+
+def test_a_relay_that_does_not_answer_is_told_from_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silence(*_: object) -> socket.socket:
+        raise TimeoutError
+
+    monkeypatch.setattr("farflung.transport.circuit.connect", silence)
+    with pytest.raises(ConnectionFailed, match=r"192\.0\.2\.1:7700 did not answer within 4 s: .* firewall"):
+        run(join("192.0.2.1:7700", bytes(TOKEN_BYTES), TIMEOUTS))
 
 
 def test_whoever_comes_before_the_relay_knows_is_joined_once_it_does(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 from tests.transport.certificates import TestAuthority
-from tests.transport.links import run
+from tests.transport.links import nowhere, run, usual_but
 
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import SURVEY, EndProbe, Probe, Probed, ProbedPeer, Task
@@ -22,7 +21,7 @@ from farflung.transport.probe import Prober
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.probing import Probing
 
-TIMEOUTS = Timeouts(4.0)
+TIMEOUTS = Timeouts(30.0)
 WAIT_SECONDS = 60.0
 PROBING_SECONDS = 10.0
 
@@ -37,19 +36,13 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 AMessage = TypeVar("AMessage", bound=Message)
 
 
-def nowhere() -> str:
-    """An address at which nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
-
-
 @dataclass
 class Worker:
     """A worker's port, and what it tells the broker."""
 
     name: str
     authority: TestAuthority
+    timeouts: Timeouts = TIMEOUTS
     is_busy: bool = False
     told: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     links: list[Link] = field(default_factory=list)
@@ -62,7 +55,7 @@ class Worker:
         self.listener = await listen("127.0.0.1:0", holder.server, own, self.entered, TIMEOUTS)
         self.probing = Probing(
             Hello(self.name, "worker", "probe"), holder.client, nowhere(), self.port, lambda: self.listener,
-            self.told.put_nowait, lambda: self.is_busy, lambda: TIMEOUTS,
+            self.told.put_nowait, lambda: self.is_busy, lambda: self.timeouts,
         )  # fmt: skip
 
     def entered(self, link: Link) -> Handler:
@@ -97,9 +90,9 @@ async def over(link: Link) -> str:
 
 
 @asynccontextmanager
-async def workers(folder: Path, *names: str) -> AsyncIterator[list[Worker]]:
+async def workers(folder: Path, *names: str, timeouts: Timeouts = TIMEOUTS) -> AsyncIterator[list[Worker]]:
     authority = TestAuthority(folder)
-    found = [Worker(name, authority) for name in names]
+    found = [Worker(name, authority, timeouts) for name in names]
     for worker in found:
         await worker.start()
     try:
@@ -198,7 +191,7 @@ def test_nobody_makes_a_worker_dial_who_is_not_to_probe_it(tmp_path: Path) -> No
 
 def test_a_link_nobody_asked_for_does_not_stay(tmp_path: Path) -> None:
     async def scene() -> str:
-        async with workers(tmp_path, "b") as (b,):
+        async with workers(tmp_path, "b", timeouts=usual_but(probe_dial_seconds=1.0)) as (b,):
             holder = b.authority.holder("a", "worker")
             hello, expected = Hello("a", "worker", "probe"), Peer("b", "worker")
             link = await dial(b.listener.address, holder.client, hello, expected, Prober(), TIMEOUTS)
@@ -223,12 +216,11 @@ def test_a_submitter_probes_nobody(tmp_path: Path) -> None:
 
 def test_a_peer_that_never_comes_is_a_clear_result_in_time(tmp_path: Path) -> None:
     async def scene() -> str:
-        async with workers(tmp_path, "a", "b") as (a, b):
+        async with workers(tmp_path, "a", "b", timeouts=usual_but(probe_link_seconds=0.5)) as (a, b):
             a.ask(1, "pair", b, dials=False)
             return (await a.says(Probed)).links[0].problem
 
-    limit = TIMEOUTS.probe_link_seconds
-    assert run(scene()) == f"no link to worker b came about within {limit:g} s"
+    assert run(scene()) == "no link to worker b came about within 0.5 s"
 
 
 def test_what_is_called_off_or_overtaken_is_not_told_of(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from farflung.transport.probe import Prober
 from farflung.transport.timeouts import Timeouts
 
 HEALTHY = "healthy"
-LEASE_SECONDS = 5.0
+LEASE_SECONDS = 15.0
+"""Patience with attackers who stand still for a moment: they are to be refused for what they say."""
 MOST_BYTES = 2**18
 """What the plan of this endpoint allows a message to have."""
 SPOKEN_BYTES = 100

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_a_path_is_probed_in_both_directions_at_once(tmp_path: Path) -> None:
 
     for estimate in run(scene()):
         assert_plausible(estimate)
+
+
+def test_a_process_that_stands_still_while_it_asks_asks_again(tmp_path: Path) -> None:
+    async def scene() -> PairEstimate:
+        async with places(tmp_path) as place:
+            link, prober = await place.dial()
+            asyncio.get_running_loop().call_later(0.01, time.sleep, 0.3)
+            estimate = await prober.probe(link, seconds=PATIENCE_SECONDS)
+            await link.close("done")
+            return estimate
+
+    assert_plausible(run(scene()))
 
 
 def test_a_lost_link_ends_its_probe(tmp_path: Path) -> None:

@@ -229,7 +229,8 @@ class _Probe:
             enough = now >= started + _QUESTIONING_SECONDS and self._findings.answers >= _LEAST_ANSWERS
             if enough:
                 return
-            if now < started + _QUESTIONING_SECONDS:
+            # Whoever stood still for that long has asked too little, and goes on with one at a time.
+            if now < started + _QUESTIONING_SECONDS or self._findings.answers >= len(self._asked):
                 self._link.send_control(encode(Question(len(self._asked))))
                 self._asked.append(time.monotonic())
             await asyncio.sleep(_QUESTION_SECONDS)

@@ -163,13 +163,13 @@ def test_a_worker_that_closes_the_link_is_lost_at_once(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_not_found_again_is_lost_for_both_reasons(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with place(tmp_path, usual_but(resume_seconds=2.0)) as here:
+        async with place(tmp_path, usual_but(resume_seconds=3.0)) as here:
             await here.connect()
             here.submitter.address = "127.0.0.1:1"
             here.cut()
             await here.submitter.until(lambda: bool(here.submitter.lost))
             (lost,) = here.submitter.lost
-            assert lost.reason.startswith("the cable was cut; no other link to it within 2 s: 127.0.0.1:1 ")
+            assert lost.reason.startswith("the cable was cut; no other link to it within 3 s: 127.0.0.1:1 ")
 
     run(scene())
 

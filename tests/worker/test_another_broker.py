@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.broker.fleet import broker, identity
+from tests.ports import held_port
 
 from farflung.errors import AnotherAuthority
-from farflung.local.free_port import free_port
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.identity import Identity
 from farflung.worker.service import WorkerOptions, WorkerService, run
@@ -29,15 +29,15 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def test_a_worker_whose_first_broker_is_anothers_ends(tmp_path: Path) -> None:
-    async def scene() -> None:
-        port = free_port("127.0.0.1")
+    async def scene(port: int) -> None:
         async with broker(tmp_path / "own", port=port) as own:
             worker = await identity(own, tmp_path / "own", "one", "worker")
         async with broker(tmp_path / "other", port=port), asyncio.timeout(WAIT_SECONDS):
             with pytest.raises(AnotherAuthority, match="worker one is of another broker"):
                 await run(options(worker))
 
-    asyncio.run(scene())
+    with held_port() as port:
+        asyncio.run(scene(port))
 
 
 def test_a_worker_that_has_met_its_broker_waits_for_it_while_another_is_there(
@@ -46,8 +46,7 @@ def test_a_worker_that_has_met_its_broker_waits_for_it_while_another_is_there(
     """A captive portal, say: it was there before and will be again."""
     caplog.set_level("INFO", "farflung.worker")
 
-    async def scene() -> None:
-        port = free_port("127.0.0.1")
+    async def scene(port: int) -> None:
         async with broker(tmp_path / "own", port=port) as own:
             worker = WorkerService(options(await identity(own, tmp_path / "own", "one", "worker")))
             await worker.start()
@@ -61,4 +60,5 @@ def test_a_worker_that_has_met_its_broker_waits_for_it_while_another_is_there(
         staying.cancel()
         await worker.stop("the test is over")
 
-    asyncio.run(scene())
+    with held_port() as port:
+        asyncio.run(scene(port))

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 from tests.end_to_end.forked import ForkedCommand, forked, is_possible
-
-from farflung.local.free_port import free_port
+from tests.ports import held_port
 
 DEADLINE_SECONDS = 120.0
 LEASE_SECONDS = 5.0
@@ -118,20 +117,20 @@ class Command:
 
 
 class Machines:
-    """Starts commands, each as on a machine whose home is named."""
+    """Starts commands, each as on a machine whose home is named; the broker's listens on `port`."""
 
     lease_seconds = LEASE_SECONDS
     listen = "127.0.0.1:0"
     sources: Path | None = None
     """The folder of another farflung, which commands run in place of this one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
         self._mark = uuid.uuid4().hex
         self._started: list[Command] = []
-        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        self.address = f"127.0.0.1:{port}"
 
     def start(
         self, home: str, *arguments: str, limit_bytes: int | None = None, sources: Path | None = None
@@ -251,15 +250,16 @@ SomeMachines = TypeVar("SomeMachines", bound=Machines)
 @contextmanager
 def machines(folder: Path, kind: type[SomeMachines] = Machines) -> Iterator[SomeMachines]:  # type: ignore[assignment]
     """Machines for one block; it must stop what it started, and then nothing may be left of it."""
-    started = kind(folder)
-    (folder / "net.py").write_text(JOB)
-    try:
-        yield started
-        left = started.orphans()
-        assert not left, [process.cmdline() for process in left]
-        assert not started.left_behind()
-    finally:
-        started.end()
+    with held_port() as port:
+        started = kind(folder, port)
+        (folder / "net.py").write_text(JOB)
+        try:
+            yield started
+            left = started.orphans()
+            assert not left, left
+            assert not started.left_behind()
+        finally:
+            started.end()
 
 
 class Run:

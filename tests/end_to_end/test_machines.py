@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.processes import eventually
-
-from farflung.local.free_port import free_port
+from tests.ports import held_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -92,10 +91,10 @@ def said(home: Path, words: str) -> bool:
 
 def test_a_broker_two_workers_and_a_submitter_meet_by_tokens_alone(tmp_path: Path) -> None:
     machines = {name: tmp_path / name for name in ("hub", "lab", "home", "desk")}
-    address = f"127.0.0.1:{free_port('127.0.0.1')}"
     job = tmp_path / "net.py"
     job.write_text(JOB)
     with ExitStack() as stack:
+        address = f"127.0.0.1:{stack.enter_context(held_port())}"
         stack.enter_context(serving(machines["hub"], "broker", "--listen", address, says="listens on"))
         worker_token = farflung(machines["hub"], "token", "create", "--role", "worker", "--uses", "2").strip()
         submitter_token = farflung(machines["hub"], "token", "create", "--role", "submitter").strip()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -115,7 +114,7 @@ def fleet(
     runner.run(fleet.__aenter__())
     yield fleet
     runner.run(fleet.__aexit__(None, None, None))
-    assert processes() == others
+    assert processes() <= others
     assert not folders(temporary)
 
 
@@ -264,10 +263,9 @@ def test_a_broker_that_cannot_start_says_why(
             raise AssertionError("started")
 
     before = folders(temporary)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr("farflung.local.fleet.free_port", lambda host: taken.getsockname()[1])
-        with pytest.raises(RunFailed, match=r"the local broker exited with code 2: error: port .* is in use"):
-            asyncio.run(scenario())
+    monkeypatch.setattr("farflung.local.fleet.HOST", "192.0.2.1")  # nobody has this address (RFC 5737)
+    with pytest.raises(RunFailed, match=r"the local broker exited with code 2: error: cannot listen on 192"):
+        asyncio.run(scenario())
     assert folders(temporary) == before
 
 

@@ -62,6 +62,10 @@ class Family(ABC):
         """Where they write what they say."""
         return self._given_logs or self._folder / "logs"
 
+    @property
+    def _broker_folder(self) -> Path:
+        return self._folder / "broker"
+
     def children(self) -> list[Child]:
         """The broker and the workers, as far as they were started."""
         return ([self.broker] if self.broker else []) + self.workers
@@ -82,13 +86,13 @@ class Family(ABC):
 
     def _tokens(self, workers: int) -> tuple[Token, Token]:
         """For the submitter and for all workers; making them makes the broker's authority."""
-        folder = self._folder / "broker"
+        folder = self._broker_folder
         return create_token(folder, "submitter"), create_token(folder, "worker", workers)
 
     async def _start_broker(
         self, listen: str, options: Sequence[str] = (), prefix: Sequence[str] = ()
     ) -> Child:
-        arguments = ["--listen", listen, "--folder", str(self._folder / "broker"), *options]
+        arguments = ["--listen", listen, "--folder", str(self._broker_folder), *options]
         self.broker = await self._child("broker", ["broker", *arguments], {}, prefix)
         return self.broker
 

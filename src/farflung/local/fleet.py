@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from farflung.broker.listening import address_in
 from farflung.errors import ConnectionFailed, RunFailed
 from farflung.local.child import Child
 from farflung.local.family import Family
-from farflung.local.free_port import free_port
 from farflung.local.memory import share_of_memory
 from farflung.local.nursery import FRAMEWORKS
 from farflung.runtime.backend import EMULATED
@@ -74,8 +75,8 @@ class LocalFleet(Family):
     async def _start(self) -> None:
         self._prepare_forks([self._backend(number) for number in range(self._count)])  # it takes longest
         submitter, worker = await asyncio.to_thread(self._tokens, self._count)
-        self.address = f"{HOST}:{free_port(HOST)}"
-        self._identity = await self._enrolled(await self._start_broker(self.address, NO_SURVEY), submitter)
+        # It finds a port by itself: what is free now could be taken before it listens.
+        self._identity = await self._enrolled(await self._start_broker(f"{HOST}:0", NO_SURVEY), submitter)
         arguments = ["--site", SITE, "--listen", f"{HOST}:0", "--memory", f"{self._memory_bytes / 1e9:.3f}"]
         for number in range(self._count):
             backend = self._backend(number)
@@ -110,12 +111,13 @@ class LocalFleet(Family):
             await asyncio.gather(joining, ended, return_exceptions=True)
 
     async def _join(self, token: Token) -> Identity:
+        folder = self._folder / SUBMITTER
         while True:
-            try:
-                folder = self._folder / SUBMITTER
-                return (await enrol(self.address, token, folder, SUBMITTER, SUBMITTER)).identity
-            except ConnectionFailed:  # it does not listen yet
-                await asyncio.sleep(RETRY_SECONDS)
+            self.address = address_in(self._broker_folder) or ""  # once it listens
+            with suppress(ConnectionFailed):
+                if self.address:
+                    return (await enrol(self.address, token, folder, SUBMITTER, SUBMITTER)).identity
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _name(number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,6 +117,7 @@ class LoopbackGround(Ground):
         self.name = LOOPBACK
         self.nodes = [f"worker-{number}" for number in range(count)]
         self.interface = "lo"
+        self._bound = socket.socket()
 
     def command(self, node: str, argv: Sequence[str]) -> list[str]:
         return list(argv)
@@ -124,10 +126,20 @@ class LoopbackGround(Ground):
         return "127.0.0.1"
 
     def port(self) -> int:
-        """Another one every time: what else runs on this machine, an earlier leg too, may hold any."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
+        """Another one every time: what else runs on this machine, an earlier leg too, may hold any.
+
+        It is bound until the next one is asked for: the first rank listens only once it has imported torch,
+        and Linux gives to nobody else in the meantime what somebody has bound.
+        """
+        self._bound.close()
+        self._bound = socket.socket()
+        if sys.platform == "linux":
+            self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._bound.bind(("127.0.0.1", 0))
+        port = int(self._bound.getsockname()[1])
+        if sys.platform != "linux":  # elsewhere nobody else could listen there
+            self._bound.close()
+        return port
 
     def read(self) -> Reading:
         children = psutil.Process().children(recursive=True)

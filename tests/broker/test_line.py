@@ -20,6 +20,8 @@ from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 WAIT_SECONDS = 60.0
+UNHURRIED = Timeouts(100.0)
+"""With which nothing is given up before a busy machine comes to it."""
 
 
 class Worker:
@@ -81,7 +83,7 @@ async def registered(service: BrokerService, folder: Path) -> Worker:
 def test_what_is_said_while_the_link_is_lost_arrives_once(tmp_path: Path) -> None:
     async def scene() -> None:
         folder = tmp_path / "broker"
-        async with broker(folder, Timeouts(5.0)) as service:
+        async with broker(folder, UNHURRIED) as service:
             worker = await registered(service, folder)
             for number in range(3):
                 worker.lose_link()
@@ -100,7 +102,7 @@ def test_what_is_said_while_the_link_is_lost_arrives_once(tmp_path: Path) -> Non
 def test_a_broker_without_memory_of_a_session_ends_it(tmp_path: Path) -> None:
     async def scene() -> None:
         folder = tmp_path / "broker"
-        async with broker(folder, Timeouts(5.0)) as service:
+        async with broker(folder, UNHURRIED) as service:
             worker = await registered(service, folder)
             service._sessions.clear()
             worker.lose_link()
@@ -133,7 +135,7 @@ def test_a_link_that_was_claimed_in_vain_ends_with_its_line(
 ) -> None:
     async def scene() -> None:
         folder = tmp_path / "broker"
-        async with broker(folder) as service:
+        async with broker(folder, UNHURRIED) as service:
             worker = await registered(service, folder)
             monkeypatch.setattr(service, "_attach", lambda link, line, attach: None)
             worker.lose_link()
@@ -146,10 +148,10 @@ def test_a_link_that_was_claimed_in_vain_ends_with_its_line(
 
 def test_a_broker_that_takes_long_to_dial_is_found_again_within_the_lease(tmp_path: Path) -> None:
     async def scene() -> None:
-        folder, timeouts = tmp_path / "broker", Timeouts(5.0)
-        async with broker(folder, timeouts) as service:
+        folder = tmp_path / "broker"
+        async with broker(folder, TIMEOUTS) as service:
             worker = await registered(service, folder)
-            worker.seconds_to_dial = 1.2 * timeouts.redial_seconds
+            worker.seconds_to_dial = 1.2 * TIMEOUTS.redial_seconds
             worker.lose_link()
             await until(lambda: worker.times_back == 1 or worker.reason.done())
             assert not worker.reason.done()

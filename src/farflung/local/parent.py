@@ -14,6 +14,8 @@ from types import FrameType
 
 from farflung.transport.timeouts import Timeouts
 
+LOOK_SECONDS = 0.01
+
 
 def stop_with_parent(folder: Path) -> None:
     """Watch standard input, a pipe whose other end only the parent holds, from a thread.
@@ -29,7 +31,7 @@ def stop_with_parent(folder: Path) -> None:
 def _watch(folder: Path) -> None:
     while os.read(0, 1024):
         pass
-    atexit.register(_remove, folder)
+    atexit.register(_remove_last, folder)
     _remove(folder)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(Timeouts().stop_seconds)
@@ -40,6 +42,19 @@ def _watch(folder: Path) -> None:
 def _leave(number: int, frame: FrameType | None) -> None:
     # The default action would skip what is to be done at exit.
     sys.exit(128 + number)
+
+
+def _remove_last(folder: Path) -> None:
+    """Once nobody else is at work here: SIGTERM interrupts the start of a thread, too, and for that one the
+    interpreter does not wait, although it may be about to write an identity.
+    """
+    deadline = time.monotonic() + Timeouts().stop_seconds
+    own = threading.current_thread()
+    while any(not (thread is own or thread.daemon) for thread in threading.enumerate()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_SECONDS)
+    _remove(folder)
 
 
 def _remove(folder: Path) -> None:

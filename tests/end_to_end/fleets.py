@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import farflung
+from farflung.client.observer import Observer
 from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
 from farflung.client.submitter import train
@@ -31,14 +32,19 @@ class Fleet:
         self.local = fleet
 
     def run(
-        self, job: farflung.Job, workers: int, wishes: Wishes = NO_WISHES, on: Sequence[str] = ()
+        self,
+        job: farflung.Job,
+        workers: int,
+        wishes: Wishes = NO_WISHES,
+        on: Sequence[str] = (),
+        observer: Observer | None = None,
     ) -> tuple[Summary, list[dict[str, float]], Path]:
         """Train `job` on so many workers, or on those that `on` names: summary, rows and run folder."""
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
         run = RunFolder.create(folder)
         try:
-            work = train(job, self._identity, run, workers=workers, wishes=wishes, on=on)
+            work = train(job, self._identity, run, observer, workers, wishes, on)
             summary = self._runner.run(work)
         finally:
             run.close()

@@ -5,29 +5,34 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from tests.end_to_end.fleets import Fleet, running, trained_state
-from tests.end_to_end.zoo_jobs import job_of, microbatches_of
+from tests.end_to_end.zoo_jobs import BATCH, job_of, microbatches_of
 from torch import Tensor
 
 import farflung
 from farflung.client.check import capture_shapes
+from farflung.client.observer import Observer
 from farflung.opdag import wire
 from farflung.plan import CodecWishes, LinkWish, Topology, Wishes, WorkerSpec, read_plan
 from farflung.planner import plan_graph
 from farflung.planner.compression.fixed import fixed
 from farflung.planner.compression.phased import phased
+from farflung.protocol.messages import CodecsChosen
 from farflung.runtime.check import named_state, received
 from farflung.runtime.in_process import InProcessPipeline
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 STEPS, WORKERS = 3, 3
+SLOW_STEP_SECONDS = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +172,31 @@ class Points:
         return {"x": x, "y": torch.sin(9 * x)}
 
 
+class Told(Observer):
+    """A data set that is slow after so many steps, until this run was told of other codecs.
+
+    The broker chooses them while the run goes on, which could be over by then.
+    """
+
+    def __init__(self, data: Sequence[dict[str, Tensor]], steps: int, batch: int) -> None:
+        self._data = data
+        self._most, self._pause = steps * batch, SLOW_STEP_SECONDS / batch
+        self._given = 0
+        self._told = threading.Event()
+
+    def codecs_chosen(self, chosen: CodecsChosen) -> None:
+        self._told.set()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._given += 1
+        if self._given > self._most:
+            self._told.wait(self._pause)
+        return self._data[index]
+
+
 def test_workers_try_codecs_on_their_own_tensors_and_what_fares_badly_is_relaxed(fleet: Fleet) -> None:
     """int8 has one scale for 256 numbers, so it is some times as wrong here as on usual tensors."""
     ids = [f"worker-{number}" for number in range(WORKERS)]
@@ -175,11 +205,12 @@ def test_workers_try_codecs_on_their_own_tensors_and_what_fares_badly_is_relaxed
         tuple(WorkerSpec(id, "", 1.0, 1.0) for id in ids), tuple((0.0,) * WORKERS for _ in ids), slow
     )
     torch.manual_seed(3)
+    data = Told(Points(), steps=30, batch=64)
     declared = farflung.Job(
-        model=Uneven(), data=Points(), optimizer=farflung.SGD(lr=1e-7), batch=64, microbatches=2, steps=60
+        model=Uneven(), data=data, optimizer=farflung.SGD(lr=1e-7), batch=64, microbatches=2, steps=60
     )
     wishes = Wishes(topology=net, codecs=CodecWishes("auto:int8", max_loss_gap=0.004))
-    summary, rows, folder = fleet.run(declared, 2, wishes)
+    summary, rows, folder = fleet.run(declared, 2, wishes, observer=data)
     assert summary.state == "done", summary.reason
     assert "int8" in {link.codec for link in read_plan(folder).codecs}
     lines = (folder / "events.jsonl").read_text().splitlines()
@@ -197,9 +228,10 @@ def test_a_codec_that_costs_held_out_loss_is_relaxed_and_the_log_says_why(fleet:
     still = tuple((0.0,) * WORKERS for _ in ids)
     net = Topology(tuple(WorkerSpec(id, "", 1.0, 1.0) for id in ids), still, slow)
     declared = job("gpt", "dense")
-    declared = dataclasses.replace(declared, steps=8, validation=declared.data)  # time to think it over
+    data = Told(declared.data, steps=5, batch=BATCH)
+    declared = dataclasses.replace(declared, steps=8, data=data, validation=declared.data)
     wishes = Wishes(topology=net, codecs=CodecWishes("auto", max_loss_gap=0.0))
-    summary, _, folder = fleet.run(declared, WORKERS, wishes)
+    summary, _, folder = fleet.run(declared, WORKERS, wishes, observer=data)
     assert summary.state == "done", summary.reason
     assert {link.codec for link in read_plan(folder).codecs} == {"bf16"}
     lines = (folder / "events.jsonl").read_text().splitlines()

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("lab_machine")
 
 REPOSITORY = Path(__file__).parents[2]
 OWN_LATENCY_MS = 0.1  # what the lab's switch and two kernels take, which a LAN's millisecond shows
+MOST_AGAIN = 2  # a machine that is busy for a moment measures what it is busy with
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -88,12 +89,23 @@ def test_a_probe_finds_a_pairs_settings_within_a_tenth(
     assert there.bandwidth_mbps is not None
     with ends(tmp_path, there, back) as two:
         found = two.probed()
-        if found.bandwidth_mbps != pytest.approx(there.bandwidth_mbps, rel=0.1):
-            found = two.probed()  # once more: the machine may have been too busy to fill the path
-    assert found.bandwidth_mbps == pytest.approx(there.bandwidth_mbps, rel=0.1)
-    assert abs(found.latency_ms - there.latency_ms) <= 0.1 * there.latency_ms + OWN_LATENCY_MS
-    assert found.seconds <= PROBE_SECONDS
+        for _ in range(MOST_AGAIN):
+            if off(found, there):
+                found = two.probed()
+    assert not off(found, there), off(found, there)
     assert found.bytes_sent * 8 / 1e6 <= 0.05 * 60 * there.bandwidth_mbps
+
+
+def off(found: PairEstimate, there: LinkSettings) -> list[str]:
+    """What differs from what the lab is set to."""
+    wrong = []
+    if found.bandwidth_mbps != pytest.approx(there.bandwidth_mbps, rel=0.1):
+        wrong.append(f"{found.bandwidth_mbps} Mbit/s, set to {there.bandwidth_mbps}")
+    if abs(found.latency_ms - there.latency_ms) > 0.1 * there.latency_ms + OWN_LATENCY_MS:
+        wrong.append(f"{found.latency_ms} ms, set to {there.latency_ms}")
+    if found.seconds > PROBE_SECONDS:
+        wrong.append(f"took {found.seconds} s, at most {PROBE_SECONDS} are given")
+    return wrong
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.end_to_end.processes import Machines, Run, eventually, machines, train
 
@@ -49,10 +50,12 @@ def lab_run(on: Machines, name: str, *arguments: str) -> Run:
 
 
 def process_of(on: Machines, worker: str) -> int:
-    (process,) = [
-        process for process in on.orphans() if "join" in process.cmdline() and worker in process.cmdline()
-    ]
-    return process.pid
+    found = []
+    for process in on.orphans():
+        with suppress(psutil.Error):  # another one, which ends as we look
+            found += [process.pid] if {"join", worker} <= set(process.cmdline()) else []
+    (number,) = found
+    return number
 
 
 def losses(run: Run) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -144,7 +145,9 @@ class LoopbackGround(Ground):
     def read(self) -> Reading:
         children = psutil.Process().children(recursive=True)
         carried = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
-        return Reading(carried, sum(_cpu_seconds(child.pid) for child in children))
+        own = os.times()  # in which those count who have ended, and whom they had waited for
+        seconds = own.children_user + own.children_system
+        return Reading(carried, seconds + sum(_family_seconds(child) for child in children))
 
     def begin(self) -> None:
         """Nothing is emulated, so nothing can be late."""
@@ -156,6 +159,15 @@ class LoopbackGround(Ground):
 def _processes(namespace: str) -> list[int]:
     listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
     return [int(line) for line in listed.stdout.split()]
+
+
+def _family_seconds(process: psutil.Process) -> float:
+    """Of a process and of its children who have ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -11,6 +11,7 @@ from tests.transport.test_capacity import burst
 
 from farflung.planner.compression.controller import Controller
 from farflung.planner.compression.events import Switch, UnitMeasured, WayMeasured
+from farflung.planner.compression.hearing import heard
 from farflung.planner.compression.limits import Limits
 from farflung.transport.capacity import Capacity
 from farflung.worker.meter import Meter
@@ -61,7 +62,7 @@ def test_a_collapse_under_messages_of_a_few_packets_is_answered_within_ten_steps
         line.step(microbatches, FAST if number < 20 else SLOW)
         rates = tuple(WayMeasured("a", "b", rate.bytes_per_second) for rate in meter.rates())
         assert number >= 20 or not rates
-        controller, more = controller.heard(UnitMeasured(number, rates))
+        controller, more = heard(controller, UnitMeasured(number, rates))
         switches.extend(more)
     first = switches[0]
     assert 20 < first.unit <= 30, first

@@ -27,6 +27,7 @@ from farflung.planner.compression.events import (
 )
 from farflung.planner.compression.gathering import gathered
 from farflung.planner.compression.guard import Alarm, Evidence, Guard, HeldOut, Rougher, Signal, Trained
+from farflung.planner.compression.hearing import heard
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.rungs import ladder, number_of
 from farflung.runtime.parcel import Sample
@@ -142,11 +143,11 @@ class Steering:
         before = self.controller.levels
         measured = UnitMeasured(over.unit, over.ways, over.computing, over.written)
         controller = _told(self.controller, over)
-        controller, switches = controller.heard(measured)
+        controller, switches = heard(controller, measured)
         guard, alarms = self._guarded(over)
         words = [alarm.reason for alarm in alarms if not alarm.relax]
         for event in _relaxations(over.unit, alarms):
-            controller, more = controller.heard(event)
+            controller, more = heard(controller, event)
             switches = (*switches, *more)
         if any(new > old for new, old in zip(controller.levels, before, strict=True)):
             guard, _ = guard.heard(Rougher(over.step))
@@ -195,7 +196,7 @@ def _told(controller: Controller, over: Over) -> Controller:
         for way in over.sampled
         if not recipe((one := way.sample).codec).learns
     )
-    return controller.heard(CodecsSampled(over.unit, samples))[0] if samples else controller
+    return heard(controller, CodecsSampled(over.unit, samples))[0] if samples else controller
 
 
 def _relaxations(unit: int, alarms: tuple[Alarm, ...]) -> list[Event]:

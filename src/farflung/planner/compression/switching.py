@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from farflung.planner.compression.auto import FREE, Levels, choose, seconds_to_loss
 from farflung.planner.compression.circumstances import Circumstances
+from farflung.planner.compression.controller import DWELL, Controller
 from farflung.planner.compression.events import Switch
 from farflung.planner.compression.pace import pace_of
 from farflung.planner.compression.reasons import reason
 
-if TYPE_CHECKING:
-    from farflung.planner.compression.controller import Controller
-
-DWELL = 5
-"""Units for which a way keeps its rung, unless the guard says otherwise."""
 MOST_DWELL = 160
 """A way that was given more bytes and soon fewer again waits twice as long, and so on, before it tries."""
 STICKY_DWELL = 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -193,6 +194,22 @@ def test_a_relay_that_does_not_answer_is_told_from_one_that_waits(monkeypatch: p
     monkeypatch.setattr("farflung.transport.circuit.connect", silence)
     with pytest.raises(ConnectionFailed, match=r"192\.0\.2\.1:7700 did not answer within 4 s: .* firewall"):
         run(join("192.0.2.1:7700", bytes(TOKEN_BYTES), TIMEOUTS))
+
+
+def test_a_relay_that_falls_silent_is_told_from_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    async def scene() -> None:
+        async with place(tmp_path, Relay(1e9, TIMEOUTS)) as here:
+            one, _ = here.tokens()
+            monkeypatch.setattr("farflung.transport.circuit._read", lost)
+            with pytest.raises(ConnectionFailed, match="did not answer within 5 s"):
+                await join(here.port.address, one, TIMEOUTS)
+
+    run(scene())
 
 
 def test_whoever_comes_before_the_relay_knows_is_joined_once_it_does(tmp_path: Path) -> None:

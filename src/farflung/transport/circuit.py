@@ -44,7 +44,9 @@ async def join(address: str, token: bytes, timeouts: Timeouts) -> socket.socket:
                 if joined := await _knock(address, token, timeouts):
                     return joined
                 await asyncio.sleep(timeouts.heartbeat_seconds / 4)
-    except TimeoutError:
+    except TimeoutError as error:
+        if error.errno is not None:  # the kernel's: the relay has acknowledged nothing for too long
+            raise ConnectionFailed(why_unreachable(error, address, timeouts.unacknowledged_seconds)) from None
         raise ConnectionFailed(
             f"the relay at {address} did not join both sides within {timeouts.dial_seconds:g} s"
         ) from None

@@ -20,3 +20,19 @@ def test_a_line_is_measured_after_the_process_stood_still_for_as_long_as_that_ta
         return count
 
     assert asyncio.run(fan.watch(total_bytes, 0.001)).bandwidth_mbps > 1
+
+
+def test_a_process_that_stands_still_again_and_again_does_not_watch_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fan, "FAN_SECONDS", 1.0)
+    looks = 0
+
+    def total_bytes() -> int:
+        nonlocal looks
+        looks += 1
+        time.sleep(1.1)
+        return 0
+
+    assert asyncio.run(fan.watch(total_bytes, 0.001)).bandwidth_mbps == 0
+    assert looks == 2

@@ -28,13 +28,14 @@ class LineEstimate:
 async def watch(total_bytes: Callable[[], int], round_trip_seconds: float) -> LineEstimate:
     """The rate at which `total_bytes` of all links grows, once it grows no faster, or as far as time allows.
 
-    `round_trip_seconds` is that of the longest link. While this process itself stands still nothing can come:
-    that time counts as no more than a few looks.
+    `round_trip_seconds` is that of the longest link. While this process itself stands still it notes nothing,
+    so that time counts as no more than a few looks, until all has taken twice as long as it may.
     """
     findings = Findings()
     findings.answered(round_trip_seconds)
     left, now = FAN_SECONDS + _BEGINNING_ROUND_TRIPS * round_trip_seconds, time.monotonic()
-    while left > 0 and not findings.is_settled:
+    latest = now + 2 * left
+    while left > 0 and now < latest and not findings.is_settled:
         if (total := total_bytes()) > findings.total_bytes:
             findings.arrived(Arrival(now, total))
         await asyncio.sleep(_LOOK_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from tests.memory import ROOT
 from tests.zoo import Case, case
 
 from farflung.client import self_check
-from farflung.client.check import capture_job, capture_shapes, first_microbatch
+from farflung.client.check import capture_job, capture_shapes, check_job, first_microbatch
 from farflung.client.job import Job
 from farflung.client.self_check import check_itself
 from farflung.errors import CaptureError
@@ -60,15 +61,41 @@ def with_detached(graph: Graph, op: str) -> Graph:
     return msgspec.structs.replace(graph, nodes=nodes, values=[*graph.values, graph.values[made]])
 
 
+BLAMES_THE_JOB = pytest.mark.parametrize(
+    "checked_by", [capture_job, lambda job: check_job(job, 1)], ids=["capture", "check"]
+)
+
+
+@BLAMES_THE_JOB
 @pytest.mark.parametrize(("scale", "found"), [(1e30, "inf"), (float("nan"), "nan")])
-def test_a_loss_that_is_no_number_is_the_models_own(scale: float, found: str) -> None:
+def test_a_loss_that_is_no_number_is_the_models_own(
+    scale: float, found: str, checked_by: Callable[[Job], object]
+) -> None:
     entry = case("chain")
 
     def scaled(count: int, seed: int) -> dict[str, torch.Tensor]:
         return {name: tensor * scale for name, tensor in entry.batch(count, seed).items()}
 
     with pytest.raises(CaptureError, match=rf"^the model's own loss is {found} on the first batch, before"):
-        capture_job(job_of(Case("scaled", entry.build, scaled)))
+        checked_by(job_of(Case("scaled", entry.build, scaled)))
+
+
+@BLAMES_THE_JOB
+def test_data_of_another_type_than_the_models_is_named(checked_by: Callable[[Job], object]) -> None:
+    """Neither capture, which computes nothing, nor the loss, which is float32, shows it."""
+    entry = case("chain")
+
+    class Single(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return ((super().forward(x).float() - y) ** 2).mean()
+
+    def doubled(count: int, seed: int) -> dict[str, torch.Tensor]:
+        batch = entry.batch(count, seed)
+        return batch | {"x": batch["x"].double()}
+
+    words = r"^the model's own forward fails on a microbatch of .*; float64 in the data: 'x', use \.float"
+    with pytest.raises(CaptureError, match=words):
+        checked_by(job_of(Case("doubled", lambda: Single(16, 16), doubled)))
 
 
 def test_a_lost_gradient_is_refused() -> None:

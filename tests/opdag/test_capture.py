@@ -269,6 +269,12 @@ def test_data_of_float64_is_named_where_the_loss_is(doubled: list[str], found: s
     assert message == f"the loss must be float32, found float64: {found}: use .float()"
 
 
+def test_a_model_of_float64_is_named_before_its_data() -> None:
+    batch = {name: tensor.double() for name, tensor in pairs().items()}
+    message = text_of(Base(lambda self, x, y: error(self.first(x), y)).double(), batch)
+    assert "parameters of the model are float64: use .float() on it and on the data" in message
+
+
 def test_data_of_float64_that_the_model_casts_is_captured() -> None:
     module = Base(lambda self, x, y: error(self.first(x.float()), y))
     captured = capture(module, pairs() | {"x": pairs()["x"].double()})

@@ -26,6 +26,7 @@ from farflung.runtime.check import (
     received,
 )
 from farflung.runtime.optimizer import SGD
+from farflung.runtime.self_check import require_own_loss
 from farflung.wording import counted
 
 Batch = dict[str, Tensor]
@@ -131,10 +132,11 @@ def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckRep
         wrapper = LossModule(module, job.loss, job.precision)
         return lambda batch: wrapper(dict(batch))
 
+    batches = [_microbatches(job, step, job.microbatch_size) for step in range(steps)]
+    require_own_loss(job.model, loss_of, captured.graph, training, captured.draws, batches[0][0])
     comparison = Comparison(
         job.model, loss_of, captured.graph, planned.plan, programs, training, captured.draws
     )
-    batches = [_microbatches(job, step, job.microbatch_size) for step in range(steps)]
     return compare(comparison, batches, planned.cut_bytes, segments)
 
 

@@ -93,6 +93,8 @@ def self_check(
     `plan` has one segment on one worker, `training` one microbatch a step and one evaluation microbatch.
     `draws` are the numbers of the nodes that draw, as `Capture` has them.
     """
+    eager = _Eager(module, loss_of, graph, training, draws)
+    expected_evaluation = eager.evaluate(batch)  # first: where the module itself fails, no graph is to blame
     evaluation, unit = list(training.units())[:2]
     state = _own_state(module, graph)
     pipeline = InProcessPipeline(graph, plan, segments, state, training)
@@ -102,8 +104,6 @@ def self_check(
     gradients = {n: g for segment in pipeline.segments for n, g in segment.take_gradients().items()}
     pipeline.decide(unit.number, 1.0)  # without gradients: buffers only
 
-    eager = _Eager(module, loss_of, graph, training, draws)
-    expected_evaluation = eager.evaluate(batch)
     ledger = _Ledger(gradients)
     expected = eager.train(batch, ledger.take)
     worst = ledger.worst()
@@ -120,6 +120,18 @@ def self_check(
         gradients=ledger.count,
         precision=training.precision,
     )
+
+
+def require_own_loss(
+    module: nn.Module,
+    loss_of: Callable[[nn.Module], Callable[[Batch], Tensor]],
+    graph: Graph,
+    training: Training,
+    draws: Sequence[int],
+    batch: Batch,
+) -> None:
+    """Raise CaptureError where the module itself fails on `batch`, or its loss there is no number."""
+    _require_number(_Eager(module, loss_of, graph, training, draws).evaluate(batch))
 
 
 def _own_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
@@ -204,10 +216,12 @@ def _require_number(loss: float) -> None:
 
 def _failed(what: str, batch: Batch, error: Exception) -> CaptureError:
     samples = len(next(iter(batch.values())))
+    doubled = [repr(name) for name, tensor in batch.items() if tensor.dtype is torch.float64]
+    advice = f"; float64 in the data: {', '.join(doubled)}, use .float()" if doubled else ""
     line = (str(error).strip() or "no message").splitlines()[0][:200]
     return CaptureError(
         f"the model's own {what} fails on a microbatch of {counted(samples, 'sample')}:"
-        f" {type(error).__name__}: {line}",
+        f" {type(error).__name__}: {line}{advice}",
         "self-check",
     )
 

@@ -42,7 +42,7 @@ class LossModule(nn.Module):
         with self.casting():
             loss = self._loss_of(batch)
         if loss.dtype is torch.float64:
-            _require_single_precision(batch)
+            _require_single_precision(self.module, batch)
         return loss.float() if loss.dtype is self._casts_to else loss
 
     def casting(self) -> AbstractContextManager[object]:
@@ -95,8 +95,13 @@ def _accepted_names(module: nn.Module) -> set[str] | None:
     return {p.name for p in parameters}
 
 
-def _require_single_precision(batch: Mapping[str, Tensor]) -> None:
-    """Raise CaptureError where the data can be why a loss is float64."""
+def _require_single_precision(module: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    """Raise CaptureError where the model or the data can be why a loss is float64."""
+    if any(parameter.dtype is torch.float64 for parameter in module.parameters()):
+        raise CaptureError(
+            "the loss must be float32, found float64: parameters of the model are float64: use .float() on it"
+            " and on the data where that is float64"
+        )
     names = [repr(name) for name, tensor in batch.items() if tensor.dtype is torch.float64]
     if names:
         verb = "is" if len(names) == 1 else "are"

@@ -141,7 +141,7 @@ CASES = [
     ),
     (["token", "create", "--role", "king"], 2, "for '--role': 'king' is not one of"),
     (["token", "create", "--role", "worker", "--uses", "0"], 2, "1 to 1000000 uses, found 0"),
-    (["status"], 2, "there is no identity under"),
+    (["status"], 2, "there is no identity of a submitter"),
     (["lab", "run", "good.py", "--topology", "four-house"], 2, "the testbeds are four-homes, two-sites"),
     (["lab", "run", "good.py", "--topology", "none.json"], 2, "the testbeds are four-homes"),
     (["lab", "run", "good.py", "--topology", "good.py"], 2, "good.py is no topology: not JSON"),

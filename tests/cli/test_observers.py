@@ -45,6 +45,7 @@ def test_a_run_is_shown(
     assert printed.out == ""
     for words in (
         "waiting for 1 more worker (have 0, the job needs 1)",
+        "it waits until they `farflung join` this broker; Ctrl-C gives up",
         "lab-1",
         "planned by auto: 432 ms a step, held up by the link lab-1 -> lab-2, busy 93%",
         "left out: lab-4: its backend has no aten.relu.default",

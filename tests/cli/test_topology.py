@@ -63,7 +63,10 @@ def test_it_is_saved_and_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.
         (["lan", "--refresh"], "--refresh measures a fleet anew: it goes with --fleet"),
         (["nowhere.json"], "neither a file nor a testbed: the testbeds are four-homes"),
         (["nowhere"], "neither a file nor a testbed"),
-        (["--fleet", "--folder", "/nonexistent"], "there is no identity under /nonexistent"),
+        (
+            ["--fleet", "--folder", "/nonexistent"],
+            "viewer or worker under /nonexistent",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

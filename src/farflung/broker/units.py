@@ -70,5 +70,6 @@ def _decided(turn: Turn, job: Job, group: CommitGroup) -> None:
 def _trouble(job: Job, trouble: str) -> str:
     return (
         f"{trouble} at step {job.step + 1}: that step was not applied, the weights of step {job.step} "
-        "(last good) are kept; try a lower learning rate, or clip gradients with Job(clip=1.0)"
+        "(last good) are kept; look for NaN or infinity in that step's data, try a lower learning rate, or"
+        " clip gradients with Job(clip=1.0)"
     )

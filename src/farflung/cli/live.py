@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from farflung.cli.output import duration, loss_words, size
+from farflung.cli.plain import advice_on
 from farflung.cli.plan_table import chosen_lines, plan_table, planned_lines
 from farflung.cli.remaining import Remaining
 from farflung.cli.searching import moving_line
@@ -78,6 +79,8 @@ class LiveObserver(Observer):
         self._waiting = words
         self._clock.close()
         self._console.print(printable(words))
+        if advice := advice_on(words):
+            self._console.print(advice)
         self._tell = self._clock.enter_context(moving_line())
         self._tell(printable(words).partition(" ")[0])
 

@@ -19,6 +19,15 @@ from farflung.wording import counted, digits
 PAUSE_SECONDS = 5.0
 
 
+def advice_on(words: str) -> str:
+    """What to do where a job waits for workers, whom nobody else may send; otherwise nothing."""
+    if not words.startswith("waiting for ") or " more " not in words:
+        return ""
+    return (
+        "it waits until they `farflung join` this broker; Ctrl-C gives up, and fewer --workers need no more"
+    )
+
+
 def is_terminal() -> bool:
     """Whether a person watches standard error."""
     return sys.stderr.isatty()
@@ -65,6 +74,8 @@ class PlainObserver(Observer):
             self._waiting = words
             self._search.begin()
             note(words)
+            if advice := advice_on(words):
+                note(advice)
 
     def planned(self, planned: Planned) -> None:
         for row in plan_rows(planned.plan):

@@ -40,7 +40,7 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
     if as_json:
         print_json(summary if summary.state == "done" else {"error": summary.reason, **_fields(summary)})
     if summary.state != "done":
-        if summary.weights_step is not None:
+        if summary.weights_step is not None and str(run.path) not in summary.reason:
             note(f"the weights of step {summary.weights_step} are in {run.model_path}")
         if summary.state == "cancelled":  # as it was asked for, so no error
             note(f"{summary.reason} after {counted(summary.steps, 'step')}")

@@ -29,7 +29,7 @@ from benchmarks.race.ground import LabGround
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, reference
 from benchmarks.race.result import PIPELINES
-from benchmarks.race.systems import FARFLUNG, Emulated, entered, folder, race, rung_of
+from benchmarks.race.systems import FARFLUNG, Emulated, entered, race, run_folder, rung_of
 
 from farflung.client.check import capture_shapes
 from farflung.errors import FarflungError
@@ -151,7 +151,7 @@ def compete(options: argparse.Namespace) -> Result:
         topology = _devices_of(topology, setting.tflops)
     emulated = emulate(setting, topology)
     sprint = msgspec.structs.replace(setting.course, steps=WARMUP + setting.steps, validate_every=0)
-    with folder(options.keep) as kept:
+    with run_folder(options.keep) as kept:
         legs = {}
         for name in systems:
             place = topology if name in PIPELINES else emulated.job.topology

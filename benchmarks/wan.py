@@ -33,7 +33,7 @@ from benchmarks.race.ground import LOOPBACK, Ground, LabGround, LoopbackGround, 
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, reference
 from benchmarks.race.result import PIPELINES, Proof, Result, proof, result
-from benchmarks.race.systems import BASELINES, FARFLUNG, entered, folder, race, rung_of
+from benchmarks.race.systems import BASELINES, FARFLUNG, entered, race, run_folder, rung_of
 
 from farflung.errors import FarflungError
 from farflung.lab.layout import lay_out
@@ -103,7 +103,7 @@ def compete(options: argparse.Namespace) -> Result:
     rounds, measured = options.rounds or mode.rounds, options.steps or mode.steps
     systems = entered(options.codec, options.peers, BASELINES)
     ours = [name for name in systems if name not in BASELINES]
-    with folder(options.keep) as kept, ground(options.testbed) as place:
+    with run_folder(options.keep) as kept, ground(options.testbed) as place:
         cache = Path(tempfile.gettempdir()) / "farflung-race"
         known = reference(mode.course, cache, tell)
         legs: list[Leg] = []

@@ -108,7 +108,7 @@ class LabGround(Ground):
     def _cpu_seconds(self) -> float:
         """Of all processes in the namespaces of workers and submitter (a baseline has none there)."""
         namespaces = [self.network.namespace(node) for node in [*self.nodes, SUBMITTER]]
-        return sum(_cpu_seconds(pid) for name in namespaces for pid in _processes(name))
+        return _ended_seconds() + sum(_family_seconds(pid) for name in namespaces for pid in _processes(name))
 
 
 class LoopbackGround(Ground):
@@ -118,7 +118,7 @@ class LoopbackGround(Ground):
         self.name = LOOPBACK
         self.nodes = [f"worker-{number}" for number in range(count)]
         self.interface = "lo"
-        self._bound = socket.socket()
+        self._bound: socket.socket | None = None
 
     def command(self, node: str, argv: Sequence[str]) -> list[str]:
         return list(argv)
@@ -132,22 +132,21 @@ class LoopbackGround(Ground):
         It is bound until the next one is asked for: the first rank listens only once it has imported torch,
         and Linux gives to nobody else in the meantime what somebody has bound.
         """
-        self._bound.close()
-        self._bound = socket.socket()
-        if sys.platform == "linux":
-            self._bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._bound.bind(("127.0.0.1", 0))
-        port = int(self._bound.getsockname()[1])
-        if sys.platform != "linux":  # elsewhere nobody else could listen there
+        if self._bound is not None:
             self._bound.close()
+        bound = self._bound = socket.socket()
+        if sys.platform == "linux":
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((self.address(self.nodes[0]), 0))
+        port = int(bound.getsockname()[1])
+        if sys.platform != "linux":  # elsewhere nobody else could listen there
+            bound.close()
         return port
 
     def read(self) -> Reading:
         children = psutil.Process().children(recursive=True)
         carried = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
-        own = os.times()  # in which those count who have ended, and whom they had waited for
-        seconds = own.children_user + own.children_system
-        return Reading(carried, seconds + sum(_family_seconds(child) for child in children))
+        return Reading(carried, _ended_seconds() + sum(_family_seconds(child.pid) for child in children))
 
     def begin(self) -> None:
         """Nothing is emulated, so nothing can be late."""
@@ -161,21 +160,19 @@ def _processes(namespace: str) -> list[int]:
     return [int(line) for line in listed.stdout.split()]
 
 
-def _family_seconds(process: psutil.Process) -> float:
+def _ended_seconds() -> float:
+    """Of children of this process who have ended, and of whom they had waited for."""
+    own = os.times()
+    return own.children_user + own.children_system
+
+
+def _family_seconds(pid: int) -> float:
     """Of a process and of its children who have ended."""
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return times.user + times.system + times.children_user + times.children_system
-
-
-def _cpu_seconds(pid: int) -> float:
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:
         return 0.0
-    return times.user + times.system
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def congestion_control() -> str:

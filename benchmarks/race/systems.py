@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,14 +112,15 @@ def entered(codecs: Sequence[str], peers: str, known: Sequence[str]) -> list[str
 
 
 @contextmanager
-def folder(kept: Path | None) -> Iterator[Path]:
-    """Where runs and logs go: there, or into a folder that is gone afterwards."""
+def run_folder(kept: Path | None) -> Iterator[Path]:
+    """Where runs and logs go: there, or into a folder that is gone afterwards, unless a leg has failed."""
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
         yield kept.resolve()
         return
-    with tempfile.TemporaryDirectory(prefix="farflung-race-") as path:
-        yield Path(path)
+    path = Path(tempfile.mkdtemp(prefix="farflung-race-"))
+    yield path  # an error passes by: what it names stays there
+    shutil.rmtree(path)
 
 
 def rung_of(system: str) -> str:

@@ -151,7 +151,7 @@ def _steering(question: Question, plan: Plan) -> bytes:
 
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:
-    """Equal shares for workers of whom nothing is known."""
+    """By the cut of `planner.cutting.balanced`, for workers of whose links nothing is known."""
     workers = question.workers[: question.count or None]
     training = question.training
     made = plan_job(

@@ -25,7 +25,7 @@ ExitWithParent = Annotated[
 
 
 def heed_parent(folder: Path | None) -> None:
-    """Do what --exit-with-parent asks for; comes first in a command, whatever it does afterwards."""
+    """Do what --exit-with-parent asks for; comes before anything in a command that can take long or fail."""
     if folder is not None:
         from farflung.local.parent import stop_with_parent
 

@@ -45,14 +45,13 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _remove_last(folder: Path) -> None:
-    """Once nobody else is at work here: SIGTERM interrupts the start of a thread, too, and for that one the
-    interpreter does not wait, although it may be about to write an identity.
+    """Once nobody else is at work here, or `_watch` has waited long enough.
+
+    SIGTERM interrupts the start of a thread, too; for that one the interpreter does not wait, although it may
+    be about to write an identity.
     """
-    deadline = time.monotonic() + Timeouts().stop_seconds
     own = threading.current_thread()
     while any(not (thread is own or thread.daemon) for thread in threading.enumerate()):
-        if time.monotonic() > deadline:
-            break
         time.sleep(LOOK_SECONDS)
     _remove(folder)
 

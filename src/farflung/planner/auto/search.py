@@ -42,8 +42,8 @@ class Search:
     def run(self, known: Sequence[Judged]) -> list[Judged]:
         """The best plans found, beside those that are `known`, from which it also starts.
 
-        Those with replicas come after all others, so that by number of plans, of one workload, to allow them
-        never takes from what is found without.
+        Those with replicas come after all others. So a search that may copy segments has looked at every plan
+        that one without has, of one workload, before its first copy.
         """
         copies = self.options.most_replicas > 1 and self.fleet.count is None  # a count is of one pipeline
         plain = [one for one in known if not (copies and one.assignment.shares)]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from farflung.cli.run_report import note_room
 from farflung.client.weights import load_weights, save_weights
 from farflung.errors import JobError, RunFailed
 
@@ -29,19 +27,6 @@ class Tied(nn.Module):
 
 
 TIES = {"head.weight": "symbol.weight"}
-
-
-def test_weights_that_will_not_fit_are_told_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """15 + 2 + 12 numbers of four bytes, and a count of eight: what is tied counts once."""
-    prepared = SimpleNamespace(emulated=False, job=SimpleNamespace(model=Tied()))
-    for free, words in [(124, ""), (123, "note: the weights take 124 B, and ")]:
-        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        note_room(prepared, SimpleNamespace(path=tmp_path))  # type: ignore[arg-type]
-        said = capsys.readouterr().err
-        assert said.startswith(words) and bool(said) == bool(words)
-    assert "has 123 B free" in said
 
 
 def test_trained_weights_come_back_into_a_fresh_module(tmp_path: Path) -> None:

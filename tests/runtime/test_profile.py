@@ -32,9 +32,8 @@ def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "MOST_RUNS", 2)
     monkeypatch.setattr(timing, "LEAST_RUNS", 1)
     monkeypatch.setattr(replay, "MOST_PASSES", 1)
-    # More than a tiny node, or update, takes now and then.
+    # More than a tiny node takes now and then.
     monkeypatch.setattr(replay, "autograd_seconds", lambda: 0.0)
-    monkeypatch.setattr(timing, "_step_seconds", lambda optimizer: (0.0, 0.0))
 
 
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
@@ -87,7 +86,9 @@ def test_no_number_of_the_model_is_needed(entry: Case) -> None:
     assert node_seconds(workload, graph, profile_graph(graph, BATCH)).total.sum() > 0
 
 
-def test_updates_of_parameters_are_timed_by_their_rule() -> None:
+def test_updates_of_parameters_are_timed_by_their_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    # More than a tiny update takes now and then.
+    monkeypatch.setattr(timing, "_step_seconds", lambda optimizer: (0.0, 0.0))
     _, graph = captured(case("frozen"), BATCH)
     names = [entry.name for entry in graph.inputs_of("parameter")]
     for optimizer in (AdamW(lr=0.1), SGD(lr=0.1), SGD(lr=0.1, momentum=0.9, weight_decay=0.1)):

@@ -23,8 +23,9 @@ class Hurried(asyncio.SelectorEventLoop):
         return self.now
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        if not self._ready and timers:  # type: ignore[attr-defined]
+            self.now = max(self.now, min(timers))
         super()._run_once()  # type: ignore[misc]
 
 

@@ -6,9 +6,10 @@ import pytest
 from tests.planner.compression.chains import chain, topology
 from tests.planner.compression.tables import AXES, TABLE, WITH_AXES
 
+from farflung.codec.catalogue import declared
 from farflung.plan.rung import Rung
 from farflung.planner.compression.chain import Boundary, rungs_of
-from farflung.planner.compression.limits import Limits
+from farflung.planner.compression.limits import MOST_NOISE, Limits
 from farflung.planner.compression.policies import auto
 from farflung.simulator import Conditions
 from farflung.simulator.costs import TaskSeconds
@@ -32,6 +33,17 @@ def test_slow_lines_are_written_in_few_bytes_and_fast_ones_as_they_are() -> None
 def test_a_table_and_a_budget_decide_what_may_be_taken() -> None:
     assert not any("axes" in rung for rung in chosen(8, TABLE))
     assert set(chosen(8, budget=0.0)) == {"bf16"}
+
+
+@pytest.mark.parametrize(("count", "is_tried"), [(3, True), (4, False), (7, False)])
+def test_gradients_that_cross_more_boundaries_than_were_tried_are_written_finely(
+    count: int, is_tried: bool
+) -> None:
+    boundaries = [Boundary(262144, 1.0, 1.0, 0.02)] * count
+    rungs = rungs_of(boundaries, [SECONDS] * (count + 1), 16, limits=Limits(1.0))
+    gradients = [declared(Rung.of(rung).gradient) for rung in rungs]
+    assert all(gradient.bits < 4 for gradient in gradients)
+    assert (max(gradient.usual_error for gradient in gradients) > MOST_NOISE) is is_tried
 
 
 @pytest.mark.parametrize("mbps", [2.0, 12.0, 40.0, 200.0])

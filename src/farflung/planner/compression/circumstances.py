@@ -230,6 +230,17 @@ class Circumstances:
                         found[way] = pipeline.microbatches
         return tuple(found)
 
+    @cached_property
+    def boundaries(self) -> tuple[int, ...]:
+        """Of the longest pipeline that crosses each way: between how many stages its tensors are written."""
+        found = [0] * len(self.ways)
+        for pipeline in self.pipelines:
+            for hop in pipeline.hops:
+                for way in (hop.forward, hop.backward):
+                    if way != NOWHERE:
+                        found[way] = max(found[way], len(pipeline.stages) - 1)
+        return tuple(found)
+
     def rate(self, way: int) -> float:
         """Bytes a second of a way that has its lines for itself."""
         return self._rates[way]

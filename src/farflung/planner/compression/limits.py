@@ -11,6 +11,12 @@ from farflung.plan.wishes import MAX_LOSS_GAP
 from farflung.planner.compression.circumstances import Circumstances
 from farflung.planner.compression.rungs import CostedRung, number_of
 
+MOST_BOUNDARIES = 3
+"""Of the chains on which losses of rungs were measured (`codec/losses.json`)."""
+MOST_NOISE = 0.1
+"""Relative error of gradients that cross more of them: over seven boundaries a GPT learned with 0.09 at each
+as it does without, and with 0.17 it stopped (docs/measurements.md, "With codecs")."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -64,7 +70,8 @@ def levels(
     """For each way the numbers of the rungs that it may take, ascending; number 0 always.
 
     `ceilings` are the roughest that each way may take, `movable` ways that the planner may move: no rung
-    there to which the model adapts. A rung whose codecs are slower than the dense way is of no use.
+    there to which the model adapts. A rung whose codecs are slower than the dense way is of no use, and none
+    is taken that long chains were not seen to learn with.
     """
     found = []
     for way in range(len(circumstances.ways)):
@@ -78,10 +85,20 @@ def levels(
             and number <= (ceiling if rung.is_sticky else ceilings[way])
             and limits.allows(rung, rungs)
             and (sticky or not rung.is_sticky)
+            and is_tried(circumstances, way, rung)
             and _pays(circumstances, way, rung, rungs[0])
         ]
         found.append((0, *usable))
     return found
+
+
+def is_tried(circumstances: Circumstances, way: int, rung: CostedRung) -> bool:
+    """Whether gradients that are written so may cross as many boundaries as they do on a way."""
+    return (
+        not circumstances.carried[way].gradients.bytes
+        or circumstances.boundaries[way] <= MOST_BOUNDARIES
+        or rung.gradient.usual_error <= MOST_NOISE
+    )
 
 
 def _pays(circumstances: Circumstances, way: int, rung: CostedRung, dense: CostedRung) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.planner.compression.circumstances import Circumstances
-from farflung.planner.compression.limits import Limits
+from farflung.planner.compression.limits import MOST_BOUNDARIES, Limits, is_tried
 from farflung.planner.compression.pace import Pace
 from farflung.planner.compression.rungs import CostedRung
 from farflung.wording import lasting
@@ -84,6 +84,8 @@ def _why_not(
     gap = circumstances.loss_gap(wanted)
     if not limits.allows(rung, rungs):
         return f"which the limit of {limits.words()} rules out"
+    if not is_tried(circumstances, way, rung):
+        return f"which is too rough for gradients that cross more than {MOST_BOUNDARIES} boundaries"
     if gap > limits.max_loss_gap:
         return f"which with the other links costs {100 * gap:.2g} % loss: the limit is {limits.words()}"
     return "which costs more steps than it saves time, or is held back"

@@ -30,8 +30,8 @@ from benchmarks.learning.way import DENSE, Way, halves
 from farflung.codec.catalogue import recipe
 from farflung.errors import FarflungError
 from farflung.files import write_atomically
-from farflung.plan.codec_policy import LADDER
 from farflung.planner.compression import losses
+from farflung.plans.codec_policy import LADDER
 
 WAYS = (
     *(f"auto:{mbps}" for mbps in MBPS), "adatopk:4:8", "uniform:4",

@@ -20,8 +20,6 @@ from benchmarks.models import library
 
 from farflung.client.check import capture_shapes
 from farflung.client.load import load_job
-from farflung.plan import Topology, WorkerSpec
-from farflung.plan.testbeds.catalogue import load_testbed
 from farflung.planner.assignment import Options
 from farflung.planner.baselines.equal_compute import equal_compute
 from farflung.planner.baselines.equal_count import equal_count
@@ -29,6 +27,8 @@ from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.devices import Devices
 from farflung.planner.exact import exact
 from farflung.planner.opfence import opfence
+from farflung.plans import Topology, WorkerSpec
+from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.workload import Workload, workload_of
 
 MICROBATCHES, WINDOW, SKIPS = 32, 16, 16

@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.dtfm_cases import case
 
 from farflung.errors import FarflungError, PlanError
-from farflung.plan import Topology, read_topology
 from farflung.planner.evolutionary import evolve_grid
 from farflung.planner.grid import GridObjective, GridResult, place_in_grid
 from farflung.planner.grid.objective import ACTIVATION_GB, GRADIENT_GB
+from farflung.plans import Topology, read_topology
 
 STAGES = 8
 Search = Callable[..., GridResult]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.lab.testbeds.cities import CITIES, bandwidth_mbps, latency_ms
-from farflung.plan import Topology, WorkerSpec
+from farflung.plans import Topology, WorkerSpec
 
 Values = NDArray[np.float64]
 TFLOPS, MEMORY_GB = 125.0, 16.0

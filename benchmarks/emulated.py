@@ -36,11 +36,11 @@ from farflung.errors import FarflungError
 from farflung.lab.emulation import emulate_job
 from farflung.lab.layout import lay_out
 from farflung.lab.network import Network
-from farflung.plan import Plan, Topology, only
-from farflung.plan.testbeds.catalogue import find_topology
-from farflung.plan.wishes import AUTO
 from farflung.planner.assignment import Options
 from farflung.planner.schedulers import scheduler
+from farflung.plans import Plan, Topology, only
+from farflung.plans.testbeds.catalogue import find_topology
+from farflung.plans.wishes import AUTO
 from farflung.workload import workload_of
 
 WARMUP = 1

@@ -36,7 +36,7 @@ from farflung.client.run_folder import RunFolder
 from farflung.client.submitter import Submitter
 from farflung.local.fleet import LocalFleet
 from farflung.opdag import wire
-from farflung.plan import Plan, Topology, WorkerSpec, write_topology
+from farflung.plans import Plan, Topology, WorkerSpec, write_topology
 from farflung.simulator import simulate
 
 MICROBATCHES, SEQUENCE, WIDTH, LAYERS = 8, 128, 1024, 8

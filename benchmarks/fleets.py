@@ -39,9 +39,9 @@ from benchmarks.models.library import workload
 from benchmarks.random_fleets import random_fleet
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.schedulers import SCHEDULERS
+from farflung.plans import Topology
 from farflung.workload import Workload
 
 MOST_REPLICAS = 8

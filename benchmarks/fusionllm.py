@@ -25,12 +25,12 @@ from benchmarks.models import library
 
 from farflung.codec import catalogue
 from farflung.lab.testbeds.fusionllm import FACTOR, fusionllm_48
-from farflung.plan import Topology
-from farflung.plan.codec_policy import topk
 from farflung.planner.assignment import Assignment, Options
 from farflung.planner.compression.planned import compressed
 from farflung.planner.compression.policies import Policy, adatopk, dense, uniform_topk
 from farflung.planner.schedulers import SCHEDULERS
+from farflung.plans import Topology
+from farflung.plans.codec_policy import topk
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 

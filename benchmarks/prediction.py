@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.race.course import Course
 from benchmarks.race.systems import job_file
 
-from farflung.plan import Plan, Topology
-from farflung.plan.testbeds.catalogue import load_testbed
+from farflung.plans import Plan, Topology
+from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.simulator import simulate
 from farflung.simulator.gantt import gantt
 

@@ -13,7 +13,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from farflung.plan import Topology, WorkerSpec
+from farflung.plans import Topology, WorkerSpec
 
 LEAST_WORKERS, MOST_WORKERS = 8, 64
 LEAST_MBPS, MOST_MBPS = 8.0, 10_000.0

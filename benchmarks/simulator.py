@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.models import library
 from tests.simulator.plans import chain, random_chain, topology
 
-from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
-from farflung.plan.testbeds.catalogue import load_testbed
-from farflung.plan.wishes import DATA_SHEET_EFFICIENCY
 from farflung.planner.assignment import Options
 from farflung.planner.auto import auto
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.objective.window import choose_window
+from farflung.plans import FEEDER, Edge, Placement, Plan, Topology
+from farflung.plans.testbeds.catalogue import load_testbed
+from farflung.plans.wishes import DATA_SHEET_EFFICIENCY
 from farflung.schedule import Policy, Task
 from farflung.simulator import Conditions, simulate
 

@@ -25,7 +25,7 @@ from typing import Any
 from farflung.lab.fleet import LabFleet
 from farflung.lab.layout import SUBMITTER, lay_out
 from farflung.lab.network import Network, RunningLab
-from farflung.plan import Topology, WorkerSpec
+from farflung.plans import Topology, WorkerSpec
 
 LINES = ((20.0, 50.0), (8.0, 50.0), (50.0, 50.0), (20.0, 20.0))
 LONGEST_SECONDS = 240.0

@@ -38,8 +38,8 @@ from benchmarks.race.systems import BASELINES, FARFLUNG, entered, race, run_fold
 from farflung.errors import FarflungError
 from farflung.lab.layout import lay_out
 from farflung.lab.network import Network
-from farflung.plan import Plan
-from farflung.plan.testbeds.catalogue import find_topology
+from farflung.plans import Plan
+from farflung.plans.testbeds.catalogue import find_topology
 
 LOOPBACK_NODES = 4
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from farflung.plan import Plan, Topology
 from farflung.planner.assignment import Assignment, plan_of
 from farflung.planner.compression.policies import Policy
 from farflung.planner.cutting.chain import Cutter
 from farflung.planner.devices import Devices
 from farflung.planner.objective.closed_form import step_seconds
+from farflung.plans import Plan, Topology
 from farflung.simulator import Conditions, Simulation, simulate
 from farflung.workload import Workload
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.consumer.devices import H100_PCIE, RTX_3080
 
-from farflung.plan import Topology, WorkerSpec
-from farflung.plan.topology import Matrix
+from farflung.plans import Topology, WorkerSpec
+from farflung.plans.topology import Matrix
 
 HOMES, SERVER_CARDS = 50, 4
 INSIDE_MS = 0.01

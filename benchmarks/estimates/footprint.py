@@ -26,7 +26,7 @@ import numpy as np
 from farflung.opdag import wire
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, Edge, Plan
+from farflung.plans import FEEDER, Edge, Plan
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Executor
 from farflung.runtime.frameworks import backend_called

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from farflung.codec import Coder, Context, Mask
 from farflung.codec.catalogue import recipe
-from farflung.plan import FEEDER, Plan
+from farflung.plans import FEEDER, Plan
 from farflung.runtime.executor import Parcel
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.training import Training

@@ -14,8 +14,8 @@ from benchmarks.learning.way import Way
 
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
-from farflung.plan import Plan
 from farflung.planner import PlannedJob, plan_graph
+from farflung.plans import Plan
 from farflung.runtime.check import named_state, received
 
 Tell = Callable[[str], None]

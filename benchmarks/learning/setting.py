@@ -10,11 +10,11 @@ from itertools import pairwise
 
 from benchmarks.learning.way import Way, halves
 
-from farflung.plan import FEEDER, LinkCodec, Plan, Topology, WorkerSpec
-from farflung.plan.rung import DENSE
 from farflung.planner.compression.chain import Boundary, rungs_of
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.policies import adatopk, uniform_topk
+from farflung.plans import FEEDER, LinkCodec, Plan, Topology, WorkerSpec
+from farflung.plans.rung import DENSE
 from farflung.simulator import Conditions
 from farflung.simulator.costs import routes_of, segment_seconds
 

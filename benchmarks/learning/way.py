@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.plan.phases import Phase, phase_at, phases_of
+from farflung.plans.phases import Phase, phase_at, phases_of
 
 DENSE = "dense"
 
@@ -13,7 +13,7 @@ DENSE = "dense"
 class Way:
     """What a run does on its links, phase after phase.
 
-    As text: what a job's `codec` may be (`farflung.plan.phases`), and the rungs of several links with a `;`
+    As text: what a job's `codec` may be (`farflung.plans.phases`), and the rungs of several links with a `;`
     in between, the last one for all after it. So `row-topk30-int4/masked30-int4@0.8,int8` is sparse for four
     fifths of the run and 8 bits after that.
     """

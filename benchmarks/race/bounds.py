@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import msgspec
 
-from farflung.plan import FEEDER, Plan, Topology
+from farflung.plans import FEEDER, Plan, Topology
 from farflung.simulator import simulate
 from farflung.workload.workload import BACKWARD_FACTOR
 

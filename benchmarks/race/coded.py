@@ -19,10 +19,10 @@ from farflung.client.check import capture_shapes
 from farflung.files import write_atomically
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import Partition
-from farflung.plan import Plan
-from farflung.plan.rung import CODEC_FORMAT, codebook_of
 from farflung.planner.assignment import Assignment
 from farflung.planner.placing import PlannedJob, place
+from farflung.plans import Plan
+from farflung.plans.rung import CODEC_FORMAT, codebook_of
 from farflung.runtime.check import named_state, received
 from farflung.runtime.in_process import InProcessPipeline
 

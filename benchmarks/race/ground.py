@@ -16,7 +16,7 @@ import psutil
 from farflung.lab.layout import SUBMITTER
 from farflung.lab.network import RunningLab
 from farflung.lab.tun import INTERFACE
-from farflung.plan import Topology
+from farflung.plans import Topology
 
 LOOPBACK = "loopback"
 PORT = 29_500  # nothing else listens in the namespaces of a lab

@@ -5,9 +5,7 @@ The public face; each name is imported when it is first used, so that `import fa
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,17 +41,6 @@ _HOMES = {
     "plan": "farflung.client.planning",
     "simulate": "farflung.client.planning",
 }
-
-
-class _Face(ModuleType):
-    """Keeps the name `plan` for the function: importing the room `farflung.plan` would bind it to that."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name == "plan" and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Face
 
 
 def __getattr__(name: str) -> object:

@@ -8,8 +8,8 @@ from benchmarks.dtfm import main
 from benchmarks.dtfm_cases import universities
 from tests.planner.grid.cases import random_topology
 
-from farflung.plan import Topology, write_topology
 from farflung.planner.grid import grid_total
+from farflung.plans import Topology, write_topology
 
 
 def written(fleet: Topology, folder: Path) -> str:

@@ -18,8 +18,8 @@ from benchmarks.race.sleeping import SleepingStage
 from benchmarks.race.systems import BASELINES, FARFLUNG, Emulated, coded, entered, race
 
 from farflung.lab.emulation import EmulatedJob
-from farflung.plan import Placement, Plan
-from farflung.plan.testbeds.catalogue import find_topology
+from farflung.plans import Placement, Plan
+from farflung.plans.testbeds.catalogue import find_topology
 from farflung.runtime.emulated.device import EmulatedDevice
 
 TINY = Course(layers=4, width=32, heads=2, sequence=16, batch=8, microbatches=4, steps=3)

@@ -20,7 +20,7 @@ from benchmarks.race.numerics import Reference, train
 from benchmarks.race.result import result
 from benchmarks.race.systems import BASELINES, FARFLUNG, coded, race
 
-from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
+from farflung.plans import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import PAYLOAD_SHARE
 
 ROOT = Path(__file__).parents[2]

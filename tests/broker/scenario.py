@@ -8,7 +8,7 @@ from farflung.broker import events, facts
 from farflung.broker.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
 from farflung.broker.state import Outcome, State, decide
 from farflung.broker.whereabouts import Whereabouts
-from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol.messages import Cancel, Collected, Loaded, Message, Register, Submit, UnitReady
 from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device, SegmentProgram, Share

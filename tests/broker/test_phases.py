@@ -7,7 +7,7 @@ from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker import events, facts
 from farflung.broker.state import Outcome, durable, replay
-from farflung.plan import LaterCodecs, LinkCodec
+from farflung.plans import LaterCodecs, LinkCodec
 from farflung.protocol.messages import CodecsChosen, Decide
 from farflung.protocol.worker import SegmentProgram
 

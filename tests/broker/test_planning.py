@@ -19,8 +19,8 @@ from farflung.broker.planning import plan
 from farflung.broker.questions import Broken, Question, Searched
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
-from farflung.plan import NO_WISHES, Topology, Wishes, WorkerSpec
-from farflung.plan.ability import Ability
+from farflung.plans import NO_WISHES, Topology, Wishes, WorkerSpec
+from farflung.plans.ability import Ability
 from farflung.runtime.training import Training
 from farflung.transport.timeouts import Timeouts
 

@@ -28,7 +28,7 @@ from farflung.broker.progress import next_unit
 from farflung.broker.state import durable, evolve, replay
 from farflung.broker.whereabouts import Whereabouts
 from farflung.errors import FarflungError, ProtocolError
-from farflung.plan.ability import Ability
+from farflung.plans.ability import Ability
 from farflung.protocol import messages
 from farflung.protocol.fields import TEXT_LENGTH
 from farflung.protocol.messages import (

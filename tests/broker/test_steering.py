@@ -10,9 +10,9 @@ from farflung.broker import events, facts
 from farflung.broker.helm import MOST_UNSEEN
 from farflung.broker.state import Outcome, durable, replay
 from farflung.broker.status import status_of
-from farflung.plan import LinkCodec, Topology, WorkerSpec
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.steering import steering
+from farflung.plans import LinkCodec, Topology, WorkerSpec
 from farflung.protocol.messages import CodecsChosen, Decide
 from farflung.protocol.worker import SegmentProgram, WayRate
 from farflung.simulator import Conditions

@@ -4,7 +4,7 @@ import pytest
 
 from farflung.cli.codec_options import the_codecs
 from farflung.errors import PlanError
-from farflung.plan import LinkWish
+from farflung.plans import LinkWish
 
 
 def test_a_rung_for_every_link_and_others_for_some() -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from farflung.cli.main import run
-from farflung.plan.testbeds.catalogue import TESTBEDS
+from farflung.plans.testbeds.catalogue import TESTBEDS
 
 
 def test_lab_list_names_every_testbed(capsys: pytest.CaptureFixture[str]) -> None:

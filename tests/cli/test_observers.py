@@ -10,7 +10,7 @@ from farflung.cli.live import LiveObserver
 from farflung.cli.plain import PlainObserver
 from farflung.client.observer import Observer
 from farflung.client.records import StepRow
-from farflung.plan import Placement, Plan, Prediction
+from farflung.plans import Placement, Plan, Prediction
 from farflung.protocol.messages import Planned
 from farflung.schedule import Unit
 

@@ -6,7 +6,7 @@ import pytest
 
 from farflung.cli.output import duration, print_error, print_text, size, work
 from farflung.cli.plan_table import plan_rows
-from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.wording import counted, digits, lasting, rate
 
 

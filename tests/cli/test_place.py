@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.cli.place import place_of
-from farflung.plan import CodecWishes
+from farflung.plans import CodecWishes
 
 
 @pytest.mark.parametrize(("scheduler", "is_said"), [("auto", False), ("equal-compute", True)])

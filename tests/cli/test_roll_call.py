@@ -16,7 +16,7 @@ from farflung.broker.authority import create_token
 from farflung.cli.main import run
 from farflung.cli.roll_call import require_ends, roll_call
 from farflung.errors import JobError, PlanError
-from farflung.plan import CodecWishes, LinkWish
+from farflung.plans import CodecWishes, LinkWish
 from farflung.protocol.messages import Registered
 
 BROKER = "broker.example:7700"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from farflung.cli.main import run
-from farflung.plan import Topology, WorkerSpec, read_topology, write_topology
-from farflung.plan.testbeds.catalogue import TESTBEDS
+from farflung.plans import Topology, WorkerSpec, read_topology, write_topology
+from farflung.plans.testbeds.catalogue import TESTBEDS
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

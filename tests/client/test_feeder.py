@@ -14,7 +14,7 @@ from farflung.client.feeder import Feeder
 from farflung.client.microbatches import Microbatch
 from farflung.errors import ProtocolError
 from farflung.opdag.graph import Graph, Input, ValueType
-from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.schedule import Unit
 from farflung.transport.headers import ValueHeader
 

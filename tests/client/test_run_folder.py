@@ -13,7 +13,7 @@ import pytest
 from farflung.client.records import StepRow, Summary
 from farflung.client.run_folder import RunFolder
 from farflung.errors import JobError, RunFailed
-from farflung.plan import Placement, Plan
+from farflung.plans import Placement, Plan
 
 
 def row(step: int, loss: float = 1.5) -> StepRow:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from farflung.client.state_transfer import SLICE_BYTES, StateCollector, send_state, slices
 from farflung.errors import ProtocolError, RunFailed
-from farflung.plan import Placement, Plan
+from farflung.plans import Placement, Plan
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.transport.headers import SliceHeader
 

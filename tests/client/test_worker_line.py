@@ -16,7 +16,7 @@ from tests.transport.links import run, usual_but
 from farflung.client.links import Lost
 from farflung.client.worker_line import WorkerLine
 from farflung.errors import ConnectionFailed
-from farflung.plan import FEEDER
+from farflung.plans import FEEDER
 from farflung.protocol.messages import Welcome
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial, listen
 from farflung.transport.headers import SliceHeader, ValueHeader

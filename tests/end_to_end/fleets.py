@@ -17,7 +17,7 @@ from farflung.client.run_folder import RunFolder
 from farflung.client.submitter import train
 from farflung.client.weights import load_weights
 from farflung.local.fleet import LocalFleet
-from farflung.plan import NO_WISHES, Wishes
+from farflung.plans import NO_WISHES, Wishes
 from farflung.transport.identity import Identity
 
 

@@ -13,7 +13,7 @@ from tests.end_to_end.processes import Run, train
 from farflung.errors import LabError
 from farflung.lab.network import check_machine
 from farflung.lab.spec import LinkSettings, Node
-from farflung.plan.codec_policy import LADDER
+from farflung.plans.codec_policy import LADDER
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

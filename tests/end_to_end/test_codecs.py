@@ -21,10 +21,10 @@ import farflung
 from farflung.client.check import capture_shapes
 from farflung.client.observer import Observer
 from farflung.opdag import wire
-from farflung.plan import CodecWishes, LinkWish, Topology, Wishes, WorkerSpec, read_plan
 from farflung.planner import plan_graph
 from farflung.planner.compression.fixed import fixed
 from farflung.planner.compression.phased import phased
+from farflung.plans import CodecWishes, LinkWish, Topology, Wishes, WorkerSpec, read_plan
 from farflung.protocol.messages import CodecsChosen
 from farflung.runtime.check import named_state, received
 from farflung.runtime.in_process import InProcessPipeline

@@ -20,7 +20,7 @@ from farflung.broker.store import Store
 from farflung.errors import ConnectionFailed
 from farflung.opdag import wire
 from farflung.opdag.graph import Ref, ValueType
-from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached, Ended, Load, Refused, Register, Registered, Submit
 from farflung.protocol.worker import SegmentProgram

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import farflung
 from farflung.client.check import capture_shapes
 from farflung.opdag.capture.capture import LossModule
-from farflung.plan import Wishes, only
-from farflung.plan.testbeds.catalogue import load_testbed
+from farflung.plans import Wishes, only
+from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.runtime.check import gradient_difference, parameter_difference
 from farflung.runtime.reference import Reference
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from farflung.errors import TopologyError
 from farflung.lab.emulation import emulate, traffic_mbps
-from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
+from farflung.plans import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 
 MICROBATCHES = 4
 PLAN = Plan(

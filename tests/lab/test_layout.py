@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from farflung.errors import LabError
 from farflung.lab.layout import BROKER, SUBMITTER, lay_out
 from farflung.lab.spec import LabSpec
-from farflung.plan import Topology, WorkerSpec
-from farflung.plan.testbeds.catalogue import TESTBEDS, load_testbed
+from farflung.plans import Topology, WorkerSpec
+from farflung.plans.testbeds.catalogue import TESTBEDS, load_testbed
 
 
 def two(a: WorkerSpec, b: WorkerSpec, mbps: float, **changes: Any) -> LabSpec:

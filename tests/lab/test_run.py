@@ -16,7 +16,7 @@ import pytest
 from tests.end_to_end.processes import Machines, Run, eventually, machines, train
 
 from farflung.lab import registry
-from farflung.plan import FEEDER, Topology, WorkerSpec, read_plan, write_topology
+from farflung.plans import FEEDER, Topology, WorkerSpec, read_plan, write_topology
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lab_machine")]
 

@@ -29,7 +29,7 @@ from farflung.client.submitter import Submitter
 from farflung.client.weights import load_weights
 from farflung.errors import RunFailed
 from farflung.local.fleet import LocalFleet
-from farflung.plan import NO_WISHES, Wishes, read_plan
+from farflung.plans import NO_WISHES, Wishes, read_plan
 
 pytestmark = pytest.mark.processes
 

@@ -13,8 +13,8 @@ from farflung.picture.labels import Labels
 from farflung.picture.places import Spot, groups
 from farflung.picture.rates import CLASSES, NO_WAY, class_of
 from farflung.picture.topology import draw_topology
-from farflung.plan import Topology, WorkerSpec
-from farflung.plan.testbeds.catalogue import TESTBEDS, load_testbed
+from farflung.plans import Topology, WorkerSpec
+from farflung.plans.testbeds.catalogue import TESTBEDS, load_testbed
 
 SVG = "{http://www.w3.org/2000/svg}"
 

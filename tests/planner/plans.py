@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.plan import Topology
 from farflung.planner.assignment import Schedule, memory_of, plan_of
 from farflung.planner.objective.closed_form import step_seconds
+from farflung.plans import Topology
 from farflung.simulator import simulate
 
 

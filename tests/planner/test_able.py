@@ -6,8 +6,8 @@ import pytest
 from tests.opdag.tables import NEW_OP, NEWER, newer_table
 
 from farflung.errors import PlanError
-from farflung.plan.ability import Ability
 from farflung.planner.able import Needs, require_able, unable
+from farflung.plans.ability import Ability
 
 OPS = frozenset({"aten.relu.default", "aten.tanh.default"})
 

@@ -13,9 +13,9 @@ from tests.planner.plans import require_valid
 from tests.planner.workloads import chain_workload, random_topology, random_workload
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
 from farflung.planner.assignment import Options, Scheduler
 from farflung.planner.schedulers import SCHEDULERS
+from farflung.plans import Topology
 
 QUICK = Options(budget=60)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from farflung.plan import Topology, WorkerSpec
+from farflung.plans import Topology, WorkerSpec
 from farflung.workload import Feed, Live, Span, Workload
 
 UNIT = 100_000  # bytes

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
-from farflung.plan import LinkCodec, Plan
-from farflung.plan.rung import codebook_of
 from farflung.planner import PlannedJob
+from farflung.plans import LinkCodec, Plan
+from farflung.plans.rung import codebook_of
 from farflung.runtime.coding import Allocate, Coding, coding_bytes
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.parcel import Coded, Parcel

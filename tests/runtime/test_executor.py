@@ -18,8 +18,8 @@ from torch import Tensor
 from farflung.errors import PlanError
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
-from farflung.plan import FEEDER
 from farflung.planner import PlannedJob
+from farflung.plans import FEEDER
 from farflung.runtime.check import gradient_difference
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.footprint import required_bytes

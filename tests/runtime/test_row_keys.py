@@ -10,8 +10,8 @@ from examples.gpt import GPT, Config
 
 from farflung.opdag.capture import capture
 from farflung.opdag.segment import Segment
-from farflung.plan import Plan
 from farflung.planner import plan_graph
+from farflung.plans import Plan
 from farflung.runtime.check import received
 from farflung.runtime.row_keys import RowKeys, looked_up
 

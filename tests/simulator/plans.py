@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
+from farflung.plans import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import PAYLOAD_SHARE
 
 MB = 10**6

@@ -11,7 +11,7 @@ from tests.simulator.plans import MB, chain, on_cores, random_chain, topology
 
 from farflung.codec import catalogue
 from farflung.errors import PlanError
-from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
+from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.simulate import MOST_STEPS
 

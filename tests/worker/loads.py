@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.plan import FEEDER, Edge, Placement, Plan
+from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizer import SGD

@@ -15,7 +15,7 @@ from tests.worker.loads import fresh, limits
 from tests.zoo import case
 
 from farflung.errors import CodecError
-from farflung.plan import FEEDER, LinkCodec
+from farflung.plans import FEEDER, LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.check import received

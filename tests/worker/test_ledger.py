@@ -7,7 +7,7 @@ import pytest
 from tests.worker.loads import MICROBATCHES, WINDOW, load
 
 from farflung.errors import ProtocolError
-from farflung.plan import FEEDER
+from farflung.plans import FEEDER
 from farflung.transport.headers import ValueHeader
 from farflung.worker.ledger import Ledger
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worker.loads import load
 
-from farflung.plan import LinkCodec
+from farflung.plans import LinkCodec
 from farflung.protocol.messages import Begin, Broken, Decide, Loaded, Refused, SendState, Stop, UnitReady
 from farflung.protocol.worker import LinkBytes, Share
 from farflung.runtime.parcel import Sent

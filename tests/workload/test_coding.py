@@ -17,13 +17,13 @@ from tests.zoo import case
 from farflung.errors import PlanError
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
-from farflung.plan import CodecWishes, Topology
-from farflung.plan.rung import codebook_of
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, Options, memory_by_worker
 from farflung.planner.compression.fixed import memory_of, scheduler_for
 from farflung.planner.opfence import opfence
 from farflung.planner.schedulers import scheduler
+from farflung.plans import CodecWishes, Topology
+from farflung.plans.rung import codebook_of
 from farflung.runtime.coding import coding_bytes
 from farflung.runtime.footprint import worker_bytes
 from farflung.runtime.optimizer import AdamW

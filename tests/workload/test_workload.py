@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from farflung.opdag.capture import capture
 from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
-from farflung.plan import FEEDER, Edge
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of, plan_of
+from farflung.plans import FEEDER, Edge
 from farflung.runtime.footprint import required_bytes, worker_bytes
 from farflung.workload import workload_of
 

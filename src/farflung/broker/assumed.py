@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from farflung.broker.measurements import Measurements, Pair, PairMeasurement
 from farflung.broker.records import Worker
-from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_MILLISECONDS
+from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_MILLISECONDS
 
 ASSUMED_MBPS = 100.0
 ASSUMED_MS = 25.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from farflung.errors import ProtocolError
-from farflung.plan import Plan
+from farflung.plans import Plan
 from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkTraffic, Share

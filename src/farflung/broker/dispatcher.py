@@ -40,7 +40,7 @@ from farflung.broker.state import Outcome, State, decide
 from farflung.broker.store import Store
 from farflung.broker.switchboard import Switchboard
 from farflung.errors import ProtocolError
-from farflung.plan.topology import MOST_WORKERS
+from farflung.plans.topology import MOST_WORKERS
 from farflung.protocol import messages
 from farflung.transport.timeouts import Timeouts
 from farflung.wording import lasting

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farflung.broker.whereabouts import Whereabouts
-from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
-from farflung.plan.ability import Ability
+from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
+from farflung.plans.ability import Ability
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,

@@ -21,7 +21,7 @@ from farflung.broker.records import (
     Worker,
 )
 from farflung.broker.whereabouts import Whereabouts
-from farflung.plan import NO_WISHES
+from farflung.plans import NO_WISHES
 
 
 def evolve(state: State, fact: facts.Fact) -> State:

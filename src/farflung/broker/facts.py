@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.errors import FarflungError
-from farflung.plan import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.submitter import CodecChange
 from farflung.protocol.worker import Device, HomeLine

@@ -6,7 +6,7 @@ from farflung.broker.measured import topology_of
 from farflung.broker.measurements import Measurements
 from farflung.broker.records import State
 from farflung.broker.survey import Survey
-from farflung.plan.topology import MOST_WORKERS
+from farflung.plans.topology import MOST_WORKERS
 from farflung.protocol.probing import FleetTopology, MeasuredLink
 
 

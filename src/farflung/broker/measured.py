@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from farflung.broker.assumed import Ways
 from farflung.broker.measurements import Measurements
 from farflung.broker.records import Worker
-from farflung.plan import Topology, WorkerSpec
-from farflung.plan.topology import LEAST_MBPS, MOST_GIGABYTES, MOST_MBPS
+from farflung.plans import Topology, WorkerSpec
+from farflung.plans.topology import LEAST_MBPS, MOST_GIGABYTES, MOST_MBPS
 from farflung.transport.wording import printable
 
 ASSUMED_TFLOPS = 1.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 from farflung.broker import facts
 from farflung.broker.records import Job
 from farflung.broker.turn import Turn
-from farflung.plan import LinkCodec
-from farflung.plan.rung import DENSE
+from farflung.plans import LinkCodec
+from farflung.plans.rung import DENSE
 from farflung.protocol.messages import CodecsChosen
 from farflung.protocol.submitter import CodecChange
 from farflung.schedule import Unit

@@ -28,8 +28,6 @@ from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
-from farflung.plan import Plan, Prediction, Topology, joined_part, only
-from farflung.plan.wishes import LINE_LENGTH
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.able import Needs, unable
 from farflung.planner.assignment import Options, Watch, unwatched
@@ -46,6 +44,8 @@ from farflung.planner.compression.steering import steering
 from farflung.planner.draws import draws, draws_notes
 from farflung.planner.recomputing import everywhere, recomputing_notes
 from farflung.planner.schedulers import scheduler
+from farflung.plans import Plan, Prediction, Topology, joined_part, only
+from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate

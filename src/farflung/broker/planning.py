@@ -16,7 +16,7 @@ from farflung.broker.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.measured import Measured
 from farflung.broker.questions import LENGTH_BYTES, Answer, Impossible, Lacking, Made, Question, Searched
 from farflung.errors import PlanError
-from farflung.plan.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
+from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
 
 PROGRAM = "farflung.broker.planner_process"  # loads what a broker that only keeps members does not need

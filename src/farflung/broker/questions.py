@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from farflung.plan import CodecWishes, Plan, Prediction, Recompute, Topology
-from farflung.plan.ability import Ability
-from farflung.plan.wishes import ALL_DENSE, AUTO
+from farflung.plans import CodecWishes, Plan, Prediction, Recompute, Topology
+from farflung.plans.ability import Ability
+from farflung.plans.wishes import ALL_DENSE, AUTO
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 

@@ -13,7 +13,7 @@ from farflung.broker.events import Command, OpenCircuit, Send, Tell
 from farflung.broker.records import COLLECTING, LOADING, RUNNING, Job, State
 from farflung.broker.turn import Turn
 from farflung.errors import ProtocolError
-from farflung.plan import FEEDER, Plan
+from farflung.plans import FEEDER, Plan
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import AskCircuit, AskReverse, DialBack, NotReached
 from farflung.runtime.training import Training

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from farflung.broker.commit import CommitGroup
 from farflung.broker.whereabouts import Whereabouts
-from farflung.plan import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.worker import Device, HomeLine, LinkTraffic
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training

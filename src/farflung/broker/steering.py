@@ -19,8 +19,8 @@ from farflung.broker.records import Job
 from farflung.broker.turn import Turn
 from farflung.broker.wording import one_line
 from farflung.errors import FarflungError
-from farflung.plan import LinkCodec
-from farflung.plan.rung import DENSE
+from farflung.plans import LinkCodec
+from farflung.plans.rung import DENSE
 from farflung.protocol.messages import CodecsChosen
 from farflung.protocol.submitter import CodecChange
 

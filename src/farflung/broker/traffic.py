@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from farflung.broker.measurements import Measurements, Pair, PairMeasurement
-from farflung.plan.topology import MOST_MBPS, MOST_MILLISECONDS
+from farflung.plans.topology import MOST_MBPS, MOST_MILLISECONDS
 from farflung.protocol.reaching import Links
 from farflung.transport.link_status import LinkStatus
 

@@ -11,7 +11,7 @@ import typer
 from farflung.errors import CodecError, PlanError
 
 if TYPE_CHECKING:
-    from farflung.plan import CodecWishes
+    from farflung.plans import CodecWishes
 
 CodecOption = Annotated[
     list[str] | None,
@@ -42,8 +42,8 @@ def the_codecs(given: Sequence[str] | None) -> Codecs:
     PlanError
         It names no codec that there is, says two things of one link, or names links beside who chooses.
     """
-    from farflung.plan import CodecWishes, LinkWish
-    from farflung.plan.rung import DENSE
+    from farflung.plans import CodecWishes, LinkWish
+    from farflung.plans.rung import DENSE
 
     every: str | None = None
     links: dict[tuple[str, str], LinkWish] = {}
@@ -69,8 +69,8 @@ def the_codecs(given: Sequence[str] | None) -> Codecs:
 def _rung(name: str, text: str) -> str:
     """The rung of that name, or the rungs in turn, spelt as plans spell it."""
     from farflung.codec.catalogue import recipe
-    from farflung.plan.codec_policy import policy_of
-    from farflung.plan.phases import codecs_in, spelt
+    from farflung.plans.codec_policy import policy_of
+    from farflung.plans.phases import codecs_in, spelt
 
     try:
         if policy_of(name):

@@ -123,7 +123,7 @@ def _imported(framework: str, tflops: float | None) -> AnyBackend:
 
 
 def _check_line(up: float | None, down: float | None) -> None:
-    from farflung.plan.topology import LEAST_MBPS, MOST_MBPS
+    from farflung.plans.topology import LEAST_MBPS, MOST_MBPS
 
     for option, rate in (("--up-mbps", up), ("--down-mbps", down)):
         if rate is not None and not LEAST_MBPS <= rate <= MOST_MBPS:

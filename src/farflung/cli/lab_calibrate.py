@@ -46,7 +46,7 @@ def _cases(topology: str | None, quick: bool) -> list[Case]:
     if topology is None:
         return standard_cases(quick)
     from farflung.lab.layout import lay_out
-    from farflung.plan.testbeds.catalogue import find_topology
+    from farflung.plans.testbeds.catalogue import find_topology
 
     cases = topology_cases(lay_out(find_topology(topology)))
     return cases[:3] if quick else cases

@@ -14,7 +14,7 @@ def list_testbeds(
 ) -> None:
     """List the shipped testbeds, whose names may stand for a topology file, and the labs that run."""
     from farflung.lab import registry
-    from farflung.plan.testbeds.catalogue import TESTBEDS, load_testbed
+    from farflung.plans.testbeds.catalogue import TESTBEDS, load_testbed
 
     testbeds = [load_testbed(name) for name in TESTBEDS]
     if as_json:

@@ -16,13 +16,13 @@ from farflung.cli.output import note, print_json
 from farflung.cli.planning_options import SchedulerOption, the_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
-from farflung.plan.wishes import AUTO, DATA_SHEET_EFFICIENCY
+from farflung.plans.wishes import AUTO, DATA_SHEET_EFFICIENCY
 from farflung.wording import counted
 
 if TYPE_CHECKING:
     from farflung.lab.network import Network
     from farflung.lab.run import Outcome, Request
-    from farflung.plan import Topology
+    from farflung.plans import Topology
 
 TopologyOption = Annotated[
     str,
@@ -108,7 +108,7 @@ def run(
 
 def scaled(name_or_path: str, divisor: float | None) -> Topology:
     """The topology that the user means, every rate divided."""
-    from farflung.plan.testbeds.catalogue import find_topology
+    from farflung.plans.testbeds.catalogue import find_topology
 
     topology = find_topology(name_or_path)
     if divisor is None or divisor == 1:

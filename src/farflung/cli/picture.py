@@ -14,7 +14,7 @@ from farflung.errors import PlanError
 from farflung.files import write_atomically
 
 if TYPE_CHECKING:
-    from farflung.plan import Plan, Topology
+    from farflung.plans import Plan, Topology
     from farflung.simulator import Conditions
 
 LINE, LETTER = 15, 6.7  # pixels; whatever font a viewer has, columns stand where they should

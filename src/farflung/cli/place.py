@@ -11,10 +11,10 @@ import typer
 from farflung.cli.output import note
 from farflung.cli.planning_options import the_efficiency, the_recompute, the_topology
 from farflung.errors import JobError
-from farflung.plan.wishes import AUTO
+from farflung.plans.wishes import AUTO
 
 if TYPE_CHECKING:
-    from farflung.plan import CodecWishes, Wishes
+    from farflung.plans import CodecWishes, Wishes
 
 MOST_LOCAL = 256
 
@@ -136,8 +136,8 @@ def _wishes(
     recompute: str,
     codecs: CodecWishes,
 ) -> Wishes:
-    from farflung.plan import Wishes
     from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.plans import Wishes
 
     scheduler_called(scheduler)
     the_efficiency(efficiency)

@@ -29,8 +29,8 @@ from farflung.cli.topology_show import fleet_topology
 from farflung.errors import JobError, PlanError
 
 if TYPE_CHECKING:
-    from farflung.plan import Topology
     from farflung.planner.advice.forecast import Forecast
+    from farflung.plans import Topology
 
 
 FleetOption = Annotated[bool, typer.Option("--fleet", help="On the broker's workers, as they are measured.")]
@@ -127,7 +127,7 @@ def _whom(
 def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, as_json: bool) -> None:
     """Draw a forecast if that was asked for, and print it."""
     from farflung.cli.picture import draw
-    from farflung.plan import joined_part
+    from farflung.plans import joined_part
     from farflung.simulator import Conditions
 
     if picture is not None:
@@ -142,7 +142,7 @@ def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, 
 
 
 def _save(found: Forecast, path: Path) -> None:
-    from farflung.plan import write_plan
+    from farflung.plans import write_plan
 
     write_plan(found.plan, path)
     note(f"the plan is in {path}")

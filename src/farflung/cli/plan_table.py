@@ -11,7 +11,7 @@ from farflung.wording import lasting
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from farflung.plan import Plan, Prediction
+    from farflung.plans import Plan, Prediction
     from farflung.protocol.messages import CodecsChosen, Planned
 
 

@@ -10,7 +10,7 @@ import typer
 from farflung.errors import PlanError
 
 if TYPE_CHECKING:
-    from farflung.plan import Recompute, Topology
+    from farflung.plans import Recompute, Topology
 
 TopologyOption = Annotated[
     str | None,
@@ -48,14 +48,14 @@ PictureOption = Annotated[
 
 def the_topology(name_or_path: str) -> Topology:
     """The topology that the user means."""
-    from farflung.plan.testbeds.catalogue import find_topology
+    from farflung.plans.testbeds.catalogue import find_topology
 
     return find_topology(name_or_path)
 
 
 def the_recompute(given: str) -> Recompute:
     """When segments are to recompute; PlanError if the word says nothing."""
-    from farflung.plan import Recompute
+    from farflung.plans import Recompute
 
     for word in get_args(Recompute):
         if given == word:
@@ -65,7 +65,7 @@ def the_recompute(given: str) -> Recompute:
 
 def the_efficiency(given: float | None, measured: bool = False) -> float:
     """What devices reach of their TFLOP/s, of a data sheet or `measured`; PlanError if none can."""
-    from farflung.plan.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
+    from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 
     if given is not None and not 0 < given <= 1:
         raise PlanError(f"--efficiency must be above 0 and at most 1, found {given:g}")

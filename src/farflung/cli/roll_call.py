@@ -9,7 +9,7 @@ from farflung.cli.output import listed
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
-    from farflung.plan import CodecWishes
+    from farflung.plans import CodecWishes
     from farflung.protocol.messages import Status
 
 

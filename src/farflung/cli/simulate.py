@@ -35,7 +35,7 @@ def simulate(
     from farflung.cli.forecast_text import expected_lines
     from farflung.cli.picture import draw
     from farflung.client.planning import scaled, simulate
-    from farflung.plan import read_plan
+    from farflung.plans import read_plan
     from farflung.simulator import Conditions
 
     reached = the_efficiency(efficiency)

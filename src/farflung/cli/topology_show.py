@@ -14,7 +14,7 @@ from farflung.cli.status import any_identity
 from farflung.errors import TopologyError
 
 if TYPE_CHECKING:
-    from farflung.plan import Topology
+    from farflung.plans import Topology
     from farflung.protocol.probing import FleetTopology
     from farflung.transport.identity import Identity
 
@@ -44,7 +44,7 @@ def show(
     if refresh and not fleet:
         raise TopologyError("--refresh measures a fleet anew: it goes with --fleet")
     if file is not None:
-        from farflung.plan.testbeds.catalogue import find_topology
+        from farflung.plans.testbeds.catalogue import find_topology
 
         _give(find_topology(file), None, picture, save, as_json)
         return
@@ -69,7 +69,7 @@ def _give(
     topology: Topology, told: FleetTopology | None, picture: Path | None, save: Path | None, as_json: bool
 ) -> None:
     if save is not None:
-        from farflung.plan import write_topology
+        from farflung.plans import write_topology
 
         write_topology(topology, save)
         note(f"the topology was written to {save}")

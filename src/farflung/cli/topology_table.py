@@ -12,7 +12,7 @@ from farflung.cli.output import duration
 from farflung.wording import counted
 
 if TYPE_CHECKING:
-    from farflung.plan import Link, Topology, WorkerSpec
+    from farflung.plans import Link, Topology, WorkerSpec
     from farflung.protocol.probing import FleetTopology, MeasuredLink
 
 MOST_ROWS = 24

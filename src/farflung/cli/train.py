@@ -186,8 +186,8 @@ def _require_able(prepared: Prepared, place: Place) -> None:
     if not place.local or all(name == "torch" for name in place.frameworks):
         return
     from farflung.opdag.opset import version
-    from farflung.plan.ability import Ability
     from farflung.planner.able import Needs, require_able, unable
+    from farflung.plans.ability import Ability
     from farflung.runtime.frameworks import backend_called
 
     offers = {name: backend_called(name).offer() for name in set(place.frameworks)}

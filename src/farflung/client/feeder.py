@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from farflung.client.microbatches import Microbatch
 from farflung.errors import ProtocolError
 from farflung.opdag.graph import Graph
-from farflung.plan import FEEDER, Edge, Plan
+from farflung.plans import FEEDER, Edge, Plan
 from farflung.schedule import Feeding, Unit
 from farflung.transport.headers import DENSE, DataHeader, ValueHeader
 

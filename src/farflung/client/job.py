@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from farflung.data import Collate, collate
 from farflung.errors import CodecError, JobError
 from farflung.opdag.precision import Precision
-from farflung.plan.codec_policy import is_auto, policy_of
-from farflung.plan.phases import codecs_in
-from farflung.plan.rung import DENSE
-from farflung.plan.wishes import MAX_LOSS_GAP
+from farflung.plans.codec_policy import is_auto, policy_of
+from farflung.plans.phases import codecs_in
+from farflung.plans.rung import DENSE
+from farflung.plans.wishes import MAX_LOSS_GAP
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training
 

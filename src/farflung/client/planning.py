@@ -12,9 +12,6 @@ from farflung.client.job import Job
 from farflung.client.modelled import Microbatches, Model, model_of, number_of
 from farflung.client.telling import Search, Tell, silently
 from farflung.errors import PlanError, TopologyError
-from farflung.plan import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
-from farflung.plan.testbeds.catalogue import find_topology
-from farflung.plan.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.planner.able import require_able, unable
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.advice.what_if import MOST_CHANGES, Effect
@@ -25,6 +22,9 @@ from farflung.planner.compression.phased import phase_notes, phased, unused_phas
 from farflung.planner.draws import draws_notes
 from farflung.planner.recomputing import everywhere
 from farflung.planner.schedulers import scheduler as scheduler_called
+from farflung.plans import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
+from farflung.plans.testbeds.catalogue import find_topology
+from farflung.plans.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.simulator import Conditions, Simulation
 from farflung.simulator import simulate as simulated
 from farflung.wording import counted

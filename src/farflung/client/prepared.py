@@ -13,7 +13,7 @@ from farflung.client.job import Job
 from farflung.client.telling import Tell, silently
 from farflung.errors import CaptureError
 from farflung.opdag.graph import Graph
-from farflung.plan.codec_policy import is_auto
+from farflung.plans.codec_policy import is_auto
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from farflung.client.json_lines import JsonLines
 from farflung.client.records import StepRow, Summary
 from farflung.errors import JobError, RunFailed
 from farflung.files import write_atomically
-from farflung.plan import Plan
-from farflung.plan.plan_file import NAME as PLAN
+from farflung.plans import Plan
+from farflung.plans.plan_file import NAME as PLAN
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from farflung.errors import ProtocolError, RunFailed
-from farflung.plan import Plan
+from farflung.plans import Plan
 from farflung.transport.headers import DataHeader, SliceHeader
 
 if TYPE_CHECKING:

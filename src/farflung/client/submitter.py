@@ -22,8 +22,8 @@ from farflung.client.records import Summary
 from farflung.client.run_folder import RunFolder
 from farflung.client.weights import save_weights
 from farflung.errors import FarflungError, RunFailed
-from farflung.plan import NO_WISHES, Wishes
-from farflung.plan.codec_policy import is_auto
+from farflung.plans import NO_WISHES, Wishes
+from farflung.plans.codec_policy import is_auto
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.messages import (
     Accepted,

@@ -11,7 +11,7 @@ from farflung.client.job import Job
 from farflung.client.records import CorpusRecord, LinkRow, StepRow, Summary
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError
-from farflung.plan import Prediction
+from farflung.plans import Prediction
 from farflung.protocol.messages import UnitDone
 from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.optimizer import learning_rate

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.errors import TopologyError
-from farflung.plan import FEEDER, Plan, Topology, only
-from farflung.plan.wishes import AUTO
+from farflung.plans import FEEDER, Plan, Topology, only
+from farflung.plans.wishes import AUTO
 
 if TYPE_CHECKING:
     from farflung.client.job import Job

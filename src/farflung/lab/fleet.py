@@ -14,7 +14,7 @@ from farflung.lab.tun import NAMESPACES
 from farflung.local.child import Child
 from farflung.local.family import Family
 from farflung.local.memory import share_of_memory
-from farflung.plan import WorkerSpec
+from farflung.plans import WorkerSpec
 from farflung.runtime.frameworks import AUTO
 from farflung.transport.addresses import DEFAULT_PORT
 from farflung.transport.tokens import Token

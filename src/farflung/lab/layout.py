@@ -8,7 +8,7 @@ import msgspec
 
 from farflung.errors import LabError
 from farflung.lab.spec import LabSpec, LinkSettings, Node
-from farflung.plan import Topology, WorkerSpec
+from farflung.plans import Topology, WorkerSpec
 
 BROKER, SUBMITTER = "broker", "submitter"
 

@@ -11,7 +11,7 @@ from farflung.client.run_folder import EVENTS, LOGS, disk_failure
 from farflung.files import write_atomically
 from farflung.lab.emulation import Emulation
 from farflung.lab.stats import VOID_ABOVE_MS, Stats
-from farflung.plan import Scale, Topology
+from farflung.plans import Scale, Topology
 
 REPORT = "lab.json"
 

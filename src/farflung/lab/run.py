@@ -15,8 +15,8 @@ from farflung.lab.network import Network
 from farflung.lab.report import LabReport, keep, run_in
 from farflung.lab.submitter import LabSubmitter
 from farflung.opdag.precision import Precision
-from farflung.plan import Topology, encode_topology, only
-from farflung.plan.wishes import AUTO
+from farflung.plans import Topology, encode_topology, only
+from farflung.plans.wishes import AUTO
 from farflung.transport.timeouts import Timeouts
 
 

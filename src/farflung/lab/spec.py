@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from farflung.errors import LabError
-from farflung.plan.topology import LEAST_MBPS
+from farflung.plans.topology import LEAST_MBPS
 
 MAX_NODES = 4094  # addresses of 10.99.0.0/20
 MAX_MBPS = 100_000.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from farflung.plan import Topology
+from farflung.plans import Topology
 
 CROWD = 24
 """More groups than this stand close together."""

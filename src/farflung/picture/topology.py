@@ -13,7 +13,7 @@ from farflung.picture.places import WORKER_RADIUS, Group, Spot, groups
 from farflung.picture.rates import CLASSES, class_of, latency_words, rate_words
 from farflung.picture.svg import document, element, haloed, text, title
 from farflung.picture.ways import Between, between, chosen, inside
-from farflung.plan import Topology, WorkerSpec
+from farflung.plans import Topology, WorkerSpec
 from farflung.wording import counted
 
 MARGIN = 64.0

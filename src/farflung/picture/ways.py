@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.picture.places import CROWD, Group
-from farflung.plan import Topology
+from farflung.plans import Topology
 
 MOST_GROUPS_WHOLE = 9
 """Of so many groups all ways are drawn; of more, those that matter."""

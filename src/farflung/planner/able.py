@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
-from farflung.plan.ability import Ability
+from farflung.plans.ability import Ability
 from farflung.transport.wording import printable
 
 NAMED = 3

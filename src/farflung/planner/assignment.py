@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan, Topology
+from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, Topology
 from farflung.workload import Workload
 from farflung.workload.footprint import NOTHING, Footprint
 

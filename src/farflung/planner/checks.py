@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import PlanError, TooFewCuts
-from farflung.plan import Topology, joined_part, why_parted
 from farflung.planner.assignment import Assignment, Options, memory_by_worker
 from farflung.planner.cutting.chain import Cutter
 from farflung.planner.cutting.ties import kept_together
 from farflung.planner.devices import Devices
+from farflung.plans import Topology, joined_part, why_parted
 from farflung.workload import Workload
 
 NOTHING_TO_TRAIN = (

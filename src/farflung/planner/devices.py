@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.plan import Topology
+from farflung.plans import Topology
 from farflung.simulator import PAYLOAD_SHARE
 
 Floats = NDArray[np.float64]

@@ -14,8 +14,8 @@ from farflung.opdag.cost import flops
 from farflung.opdag.graph import ITEM_BYTES, Graph
 from farflung.opdag.partition import Partition
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, Edge, Placement, Plan
 from farflung.planner.assignment import Assignment
+from farflung.plans import FEEDER, Edge, Placement, Plan
 
 
 @dataclass(frozen=True)

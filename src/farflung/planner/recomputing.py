@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from farflung.plan import Plan, Topology, joined_part
 from farflung.planner.assignment import Options, Schedule, plan_of
+from farflung.plans import Plan, Topology, joined_part
 from farflung.simulator import Conditions, simulate
 
 

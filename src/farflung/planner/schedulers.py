@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
-from farflung.plan.wishes import AUTO
 from farflung.planner.assignment import Options, Schedule, Scheduler
+from farflung.plans import Topology
+from farflung.plans.wishes import AUTO
 from farflung.workload import Workload
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from farflung.plan import Topology
-from farflung.plan.topology import MOST_MBPS
+from farflung.plans import Topology
+from farflung.plans.topology import MOST_MBPS
 from farflung.protocol.fields import Addresses, Count, Id, Message
 
 SURVEY = "survey"

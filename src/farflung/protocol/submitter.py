@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plan import NO_WISHES, Plan, Prediction, Wishes
-from farflung.plan.rung import RungName
+from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
+from farflung.plans.rung import RungName
 from farflung.protocol.fields import Addresses, Count, Id, Message, Text
 from farflung.protocol.opset import Opset
 from farflung.protocol.worker import LinkTraffic

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plan import LinkCodec
+from farflung.plans import LinkCodec
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reaching import LinkReport
 from farflung.protocol.worker import LinkTraffic

@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plan import LinkCodec, Plan
-from farflung.plan.ability import Ability, Lacks
-from farflung.plan.rung import MOST_CODECS, CodecName
-from farflung.plan.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
+from farflung.plans import LinkCodec, Plan
+from farflung.plans.ability import Ability, Lacks
+from farflung.plans.rung import MOST_CODECS, CodecName
+from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Text
 from farflung.protocol.opset import Opset
 from farflung.runtime.parcel import MOST_ERROR

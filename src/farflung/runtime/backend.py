@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
-from farflung.plan import LinkCodec, Plan
+from farflung.plans import LinkCodec, Plan
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

@@ -14,7 +14,7 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.precision import Precision
 from farflung.opdag.segment import Segment
-from farflung.plan import Plan
+from farflung.plans import Plan
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.reference import Batch, Reference
 from farflung.runtime.torch_backend.verify import verify_segment

@@ -19,7 +19,7 @@ from farflung.codec.reference import sent_keys
 from farflung.codec.running_mean import Keys
 from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, LinkCodec, Plan
+from farflung.plans import FEEDER, LinkCodec, Plan
 from farflung.runtime.link_book import AnyParcel, LinkBook, Way, way_of
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys

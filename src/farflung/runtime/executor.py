@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol
 
-from farflung.plan import FEEDER, Edge, Plan
+from farflung.plans import FEEDER, Edge, Plan
 from farflung.runtime.backend import Array, SegmentRunner
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training

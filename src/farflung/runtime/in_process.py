@@ -14,7 +14,7 @@ from torch import Tensor
 from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, LinkCodec, Plan
+from farflung.plans import FEEDER, LinkCodec, Plan
 from farflung.runtime.coding import Coding
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.parcel import Coded, Parcel, Sent

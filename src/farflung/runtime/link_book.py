@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, FP32_BYTES, LinkCodec, Plan
-from farflung.plan.rung import DENSE, Rung
+from farflung.plans import FEEDER, FP32_BYTES, LinkCodec, Plan
+from farflung.plans.rung import DENSE, Rung
 from farflung.runtime.parcel import Coded, Parcel, Sample, Sent
 from farflung.runtime.training import Training
 from farflung.workload.form import Form

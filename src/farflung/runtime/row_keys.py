@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from farflung.codec.running_mean import Keys
 from farflung.opdag.graph import Ref
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, Plan
+from farflung.plans import FEEDER, Plan
 
 Place: TypeAlias = tuple[int, int]  # unit, microbatch
 _Origin: TypeAlias = tuple[int, int, int, int]  # whether fed, source segment, value, segment here

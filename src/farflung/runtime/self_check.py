@@ -18,7 +18,7 @@ from farflung.errors import CaptureError
 from farflung.opdag.graph import Graph
 from farflung.opdag.precision import Precision
 from farflung.opdag.segment import Segment
-from farflung.plan import Plan
+from farflung.plans import Plan
 from farflung.runtime.check import (
     GRADIENT_TOLERANCE,
     LOSS_TOLERANCE,

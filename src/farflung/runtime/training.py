@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.opdag.precision import Precision
-from farflung.plan.rung import CODEC_FORMAT, Codebook
+from farflung.plans.rung import CODEC_FORMAT, Codebook
 from farflung.runtime.optimizer import Optimizer
 from farflung.schedule import Unit, unit_sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from farflung.plan import FP32_BYTES, Edge
+from farflung.plans import FP32_BYTES, Edge
 
 
 class Codable(NamedTuple):

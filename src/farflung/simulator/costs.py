@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.errors import PlanError
-from farflung.plan import FEEDER, Edge, Placement, Plan, Topology
+from farflung.plans import FEEDER, Edge, Placement, Plan, Topology
 from farflung.schedule import TaskKind
 from farflung.simulator.codable import NOTHING, Codable
 from farflung.simulator.conditions import Conditions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from farflung.codec import catalogue
 from farflung.codec.base import Declared
 from farflung.errors import PlanError
-from farflung.plan import FEEDER, Plan, Topology
-from farflung.plan.rung import DENSE, Rung
+from farflung.plans import FEEDER, Plan, Topology
+from farflung.plans.rung import DENSE, Rung
 from farflung.simulator.codable import Codable
 from farflung.simulator.conditions import Conditions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from farflung.plan import FEEDER, Topology
+from farflung.plans import FEEDER, Topology
 from farflung.simulator.device import Cores
 from farflung.simulator.network import Priority
 from farflung.simulator.pipeline import Pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from farflung.plan import FEEDER
+from farflung.plans import FEEDER
 from farflung.schedule import Feeding, Task, TaskKind, needs_of
 from farflung.simulator.clock import Clock
 from farflung.simulator.codable import Codable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from farflung.plan import Plan, Topology
+from farflung.plans import Plan, Topology
 from farflung.simulator.clock import Clock
 from farflung.simulator.conditions import Conditions
 from farflung.simulator.costs import numbers_of, routes_of, segment_seconds, throughput_seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.plan import FEEDER
+from farflung.plans import FEEDER
 from farflung.simulator.clock import Clock
 from farflung.simulator.link_costs import LinkCosts
 from farflung.simulator.network import Line, Link

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from farflung.plan import LinkCodec
+from farflung.plans import LinkCodec
 from farflung.runtime.backend import LinkCoding
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.schedule import MOST_WAITING

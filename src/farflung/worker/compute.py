@@ -20,7 +20,7 @@ from typing import Any, Generic
 from farflung.errors import FarflungError
 from farflung.heap import give_freed_memory_back
 from farflung.opdag.analysis import changed_by_training
-from farflung.plan import LinkCodec
+from farflung.plans import LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import Share
 from farflung.runtime.backend import AnyBackend, Array, Backend

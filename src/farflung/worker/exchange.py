@@ -11,7 +11,7 @@ import msgspec
 from farflung.errors import ConnectionFailed, FarflungError
 from farflung.paths.connector import Connector
 from farflung.paths.errand import Errand
-from farflung.plan.topology import MOST_MBPS
+from farflung.plans.topology import MOST_MBPS
 from farflung.protocol.probing import SHORT_TEXT_LENGTH, SURVEY, Probe, Probed, ProbedLink, ProbedPeer
 from farflung.transport.endpoint import Handler, Link, Peer
 from farflung.transport.fan import LineEstimate, watch

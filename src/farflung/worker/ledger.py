@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.errors import CodecError, ProtocolError
-from farflung.plan import FEEDER, Edge
+from farflung.plans import FEEDER, Edge
 from farflung.protocol.messages import Load
 from farflung.schedule import UnitWindow
 from farflung.transport.headers import DENSE, ValueHeader

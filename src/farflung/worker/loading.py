@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from farflung.errors import CodecError, GraphError
 from farflung.opdag import wire
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, Plan
-from farflung.plan.rung import CODEC_FORMAT
+from farflung.plans import FEEDER, Plan
+from farflung.plans.rung import CODEC_FORMAT
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.training import Training

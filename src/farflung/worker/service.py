@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.errors import AnotherAuthority, ConnectionFailed, DeviceHeld, FarflungError, GraphError
-from farflung.plan import FEEDER
-from farflung.plan.topology import MOST_TFLOPS
+from farflung.plans import FEEDER
+from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
 from farflung.protocol.dialling import dial_broker

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from farflung.plan import LinkCodec
+from farflung.plans import LinkCodec
 from farflung.protocol.messages import (
     Begin,
     Broken,

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.plan import FP32_BYTES
+from farflung.plans import FP32_BYTES
 from farflung.workload.arrays import Floats, before
 from farflung.workload.coded_ranges import CodedRanges, Crossing
 from farflung.workload.coding import CodingMemory

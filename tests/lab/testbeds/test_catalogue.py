@@ -7,9 +7,9 @@ import pytest
 
 from farflung.errors import TopologyError
 from farflung.lab.testbeds.rules import RULES
-from farflung.plan import Topology, WorkerSpec, write_topology
-from farflung.plan.testbeds.catalogue import FOLDER, TESTBEDS, find_topology, load_testbed
-from farflung.plan.topology_file import decode_topology
+from farflung.plans import Topology, WorkerSpec, write_topology
+from farflung.plans.testbeds.catalogue import FOLDER, TESTBEDS, find_topology, load_testbed
+from farflung.plans.topology_file import decode_topology
 
 
 @pytest.mark.parametrize("name", TESTBEDS)

@@ -10,11 +10,11 @@ import pytest
 from tests.planner.workloads import random_topology, random_workload
 from tests.simulator.plans import on_cores
 
-from farflung.plan import Topology, WorkerSpec
 from farflung.planner.advice import changes
 from farflung.planner.advice.what_if import changes_worth_a_try, what_if
 from farflung.planner.assignment import Options
 from farflung.planner.schedulers import SCHEDULERS, scheduler
+from farflung.plans import Topology, WorkerSpec
 from farflung.simulator import Conditions, simulate
 
 

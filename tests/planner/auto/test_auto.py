@@ -12,7 +12,6 @@ from tests.planner.workloads import chain_workload, random_topology, random_work
 from tests.simulator.plans import on_cores
 
 from farflung.errors import PlanError
-from farflung.plan import Topology, WorkerSpec
 from farflung.planner.assignment import Assignment, Options, Schedule, memory_of, plan_of
 from farflung.planner.auto import auto
 from farflung.planner.auto.scheduler import TINY_WORKERS
@@ -21,6 +20,7 @@ from farflung.planner.baselines.equal_count import equal_count
 from farflung.planner.evolutionary import evolutionary
 from farflung.planner.exact import exact
 from farflung.planner.opfence import opfence, opfence_plus
+from farflung.plans import Topology, WorkerSpec
 from farflung.simulator import simulate
 from farflung.workload import Workload
 

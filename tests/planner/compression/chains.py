@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from farflung.plan import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.planner.compression.circumstances import Circumstances
 from farflung.planner.compression.gathering import gathered
+from farflung.plans import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import Conditions
 
 FLOAT_BYTES, MASK_BYTES = 1200, 300

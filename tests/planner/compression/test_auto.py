@@ -9,7 +9,6 @@ from tests.planner.compression.chains import home_line, scene, topology
 from tests.planner.compression.tables import RUNGS, TABLE
 
 from farflung.errors import CodecError
-from farflung.plan import FEEDER, Edge, Placement, Plan
 from farflung.planner.compression.auto import Choice, choose, seconds_to_loss
 from farflung.planner.compression.circumstances import Circumstances, Sampled
 from farflung.planner.compression.gathering import gathered
@@ -17,6 +16,7 @@ from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.losses import Loss
 from farflung.planner.compression.pace import pace_of
 from farflung.planner.compression.rungs import LEAST_GAP, costed, number_of
+from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.simulator import Conditions, simulate
 
 ANY_LOSS = Limits(1.0)

@@ -7,10 +7,10 @@ from tests.planner.compression.chains import chain, topology
 from tests.planner.compression.tables import AXES, TABLE, WITH_AXES
 
 from farflung.codec.catalogue import declared
-from farflung.plan.rung import Rung
 from farflung.planner.compression.chain import Boundary, rungs_of
 from farflung.planner.compression.limits import MOST_NOISE, Limits
 from farflung.planner.compression.policies import auto
+from farflung.plans.rung import Rung
 from farflung.simulator import Conditions
 from farflung.simulator.costs import TaskSeconds
 

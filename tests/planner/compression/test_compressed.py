@@ -7,11 +7,11 @@ from tests.runtime.side_by_side import captured
 from tests.zoo import case
 
 from farflung.errors import PlanError
-from farflung.plan import Topology, WorkerSpec
 from farflung.planner.assignment import Assignment, Options
 from farflung.planner.compression.planned import compressed
 from farflung.planner.compression.policies import adatopk, dense, uniform_topk
 from farflung.planner.opfence import opfence
+from farflung.plans import Topology, WorkerSpec
 from farflung.simulator import Conditions
 from farflung.workload import Workload, workload_of
 

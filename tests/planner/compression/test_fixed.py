@@ -7,10 +7,10 @@ from tests.planner.compression.chains import chain, topology
 from tests.planner.compression.test_compressed import fleet, workload
 
 from farflung.errors import PlanError
-from farflung.plan import CodecWishes, LinkWish
 from farflung.planner.assignment import Options
 from farflung.planner.compression.fixed import require_known, scheduler_for, unplanned
 from farflung.planner.opfence import opfence
+from farflung.plans import CodecWishes, LinkWish
 from farflung.simulator import Conditions
 
 

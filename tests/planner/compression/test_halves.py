@@ -8,8 +8,6 @@ from tests.planner.compression.chains import FLOAT_BYTES, MASK_BYTES, chain, top
 from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned
 from tests.zoo import case
 
-from farflung.plan import FEEDER, CodecWishes, LinkCodec, Plan, Topology
-from farflung.plan.rung import codebook_of
 from farflung.planner import PlannedJob
 from farflung.planner.compression.fixed import fixed
 from farflung.planner.compression.gathering import gathered
@@ -17,6 +15,8 @@ from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.policies import auto, uniform
 from farflung.planner.compression.rungs import ladder
 from farflung.planner.objective.closed_form import step_seconds
+from farflung.plans import FEEDER, CodecWishes, LinkCodec, Plan, Topology
+from farflung.plans.rung import codebook_of
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate

@@ -8,11 +8,11 @@ import pytest
 from tests.planner.compression.tables import AXES, TABLE, WITH_AXES
 
 from farflung.errors import CodecError
-from farflung.plan.codec_policy import LADDER, CodecPolicy
-from farflung.plan.rung import Rung
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.losses import Loss, losses, read, written
 from farflung.planner.compression.rungs import costed, ladder, number_of
+from farflung.plans.codec_policy import LADDER, CodecPolicy
+from farflung.plans.rung import Rung
 
 
 def test_the_shipped_table_has_every_rung_of_the_ladder_and_they_write_ever_fewer_bytes() -> None:

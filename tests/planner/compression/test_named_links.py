@@ -6,8 +6,8 @@ import pytest
 from tests.planner.compression.chains import chain
 
 from farflung.errors import PlanError
-from farflung.plan import CodecWishes, LinkWish
 from farflung.planner.compression.fixed import fixed, require_known, unused
+from farflung.plans import CodecWishes, LinkWish
 
 
 def test_named_links_keep_their_own_rung_and_dense_ones_are_not_told() -> None:

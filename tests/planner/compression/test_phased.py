@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.planner.compression.chains import chain, topology
 
-from farflung.plan import CodecWishes, LinkWish
 from farflung.planner.compression.fixed import fixed
 from farflung.planner.compression.phased import phase_notes, phased, unused_phases
+from farflung.plans import CodecWishes, LinkWish
 from farflung.simulator import Conditions
 
 

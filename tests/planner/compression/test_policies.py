@@ -10,11 +10,11 @@ from tests.planner.compression.chains import FLOAT_BYTES, MASK_BYTES, chain, hom
 
 from farflung.codec import catalogue
 from farflung.errors import CodecError
-from farflung.plan import LinkCodec, Placement
-from farflung.plan.codec_policy import CodecPolicy, policy_of, topk
-from farflung.plan.rung import MOST_CODECS, Rung
 from farflung.planner.compression import policies
 from farflung.planner.compression.limits import Limits
+from farflung.plans import LinkCodec, Placement
+from farflung.plans.codec_policy import CodecPolicy, policy_of, topk
+from farflung.plans.rung import MOST_CODECS, Rung
 from farflung.simulator import Conditions
 
 

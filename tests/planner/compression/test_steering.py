@@ -4,10 +4,10 @@ import pytest
 from tests.planner.compression.chains import chain, topology
 
 from farflung.errors import CodecError
-from farflung.plan import LinkCodec, Plan
 from farflung.planner.compression.events import WayMeasured
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.steering import Over, Steering, WaySampled, steering
+from farflung.plans import LinkCodec, Plan
 from farflung.runtime.parcel import Sample
 from farflung.simulator import Conditions
 

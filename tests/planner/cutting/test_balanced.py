@@ -12,9 +12,9 @@ from tests.zoo import CASES, Case, case
 
 from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
-from farflung.plan import FEEDER
 from farflung.planner import PlannedJob, plan_graph, plan_job
 from farflung.planner.cutting.balanced import balanced_cut
+from farflung.plans import FEEDER
 
 
 def require_sound(graph: Graph, job: PlannedJob, names: list[str]) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.workloads import random_topology, random_workload
 
-from farflung.plan import Topology
 from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.cutting.positions import RECOMPUTED
 from farflung.planner.devices import BYTES_PER_MEGABIT, Devices
+from farflung.plans import Topology
 from farflung.workload import Workload
 from farflung.workload.footprint import NOTHING, Footprint
 

@@ -12,11 +12,11 @@ from tests.planner.plans import require_valid
 from tests.planner.workloads import chain_workload, random_topology, random_workload
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
 from farflung.planner.assignment import Assignment, Options, memory_of, plan_of
 from farflung.planner.bounds.certain import certain_crossing
 from farflung.planner.exact import exact
 from farflung.planner.opfence import opfence_plus
+from farflung.plans import Topology
 from farflung.simulator import simulate
 from farflung.workload import Workload
 

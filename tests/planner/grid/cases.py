@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from farflung.plan import Topology, WorkerSpec
 from farflung.planner.grid import Grid
+from farflung.plans import Topology, WorkerSpec
 
 
 def topology(latency_ms: np.ndarray, bandwidth_mbps: np.ndarray) -> Topology:

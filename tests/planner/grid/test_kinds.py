@@ -4,9 +4,9 @@ import numpy as np
 from benchmarks.dtfm_cases import spot, worldwide
 from tests.planner.grid.cases import random_topology, topology
 
-from farflung.plan import Topology
 from farflung.planner.grid import GridCosts, GridObjective
 from farflung.planner.grid.kinds import MOST_KINDS, kinds_of
+from farflung.plans import Topology
 
 
 def sizes(fleet: Topology) -> list[list[int]]:

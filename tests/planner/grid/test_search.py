@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.grid.cases import all_grids, random_topology, topology
 
-from farflung.plan import Topology, read_topology
 from farflung.planner.grid import GridCosts, GridObjective, GridResult, grid_total, place_in_grid
 from farflung.planner.grid.bound import lower_bound
+from farflung.plans import Topology, read_topology
 
 PUBLISHED = Path(__file__).parents[4] / "shared" / "data" / "topologies"
 

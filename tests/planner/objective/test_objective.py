@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulator.plans import MB, chain, on_cores, random_chain, random_replicas, topology
 
-from farflung.plan import FEEDER, Edge, Plan, Topology
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.objective.window import choose_window
+from farflung.plans import FEEDER, Edge, Plan, Topology
 from farflung.simulator import Conditions, simulate
 
 drawn = settings(max_examples=60)

@@ -4,8 +4,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from farflung.plan import Topology, WorkerSpec
 from farflung.planner.opfence.communities import communities
+from farflung.plans import Topology, WorkerSpec
 
 
 def fleet(bandwidth_mbps: np.ndarray) -> Topology:

@@ -11,12 +11,12 @@ from tests.planner.plans import require_valid
 from tests.planner.workloads import UNIT, chain_workload, random_topology, random_workload
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
 from farflung.planner.assignment import Options, Scheduler
 from farflung.planner.devices import Devices
 from farflung.planner.opfence import opfence, opfence_plus
 from farflung.planner.opfence.communities import communities
 from farflung.planner.opfence.fence import fenced_order
+from farflung.plans import Topology
 
 BOTH = pytest.mark.parametrize("scheduler", [opfence, opfence_plus], ids=["op-fence", "plus"])
 

@@ -10,8 +10,8 @@ from tests.runtime.side_by_side import captured, planned
 from tests.zoo import case
 
 from farflung.codec.catalogue import declared
-from farflung.plan import LinkCodec, Plan
-from farflung.plan.rung import codebook_of
+from farflung.plans import LinkCodec, Plan
+from farflung.plans.rung import codebook_of
 from farflung.runtime.emulated.coding import HEADER_BYTES, EmulatedCoding
 from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.runtime.optimizer import SGD

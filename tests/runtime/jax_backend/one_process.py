@@ -9,7 +9,7 @@ from torch import Tensor
 
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
-from farflung.plan import FEEDER, Plan
+from farflung.plans import FEEDER, Plan
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.parcel import Parcel

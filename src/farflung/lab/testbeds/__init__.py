@@ -1,1 +1,1 @@
-"""The rules that the testbeds of `farflung.plan.testbeds` are made by, and what they are made of."""
+"""The rules that the testbeds of `farflung.plans.testbeds` are made by, and what they are made of."""

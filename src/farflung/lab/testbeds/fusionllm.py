@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farflung.lab.testbeds.matrices import matrix
-from farflung.plan import Scale, Topology, WorkerSpec
+from farflung.plans import Scale, Topology, WorkerSpec
 
 FACTOR = 0.1
 """Emulated devices and links are ten times slower than what they stand for: their ratio stays."""

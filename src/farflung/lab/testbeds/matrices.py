@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from farflung.plan.topology import Matrix
+from farflung.plans.topology import Matrix
 
 
 def matrix(count: int, entry: Callable[[int, int], float]) -> Matrix:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from farflung.lab.testbeds import cities
 from farflung.lab.testbeds.fusionllm import fusionllm_48
 from farflung.lab.testbeds.matrices import matrix
-from farflung.plan import Scale, Topology, WorkerSpec, write_topology
-from farflung.plan.testbeds.catalogue import FOLDER, TESTBEDS
+from farflung.plans import Scale, Topology, WorkerSpec, write_topology
+from farflung.plans.testbeds.catalogue import FOLDER, TESTBEDS
 
 CORE_TFLOPS = 0.05
 """What a worker process gets of a CPU core: the testbeds train for real, on the machine they run on."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from farflung.plan import Topology, WorkerSpec, only
-from farflung.plan.topology import MOST_CORES, MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
+from farflung.plans import Topology, WorkerSpec, only
+from farflung.plans.topology import MOST_CORES, MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
 
 LINES_MBPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 100_000)
 """Rates that one can order."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from farflung.plan import Plan, Topology, joined_part
 from farflung.planner.advice.what_if import Effect
 from farflung.planner.assignment import Schedule, memory_by_worker
 from farflung.planner.recomputing import recomputing_notes
+from farflung.plans import Plan, Topology, joined_part
 from farflung.simulator import Simulation
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
-from farflung.plan.wishes import AUTO
 from farflung.planner.advice import changes
 from farflung.planner.assignment import Options, Schedule, Scheduler, memory_of, unwatched
 from farflung.planner.bounds import lower_bound_seconds
+from farflung.plans import Topology
+from farflung.plans.wishes import AUTO
 from farflung.simulator import Load
 from farflung.workload import Workload
 

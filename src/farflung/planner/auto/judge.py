@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from farflung.plan import Topology
 from farflung.planner.assignment import Assignment, Watch, memory_by_worker, plan_of, unwatched
 from farflung.planner.objective.closed_form import step_seconds
+from farflung.plans import Topology
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from farflung.errors import PlanError
-from farflung.plan import FEEDER, Topology
 from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler, plan_of
 from farflung.planner.auto.judge import Budget, Judge
 from farflung.planner.auto.polish import Judged
@@ -21,6 +20,7 @@ from farflung.planner.cutting.ties import kept_together
 from farflung.planner.evolutionary import evolutionary
 from farflung.planner.exact import exact
 from farflung.planner.opfence import opfence, opfence_plus
+from farflung.plans import FEEDER, Topology
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 

@@ -6,9 +6,9 @@ memory is short, could not be read; see `even_shares`.
 
 from __future__ import annotations
 
-from farflung.plan import Topology
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.baselines.even_shares import even_shares
+from farflung.plans import Topology
 from farflung.workload import Workload
 
 

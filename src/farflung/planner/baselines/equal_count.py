@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from farflung.plan import Topology
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.baselines.even_shares import even_shares
 from farflung.planner.cutting.positions import FINE
 from farflung.planner.kept import once
+from farflung.plans import Topology
 from farflung.workload import Workload
 
 ROUGH = 512

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from farflung.plan import Topology
 from farflung.planner.answer import answer, assignment_of
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.checks import most_segments, refuse_memory, usable_fleet
@@ -13,6 +12,7 @@ from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.cutting.positions import FINE
 from farflung.planner.devices import Devices
 from farflung.planner.objective.window import with_window
+from farflung.plans import Topology
 from farflung.workload import Workload
 
 MOST_SKIPS = 16

@@ -51,7 +51,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import dropwhile
 
-from farflung.plan import Topology
 from farflung.planner.bounds.gates import Block, blocks_of, longest_way
 from farflung.planner.bounds.interval import CLOSE, Home, Interval
 from farflung.planner.bounds.items import Items
@@ -60,6 +59,7 @@ from farflung.planner.bounds.row import Row
 from farflung.planner.devices import Devices
 from farflung.planner.kept import once
 from farflung.planner.objective.passes import FORWARD, on_the_way
+from farflung.plans import Topology
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 

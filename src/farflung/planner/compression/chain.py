@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from farflung.plan.rung import Rung
 from farflung.planner.compression.auto import choose
 from farflung.planner.compression.circumstances import Circumstances, Hop, Pipeline, Stage, Way
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.losses import Table
 from farflung.planner.compression.rungs import ladder
+from farflung.plans.rung import Rung
 from farflung.simulator.codable import Codable
 from farflung.simulator.conditions import PAYLOAD_SHARE
 from farflung.simulator.costs import TaskSeconds

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from farflung.plan import LinkCodec
 from farflung.planner.compression.auto import Choice, Levels, choose
 from farflung.planner.compression.belief import Belief
 from farflung.planner.compression.circumstances import Circumstances
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.rungs import CostedRung
+from farflung.plans import LinkCodec
 
 DWELL = 5
 """Units for which a way keeps its rung, unless the guard says otherwise."""

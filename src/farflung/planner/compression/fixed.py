@@ -8,10 +8,6 @@ from dataclasses import replace
 
 from farflung.codec.catalogue import declared
 from farflung.errors import CodecError, PlanError
-from farflung.plan import FP32_BYTES, CodecWishes, LinkCodec, Plan, Topology, WorkerSpec, joined_part
-from farflung.plan.codec_policy import topk
-from farflung.plan.phases import phase_at, phases_of
-from farflung.plan.rung import DENSE, Rung
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.compression.auto import choose
 from farflung.planner.compression.gathering import gathered
@@ -27,6 +23,10 @@ from farflung.planner.compression.policies import (
 )
 from farflung.planner.compression.reasons import MOST_NOTES
 from farflung.planner.compression.rungs import ladder
+from farflung.plans import FP32_BYTES, CodecWishes, LinkCodec, Plan, Topology, WorkerSpec, joined_part
+from farflung.plans.codec_policy import topk
+from farflung.plans.phases import phase_at, phases_of
+from farflung.plans.rung import DENSE, Rung
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 from farflung.workload.coding import CodingMemory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farflung.plan import FEEDER, Plan, Topology
 from farflung.planner.compression.circumstances import (
     NOWHERE,
     Circumstances,
@@ -15,6 +14,7 @@ from farflung.planner.compression.circumstances import (
     Stage,
     Way,
 )
+from farflung.plans import FEEDER, Plan, Topology
 from farflung.simulator import Conditions
 from farflung.simulator.costs import Route, numbers_of, routes_of, segment_seconds
 from farflung.simulator.link_costs import LinkCosts

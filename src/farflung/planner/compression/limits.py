@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from farflung.errors import CodecError
-from farflung.plan.wishes import MAX_LOSS_GAP
 from farflung.planner.compression.circumstances import Circumstances
 from farflung.planner.compression.rungs import CostedRung, number_of
+from farflung.plans.wishes import MAX_LOSS_GAP
 
 MOST_BOUNDARIES = 3
 """Of the chains on which losses of rungs were measured (`codec/losses.json`)."""

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import CodecError
-from farflung.plan.rung import RungName
+from farflung.plans.rung import RungName
 
 FILE = "losses.json"
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import msgspec
 
-from farflung.plan import CodecWishes, LaterCodecs, Plan, Topology
-from farflung.plan.phases import phases_of
 from farflung.planner.compression.fixed import fixed
+from farflung.plans import CodecWishes, LaterCodecs, Plan, Topology
+from farflung.plans.phases import phases_of
 from farflung.simulator import Conditions, simulate
 from farflung.wording import counted, lasting
 

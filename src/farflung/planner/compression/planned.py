@@ -13,10 +13,10 @@ from dataclasses import replace
 import msgspec
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
-from farflung.plan.topology import MOST_MBPS
 from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler, plan_of
 from farflung.planner.compression.policies import Policy
+from farflung.plans import Topology
+from farflung.plans.topology import MOST_MBPS
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 

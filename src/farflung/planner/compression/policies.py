@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from farflung.codec import catalogue
-from farflung.plan import FEEDER, LinkCodec, Plan, Topology
-from farflung.plan.codec_policy import nearest, require_ratio, topk
-from farflung.plan.rung import DENSE, Rung
-from farflung.plan.topology import LEAST_MBPS
 from farflung.planner.compression.auto import choose
 from farflung.planner.compression.circumstances import Carried
 from farflung.planner.compression.gathering import gathered
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.rungs import ladder
+from farflung.plans import FEEDER, LinkCodec, Plan, Topology
+from farflung.plans.codec_policy import nearest, require_ratio, topk
+from farflung.plans.rung import DENSE, Rung
+from farflung.plans.topology import LEAST_MBPS
 from farflung.simulator import Conditions
 from farflung.simulator.codable import Codable
 

@@ -9,9 +9,9 @@ from functools import cache, cached_property
 from farflung.codec import catalogue
 from farflung.codec.base import Declared
 from farflung.errors import CodecError
-from farflung.plan.codec_policy import LADDER
-from farflung.plan.rung import DENSE, Rung
 from farflung.planner.compression.losses import Table, losses
+from farflung.plans.codec_policy import LADDER
+from farflung.plans.rung import DENSE, Rung
 
 LOSSLESS = {DENSE: 0.0, "bf16": 0.0}
 """Rungs whose loss nobody could tell from none: rounding of 0.17 % of a tensor, where int8 at 0.7 % lost

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from farflung.codec.catalogue import declared, recipe
-from farflung.plan import LinkCodec, Plan, Topology
-from farflung.plan.rung import DENSE
 from farflung.planner.compression.controller import Controller
 from farflung.planner.compression.events import (
     CodecSampled,
@@ -30,6 +28,8 @@ from farflung.planner.compression.guard import Alarm, Evidence, Guard, HeldOut, 
 from farflung.planner.compression.hearing import heard
 from farflung.planner.compression.limits import Limits
 from farflung.planner.compression.rungs import ladder, number_of
+from farflung.plans import LinkCodec, Plan, Topology
+from farflung.plans.rung import DENSE
 from farflung.runtime.parcel import Sample
 from farflung.simulator import Conditions
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from farflung.errors import PlanError
-from farflung.plan import Topology, only
 from farflung.planner.answer import answer, assignment_of
 from farflung.planner.assignment import Assignment, Options, Schedule
 from farflung.planner.baselines.even_shares import MOST_SKIPS, even_cut
@@ -29,6 +28,7 @@ from farflung.planner.evolutionary.search import EVALUATIONS, evolve_grid
 from farflung.planner.grid.objective import GridObjective
 from farflung.planner.grid.search import MOST_SECONDS
 from farflung.planner.objective.window import with_window
+from farflung.plans import Topology, only
 from farflung.workload import Workload
 
 

@@ -23,13 +23,13 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.plan import Topology
 from farflung.planner.evolutionary.cycles import improved
 from farflung.planner.grid.bound import lower_bound
 from farflung.planner.grid.budget import Budget
 from farflung.planner.grid.objective import Grid, GridCosts, GridObjective, grid_total
 from farflung.planner.grid.search import MOST_SECONDS, GridResult
 from farflung.planner.grid.wiring import rewired
+from farflung.plans import Topology
 
 POPULATION = 100
 CROSSED = 5

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
 from farflung.planner.answer import answer
 from farflung.planner.assignment import Assignment, Options, Schedule, memory_by_worker
 from farflung.planner.checks import Fleet, refuse_memory, usable_fleet
@@ -24,6 +23,7 @@ from farflung.planner.cutting.ties import kept_together, loops
 from farflung.planner.devices import Devices
 from farflung.planner.exact.subsets import Case, Path, Subsets
 from farflung.planner.opfence import opfence_plus
+from farflung.plans import Topology
 from farflung.workload import Workload
 
 MOST_WORKERS = 10

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.errors import PlanError
-from farflung.plan import Topology
+from farflung.plans import Topology
 
 Grid = tuple[tuple[int, ...], ...]
 Costs = NDArray[np.float64]

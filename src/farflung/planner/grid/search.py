@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 from itertools import count
 
-from farflung.plan import Topology
 from farflung.planner.grid.anneal import annealed
 from farflung.planner.grid.bands import BandSearch
 from farflung.planner.grid.bound import lower_bound
@@ -15,6 +14,7 @@ from farflung.planner.grid.exhaustive import cheapest_of_all, partitions
 from farflung.planner.grid.kinds import kinds_of
 from farflung.planner.grid.objective import Grid, GridCosts, GridObjective, grid_total
 from farflung.planner.grid.wiring import rewired
+from farflung.plans import Topology
 
 EVALUATIONS = 160_000
 MOST_SECONDS = 600.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from farflung.plan import FEEDER
+from farflung.plans import FEEDER
 from farflung.simulator.codable import Codable
 from farflung.simulator.costs import Route, TaskSeconds
 from farflung.simulator.link_costs import LinkCosts

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from farflung.plan import Plan, Topology
 from farflung.planner.objective.alone import Alone
+from farflung.plans import Plan, Topology
 from farflung.simulator import Conditions
 from farflung.simulator.costs import numbers_of, routes_of, segment_seconds, throughput_seconds
 from farflung.simulator.link_costs import LinkCosts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from farflung.plan import Plan, Topology
 from farflung.planner.assignment import Assignment, Options, memory_by_worker, plan_of
 from farflung.planner.objective.closed_form import step_seconds
+from farflung.plans import Plan, Topology
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 

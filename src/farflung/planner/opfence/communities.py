@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.plan import Topology
+from farflung.plans import Topology
 
 MOST_NODES = 160  # above it networkx takes seconds: a first pass of ours leaves it fewer nodes
 CLEARLY = 1.5  # noise of 30 % on equal links makes parts that differ by less than 1.1

@@ -23,7 +23,6 @@ from itertools import islice
 
 import numpy as np
 
-from farflung.plan import Topology
 from farflung.planner.answer import answer, assignment_of
 from farflung.planner.assignment import Options, Schedule
 from farflung.planner.baselines.even_shares import windows
@@ -33,6 +32,7 @@ from farflung.planner.devices import Devices
 from farflung.planner.objective.window import with_window
 from farflung.planner.opfence.communities import communities
 from farflung.planner.opfence.fence import fenced_order
+from farflung.plans import Topology
 from farflung.workload import Workload
 
 MOST_SKIPS = 16

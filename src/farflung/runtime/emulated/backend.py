@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
-from farflung.plan import Plan
+from farflung.plans import Plan
 from farflung.runtime.backend import EMULATED, Offer
 from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.runtime.emulated.segment import EmulatedSegment, Payload

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from farflung.codec.catalogue import declared
 from farflung.opdag.segment import Segment
-from farflung.plan import FP32_BYTES, LinkCodec, Plan
+from farflung.plans import FP32_BYTES, LinkCodec, Plan
 from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.runtime.link_book import LinkBook, way_of
 from farflung.runtime.parcel import Coded, Parcel, Sent

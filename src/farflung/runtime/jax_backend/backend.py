@@ -12,7 +12,7 @@ import psutil
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
-from farflung.plan import Plan
+from farflung.plans import Plan
 from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
 from farflung.runtime.jax_backend import arrays, speed, store

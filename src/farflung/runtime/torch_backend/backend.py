@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
-from farflung.plan import Plan
+from farflung.plans import Plan
 from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import speed, tensors

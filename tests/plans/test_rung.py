@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.plan.rung import Rung, codebook_of
+from farflung.plans.rung import Rung, codebook_of
 
 
 @pytest.mark.parametrize(

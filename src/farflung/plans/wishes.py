@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import PlanError
-from farflung.plan.codec_policy import POLICIES, CodecPolicy, policy_of
-from farflung.plan.phases import PhasedRung, codecs_in
-from farflung.plan.rung import DENSE
-from farflung.plan.topology import Topology
+from farflung.plans.codec_policy import POLICIES, CodecPolicy, policy_of
+from farflung.plans.phases import PhasedRung, codecs_in
+from farflung.plans.rung import DENSE
+from farflung.plans.topology import Topology
 
 Word = Annotated[str, Meta(max_length=128)]
 LINE_LENGTH = 2000

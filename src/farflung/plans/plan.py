@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plan.rung import RungName
+from farflung.plans.rung import RungName
 
 FP32_BYTES = 4
 FEEDER = -1  # the feeder's segment number: a pseudo-segment that produces every model input

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from farflung.errors import CodecError, PlanError
-from farflung.plan import CodecWishes, LinkWish
-from farflung.plan.codec_policy import LADDER, CodecPolicy, policy_of, topk
-from farflung.plan.rung import codebook_of
+from farflung.plans import CodecWishes, LinkWish
+from farflung.plans.codec_policy import LADDER, CodecPolicy, policy_of, topk
+from farflung.plans.rung import codebook_of
 
 
 def test_auto_may_be_told_where_to_stop() -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from farflung.errors import PlanError
 from farflung.files import write_atomically
-from farflung.plan.plan import Plan
+from farflung.plans.plan import Plan
 
 MOST_BYTES = 64 * 1024 * 1024
 NAME = "plan.json"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.errors import TopologyError
-from farflung.plan import Scale, Topology, WorkerSpec, read_topology, write_topology
-from farflung.plan.topology_file import decode_topology, encode_topology
+from farflung.plans import Scale, Topology, WorkerSpec, read_topology, write_topology
+from farflung.plans.topology_file import decode_topology, encode_topology
 
 
 def two(**changes: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farflung.plan.topology import Matrix, Topology
+from farflung.plans.topology import Matrix, Topology
 
 
 def joined_part(topology: Topology) -> tuple[Topology, tuple[str, ...]]:

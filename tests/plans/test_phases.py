@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from farflung.errors import CodecError
-from farflung.plan import CodecWishes, LaterCodecs, LinkCodec, Plan
-from farflung.plan.phases import Phase, codecs_in, phase_at, phases_of, spelt
-from farflung.plan.plan import Placement
+from farflung.plans import CodecWishes, LaterCodecs, LinkCodec, Plan
+from farflung.plans.phases import Phase, codecs_in, phase_at, phases_of, spelt
+from farflung.plans.plan import Placement
 
 
 def test_a_rung_is_one_phase_and_several_follow_one_another() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.plan import Topology, WorkerSpec, joined_part, why_parted
+from farflung.plans import Topology, WorkerSpec, joined_part, why_parted
 
 
 def fleet(tflops: list[float], parted: set[tuple[int, int]]) -> Topology:

@@ -10,8 +10,8 @@ import math
 from typing import Final, Literal, NamedTuple
 
 from farflung.errors import CodecError
-from farflung.plan.phases import phases_of
-from farflung.plan.rung import DENSE, Rung, codebook_of
+from farflung.plans.phases import phases_of
+from farflung.plans.rung import DENSE, Rung, codebook_of
 
 LADDER: Final = (
     DENSE,

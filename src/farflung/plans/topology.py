@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from farflung.plan.ability import MOST_LACKS, OP_NAME, Ability
+from farflung.plans.ability import MOST_LACKS, OP_NAME, Ability
 
 Row = tuple[float, ...]
 Matrix = tuple[Row, ...]

@@ -1,11 +1,11 @@
 """What a plan is made for and what it says, as data: topologies, and which worker runs which segment."""
 
-from farflung.plan.joined import joined_part, only, why_parted
-from farflung.plan.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
-from farflung.plan.plan_file import read_plan, write_plan
-from farflung.plan.topology import Link, Scale, Topology, WorkerSpec
-from farflung.plan.topology_file import encode_topology, read_topology, write_topology
-from farflung.plan.wishes import NO_WISHES, CodecWishes, LinkWish, Prediction, Recompute, Wishes
+from farflung.plans.joined import joined_part, only, why_parted
+from farflung.plans.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
+from farflung.plans.plan_file import read_plan, write_plan
+from farflung.plans.topology import Link, Scale, Topology, WorkerSpec
+from farflung.plans.topology_file import encode_topology, read_topology, write_topology
+from farflung.plans.wishes import NO_WISHES, CodecWishes, LinkWish, Prediction, Recompute, Wishes
 
 __all__ = [
     "FEEDER",

@@ -11,7 +11,7 @@ import msgspec
 
 from farflung.errors import TopologyError
 from farflung.files import write_atomically
-from farflung.plan.topology import WORKER_ID, Topology, WorkerSpec
+from farflung.plans.topology import WORKER_ID, Topology, WorkerSpec
 
 MOST_BYTES = 64 * 1024 * 1024
 _KINDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from farflung.errors import TopologyError
-from farflung.plan.topology import Topology
-from farflung.plan.topology_file import read_topology
+from farflung.plans.topology import Topology
+from farflung.plans.topology_file import read_topology
 
 TESTBEDS = (
     "four-homes",

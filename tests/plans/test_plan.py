@@ -1,6 +1,6 @@
 import pytest
 
-from farflung.plan import FEEDER, Edge, LinkCodec, Placement, Plan
+from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan
 
 
 def placement(segment: int, *workers: str) -> Placement:

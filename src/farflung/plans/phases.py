@@ -13,7 +13,7 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 
 from farflung.errors import CodecError
-from farflung.plan.rung import Rung, codebook_of
+from farflung.plans.rung import Rung, codebook_of
 
 MOST_PHASES: Final = 8
 MOST_DIGITS: Final = 12

@@ -41,7 +41,7 @@ def _evolve(fact: object, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.WorkerAdmitted, state: State) -> State:
+def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
     for job in state.jobs.values():
         if fact.worker in job.unable:  # it may have come with another backend
             others = {worker: why for worker, why in job.unable.items() if worker != fact.worker}
@@ -61,26 +61,26 @@ def _(fact: facts.WorkerAdmitted, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.WorkerMoved, state: State) -> State:
+def _apply_worker_moved(fact: facts.WorkerMoved, state: State) -> State:
     worker = state.workers[fact.worker]
     return state.with_worker(replace(worker, where=_whereabouts(worker, fact)))
 
 
 @_evolve.register
-def _(fact: facts.WorkerProved, state: State) -> State:
+def _apply_worker_proved(fact: facts.WorkerProved, state: State) -> State:
     worker = state.workers[fact.worker]
     return state.with_worker(replace(worker, where=replace(worker.where, proved=tuple(fact.addresses))))
 
 
 @_evolve.register
-def _(fact: facts.WorkerLost, state: State) -> State:
+def _apply_worker_lost(fact: facts.WorkerLost, state: State) -> State:
     return state.with_worker(
         replace(state.workers[fact.worker], connected=False, job=None, trouble=fact.reason)
     )
 
 
 @_evolve.register
-def _(fact: facts.JobSubmitted, state: State) -> State:
+def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
     job = Job(
         job=fact.job,
         name=fact.name,
@@ -97,7 +97,7 @@ def _(fact: facts.JobSubmitted, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.JobPlanning, state: State) -> State:
+def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
     job = replace(
         state.jobs[fact.job],
         state=PLANNING,
@@ -110,7 +110,7 @@ def _(fact: facts.JobPlanning, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.JobRequeued, state: State) -> State:
+def _apply_job_requeued(fact: facts.JobRequeued, state: State) -> State:
     job = state.jobs[fact.job]
     unable = {**job.unable, **fact.unable}
     queued = replace(
@@ -120,7 +120,7 @@ def _(fact: facts.JobRequeued, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.JobLoading, state: State) -> State:
+def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
     job = replace(
         state.jobs[fact.job],
         state=LOADING,
@@ -135,13 +135,13 @@ def _(fact: facts.JobLoading, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.JobRunning, state: State) -> State:
+def _apply_job_running(fact: facts.JobRunning, state: State) -> State:
     job = replace(state.jobs[fact.job], state=RUNNING, pace=Pace(fact.at))
     return state.with_job(_at_next_unit(job))
 
 
 @_evolve.register
-def _(fact: facts.UnitDecided, state: State) -> State:
+def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.unit is not None
     trained = job.unit.train
@@ -155,17 +155,17 @@ def _(fact: facts.UnitDecided, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.CodecsDecided, state: State) -> State:
+def _apply_codecs_decided(fact: facts.CodecsDecided, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], codecs=tuple(fact.codecs)))
 
 
 @_evolve.register
-def _(fact: facts.Steered, state: State) -> State:
+def _apply_steered(fact: facts.Steered, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], helm=fact.helm))
 
 
 @_evolve.register
-def _(fact: facts.JobCollecting, state: State) -> State:
+def _apply_job_collecting(fact: facts.JobCollecting, state: State) -> State:
     job = state.jobs[fact.job]
     pace = replace(job.pace, moved_at=fact.at)
     return state.with_job(
@@ -176,7 +176,7 @@ def _(fact: facts.JobCollecting, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.JobEnded, state: State) -> State:
+def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
     job = state.jobs[fact.job]
     # What an ended job no longer needs would stay in memory for the broker's life.
     ended = replace(
@@ -199,13 +199,13 @@ def _(fact: facts.JobEnded, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.WorkerLoaded, state: State) -> State:
+def _apply_worker_loaded(fact: facts.WorkerLoaded, state: State) -> State:
     job = state.jobs[fact.job]
     return state.with_job(replace(job, loaded=job.loaded | {fact.worker}))
 
 
 @_evolve.register
-def _(fact: facts.WorkerReady, state: State) -> State:
+def _apply_worker_ready(fact: facts.WorkerReady, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.plan is not None and job.unit is not None
     group = job.group or CommitGroup.opened(job.plan, job.attempt, job.unit)
@@ -214,7 +214,7 @@ def _(fact: facts.WorkerReady, state: State) -> State:
 
 
 @_evolve.register
-def _(fact: facts.WaitExplained, state: State) -> State:
+def _apply_wait_explained(fact: facts.WaitExplained, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], words=fact.words))
 
 

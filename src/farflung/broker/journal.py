@@ -16,68 +16,68 @@ def line(fact: object) -> str:
 
 
 @line.register
-def _(fact: facts.WorkerAdmitted) -> str:
+def _describe_worker_admitted(fact: facts.WorkerAdmitted) -> str:
     return f"worker {fact.worker} joined the backup pool ({fact.device.name}, site {fact.site or 'unknown'})"
 
 
 @line.register
-def _(fact: facts.WorkerMoved) -> str:
+def _describe_worker_moved(fact: facts.WorkerMoved) -> str:
     return one_line(f"worker {fact.worker} moved to {', '.join([*fact.addresses, *fact.claims])}")
 
 
 @line.register
-def _(fact: facts.WorkerLost) -> str:
+def _describe_worker_lost(fact: facts.WorkerLost) -> str:
     if has_left(fact.worker, fact.reason):
         return f"worker {fact.worker} left"
     return f"worker {fact.worker} was lost: {fact.reason}"
 
 
 @line.register
-def _(fact: facts.JobSubmitted) -> str:
+def _describe_job_submitted(fact: facts.JobSubmitted) -> str:
     wanted = ", ".join(fact.on) or (f"{fact.workers} workers" if fact.workers else "every idle worker")
     return f"{fact.job} ({fact.name}) was submitted by {fact.submitter} for {wanted}"
 
 
 @line.register
-def _(fact: facts.WaitExplained) -> str:
+def _describe_wait_explained(fact: facts.WaitExplained) -> str:
     return f"{fact.job} is {fact.words}"
 
 
 @line.register
-def _(fact: facts.JobPlanning) -> str:
+def _describe_job_planning(fact: facts.JobPlanning) -> str:
     return f"{fact.job} is planned for {', '.join(fact.workers)} (attempt {fact.attempt})"
 
 
 @line.register
-def _(fact: facts.JobRequeued) -> str:
+def _describe_job_requeued(fact: facts.JobRequeued) -> str:
     lacking = "; ".join(f"{worker} cannot run it: {why}" for worker, why in fact.unable.items())
     return f"{fact.job} went back to the queue{_because(fact.reason or lacking)}"
 
 
 @line.register
-def _(fact: facts.JobLoading) -> str:
+def _describe_job_loading(fact: facts.JobLoading) -> str:
     words = f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
     return "; ".join([words, *(f"{worker} is left out: {why}" for worker, why in fact.unable.items())])
 
 
 @line.register
-def _(fact: facts.JobRunning) -> str:
+def _describe_job_running(fact: facts.JobRunning) -> str:
     return f"{fact.job} runs"
 
 
 @line.register
-def _(fact: facts.CodecsDecided) -> str:
+def _describe_codecs_decided(fact: facts.CodecsDecided) -> str:
     changes = [f"{one.source} -> {one.target} by {one.codec} ({one.reason})" for one in fact.changes]
     return one_line(f"{fact.job} writes from unit {fact.unit} on: {'; '.join(changes)}")
 
 
 @line.register
-def _(fact: facts.JobCollecting) -> str:
+def _describe_job_collecting(fact: facts.JobCollecting) -> str:
     return f"{fact.job} sends its weights to the submitter, then it is {fact.state}{_because(fact.reason)}"
 
 
 @line.register
-def _(fact: facts.JobEnded) -> str:
+def _describe_job_ended(fact: facts.JobEnded) -> str:
     return f"{fact.job} is {fact.state}{_because(fact.reason)}"
 
 

@@ -82,7 +82,7 @@ def _decide(event: object, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.Restarted, turn: Turn) -> None:
+def _on_restarted(event: events.Restarted, turn: Turn) -> None:
     for worker in list(turn.state.workers.values()):
         if worker.connected:
             turn.emit(facts.WorkerLost(turn.now, worker.worker, "the broker was restarted"))
@@ -93,7 +93,7 @@ def _(event: events.Restarted, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.Tick, turn: Turn) -> None:
+def _on_tick(event: events.Tick, turn: Turn) -> None:
     for job in list(turn.state.jobs.values()):
         if reason := overdue(job, event.now, event.patience_seconds):
             if job.state == PLANNING:  # giving up would only plan again
@@ -103,7 +103,7 @@ def _(event: events.Tick, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.WorkerJoins, turn: Turn) -> None:
+def _on_worker_joins(event: events.WorkerJoins, turn: Turn) -> None:
     """Admit the worker, or refuse it because its id is in use or its opset is not ours.
 
     Two live processes with one identity would throw each other out for ever, so while the older link brings
@@ -147,7 +147,7 @@ def _(event: events.WorkerJoins, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.WorkerMoves, turn: Turn) -> None:
+def _on_worker_moves(event: events.WorkerMoves, turn: Turn) -> None:
     worker, where = turn.state.workers[event.worker], event.where
     if replace(worker.where, proved=()) == where:
         return
@@ -159,7 +159,7 @@ def _(event: events.WorkerMoves, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.WorkerProved, turn: Turn) -> None:
+def _on_worker_proved(event: events.WorkerProved, turn: Turn) -> None:
     worker = turn.state.workers[event.worker]
     if not worker.connected or worker.where.claims != event.claims or worker.where.proved == event.addresses:
         return  # of what it said before
@@ -169,13 +169,13 @@ def _(event: events.WorkerProved, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.WorkerLeaves, turn: Turn) -> None:
+def _on_worker_leaves(event: events.WorkerLeaves, turn: Turn) -> None:
     if turn.state.workers[event.worker].connected:
         _lose(turn, event.worker, event.reason)
 
 
 @_decide.register
-def _(event: events.WorkerSays, turn: Turn) -> None:
+def _on_worker_says(event: events.WorkerSays, turn: Turn) -> None:
     message = event.message
     job = _named_job(turn, event)
     if job is None:
@@ -197,7 +197,7 @@ def _(event: events.WorkerSays, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.SubmitterSays, turn: Turn) -> None:
+def _on_submitter_says(event: events.SubmitterSays, turn: Turn) -> None:
     message = event.message
     if isinstance(message, Submit):
         if message.opset is not None and (trouble := message.opset.conflict()):
@@ -222,7 +222,7 @@ def _(event: events.SubmitterSays, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.SubmitterLeaves, turn: Turn) -> None:
+def _on_submitter_leaves(event: events.SubmitterLeaves, turn: Turn) -> None:
     job = turn.state.jobs[event.job]
     if not job.over:
         reason = f"the submitter disconnected {jobs.moment(job)}: {event.reason}"
@@ -230,28 +230,28 @@ def _(event: events.SubmitterLeaves, turn: Turn) -> None:
 
 
 @_decide.register
-def _(event: events.PlanMade, turn: Turn) -> None:
+def _on_plan_made(event: events.PlanMade, turn: Turn) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
         jobs.load(turn, job, event)
 
 
 @_decide.register
-def _(event: events.PlanFailed, turn: Turn) -> None:
+def _on_plan_failed(event: events.PlanFailed, turn: Turn) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
         jobs.end(turn, job, FAILED, event.reason)
 
 
 @_decide.register
-def _(event: events.PlanLacks, turn: Turn) -> None:
+def _on_plan_lacks(event: events.PlanLacks, turn: Turn) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
         turn.emit(facts.JobRequeued(turn.now, event.job, "", dict(event.unable)))
 
 
 @_decide.register
-def _(event: events.CodecsConsidered, turn: Turn) -> None:
+def _on_codecs_considered(event: events.CodecsConsidered, turn: Turn) -> None:
     steering.considered(turn, turn.state.jobs[event.job], event)
 
 

@@ -43,7 +43,7 @@ def _heard(event: object, controller: Controller) -> tuple[Controller, tuple[Swi
 
 
 @_heard.register
-def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+def _on_unit_measured(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
     rates, moved = list(controller.rates), []
     for measured in event.ways:
         way = controller.way(measured.source, measured.target)
@@ -69,7 +69,7 @@ def _(event: UnitMeasured, controller: Controller) -> tuple[Controller, tuple[Sw
 
 
 @_heard.register
-def _(event: CodecsSampled, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+def _on_codecs_sampled(event: CodecsSampled, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
     sampled, due = dict(controller.circumstances.sampled), controller.due
     names = [{rung.codec(gradient) for rung in controller.rungs[1:]} for gradient in (False, True)]
     for one in event.samples:
@@ -87,7 +87,7 @@ def _(event: CodecsSampled, controller: Controller) -> tuple[Controller, tuple[S
 
 
 @_heard.register
-def _(event: Relax, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+def _on_relax(event: Relax, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
     way = controller.way(event.source, event.target) if event.source else costliest(controller)
     if way is None or not controller.levels[way]:
         return controller, ()

@@ -19,9 +19,9 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # comp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from tests.opset.one_segment import Layout, expected_gradients, laid_out, run, seeds_of
-from tests.opset.samples import Sample
-from tests.opset.test_every_op import OPS, REFUSALS, admitted, backend, samples
+from benchmarks.op_samples.one_segment import Layout, expected_gradients, laid_out, run, seeds_of
+from benchmarks.op_samples.ops import OPS, REFUSALS, admitted, backend, samples
+from benchmarks.op_samples.samples import Sample
 from torch import Tensor
 
 from farflung.runtime.torch_backend.codegen import resolve

@@ -8,10 +8,18 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import torch
-from tests.runtime.jax_backend.one_process import Pipeline
-from tests.runtime.side_by_side import microbatches, planned
-from tests.zoo.case import Case
-from tests.zoo.parity import MICROBATCHES, Step, Subject, by_segments, subject_of, training, worst_difference
+from benchmarks.zoo.case import Case
+from benchmarks.zoo.on_jax import Pipeline
+from benchmarks.zoo.parity import (
+    MICROBATCHES,
+    Step,
+    Subject,
+    by_segments,
+    subject_of,
+    training,
+    worst_difference,
+)
+from benchmarks.zoo.side_by_side import microbatches, planned
 from torch import Tensor, nn
 
 from farflung.opdag import opset

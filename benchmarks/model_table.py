@@ -22,9 +22,9 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # comp
 import torch
 from benchmarks.model_backends import SEGMENTS, Difference, available
 from benchmarks.model_page import filled, notes, table
-from tests.runtime.side_by_side import workers
-from tests.zoo import CASES, MODELS, Case, case
-from tests.zoo.parity import Subject, subject_of
+from benchmarks.zoo import CASES, MODELS, Case, case
+from benchmarks.zoo.parity import Subject, subject_of
+from benchmarks.zoo.side_by_side import workers
 
 from farflung.errors import GraphError
 from farflung.files import write_atomically

@@ -8,8 +8,8 @@ from benchmarks.consumer.chart import chart
 from benchmarks.consumer.claim import Point, mixed_precision
 from benchmarks.consumer.devices import H100_PCIE, RTX_3080
 from benchmarks.consumer.fleet import HOMES, SERVER_CARDS, homes, server
-from tests.runtime.side_by_side import captured
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured
 
 from farflung.planner.compression.policies import dense
 from farflung.simulator import Conditions

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.model_backends import on_torch, without_dropout
 from benchmarks.model_page import filled, notes, table
 from benchmarks.model_table import rows
-from tests.runtime.side_by_side import captured
-from tests.zoo import CASES, MODELS, case
+from benchmarks.zoo import CASES, MODELS, case
+from benchmarks.zoo.side_by_side import captured
 
 from farflung.errors import GraphError
 from farflung.runtime.reference import random_numbers

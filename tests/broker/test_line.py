@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.broker.fleet import BROKER, DEVICE, TIMEOUTS, broker, identity
-from tests.end_to_end.processes import eventually
+from tests.support.broker_fleet import BROKER, DEVICE, TIMEOUTS, broker, identity
+from tests.support.processes import eventually
 
 from farflung.broker.service import BrokerService
 from farflung.protocol import messages

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.broker.fleet import DEVICE
+from tests.support.broker_fleet import DEVICE
 
 from farflung.broker.proving import AT_ONCE, LONGEST_PAUSE_LEASES, OF_A_WORKER, Prover
 from farflung.broker.records import Worker

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.broker.fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker, identity
 from tests.broker.scenario import plan_over, training
+from tests.support.broker_fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker, identity
 
 from farflung.broker import planning
 from farflung.broker.events import PlanFailed, PlanMade, RunPlanner

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from tests.broker.fleet import DEVICE, WAIT_SECONDS, Member, PretendedWorker, broker, identity
 from tests.broker.scenario import training
 from tests.broker.test_measured import worker
+from tests.support.broker_fleet import DEVICE, WAIT_SECONDS, Member, PretendedWorker, broker, identity
 
 from farflung.broker.agenda import LEAST_PROBE_BYTES, MOST_PROBE_BYTES, WORKER_BYTES, agenda, byte_limit
 from farflung.broker.service import BrokerService

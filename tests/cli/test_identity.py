@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.broker.fleet import broker
+from tests.support.broker_fleet import broker
 
 from farflung.broker.authority import create_token
 from farflung.broker.service import BrokerService

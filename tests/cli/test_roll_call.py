@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.broker.fleet import PretendedWorker, broker
 from tests.cli.test_status import status_of
+from tests.support.broker_fleet import PretendedWorker, broker
 
 from farflung.broker.authority import create_token
 from farflung.cli.main import run

@@ -5,10 +5,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import torch
+from benchmarks.zoo import case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.client.test_check import job_of
-from tests.zoo import case
 
 from farflung.cli.depth_text import sparkline
 from farflung.client.capture_report import report_of

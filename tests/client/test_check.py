@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.zoo import Batch, Case, case
+from benchmarks.zoo import Batch, Case, case
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 

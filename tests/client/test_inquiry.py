@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.transport.links import nowhere
+from tests.support.links import nowhere
 
 from farflung.broker.authority import create_token
 from farflung.broker.service import BrokerService

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.transport.links import paired, run
+from tests.support.links import paired, run
 
 from farflung.client.paths import Paths
 from farflung.paths.connector import Reached

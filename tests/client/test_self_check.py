@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from benchmarks.zoo import Case, case
 from tests.client.test_check import job_of
-from tests.memory import ROOT
-from tests.zoo import Case, case
+from tests.support.memory import ROOT
 
 from farflung.client import self_check
 from farflung.client.check import capture_job, capture_shapes, check_job, first_microbatch
@@ -173,7 +173,7 @@ from torch import nn
 from farflung.client.self_check import check_itself
 from farflung.client.check import capture_shapes, first_microbatch
 import farflung
-from tests.memory import peak_bytes
+from tests.support.memory import peak_bytes
 
 class Items:
     def __len__(self): return 8

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.zoo import case
 from safetensors.torch import save_file
 from tests.client.test_check import Items, job_of
-from tests.zoo import case
 from torch import nn
 
 from farflung.client.check import check_job

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.client.workers import WELCOME, Told, Worker
-from tests.transport.certificates import TestAuthority
-from tests.transport.links import run, usual_but
+from tests.support.certificates import TestAuthority
+from tests.support.client_workers import WELCOME, Told, Worker
+from tests.support.links import run, usual_but
 
 from farflung.client.links import Lost
 from farflung.client.worker_line import WorkerLine

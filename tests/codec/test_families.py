@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.codec.arrays import FAMILIES, laid_out, numbers, stored, tensors, wide
+from tests.support.arrays import FAMILIES, laid_out, numbers, stored, tensors, wide
 
 from farflung.codec import Codec, Context, Family, Recipe, TopK
 from farflung.codec.floats import Floats

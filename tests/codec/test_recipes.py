@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.codec.arrays import FAMILIES, KINDS, SHAPES, laid_out, numbers, stored, wide
+from tests.support.arrays import FAMILIES, KINDS, SHAPES, laid_out, numbers, stored, wide
 
 from farflung.codec import (
     Axes,

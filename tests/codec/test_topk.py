@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.codec.arrays import tensors, wide
+from tests.support.arrays import tensors, wide
 
 from farflung.codec import Blocked, Context, Masked, TopK, indices
 from farflung.codec.floats import Floats, flat

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.opdag.tables import NEW_LINE
+from tests.support.opset_tables import NEW_LINE
 
 import farflung
 

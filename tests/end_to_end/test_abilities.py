@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tests.end_to_end.installations import BACKEND, TABLE, changed, installation, lacking, newer
-from tests.end_to_end.processes import JOB, Command, Machines, Run, machines, train
-from tests.opdag.tables import NEW_OP, NEWER
+from tests.support.opset_tables import NEW_OP, NEWER
+from tests.support.processes import JOB, Command, Machines, Run, machines, train
 
 import farflung
 from farflung.opdag import opset

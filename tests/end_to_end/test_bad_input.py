@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.end_to_end.processes import JOB, Command, Machines, Run, machines, train
+from tests.support.processes import JOB, Command, Machines, Run, machines, train
 
 from farflung.broker.authority import Authority
 from farflung.broker.store import Store

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.end_to_end.homes import homes
-from tests.end_to_end.processes import Run, train
+from tests.support.processes import Run, train
 
 from farflung.errors import LabError
 from farflung.lab.network import check_machine

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.end_to_end.processes import JOB, LEASE_SECONDS, Command, Machines, Run, eventually, machines, train
+from tests.support.processes import JOB, LEASE_SECONDS, Command, Machines, Run, eventually, machines, train
 from torch import nn
 
 from farflung.client.weights import load_weights

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.end_to_end.processes import Command, Machines, machines, train
-from tests.runtime.hostile import segment_of
+from tests.support.hostile_programs import segment_of
+from tests.support.processes import Command, Machines, machines, train
 
 from farflung.broker.authority import Authority
 from farflung.broker.store import Store

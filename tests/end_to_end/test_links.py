@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from tests.broker.fleet import broker
 from tests.end_to_end import homes
 from tests.end_to_end.homes import LEASE_SECONDS, Homes
-from tests.end_to_end.processes import Machines, Run, eventually, machines, train
+from tests.support.broker_fleet import broker
+from tests.support.processes import Machines, Run, eventually, machines, train
 
 from farflung.broker.authority import create_token
 from farflung.errors import LabError

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.processes import eventually
-from tests.ports import held_port
+from tests.support.ports import held_port
+from tests.support.processes import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from benchmarks.zoo import case
 from tests.end_to_end.fleets import Fleet, running
 from tests.end_to_end.zoo_jobs import Items
-from tests.zoo import case
 from torch import Tensor, nn
 
 import farflung

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.installations import installation
-from tests.end_to_end.processes import Machines, machines, train
+from tests.support.processes import Machines, machines, train
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

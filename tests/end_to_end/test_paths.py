@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.homes import STEPS, Homes, homes
-from tests.end_to_end.processes import Run, train
+from tests.support.processes import Run, train
 
 from farflung.errors import LabError
 from farflung.lab.network import check_machine

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.processes import LEASE_SECONDS, Machines, machines, train
+from tests.support.processes import LEASE_SECONDS, Machines, machines, train
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

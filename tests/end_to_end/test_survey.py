@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 from tests.end_to_end.homes import homes
-from tests.end_to_end.processes import (
-    COMMAND_PAUSE_SECONDS,
-    Command,
-    Machines,
-    eventually,
-    machines,
-    train,
-)
+from tests.support.processes import COMMAND_PAUSE_SECONDS, Command, Machines, eventually, machines, train
 
 from farflung.errors import LabError
 from farflung.lab.machine import check_machine

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.processes import Machines, machines, train
 from tests.end_to_end.torchless import Python, beside, installed
+from tests.support.processes import Machines, machines, train
 
 pytestmark = pytest.mark.processes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tests.zoo import Batch, Case, case
+from benchmarks.zoo import Batch, Case, case
 
 import farflung
 from farflung.data import SampleOrder

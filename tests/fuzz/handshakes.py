@@ -15,7 +15,7 @@ from random import Random
 
 from tests.fuzz.frames import AT_ONCE, VICTIM_NAME
 from tests.fuzz.mutators import Mutator
-from tests.transport.certificates import TestAuthority
+from tests.support.certificates import TestAuthority
 
 from farflung.transport import stranger
 from farflung.transport.addresses import parse_address

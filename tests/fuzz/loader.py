@@ -23,10 +23,10 @@ import torch
 from tests.fuzz.document_mutator import Document, DocumentMutator
 from tests.fuzz.inventions import BATCH, Inventor
 from tests.fuzz.mutators import Mutator
-from tests.memory import peak_bytes
 from tests.opdag.golden.running import tensor_for
-from tests.opdag.random_graphs import random_graph
 from tests.opdag.test_golden import FILES
+from tests.support.memory import peak_bytes
+from tests.support.random_graphs import random_graph
 
 from farflung.errors import GraphError
 from farflung.opdag import opset, wire

@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 import numpy as np
 import zstandard
-from tests.codec.arrays import FAMILIES
+from tests.support.arrays import FAMILIES
 
 from farflung.codec import Axes, Codec, Context, Even, Hadamard, Mask, Recipe, Reference
 from farflung.codec.coder import Forgetful

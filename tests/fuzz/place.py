@@ -13,7 +13,7 @@ from random import Random
 
 import msgspec
 from tests.fuzz.victim import HEALTHY, MOST_BYTES, Holding
-from tests.transport.certificates import TestAuthority
+from tests.support.certificates import TestAuthority
 
 from farflung.transport.endpoint import Hello, Link, Peer, dial
 from farflung.transport.headers import DataHeader, SliceHeader

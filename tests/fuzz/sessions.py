@@ -9,8 +9,8 @@ from random import Random
 
 import msgspec
 from tests.fuzz.mutators import Mutator
-from tests.transport.certificates import TestAuthority
-from tests.transport.links import RawPeer, Recorder, slice_header, value_header
+from tests.support.certificates import TestAuthority
+from tests.support.links import RawPeer, Recorder, slice_header, value_header
 
 from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Claim, Loaded, Refused, Register, UnitReady, Welcome

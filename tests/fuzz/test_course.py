@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 
 from tests.fuzz.course import Course, Sample
-from tests.transport.links import slice_header, value_header
+from tests.support.links import slice_header, value_header
 
 from farflung.protocol.messages import Claim, Welcome, encode
 from farflung.transport.frames import Control, Hello, Open, Ping

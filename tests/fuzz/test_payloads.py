@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import zstandard
-from tests.codec.arrays import FAMILIES
 from tests.fuzz.payloads import LEARNING, MOST_BYTES, Figures, Target, run
+from tests.support.arrays import FAMILIES
 
 from farflung.errors import CodecError
 

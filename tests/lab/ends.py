@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from tests.transport.links import Recorder, value_header
+from tests.support.links import Recorder, value_header
 
 from farflung.transport.contexts import client_context, server_context
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial, listen

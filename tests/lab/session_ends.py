@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.client.workers import WELCOME, Told, Worker
-from tests.transport.links import Recorder, value_header
+from tests.support.client_workers import WELCOME, Told, Worker
+from tests.support.links import Recorder, value_header
 
 from farflung.client.links import Lost
 from farflung.client.worker_line import WorkerLine

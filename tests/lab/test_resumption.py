@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.lab import session_ends
-from tests.transport.certificates import TestAuthority
+from tests.support.certificates import TestAuthority
 
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.end_to_end.processes import Machines, Run, eventually, machines, train
+from tests.support.processes import Machines, Run, eventually, machines, train
 
 from farflung.lab import registry
 from farflung.plans import FEEDER, Topology, WorkerSpec, read_plan, write_topology

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.end_to_end.processes import eventually
+from tests.support.processes import eventually
 
 from farflung.local.fleet import LocalFleet
 from farflung.local.nursery import Birth, Forked, Nursery, is_possible

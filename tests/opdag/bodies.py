@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.zoo import Batch
+from benchmarks.zoo import Batch
 from torch import Tensor, nn
 
 from farflung.errors import CaptureError

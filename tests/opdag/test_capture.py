@@ -11,6 +11,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.zoo import CASES, Batch, Case
 from tests.opdag.bodies import (
     WIDTH,
     Base,
@@ -21,7 +22,6 @@ from tests.opdag.bodies import (
     refusal,
     require_gradients_of_eager,
 )
-from tests.zoo import CASES, Batch, Case
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

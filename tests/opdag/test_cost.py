@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from tests.runtime.side_by_side import captured
-from tests.zoo import case
-from tests.zoo.batches import SEQUENCE, SYMBOLS, WIDTH
+from benchmarks.zoo import case
+from benchmarks.zoo.batches import SEQUENCE, SYMBOLS, WIDTH
+from benchmarks.zoo.side_by_side import captured
 
 from farflung.opdag.cost import flops
 from farflung.opdag.graph import Argument, BatchSize, Dimension, Node, Ref, ValueType

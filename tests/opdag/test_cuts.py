@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from tests.runtime.side_by_side import captured
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured
 
 from farflung.opdag.cuts import legal_positions
 

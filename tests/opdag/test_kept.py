@@ -6,9 +6,9 @@ from itertools import accumulate
 
 import pytest
 import torch
-from tests.runtime.hostile import segment_of
-from tests.runtime.side_by_side import captured, workers
-from tests.zoo import CASES, Case, case
+from benchmarks.zoo import CASES, Case, case
+from benchmarks.zoo.side_by_side import captured, workers
+from tests.support.hostile_programs import segment_of
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from tests.memory import ROOT
+from tests.support.memory import ROOT
 
 from farflung.errors import GraphError
 from farflung.opdag import wire
@@ -135,7 +135,7 @@ def test_dicts_are_bounded_before_they_are_built(field: str) -> None:
 
 WORST = """
 import msgspec, psutil
-from tests.memory import peak_bytes
+from tests.support.memory import peak_bytes
 from farflung.errors import GraphError
 from farflung.opdag import wire
 

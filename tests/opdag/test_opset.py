@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.opdag.tables import NEW_OP, NEWER, another_table, newer_table
+from tests.support.opset_tables import NEW_OP, NEWER, another_table, newer_table
 
 from farflung.errors import GraphError
 from farflung.opdag import opset

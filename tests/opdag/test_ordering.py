@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.opdag.random_graphs import random_graph
+from tests.support.random_graphs import random_graph
 from torch import Tensor, nn
 
 from farflung.opdag.capture import capture

@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
+from benchmarks.zoo import CASES, Case, case
+from benchmarks.zoo.batches import WIDTH
+from benchmarks.zoo.side_by_side import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.opdag.random_graphs import random_graph
-from tests.runtime.side_by_side import captured
-from tests.zoo import CASES, Case, case
-from tests.zoo.batches import WIDTH
+from tests.support.random_graphs import random_graph
 from torch import Tensor, nn
 
 from farflung.opdag import opset, wire

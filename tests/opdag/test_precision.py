@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.zoo import Batch, case
 from tests.opdag.bodies import (
     WIDTH,
     Base,
@@ -18,7 +19,6 @@ from tests.opdag.bodies import (
     plain,
     require_gradients_of_eager,
 )
-from tests.zoo import Batch, case
 from torch import Tensor, nn
 
 from farflung.opdag.capture import LossModule, capture

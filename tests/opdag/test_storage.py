@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.zoo import CASES, Case
+from benchmarks.zoo.side_by_side import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.opdag.run_nodes import run_nodes
-from tests.runtime.side_by_side import captured
-from tests.zoo import CASES, Case
 from torch import Tensor
 
 from farflung.opdag.layout import contiguous, like, reshaped

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.memory import ROOT
-from tests.zoo import CASES, Case, case
+from benchmarks.zoo import CASES, Case, case
+from tests.support.memory import ROOT
 from torch import Tensor, nn
 
 from farflung.opdag.capture import capture
@@ -67,7 +67,7 @@ def job():
 """
 MEASURED = """
 import sys
-from tests.memory import peak_bytes
+from tests.support.memory import peak_bytes
 from farflung.cli.main import run
 code = run(["capture", sys.argv[1], "--report", "--json"])
 print(peak_bytes())

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.opdag.tables import NEW_OP, NEWER, newer_table
-from tests.runtime.side_by_side import workers
-from tests.zoo import case
+from tests.support.opset_tables import NEW_OP, NEWER, newer_table
 
 from farflung.errors import GraphError
 from farflung.opdag import opset, wire

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from functools import cache
 
 import pytest
 import torch
-from tests.opset.database import samples_of
-from tests.opset.one_segment import Layout, expected_gradients, laid_out, run, seeds_of, segment_of
-from tests.opset.own import UNKNOWN_TO_TORCH, own_samples
-from tests.opset.samples import Sample
+from benchmarks.op_samples.database import samples_of
+from benchmarks.op_samples.one_segment import Layout, expected_gradients, laid_out, run, seeds_of
+from benchmarks.op_samples.ops import OPS, RANDOM, REFUSALS, admitted, backend, samples
+from benchmarks.op_samples.own import UNKNOWN_TO_TORCH, own_samples
+from benchmarks.op_samples.samples import Sample
 from torch import Tensor
 
-from farflung.errors import GraphError
 from farflung.opdag import opset
-from farflung.runtime.backend import AnyBackend
-from farflung.runtime.frameworks import COMPUTING, backend_called
+from farflung.runtime.frameworks import COMPUTING
 
 pytestmark = pytest.mark.slow
 
 torch.set_num_threads(1)
-
-RANDOM = {
-    "aten.native_dropout.default",
-    "aten.rand.default",
-    "aten.randn.default",
-    "aten.rand_like.default",
-    "aten.randn_like.default",
-    "aten.bernoulli.p",
-}
-"""Ops whose every result is random: `test_random_ops.py` has them."""
-OPS = sorted(set(opset.table()) - RANDOM)
 
 # Relative, and of the largest entry: what one rounding of the element type is worth, times a few additions
 # (of bfloat16 two and a half: `benchmarks/halves.py` finds 1.8 at most).
@@ -42,50 +29,6 @@ TOLERANCES = {
     torch.float16: (1e-2, 1e-2),
     torch.bfloat16: (0.0, 1e-2),
 }
-
-
-REFUSALS = {
-    "jax": {
-        "aten.baddbmm.default": "integers are only multiplied by integers",
-        "aten.conv1d.default": "an input of 3 dimensions, int64",
-        "aten.conv2d.default": "an input of 4 dimensions, int64",
-        "aten.conv2d.padding": "an input of 4 dimensions, int64",
-        "aten.conv3d.default": "an input of 5 dimensions, int64",
-        "aten.conv1d.padding": "an input of 3 dimensions, int64",
-        "aten.conv3d.padding": "an input of 5 dimensions, int64",
-        "aten.conv_transpose1d.default": "an input of 3 dimensions, int64",
-        "aten.conv_transpose2d.input": "an input of 4 dimensions, int64",
-        "aten.conv_transpose3d.input": "an input of 5 dimensions, int64",
-        "aten.gather.default": "refuses its arguments: an index of",
-        "aten.group_norm.default": "integer modulo by zero",
-        "aten.linalg_vector_norm.default": "a norm of order",
-        "aten.pad.default": "replicate padding of 0 around 0",
-    }
-}
-"""What a backend says of some samples before anything runs: it has the op, but not of such types or sizes."""
-
-
-@cache
-def backend(name: str) -> AnyBackend:
-    return backend_called(name)
-
-
-def samples(op: str) -> list[Sample]:
-    return [*samples_of(op), *own_samples(op)]
-
-
-def admitted(name: str, op: str, subject: list[Sample]) -> list[Sample]:
-    """The samples that the backend does not refuse; what it refuses, in the words that are listed."""
-    kept = []
-    for sample in subject:
-        try:
-            backend(name).verify(segment_of(laid_out([sample])), 1)
-        except GraphError as error:
-            assert REFUSALS[name][op] in str(error)
-        else:
-            kept.append(sample)
-    assert kept
-    return kept
 
 
 def largest(tensor: Tensor) -> float:

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from tests.opset.one_segment import Layout, run
+from benchmarks.op_samples.one_segment import Layout, run
 from torch import Tensor
 
 from farflung.opdag.graph import Argument, DType, Node, Ref

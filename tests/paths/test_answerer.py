@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.transport.certificates import TestAuthority
-from tests.transport.links import Recorder
+from tests.support.certificates import TestAuthority
+from tests.support.links import Recorder
 
 from farflung.errors import ProtocolError
 from farflung.paths.answerer import MAXIMUM_FOR_ONE_PEER, Answerer

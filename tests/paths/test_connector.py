@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.transport.certificates import TestAuthority
-from tests.transport.links import Recorder, nowhere, run, usual_but
+from tests.support.certificates import TestAuthority
+from tests.support.links import Recorder, nowhere, run, usual_but
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.paths.answerer import Answerer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.opdag.tables import NEW_OP, NEWER, newer_table
+from tests.support.opset_tables import NEW_OP, NEWER, newer_table
 
 from farflung.errors import PlanError
 from farflung.planner.able import Needs, require_able, unable

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.zoo import case
+from benchmarks.zoo import case
 
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph

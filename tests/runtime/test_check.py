@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 import torch
-from tests.runtime.side_by_side import captured, microbatches, planned
-from tests.zoo import CASES, Case, case
+from benchmarks.zoo import CASES, Case, case
+from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from torch import Tensor, nn
 
 from farflung.opdag.capture.capture import LossModule

@@ -7,11 +7,11 @@ import tokenize
 import msgspec
 import pytest
 import torch
+from benchmarks.zoo import CASES, Case
+from benchmarks.zoo.side_by_side import captured, workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.hostile import segment_of
-from tests.runtime.side_by_side import captured, workers
-from tests.zoo import CASES, Case
+from tests.support.hostile_programs import segment_of
 
 from farflung.errors import GraphError
 from farflung.opdag import opset

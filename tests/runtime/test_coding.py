@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import SideBySide, captured, microbatches, planned
 from torch import Tensor
 
 from farflung.errors import CodecError

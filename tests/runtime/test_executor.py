@@ -8,11 +8,11 @@ import random
 import msgspec
 import pytest
 import torch
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import SideBySide, captured, microbatches, placed, planned, workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.opdag.random_graphs import random_batch, random_graph, random_state
-from tests.runtime.side_by_side import SideBySide, captured, microbatches, placed, planned, workers
-from tests.zoo import case
+from tests.support.random_graphs import random_batch, random_graph, random_state
 from torch import Tensor
 
 from farflung.errors import PlanError

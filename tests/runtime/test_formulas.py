@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.runtime.side_by_side import captured, placed, planned
-from tests.zoo import CASES, Case
+from benchmarks.zoo import CASES, Case
+from benchmarks.zoo.side_by_side import captured, placed, planned
 from torch import Tensor, nn
 
 from farflung.opdag.cuts import legal_positions

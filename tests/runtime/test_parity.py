@@ -13,12 +13,12 @@ import random
 
 import pytest
 import torch
+from benchmarks.zoo import CASES, Batch, Case, case
+from benchmarks.zoo.batches import tokens
+from benchmarks.zoo.gpt import config
+from benchmarks.zoo.side_by_side import SideBySide, captured, microbatches, placed, planned, workers
+from benchmarks.zoo.structures import Chain
 from examples.gpt import GPT
-from tests.runtime.side_by_side import SideBySide, captured, microbatches, placed, planned, workers
-from tests.zoo import CASES, Batch, Case, case
-from tests.zoo.batches import tokens
-from tests.zoo.gpt import config
-from tests.zoo.structures import Chain
 from torch import Tensor, nn
 
 from farflung.errors import PlanError

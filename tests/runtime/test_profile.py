@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from tests.runtime.side_by_side import captured
-from tests.zoo import CASES, Case, case
+from benchmarks.zoo import CASES, Case, case
+from benchmarks.zoo.side_by_side import captured
 
 from farflung.runtime.check import named_state
 from farflung.runtime.optimizer import SGD, AdamW

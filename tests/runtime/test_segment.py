@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.runtime.side_by_side import captured, microbatches, planned
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

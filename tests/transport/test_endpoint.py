@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.transport.certificates import Holder, TestAuthority
-from tests.transport.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but
+from tests.support.certificates import Holder, TestAuthority
+from tests.support.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.contexts import ALPN

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transport.links import Collector, feed, slice_header, value_header
+from tests.support.links import Collector, feed, slice_header, value_header
 
 from farflung.errors import ProtocolError
 from farflung.transport.frame_reader import FrameReader

@@ -8,16 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.transport.links import (
-    Pair,
-    RawPeer,
-    Recorder,
-    paired,
-    run,
-    slice_header,
-    usual_but,
-    value_header,
-)
+from tests.support.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but, value_header
 
 from farflung.transport.endpoint import Hello, LinkOptions
 from farflung.transport.frames import Chunk, Close, Control, Frame, Open, Ping, Stripe

@@ -8,16 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.transport.links import (
-    Pair,
-    RawPeer,
-    Recorder,
-    paired,
-    run,
-    slice_header,
-    usual_but,
-    value_header,
-)
+from tests.support.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but, value_header
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.endpoint import Hello, Link, LinkOptions, Peer
@@ -399,7 +390,7 @@ from pathlib import Path
 from farflung.transport.contexts import client_context
 from farflung.transport.endpoint import Hello, Peer, dial
 from farflung.transport.timeouts import Timeouts
-from tests.transport.links import Recorder, slice_header
+from tests.support.links import Recorder, slice_header
 
 async def main(address, authority, certificate, key):
     context = client_context(Path(authority).read_bytes(), certificate, key)

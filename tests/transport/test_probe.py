@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.transport.certificates import TestAuthority
-from tests.transport.links import RawPeer, run, slice_header
+from tests.support.certificates import TestAuthority
+from tests.support.links import RawPeer, run, slice_header
 
 from farflung.errors import ConnectionFailed
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen

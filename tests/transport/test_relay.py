@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.transport.certificates import TestAuthority
-from tests.transport.links import Recorder, run, slice_header, usual_but
+from tests.support.certificates import TestAuthority
+from tests.support.links import Recorder, run, slice_header, usual_but
 
 from farflung.errors import ConnectionFailed
 from farflung.transport.addresses import parse_address

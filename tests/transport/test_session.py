@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transport.links import feed, slice_header, value_header
+from tests.support.links import feed, slice_header, value_header
 
 from farflung.errors import ProtocolError
 from farflung.transport import parts

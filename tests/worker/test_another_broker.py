@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.broker.fleet import broker, identity
-from tests.ports import held_port
+from tests.support.broker_fleet import broker, identity
+from tests.support.ports import held_port
 
 from farflung.errors import AnotherAuthority
 from farflung.runtime.emulated.backend import EmulatedBackend

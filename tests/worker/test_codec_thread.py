@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime.side_by_side import captured, microbatches, placed, workers
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured, microbatches, placed, workers
 from tests.worker.loads import fresh, limits
-from tests.zoo import case
 
 from farflung.errors import CodecError
 from farflung.plans import FEEDER, LinkCodec

@@ -6,9 +6,9 @@ import re
 
 import msgspec
 import pytest
-from tests.runtime.side_by_side import captured
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured
 from tests.worker.loads import fresh, load
-from tests.zoo import case
 
 from farflung.errors import GraphError
 from farflung.planner import plan_graph

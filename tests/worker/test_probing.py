@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.transport.certificates import TestAuthority
-from tests.transport.links import nowhere, run, usual_but
+from tests.support.certificates import TestAuthority
+from tests.support.links import nowhere, run, usual_but
 
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import SURVEY, EndProbe, Probe, Probed, ProbedPeer, Task

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.opdag.random_graphs import random_graph
 from tests.planner.compression.test_compressed import fleet, workload
-from tests.runtime.side_by_side import captured
-from tests.zoo import case
+from tests.support.random_graphs import random_graph
 
 from farflung.errors import PlanError
 from farflung.opdag.cuts import legal_positions

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.runtime.side_by_side import captured
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured
 
 from farflung.errors import ProfileError
 from farflung.opdag.graph import Graph

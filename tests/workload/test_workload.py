@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from benchmarks.zoo import CASES, Case, case
+from benchmarks.zoo.side_by_side import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.opdag.random_graphs import random_graph
-from tests.runtime.side_by_side import captured
-from tests.zoo import CASES, Case, case
+from tests.support.random_graphs import random_graph
 from torch import Tensor, nn
 
 from farflung.opdag.capture import capture

@@ -13,9 +13,8 @@ from itertools import islice
 
 import pytest
 import torch
-from tests.runtime.side_by_side import placed, planned, workers
-from tests.zoo import MODELS
-from tests.zoo.parity import (
+from benchmarks.zoo import MODELS
+from benchmarks.zoo.parity import (
     MICROBATCHES,
     SAMPLES,
     Step,
@@ -26,6 +25,7 @@ from tests.zoo.parity import (
     training,
     worst_difference,
 )
+from benchmarks.zoo.side_by_side import placed, planned, workers
 
 from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.cuts import legal_positions

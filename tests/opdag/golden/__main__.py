@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.zoo import case
 from tests.opdag.golden.running import BATCH, numbers_of
-from tests.zoo import case
 
 from farflung.opdag import wire
 from farflung.opdag.capture import capture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.runtime.side_by_side import captured
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured
 
 from farflung.errors import PlanError
 from farflung.planner.assignment import Assignment, Options

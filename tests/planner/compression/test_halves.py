@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import SideBySide, captured, microbatches, planned
 from tests.planner.compression.chains import FLOAT_BYTES, MASK_BYTES, chain, topology
-from tests.runtime.side_by_side import SideBySide, captured, microbatches, planned
-from tests.zoo import case
 
 from farflung.planner import PlannedJob
 from farflung.planner.compression.fixed import fixed

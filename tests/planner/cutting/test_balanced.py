@@ -3,12 +3,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from benchmarks.zoo import CASES, Case, case
+from benchmarks.zoo.side_by_side import captured, placed, workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.opdag.random_graphs import random_graph
 from tests.planner.workloads import chain_workload
-from tests.runtime.side_by_side import captured, placed, workers
-from tests.zoo import CASES, Case, case
+from tests.support.random_graphs import random_graph
 
 from farflung.errors import PlanError
 from farflung.opdag.graph import Graph

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from tests.runtime.side_by_side import captured, planned
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured, planned
 
 from farflung.codec.catalogue import declared
 from farflung.plans import LinkCodec, Plan

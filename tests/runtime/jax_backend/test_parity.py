@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runtime.jax_backend.one_process import Pipeline
-from tests.runtime.side_by_side import captured, microbatches, planned
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.on_jax import Pipeline
+from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from torch import Tensor
 
 from farflung.opdag.capture.capture import LossModule

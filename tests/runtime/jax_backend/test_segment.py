@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.runtime.side_by_side import captured, microbatches, planned
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured, microbatches, planned
 
 from farflung.opdag.segment import Segment
 from farflung.runtime.check import named_state

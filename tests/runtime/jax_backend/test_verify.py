@@ -8,9 +8,9 @@ import tracemalloc
 
 import msgspec
 import pytest
-from tests.runtime.hostile import segment_of
-from tests.runtime.side_by_side import captured, workers
-from tests.zoo import case
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured, workers
+from tests.support.hostile_programs import segment_of
 
 from farflung.errors import GraphError
 from farflung.opdag import wire

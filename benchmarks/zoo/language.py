@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.zoo.batches import SEQUENCE, SYMBOLS, WIDTH, labelled_texts, labelled_tokens
-from tests.zoo.case import Batch, Case, RealSize, seeded
-from tests.zoo.hugging_face import EVERYWHERE, TIED, model
+from benchmarks.zoo.batches import SEQUENCE, SYMBOLS, WIDTH, labelled_texts, labelled_tokens
+from benchmarks.zoo.case import Batch, Case, RealSize, seeded
+from benchmarks.zoo.hugging_face import EVERYWHERE, TIED, model
 
 COMMON: dict[str, Any] = {"use_cache": False, "attn_implementation": "sdpa"}
 DECODER: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.zoo.case import Batch, Case, RealSize, seeded
+from benchmarks.zoo.case import Batch, Case, RealSize, seeded
 from torch import Tensor, nn
 
 

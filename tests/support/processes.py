@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
-from tests.end_to_end.forked import ForkedCommand, forked, is_possible
-from tests.ports import held_port
+from tests.support.forked import ForkedCommand, forked, is_possible
+from tests.support.ports import held_port
 
 DEADLINE_SECONDS = 120.0
 LEASE_SECONDS = 5.0

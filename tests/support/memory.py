@@ -6,7 +6,7 @@ import resource
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 """Where `python -c` finds this module."""
 
 STATUS = Path("/proc/self/status")

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from tests.opset.samples import Call, Sample, Unfit, spread
+from benchmarks.op_samples.samples import Call, Sample, Unfit, spread
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput

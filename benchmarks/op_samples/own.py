@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.opset.samples import Sample
+from benchmarks.op_samples.samples import Sample
 from torch import Tensor
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from tests.zoo.case import Batch, Case, RealSize, seeded
+from benchmarks.zoo.case import Batch, Case, RealSize, seeded
 from torch import Tensor, nn
 
 KINDS = 4

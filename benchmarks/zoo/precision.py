@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from benchmarks.zoo.batches import tokens
+from benchmarks.zoo.case import Case, seeded
+from benchmarks.zoo.gpt import config
 from examples.gpt import GPT
-from tests.zoo.batches import tokens
-from tests.zoo.case import Case, seeded
-from tests.zoo.gpt import config
 from torch import Tensor
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.transport.certificates import Holder, TestAuthority
+from tests.support.certificates import Holder, TestAuthority
 
 from farflung.transport.addresses import parse_address
 from farflung.transport.endpoint import Hello, Link, LinkOptions, Listener, Peer, dial, listen

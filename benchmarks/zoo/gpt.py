@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from benchmarks.zoo.batches import SEQUENCE, SYMBOLS, WIDTH, labelled_tokens, tokens
+from benchmarks.zoo.case import Case, seeded
 from examples.gpt import GPT, Config
-from tests.zoo.batches import SEQUENCE, SYMBOLS, WIDTH, labelled_tokens, tokens
-from tests.zoo.case import Case, seeded
 from torch import Tensor, nn
 
 TIED = "The head's weight is the embedding's: eager adds both uses in each microbatch, we add per segment."

@@ -6,8 +6,19 @@ answers for (docs/models.md); `case(name)` finds any.
 
 from __future__ import annotations
 
-from tests.zoo import gpt, inputs, language, precision, recurrent, resnet, stereo, structures, unet, vision
-from tests.zoo.case import Batch, Case, RealSize
+from benchmarks.zoo import (
+    gpt,
+    inputs,
+    language,
+    precision,
+    recurrent,
+    resnet,
+    stereo,
+    structures,
+    unet,
+    vision,
+)
+from benchmarks.zoo.case import Batch, Case, RealSize
 
 CASES: list[Case] = [*gpt.CASES, *resnet.CASES, *structures.CASES]
 

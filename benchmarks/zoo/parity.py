@@ -6,8 +6,8 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.runtime.side_by_side import captured, microbatches
-from tests.zoo.case import Case
+from benchmarks.zoo.case import Case
+from benchmarks.zoo.side_by_side import captured, microbatches
 from torch import Tensor, nn
 
 from farflung.opdag import wire

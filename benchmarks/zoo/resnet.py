@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.zoo.batches import images
-from tests.zoo.case import Case, seeded
+from benchmarks.zoo.batches import images
+from benchmarks.zoo.case import Case, seeded
 from torch import Tensor, nn
 
 

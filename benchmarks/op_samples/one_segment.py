@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tests.opset.samples import NAMES, Sample
+from benchmarks.op_samples.samples import NAMES, Sample
 from torch import Tensor
 
 from farflung.opdag import opset, wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from tests.zoo.case import Batch
+from benchmarks.zoo.case import Batch
 
 SYMBOLS = 61
 SEQUENCE = 12

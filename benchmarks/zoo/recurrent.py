@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from tests.zoo.batches import SYMBOLS, WIDTH, texts
-from tests.zoo.case import Case, RealSize, seeded
+from benchmarks.zoo.batches import SYMBOLS, WIDTH, texts
+from benchmarks.zoo.case import Case, RealSize, seeded
 from torch import Tensor, nn
 
 

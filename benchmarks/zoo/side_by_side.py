@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from tests.zoo import Batch, Case
+from benchmarks.zoo import Batch, Case
 from torch import Tensor, nn
 
 from farflung.opdag import wire

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.zoo.batches import WIDTH
-from tests.zoo.case import Batch, Case, RealSize, seeded
-from tests.zoo.hugging_face import EVERYWHERE, model
+from benchmarks.zoo.batches import WIDTH
+from benchmarks.zoo.case import Batch, Case, RealSize, seeded
+from benchmarks.zoo.hugging_face import EVERYWHERE, model
 
 VIT: dict[str, Any] = {
     "attn_implementation": "sdpa",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from tests.zoo.batches import SEQUENCE, WIDTH
-from tests.zoo.case import Batch, Case, seeded
+from benchmarks.zoo.batches import SEQUENCE, WIDTH
+from benchmarks.zoo.case import Batch, Case, seeded
 from torch import Tensor, nn
 
 PLACES = 7

@@ -1,0 +1,1 @@
+"""Fakes and helpers that the tests of several rooms share."""

@@ -1,0 +1,58 @@
+"""Payloads of codecs are read as they were, and snapshots of coders are taken up and given back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.golden.coders import FILE, ROWS, WIDTH, context, recipe_called, worker_coding
+from tests.golden.formats import VERSIONS
+
+from farflung.plans import Plan
+from farflung.plans.rung import CODEC_FORMAT
+
+RECORDED: dict[str, Any] = json.loads(
+    next(version / FILE for version in reversed(VERSIONS) if (version / FILE).exists()).read_text()
+)
+
+
+def test_the_codec_format_is_the_one_that_was_recorded() -> None:
+    assert RECORDED["codec_format"] == CODEC_FORMAT
+
+
+@pytest.mark.parametrize("name", RECORDED["payloads"])
+def test_a_payload_is_read_as_it_was(name: str) -> None:
+    coder, kept = recipe_called(name).coder(WIDTH), RECORDED["payloads"][name]
+    assert _read(coder, kept, 0) == pytest.approx(_numbers(kept), rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", RECORDED["snapshots"])
+def test_a_coder_goes_on_from_a_snapshot(name: str) -> None:
+    kept = RECORDED["snapshots"][name]
+    for end in ("writer", "reader"):
+        coder = recipe_called(name).coder(WIDTH)
+        coder.restore(bytes.fromhex(kept[end]))
+        assert coder.snapshot() == bytes.fromhex(kept[end])
+    assert _read(coder, kept, 3) == pytest.approx(_numbers(kept), rel=1e-6, abs=1e-6)
+
+
+def test_a_worker_goes_on_from_what_it_remembered_of_its_links() -> None:
+    kept = RECORDED["worker"]
+    snapshot = bytes.fromhex(kept["snapshot"])
+    assert len(msgspec.msgpack.decode(snapshot)) > 0
+    coding = worker_coding(msgspec.json.decode(kept["plan"], type=Plan))
+    coding.restore(snapshot)
+    assert coding.snapshot() == snapshot
+
+
+def _read(coder: Any, kept: dict[str, str], step: int) -> np.ndarray:
+    into = np.empty((ROWS, WIDTH), np.float32)
+    coder.decode(bytes.fromhex(kept["payload"]), into, context(step))
+    return into.reshape(-1)
+
+
+def _numbers(kept: dict[str, str]) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(kept["read"]), np.float32)

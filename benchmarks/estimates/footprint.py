@@ -33,6 +33,7 @@ from farflung.runtime.frameworks import backend_called
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training
 from farflung.workload.footprint import NOTHING, Needs
+from farflung.workload.form import Form
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -154,7 +155,7 @@ def _made_up(kind: ValueType, batch: int, backend: AnyBackend) -> Any:
             part[:] = block[: len(part)]
     elif size:
         flat[:] = 0
-    return backend.array(buffer, kind, batch)
+    return backend.array(buffer, Form.of(kind, batch))
 
 
 class _Driver:

@@ -22,6 +22,7 @@ from farflung.runtime.optimizer import SGD
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
+from farflung.workload.form import Form
 
 TRAINING = Training(1, 1, 1, SGD(lr=0.0), seed=3)
 STEP = Unit(0, True, 0, 1)
@@ -124,7 +125,7 @@ def run(
         buffer = backend.allocate(len(data)) if data else memoryview(b"")
         if data:
             buffer[:] = data
-        return backend.array(buffer, layout.types[number], 1)
+        return backend.array(buffer, Form.of(layout.types[number], 1))
 
     def from_backend(number: int, array: Any) -> Tensor:
         kind = layout.types[number]

@@ -16,6 +16,7 @@ from farflung.runtime.parcel import Parcel
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
+from farflung.workload.form import Form
 
 
 class _Worker:
@@ -52,7 +53,7 @@ class _Worker:
         buffer = self._backend.allocate(size) if size else memoryview(bytearray())
         if size:
             buffer[:] = memory(tensor.contiguous())
-        return self._backend.array(buffer, stated, self._batch)
+        return self._backend.array(buffer, Form.of(stated, self._batch))
 
     def receive(self, parcel: Parcel[memoryview]) -> None:
         array = None
@@ -62,7 +63,7 @@ class _Worker:
             buffer = self._backend.allocate(len(sent)) if len(sent) else memoryview(bytearray())
             if len(sent):
                 buffer[:] = sent
-            array = self._backend.array(buffer, stated, self._batch)
+            array = self._backend.array(buffer, Form.of(stated, self._batch))
         self._executor.receive(Parcel(*parcel[:-1], array))
 
     def send(self, parcel: Parcel[Any]) -> None:

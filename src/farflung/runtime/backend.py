@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
-from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.plans import LinkCodec, Plan
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
+from farflung.workload.form import Form
 
 if TYPE_CHECKING:
     from farflung.workload.footprint import Needs
@@ -142,7 +142,7 @@ class Backend(Protocol[Array]):
     def allocate(self, size: int) -> memoryview:
         """Fresh memory for `size` > 0 bytes that a link or a codec will fill; not on the compute thread."""
 
-    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Array:
+    def array(self, buffer: memoryview, form: Form) -> Array:
         """What a filled buffer holds, over the same memory where the device allows."""
 
     def memory(self, array: Array) -> memoryview:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from farflung.errors import CodecError
@@ -36,11 +36,12 @@ class LinkBook:
 
     def __init__(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> None:
         self._worker = worker
-        self._plan = plan
+        self._workers = {number: placed.worker for number, placed in enumerate(plan.placements)}
         self._codebook = training.codecs
         self._numbers = {name: 1 + n for n, name in enumerate(training.codecs)} | {DENSE: 0}
         here = {segment.number: segment for segment in segments}
         self.forms = _forms(plan, here, training.microbatch_size)
+        self._fp32_bytes = {way: form.elements * FP32_BYTES for way, form in self.forms.items()}
         self._rungs: dict[str, Rung] = {}
         self._sent: dict[str, Sent] = {}
         self._seconds: dict[str, float] = {}
@@ -64,7 +65,7 @@ class LinkBook:
 
     def chosen(self, parcel: AnyParcel) -> tuple[int, str]:
         """With which codec of the codebook to write what leaves: its number and name, 0 for dense."""
-        rung = self._rungs.get(self._plan.worker_of(parcel.target)) if way_of(parcel) in self.forms else None
+        rung = self._rungs.get(self._workers[parcel.target]) if way_of(parcel) in self.forms else None
         name = DENSE if rung is None else rung.gradient if parcel.gradient else rung.activation
         return self._numbers[name], name
 
@@ -79,9 +80,8 @@ class LinkBook:
         """A payload of so many bytes was written; what goes to the feeder is not counted."""
         if parcel.target == FEEDER:
             return
-        form = self.forms.get(way_of(parcel))
-        tensor_bytes = payload_bytes if form is None else form.elements * FP32_BYTES
-        target = self._plan.worker_of(parcel.target)
+        tensor_bytes = self._fp32_bytes.get(way_of(parcel), payload_bytes)
+        target = self._workers[parcel.target]
         before = self._sent.get(target, Sent(target, 0, 0))
         self._sent[target] = before._replace(
             tensor_bytes=before.tensor_bytes + tensor_bytes,
@@ -93,12 +93,12 @@ class LinkBook:
         """Codecs took so long for what goes to that segment, or came from it."""
         if segment == FEEDER:
             return
-        peer = self._plan.worker_of(segment)
+        peer = self._workers[segment]
         self._seconds[peer] = self._seconds.get(peer, 0.0) + seconds
 
     def note(self, parcel: AnyParcel, samples: Iterable[Sample]) -> None:
         """What codecs did to a tensor that leaves; of several tensors of a link the worst is kept."""
-        target = self._plan.worker_of(parcel.target)
+        target = self._workers[parcel.target]
         before = self._sent.get(target, Sent(target, 0, 0))
         found = {(one.codec, one.gradient): one for one in before.samples}
         for one in samples:
@@ -114,8 +114,55 @@ class LinkBook:
     def said(self, parcel: AnyParcel) -> str:
         """Names a parcel and who sent it, for a sentence."""
         kind = "the gradient of value" if parcel.gradient else "value"
-        peer = self._plan.worker_of(parcel.source)
+        peer = self._workers.get(parcel.source, "the submitter")
         return f"{kind} {parcel.value} of microbatch {parcel.microbatch} from {peer}"
+
+
+class PlainLinks:
+    """The links of a job without codecs: values go as they are, on the thread that calls.
+
+    Parameters
+    ----------
+    book
+        Counts what is sent.
+    read, written
+        Take what was received, and what is to be sent.
+    """
+
+    def __init__(
+        self,
+        book: LinkBook,
+        read: Callable[[Parcel[memoryview]], None],
+        written: Callable[[Parcel[Coded]], None],
+    ) -> None:
+        self._book = book
+        self._read, self._written = read, written
+
+    def read(self, parcel: Parcel[Coded]) -> None:
+        """Take what came over a link; CodecError if a codec wrote it."""
+        coded = parcel.payload
+        if coded is not None and coded.codec:
+            self._book.wrote(parcel, coded.codec)
+        self._read(Parcel(*parcel[:-1], None if coded is None else coded.data))
+
+    def write(self, parcel: Parcel[memoryview]) -> None:
+        """Send a value to another worker or the feeder; its memory must not change any more."""
+        data = parcel.payload
+        if data is not None:
+            self._book.count(parcel, len(data))
+        self._written(Parcel(*parcel[:-1], None if data is None else Coded(0, data)))
+
+    def finish(self, tell: Callable[[tuple[Sent, ...]], None]) -> None:
+        """Call `tell` with what was sent of a unit."""
+        tell(tuple(self._book.take_sent()))
+
+    def decided(self, unit: int, codecs: Sequence[LinkCodec] | None) -> None:
+        """End a unit; CodecError if `codecs` names one."""
+        if codecs is not None:
+            self._book.set(codecs)
+
+    def close(self) -> None:
+        """Do nothing: no call is waiting."""
 
 
 def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[Way, Form]:
@@ -126,8 +173,7 @@ def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[Way,
             continue
         if plan.worker_of(edge.source) == plan.worker_of(edge.target):
             continue
-        value_type = here.values[edge.value]
-        form = Form(value_type.dtype, value_type.shape_at(batch))
+        form = Form.of(here.values[edge.value], batch)
         if form.is_codable:
             found[edge.source, edge.target, edge.value] = form
     return found

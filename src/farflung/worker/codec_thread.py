@@ -39,12 +39,12 @@ class CodecThread(threading.Thread):
 
 
 class CodedLinks:
-    """What an attempt sends and gets, by way of the codec thread.
+    """What an attempt sends and gets through the codec thread; a job without codecs has `PlainLinks`.
 
     Parameters
     ----------
     post
-        Where calls are made: `CodecThread.post`, or at once by whoever makes them, where nothing is coded.
+        Where calls are made: `CodecThread.post`.
     read, written
         Take what was read, and what is to be sent.
     fail

@@ -20,11 +20,12 @@ from typing import Any, Generic
 from farflung.errors import FarflungError
 from farflung.heap import give_freed_memory_back
 from farflung.opdag.analysis import changed_by_training
-from farflung.plans import LinkCodec
+from farflung.plans import FEEDER, LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import Share
 from farflung.runtime.backend import AnyBackend, Array, Backend
 from farflung.runtime.executor import Executor, SegmentShare
+from farflung.runtime.link_book import LinkBook, PlainLinks
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.schedule import Unit
 from farflung.worker.codec_thread import CodecThread, CodedLinks
@@ -33,13 +34,15 @@ from farflung.worker.loading import load_segments, require_compiled_to_fit
 from farflung.worker.overrun import Doing, Limits, Passes, of_state
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 from farflung.worker.stopwatch import Stopwatch
+from farflung.workload.form import Form
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A parcel for another worker or the feeder."""
+    """A parcel for `peer`: another worker, or the submitter."""
 
     attempt: Attempt
+    peer: str
     parcel: Parcel[Coded]
 
 
@@ -81,6 +84,8 @@ class _Job(Generic[Array]):
         post: Callable[[str, Callable[[], None]], None],
     ) -> None:
         self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
+        self._peers = dict(enumerate(placed.worker for placed in load.plan.placements))
+        self._peers[FEEDER] = load.submitter
         self._attempt = (load.job, load.attempt)
         self._post = post
         self._backend = backend
@@ -90,16 +95,21 @@ class _Job(Generic[Array]):
         programs = {number: runner.segment for number, runner in self.segments.items()}
         self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self)
-        coding = backend.coding(worker, load.plan, load.training, programs.values())
+        self._forms = {
+            (number, value): Form.of(kind, self._batch)
+            for number, segment in programs.items()
+            for value, kind in segment.values.items()
+        }
         self.is_coded = bool(load.training.codecs)
-        self._links = CodedLinks(
-            coding,
-            codecs.post if self.is_coded else _at_once,
-            backend.allocate,
-            self._came,
-            self._leaves,
-            self._fail,
-        )
+        self._links: PlainLinks | CodedLinks
+        if self.is_coded:
+            coding = backend.coding(worker, load.plan, load.training, programs.values())
+            self._links = CodedLinks(
+                coding, codecs.post, backend.allocate, self._decoded, self._written, self._fail
+            )
+        else:
+            book = LinkBook(worker, load.plan, load.training, programs.values())
+            self._links = PlainLinks(book, self._take, self._written)
         self._computing = 0.0
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
@@ -136,27 +146,21 @@ class _Job(Generic[Array]):
         self._links.write(Parcel(*parcel[:-1], data))
         self._computing -= time.perf_counter() - began
 
-    def _came(self, parcel: Parcel[memoryview]) -> None:
-        if self.is_coded:
-            self._post("taking a value in", lambda: self._take(parcel))
-        else:
-            self._take(parcel)
+    def _decoded(self, parcel: Parcel[memoryview]) -> None:
+        self._post("taking a value in", lambda: self._take(parcel))
 
     def _take(self, parcel: Parcel[memoryview]) -> None:
         array: Array | None = None
         data = parcel.payload
         if data is not None or not parcel.gradient:
-            stated = self.segments[parcel.target].segment.values[parcel.value]
-            array = self._backend.array(data or EMPTY, stated, self._batch)
+            array = self._backend.array(data or EMPTY, self._forms[parcel.target, parcel.value])
         self.executor.receive(Parcel(*parcel[:-1], array))
 
-    def _leaves(self, parcel: Parcel[Coded]) -> None:
-        self._emit(Outgoing(self._attempt, parcel))
+    def _written(self, parcel: Parcel[Coded]) -> None:
+        self._emit(Outgoing(self._attempt, self._peers[parcel.target], parcel))
 
     def _fail(self, error: Exception) -> None:
-        """On the compute thread, where an error ends the attempt."""
-        if not self.is_coded:
-            raise error
+        """End the attempt: raise an error of the codec thread on the compute thread."""
 
         def fail() -> None:
             raise error
@@ -188,10 +192,6 @@ class _Job(Generic[Array]):
                 digest = hashlib.sha256(buffer).digest()
                 self._emit(OutgoingState(self._attempt, number, name, buffer, digest))
         self._emit(StateGiven(self._attempt))
-
-
-def _at_once(call: Callable[[], None]) -> None:
-    call()
 
 
 _ENDING = "ending a job"

@@ -29,6 +29,8 @@ class Ledger:
         edges = [((edge.source, edge.target, edge.value), edge) for edge in load.plan.edges]
         self._values = {way: edge for way, edge in edges if edge.target in mine}
         self._gradients = {way: edge for way, edge in edges if edge.source in mine}
+        self._senders = {n: placed.worker for n, placed in enumerate(load.plan.placements)}
+        self._senders[FEEDER] = load.submitter
         self._units = UnitWindow(load.training.units())
         self._longest = _longest(load.training.codecs)
         self._seen: dict[int, set[Key]] = {}
@@ -47,7 +49,7 @@ class Ledger:
         if header.job != load.job or header.attempt < load.attempt or header.unit < self._units.current:
             return False
         edge = (self._gradients if header.gradient else self._values).get(_way(header))
-        if edge is None or self._sender(header) != peer or header.attempt != load.attempt:
+        if edge is None or self._senders[header.source] != peer or header.attempt != load.attempt:
             raise ProtocolError(f"{peer} sent value {header.value}, which the plan does not have it send")
         self._check_place(peer, header)
         self._check_size(peer, header, edge)
@@ -75,11 +77,6 @@ class Ledger:
         """The current unit is decided."""
         self._seen.pop(self._units.current, None)
         self._units.advance()
-
-    def _sender(self, header: ValueHeader) -> str:
-        if header.source == FEEDER:
-            return self._load.submitter
-        return self._load.plan.worker_of(header.source)
 
     def _check_place(self, peer: str, header: ValueHeader) -> None:
         ahead = 2 * self._load.plan.window if header.source == FEEDER else 1

@@ -14,6 +14,7 @@ from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.training import Training
 from farflung.worker.intake import Intake, Key
+from farflung.workload.form import Form
 
 if TYPE_CHECKING:
     from farflung.workload.footprint import Needs
@@ -163,7 +164,7 @@ def _shaped(
             buffer = buffers.get((number, name))
             if buffer is None or len(buffer) != types[name].bytes(batch):
                 raise GraphError(f"the size of {name[:60]!r} is not the one that its program states")
-            shaped[(number, name)] = backend.array(buffer, types[name], batch)
+            shaped[(number, name)] = backend.array(buffer, Form.of(types[name], batch))
     if unowned := buffers.keys() - shaped.keys():
         raise GraphError(f"the state holds {min(unowned)[1][:60]!r}, which no program owns")
     return shaped

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farflung.errors import AnotherAuthority, ConnectionFailed, DeviceHeld, FarflungError, GraphError
-from farflung.plans import FEEDER
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_line import BrokerLine
@@ -273,8 +272,8 @@ class WorkerService:
         self._happened(machine.PeerLost(peer, reason))
 
     def parcel_arrived(self, parcel: Parcel[Coded]) -> None:
-        if self._state.attempt is not None:
-            self._compute.receive(self._state.attempt, parcel)
+        if (load := self._state.load) is not None:
+            self._compute.receive((load.job, load.attempt), parcel)
 
     def state_arrived(self) -> None:
         if self._state.attempt is not None and self._intake is not None:
@@ -307,12 +306,10 @@ class WorkerService:
 
     def _outcome(self, outcome: Outcome) -> None:
         load = self._state.load
-        if load is None or outcome.attempt != self._state.attempt:
+        if load is None or outcome.attempt != (load.job, load.attempt):
             return
         if isinstance(outcome, Outgoing):
-            target = outcome.parcel.target
-            peer = load.submitter if target == FEEDER else load.plan.worker_of(target)
-            self._peers.send_parcel(outcome.parcel, peer)
+            self._peers.send_parcel(outcome.parcel, outcome.peer)
         elif isinstance(outcome, OutgoingState):
             self._peers.send_state(outcome.segment, outcome.name, outcome.buffer, outcome.sha256)
         elif isinstance(outcome, StateGiven):

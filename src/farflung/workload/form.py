@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from farflung.opdag.graph import ITEM_BYTES
+from farflung.opdag.graph import ITEM_BYTES, DTypeName, ValueType
 
 CODABLE = ("float32", "float16", "bfloat16")
 
@@ -13,8 +13,13 @@ CODABLE = ("float32", "float16", "bfloat16")
 class Form(NamedTuple):
     """One value's element type, and its shape for a microbatch."""
 
-    dtype: str
+    dtype: DTypeName
     shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value_type: ValueType, batch: int) -> Self:
+        """The form of a value for microbatches of `batch` samples."""
+        return cls(value_type.dtype, value_type.shape_at(batch))
 
     @property
     def elements(self) -> int:

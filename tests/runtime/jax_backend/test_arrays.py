@@ -10,6 +10,7 @@ import pytest
 from farflung.opdag.graph import BatchSize, Constant, DTypeName, ValueType
 from farflung.runtime.jax_backend import arrays
 from farflung.runtime.jax_backend.backend import JaxBackend
+from farflung.workload.form import Form
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 4097])
@@ -29,7 +30,7 @@ def test_bytes_travel_unchanged(name: DTypeName) -> None:
     data = backend.memory(sent)
     buffer = backend.allocate(len(data))
     buffer[:] = data
-    came = backend.array(buffer, ValueType(name, [BatchSize(1), 3]), 2)
+    came = backend.array(buffer, Form.of(ValueType(name, [BatchSize(1), 3]), 2))
     assert came.dtype == dtype
     assert np.array_equal(np.asarray(sent), came)
     assert bytes(backend.memory(came)) == bytes(data)
@@ -37,7 +38,7 @@ def test_bytes_travel_unchanged(name: DTypeName) -> None:
 
 def test_memory_that_is_filled_later_is_seen_as_it_is_then() -> None:
     buffer = arrays.allocate(16)
-    array = arrays.over(buffer, ValueType("float32", [4]), 1)
+    array = arrays.over(buffer, Form("float32", (4,)))
     buffer[:] = np.arange(4, dtype=np.float32).tobytes()
     assert np.array_equal(np.asarray(jax.device_put(array)), [0, 1, 2, 3])
 
@@ -63,7 +64,7 @@ def test_empty_and_scalar_arrays_have_their_bytes(shape: list[int]) -> None:
     kind = ValueType("float32", list(shape))
     size = kind.bytes(1)
     buffer = arrays.allocate(size) if size else memoryview(bytearray())
-    array = arrays.over(buffer, kind, 1)
+    array = arrays.over(buffer, Form.of(kind, 1))
     assert array.shape == tuple(shape)
     assert len(arrays.memory(array)) == size
 

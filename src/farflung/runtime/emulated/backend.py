@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import EMULATED, Offer
 from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.runtime.emulated.segment import EmulatedSegment, Payload
 from farflung.runtime.training import Training
+from farflung.workload.form import Form
 
 if TYPE_CHECKING:
     from farflung.runtime.emulated.coding import EmulatedCoding
@@ -42,7 +42,7 @@ class EmulatedBackend:
             self._received = received = memoryview(bytearray(size))
         return received[:size]
 
-    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Payload:
+    def array(self, buffer: memoryview, form: Form) -> Payload:
         return Payload(len(buffer))
 
     def memory(self, array: Payload) -> memoryview:

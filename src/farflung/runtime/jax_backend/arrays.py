@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from farflung.opdag.graph import Constant, DTypeName, ValueType
+from farflung.workload.form import Form
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -46,10 +47,10 @@ def allocate(size: int) -> memoryview:
     return memoryview(room[start : start + size])  # type: ignore[arg-type]
 
 
-def over(buffer: memoryview, value_type: ValueType, batch: int) -> np.ndarray:
+def over(buffer: memoryview, form: Form) -> np.ndarray:
     """The array that `buffer` holds, sharing its memory."""
-    flat: np.ndarray = np.frombuffer(buffer, DTYPES[value_type.dtype])
-    return flat.reshape(value_type.shape_at(batch))
+    flat: np.ndarray = np.frombuffer(buffer, DTYPES[form.dtype])
+    return flat.reshape(form.shape)
 
 
 def memory(array: AnyArray) -> memoryview:

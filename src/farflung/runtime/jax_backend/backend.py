@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import psutil
 
-from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import Offer
@@ -21,6 +20,7 @@ from farflung.runtime.jax_backend.lowering import lacks
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.jax_backend.verify import verify_segment
 from farflung.runtime.training import Training
+from farflung.workload.form import Form
 
 
 class JaxBackend:
@@ -46,8 +46,8 @@ class JaxBackend:
     def allocate(self, size: int) -> memoryview:
         return arrays.allocate(size)
 
-    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> np.ndarray:
-        return arrays.over(buffer, value_type, batch)
+    def array(self, buffer: memoryview, form: Form) -> np.ndarray:
+        return arrays.over(buffer, form)
 
     def memory(self, array: AnyArray) -> memoryview:
         return arrays.memory(array)

@@ -9,7 +9,6 @@ import psutil
 import torch
 from torch import Tensor
 
-from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import Offer
@@ -24,6 +23,10 @@ from farflung.runtime.training import Training
 class TorchBackend:
     """See `runtime.backend.Backend`; arrays are tensors."""
 
+    allocate = staticmethod(tensors.allocate)
+    array = staticmethod(tensors.over)
+    memory = staticmethod(tensors.memory)
+
     def __init__(self) -> None:
         keep_compiler_out()
 
@@ -33,15 +36,6 @@ class TorchBackend:
 
     def measure_tflops(self) -> float:
         return speed.measure_tflops()
-
-    def allocate(self, size: int) -> memoryview:
-        return tensors.allocate(size)
-
-    def array(self, buffer: memoryview, value_type: ValueType, batch: int) -> Tensor:
-        return tensors.over(buffer, value_type, batch)
-
-    def memory(self, array: Tensor) -> memoryview:
-        return tensors.memory(array)
 
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from farflung.opdag.graph import Constant, DTypeName, ValueType
+from farflung.opdag.graph import Constant, DTypeName
+from farflung.workload.form import Form
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -34,21 +35,21 @@ def allocate(size: int) -> memoryview:
     return memory(torch.empty(size, dtype=torch.uint8))
 
 
-def over(buffer: memoryview, value_type: ValueType, batch: int) -> Tensor:
+def over(buffer: memoryview, form: Form) -> Tensor:
     """The tensor that `buffer` holds, sharing its memory."""
+    dtype = DTYPES[form.dtype]
     if not len(buffer):
-        return torch.empty(value_type.shape_at(batch), dtype=DTYPES[value_type.dtype])
-    flat = torch.frombuffer(buffer, dtype=DTYPES[value_type.dtype])
-    return flat.reshape(value_type.shape_at(batch))
+        return torch.empty(form.shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).reshape(form.shape)
 
 
-def memory(tensor: Tensor) -> memoryview:
+def memory(array: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, as a flat view that shares its memory.
 
     The caller keeps the tensor unchanged until the view's bytes have been sent or filled.
     """
     # Of one element any stride is contiguous (an expanded one has 0), but not to `view`.
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    flat = array.detach().as_strided((array.numel(),), (1,)).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 

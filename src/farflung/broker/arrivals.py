@@ -12,8 +12,8 @@ from farflung.broker import events
 from farflung.broker.line import Line
 from farflung.broker.switchboard import Switchboard
 from farflung.broker.whereabouts import Whereabouts, whereabouts
-from farflung.broker.wording import one_line
 from farflung.errors import ProtocolError
+from farflung.protocol.fields import one_line
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,

@@ -42,8 +42,8 @@ from farflung.broker.switchboard import Switchboard
 from farflung.errors import ProtocolError
 from farflung.plans.topology import MOST_WORKERS
 from farflung.protocol import messages
+from farflung.text import format_seconds
 from farflung.transport.timeouts import Timeouts
-from farflung.wording import lasting
 
 _log = logging.getLogger("farflung.broker")
 
@@ -232,6 +232,6 @@ class Dispatcher:
         if line is not None and is_planning(job, command.attempt):
             so_far = f"{searched.plans:,.0f} plans looked at"
             if searched.step_seconds is not None:
-                so_far += f", the best {lasting(searched.step_seconds)} a step"
+                so_far += f", the best {format_seconds(searched.step_seconds)} a step"
             words = planning_words(job, len(command.workers), so_far)
             line.send_control(messages.encode(messages.Accepted(job.job, words)))

@@ -18,9 +18,8 @@ from farflung.broker.records import (
     Job,
 )
 from farflung.broker.turn import Turn
-from farflung.broker.wording import one_line
 from farflung.errors import ProtocolError
-from farflung.protocol.fields import TEXT_LENGTH
+from farflung.protocol.fields import TEXT_LENGTH, one_line
 from farflung.protocol.messages import (
     Accepted,
     Begin,
@@ -36,7 +35,7 @@ from farflung.protocol.messages import (
     Stop,
     Submit,
 )
-from farflung.wording import counted
+from farflung.text import and_more, count_of
 
 _PLANNING_LENGTH = 120
 """Characters that what is said of planning has, however long the reason is for which it is planned anew."""
@@ -207,7 +206,7 @@ def planning_words(job: Job, workers: int, so_far: str = "") -> str:
 
     The second begins as the first, so that whoever hears both knows that it goes on.
     """
-    pool = counted(workers, "worker")
+    pool = count_of(workers, "worker")
     count = f"{job.asked} of {pool}" if 0 < job.asked < workers else pool
     why = f"{job.reason[: TEXT_LENGTH - _PLANNING_LENGTH]}; " if job.reason else ""
     return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
@@ -236,16 +235,15 @@ def _plan(turn: Turn, job: Job, workers: list[str]) -> None:
 
 def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
     have, missing = len(usable), needs - len(usable)
-    why = [f"; {name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
-    others = f"; and {len(why) - NAMED} more" if len(why) > NAMED else ""
-    account = f"(have {have}, the job needs {needs}{''.join(why[:NAMED])}{others})"
+    why = [f"{name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
+    found = [f"have {have}, the job needs {needs}", *why]
+    account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
     if job.on:
         names = [name for name in job.on if name not in usable]
-        more = f" and {missing - NAMED} more" if missing > NAMED else ""
-        return f"waiting for {', '.join(names[:NAMED])}{more} {account}"
+        return f"waiting for {and_more(names, NAMED)} {account}"
     kind = "emulated worker" if job.training.emulated else "worker"
     able = " with the model's ops" if lacking else ""
-    return f"waiting for {missing} more {kind}{'s' * (missing != 1)}{able} {account}"
+    return f"waiting for {count_of(missing, f'more {kind}')}{able} {account}"
 
 
 def _waits_for_ops_alone(turn: Turn, job: Job, needs: int) -> bool:

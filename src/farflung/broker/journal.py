@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from farflung.broker import facts
-from farflung.broker.wording import one_line
+from farflung.protocol.fields import one_line
 from farflung.protocol.parting import has_left
 
 

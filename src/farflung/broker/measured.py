@@ -11,7 +11,7 @@ from farflung.broker.measurements import Measurements
 from farflung.broker.records import Worker
 from farflung.plans import Topology, WorkerSpec
 from farflung.plans.topology import LEAST_MBPS, MOST_GIGABYTES, MOST_MBPS
-from farflung.transport.wording import printable
+from farflung.text import printable
 
 ASSUMED_TFLOPS = 1.0
 _SITE_LENGTH = 128

@@ -17,8 +17,8 @@ from farflung.broker.facts import AnyDecision, Decision, Fact
 from farflung.broker.overdue import overdue
 from farflung.broker.records import FAILED, PLANNING, QUEUED, Job, State, durable
 from farflung.broker.turn import Turn
-from farflung.broker.wording import one_line
 from farflung.errors import ProtocolError
+from farflung.protocol.fields import one_line
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,

@@ -17,10 +17,10 @@ from farflung.broker.events import CodecsConsidered, ConsiderCodecs
 from farflung.broker.helm import Helm
 from farflung.broker.records import Job
 from farflung.broker.turn import Turn
-from farflung.broker.wording import one_line
 from farflung.errors import FarflungError
 from farflung.plans import LinkCodec
 from farflung.plans.rung import DENSE
+from farflung.protocol.fields import one_line
 from farflung.protocol.messages import CodecsChosen
 from farflung.protocol.submitter import CodecChange
 

@@ -29,9 +29,9 @@ from farflung.protocol import messages
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import FleetTopology, Probed
 from farflung.protocol.reaching import Links
+from farflung.text import count_of
 from farflung.transport.addresses import parse_address
 from farflung.transport.timeouts import Timeouts
-from farflung.wording import counted
 
 _log = logging.getLogger("farflung.broker")
 
@@ -158,8 +158,8 @@ class Surveyor:
         _log.info(
             "survey: probing %s of %s, then %s; a worker sends %d MB at most"
             " (broker --no-survey and join --no-probe prevent it)",
-            counted(len(due.meetings), "pair"), counted(len(members), "worker"),
-            counted(len(due.lines), "line"), WORKER_BYTES // 2**20,
+            count_of(len(due.meetings), "pair"), count_of(len(members), "worker"),
+            count_of(len(due.lines), "line"), WORKER_BYTES // 2**20,
         )  # fmt: skip
         self._was_asked_for = False
         self._take(begin(survey))

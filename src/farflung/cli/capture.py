@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
-from farflung.cli.output import note, print_json, size, work
+from farflung.cli.output import note, print_json
 from farflung.cli.quiet import quietly
 from farflung.cli.searching import searching
 from farflung.errors import CaptureError
-from farflung.wording import counted
+from farflung.text import count_of, format_bytes, format_flops
 
 if TYPE_CHECKING:
     from farflung.client.capture_report import CaptureReport, ProfileReport
@@ -63,11 +63,11 @@ def capture(
 
 def _facts(made: CaptureReport) -> Iterator[str]:
     yield (
-        f"{counted(made.nodes, 'node')} of {counted(len(made.operators), 'operator')},"
-        f" {size(made.graph_bytes)} on the wire"
+        f"{count_of(made.nodes, 'node')} of {count_of(len(made.operators), 'operator')},"
+        f" {format_bytes(made.graph_bytes)} on the wire"
     )
-    yield f"{made.parameters:,} parameters, {size(made.parameter_bytes)}"
-    yield f"{work(made.flops)} forward a microbatch"
+    yield f"{made.parameters:,} parameters, {format_bytes(made.parameter_bytes)}"
+    yield f"{format_flops(made.flops)} forward a microbatch"
     for name, count in made.operators.items():
         yield f"{count:6d}  {name}"
     for alias, name in made.ties.items():
@@ -89,8 +89,8 @@ def _details(declared: Job, captured: Capture, made: CaptureReport) -> Iterator[
     from farflung.workload import workload_of
 
     yield (
-        f"trained in {made.precision}: {size(made.training_bytes)} with gradients and AdamW,"
-        f" {size(made.activation_bytes)} kept of a microbatch"
+        f"trained in {made.precision}: {format_bytes(made.training_bytes)} with gradients and AdamW,"
+        f" {format_bytes(made.activation_bytes)} kept of a microbatch"
     )
     yield ""
     yield from _verdict_lines(made.verdicts)
@@ -99,11 +99,13 @@ def _details(declared: Job, captured: Capture, made: CaptureReport) -> Iterator[
     crossing, legal = workload.crossing_forward.tolist(), workload.legal.tolist()
     least = min((cut.forward_bytes for cut in made.cuts), default=0)
     most = max((cut.forward_bytes for cut in made.cuts), default=0)
-    yield f"{counted(len(made.cuts), 'place')} to cut; {size(least)} to {size(most)} of a microbatch cross:"
+    crossing_bytes = f"{format_bytes(least)} to {format_bytes(most)} of a microbatch"
+    yield f"{count_of(len(made.cuts), 'place')} to cut; {crossing_bytes} cross:"
     yield f"  {sparkline(crossing, legal)}"
     for division in made.divisions or ():
         places = [_place(captured, at) for at in division.positions]
-        yield f"in {division.segments} parts {size(division.forward_bytes)} cross, cut in {', '.join(places)}"
+        crossing_bytes = format_bytes(division.forward_bytes)
+        yield f"in {division.segments} parts {crossing_bytes} cross, cut in {', '.join(places)}"
 
 
 def _place(captured: Capture, position: int) -> str:

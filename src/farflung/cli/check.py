@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from farflung.cli.job_options import JobArgument, PrecisionOption, read_job, the_precision
-from farflung.cli.output import print_json, size
+from farflung.cli.output import print_json
 from farflung.cli.quiet import quietly
 from farflung.cli.searching import searching
-from farflung.wording import counted
+from farflung.text import count_of, format_bytes
 
 
 def check(
@@ -35,8 +35,8 @@ def check(
             f"worst parameter by     {report.worst_parameter_difference:.1e}  {report.worst_parameter}"
         )
         typer.echo(f"evaluation loss by     {report.evaluation_difference:.1e}")
-        parts = counted(report.segments, "segment")
-        typer.echo(f"{parts}; {size(report.cut_bytes)} cross their borders a microbatch")
+        parts = count_of(report.segments, "segment")
+        typer.echo(f"{parts}; {format_bytes(report.cut_bytes)} cross their borders a microbatch")
         typer.echo("ok" if report.ok else "NOT ok: the cut model does not compute what the module does")
     if not report.ok:
         raise typer.Exit(1)

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.columns import bar, columns, paragraph, wrapped
-from farflung.cli.output import listed, size
-from farflung.wording import counted, digits, lasting, rate
+from farflung.text import and_more, count_of, format_bytes, format_number, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from farflung.planner.advice.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
@@ -19,8 +18,8 @@ MOST_LINKS = 8
 def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     """What `farflung plan` prints; `asked` is how many workers had to be used, 0 for any."""
     pool = len(found.workers) + len(found.left_out)
-    used = counted(pool, "worker") if not found.left_out else f"{len(found.workers)} of {pool} workers"
-    microbatches = f"{found.microbatches} microbatch{'es' * (found.microbatches != 1)}"
+    used = count_of(pool, "worker") if not found.left_out else f"{len(found.workers)} of {pool} workers"
+    microbatches = count_of(found.microbatches, "microbatch", "microbatches")
     yield from paragraph(
         f"{found.model}: {microbatches} of {found.microbatch_size} on {used}, planned by {found.scheduler}"
     )
@@ -29,17 +28,17 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     yield ""
     yield from _links(found.links)
     yield ""
-    speed = f"{digits(found.samples_per_second)} samples/s"
-    yield f"  step         {lasting(found.step_seconds)}, {speed}, simulated"
+    speed = f"{format_number(found.samples_per_second)} samples/s"
+    yield f"  step         {format_seconds(found.step_seconds)}, {speed}, simulated"
     yield from wrapped("bottleneck", found.bottleneck)
     yield f"  lower bound  {_bound(found)}"
     for worker, lacking in found.unable.items():
         yield from wrapped("left out", f"{worker}: {lacking}")
     others = {*found.unreachable, *found.unable}
     if idle := [worker for worker in found.left_out if worker not in others]:
-        why = f"{counted(asked, 'worker')} {'were' if asked > 1 else 'was'} asked for"
+        why = f"{count_of(asked, 'worker')} {'were' if asked > 1 else 'was'} asked for"
         why = why if asked else f"the step is shorter without {'them' if len(idle) > 1 else 'it'}"
-        yield from wrapped("left out", f"{listed(idle)}: {why}")
+        yield from wrapped("left out", f"{and_more(idle)}: {why}")
     for note in found.notes:
         yield from wrapped("note", note)
     yield from _brief_tasks(found)
@@ -55,8 +54,8 @@ def expected_lines(found: Expected) -> Iterator[str]:
     yield from _links(found.links)
     yield ""
     yield (
-        f"  step         {lasting(found.step_seconds)}, simulated:"
-        f" {found.microbatches} microbatch{'es' * (found.microbatches != 1)}, window {found.window}"
+        f"  step         {format_seconds(found.step_seconds)}, simulated:"
+        f" {count_of(found.microbatches, 'microbatch', 'microbatches')}, window {found.window}"
     )
     yield from wrapped("bottleneck", found.bottleneck)
     yield from _brief_tasks(found)
@@ -99,7 +98,12 @@ def _links(links: Sequence[LinkRow]) -> Iterator[str]:
         yield "  nothing crosses the network"
         return
     rows = [
-        [link.name.removeprefix("the link "), size(link.bytes), rate(link.mbps), bar(link.busy)]
+        [
+            link.name.removeprefix("the link "),
+            format_bytes(link.bytes),
+            format_rate(link.mbps),
+            bar(link.busy),
+        ]
         for link in links[:MOST_LINKS]
     ]
     yield from columns(["link", "a step", "carries", "is busy"], rows, "<>><")
@@ -112,7 +116,7 @@ def _what_if(found: Forecast) -> Iterator[str]:
         yield "None of the changes that were tried would make a step 2 % shorter."
         return
     yield "What would help most:"
-    rows = [[f"{row.change:+.0%}", lasting(row.step_seconds), row.what] for row in found.what_if]
+    rows = [[f"{row.change:+.0%}", format_seconds(row.step_seconds), row.what] for row in found.what_if]
     yield from columns(["step", "", "if there were"], rows, ">><")
 
 
@@ -120,8 +124,8 @@ def _bound(found: Forecast) -> str:
     if found.lower_bound_seconds is None or found.gap is None:
         return f"none: {found.scheduler} proves nothing"
     if found.gap < 1.005:
-        return f"{lasting(found.lower_bound_seconds)}: no plan is faster"
-    return f"{lasting(found.lower_bound_seconds)}: no plan is more than {1 - 1 / found.gap:.0%} faster"
+        return f"{format_seconds(found.lower_bound_seconds)}: no plan is faster"
+    return f"{format_seconds(found.lower_bound_seconds)}: no plan is more than {1 - 1 / found.gap:.0%} faster"
 
 
 def _holds(names: Sequence[str]) -> str:
@@ -148,5 +152,5 @@ def _memory(row: WorkerRow) -> str:
 
 def _brief(count: int) -> str:
     """Bytes with a decimal where that is the second digit."""
-    number, unit = size(count).split()
+    number, unit = format_bytes(count).split()
     return f"{float(number):.1f} {unit}" if float(number) < 10 else f"{float(number):.0f} {unit}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.output import note, print_json
-from farflung.wording import counted
+from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.lab.calibration import Calibration, Case, Row
@@ -30,7 +30,7 @@ def calibrate(
 
     check_machine()
     cases = _cases(topology, quick)
-    note(f"measuring {counted(len(cases), 'link')}; each takes some 12 s")
+    note(f"measuring {count_of(len(cases), 'link')}; each takes some 12 s")
     found = calibrate(cases, QUICK if quick else FULL, _tell)
     if as_json:
         print_json(found)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.lab_up import RunningName
-from farflung.cli.output import note, print_json, size
+from farflung.cli.output import note, print_json
+from farflung.text import format_bytes
 
 if TYPE_CHECKING:
     from farflung.lab.stats import Stats
@@ -118,7 +119,7 @@ def _print(stats: Stats) -> None:
         drops = f"{link.queue_drops:>8}{link.loss_drops:>8}{link.cut_drops:>8}"
         pair = f"{link.source} -> {link.target}"
         now = f"cut; {link.settings}" if link.is_cut else link.settings
-        typer.echo(f"{pair:<32}{size(link.bytes):>12}{link.packets:>10}{drops}  {now}")
+        typer.echo(f"{pair:<32}{format_bytes(link.bytes):>12}{link.packets:>10}{drops}  {now}")
     late = f"late by {stats.late_p50_ms:.2f} ms (median), {stats.late_p99_ms:.2f} ms (99 %)"
     share = stats.cpu_seconds / max(stats.seconds, 1e-9)
     note(f"the switch was {late}, used {share:.0%} of a core, {stats.priority}")

@@ -17,7 +17,7 @@ from farflung.cli.planning_options import SchedulerOption, the_efficiency
 from farflung.cli.quiet import quietly
 from farflung.errors import JobError, RunFailed, TopologyError
 from farflung.plans.wishes import AUTO, DATA_SHEET_EFFICIENCY
-from farflung.wording import counted
+from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.lab.network import Network
@@ -147,13 +147,13 @@ def _count(topology: Topology, workers: int) -> int:
 
 def _announce(request: Request) -> None:
     topology = request.topology
-    title = topology.title or f"a topology of {counted(len(topology.workers), 'worker')}"
+    title = topology.title or f"a topology of {count_of(len(topology.workers), 'worker')}"
     note(f"laying out {title}")
     if topology.scale is not None:
         note(f"scaled: rates are {topology.scale.factor:g} times {topology.scale.of}")
     if request.emulated is not None:
         note(request.emulated.emulation.line())
-    workers = counted(request.workers, "worker")
+    workers = count_of(request.workers, "worker")
     note(f"starting a broker, {workers} and the submitter, each in a namespace of its own")
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from farflung.cli.output import duration, loss_words, size
+from farflung.cli.output import loss_words
 from farflung.cli.plain import advice_on
 from farflung.cli.plan_table import chosen_lines, plan_table, planned_lines
 from farflung.cli.remaining import Remaining
@@ -18,8 +18,7 @@ from farflung.client.records import StepRow
 from farflung.client.telling import Tell, goes_on, silently
 from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
-from farflung.transport.wording import printable
-from farflung.wording import digits
+from farflung.text import format_bytes, format_clock, format_number, printable
 
 BAR_WIDTH = 16
 OTHERS_WIDTH = len("collecting") + BAR_WIDTH + len("0:00:00") + 3
@@ -48,7 +47,7 @@ class _Left(ProgressColumn):
     def render(self, task: Task) -> Text:
         remaining: Remaining = task.fields["remaining"]
         seconds = remaining.seconds(task.total or 0.0)
-        return Text("" if seconds is None or task.finished else duration(seconds))
+        return Text("" if seconds is None or task.finished else format_clock(seconds))
 
 
 class LiveObserver(Observer):
@@ -91,7 +90,9 @@ class LiveObserver(Observer):
             self._console.print(line, markup=False)
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
-        self._show("loading", sent_bytes, total_bytes, [f"{size(sent_bytes)} of {size(total_bytes)}"])
+        self._show(
+            "loading", sent_bytes, total_bytes, [f"{format_bytes(sent_bytes)} of {format_bytes(total_bytes)}"]
+        )
 
     def working(self, unit: Unit, microbatches: int) -> None:
         done = f"{microbatches}/{unit.microbatches} microbatches"
@@ -105,8 +106,8 @@ class LiveObserver(Observer):
         facts = [
             f"step {row.step}/{self._steps}",
             f"loss {loss_words(row.loss)}",
-            f"{digits(row.samples_per_second)} samples/s",
-            f"{size(self._total_bytes)} on the wire",
+            f"{format_number(row.samples_per_second)} samples/s",
+            f"{format_bytes(self._total_bytes)} on the wire",
         ]
         self._show("training", row.step, self._steps, facts)
 
@@ -122,7 +123,7 @@ class LiveObserver(Observer):
             self._console.print(line, markup=False)
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
-        facts = [f"{size(received_bytes)} of {size(total_bytes)}"]
+        facts = [f"{format_bytes(received_bytes)} of {format_bytes(total_bytes)}"]
         self._show("collecting", received_bytes, total_bytes, facts)
 
     def close(self) -> None:

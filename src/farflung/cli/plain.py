@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from farflung.cli.output import duration, loss_words, note, size
+from farflung.cli.output import loss_words, note
 from farflung.cli.plan_table import chosen_lines, plan_rows, planned_lines
 from farflung.cli.remaining import Remaining
 from farflung.client.observer import Observer
@@ -14,7 +14,7 @@ from farflung.client.records import StepRow
 from farflung.client.telling import goes_on
 from farflung.protocol.messages import CodecsChosen, Planned
 from farflung.schedule import Unit
-from farflung.wording import counted, digits
+from farflung.text import count_of, format_bytes, format_clock, format_number
 
 PAUSE_SECONDS = 5.0
 
@@ -80,7 +80,7 @@ class PlainObserver(Observer):
     def planned(self, planned: Planned) -> None:
         for row in plan_rows(planned.plan):
             note(
-                f"segment {row.segment} on {row.worker}: {counted(row.nodes, 'node')}, {row.parameters} of"
+                f"segment {row.segment} on {row.worker}: {count_of(row.nodes, 'node')}, {row.parameters} of"
                 f" parameters, {row.work} ({row.share} of the model) and {row.bytes_out} out a microbatch"
             )
 
@@ -89,7 +89,7 @@ class PlainObserver(Observer):
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
         if self._bytes.is_over() or sent_bytes == total_bytes:
-            note(f"loading the workers: {size(sent_bytes)} of {size(total_bytes)}")
+            note(f"loading the workers: {format_bytes(sent_bytes)} of {format_bytes(total_bytes)}")
 
     def running(self) -> None:
         note("running")
@@ -109,10 +109,10 @@ class PlainObserver(Observer):
             return
         words = (
             f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
-            f"  {digits(row.samples_per_second)} samples/s  {size(row.bytes_on_wire)} a step"
+            f"  {format_number(row.samples_per_second)} samples/s  {format_bytes(row.bytes_on_wire)} a step"
         )
         left = self._remaining.seconds(self._steps)
-        note(words if not left else f"{words}  about {duration(left)} left")
+        note(words if not left else f"{words}  about {format_clock(left)} left")
 
     def validated(self, step: int, loss: float | None) -> None:
         note(f"validation loss after {step} steps: {loss_words(loss)}")
@@ -126,4 +126,4 @@ class PlainObserver(Observer):
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         if self._bytes.is_over() or received_bytes == total_bytes:
-            note(f"collecting the weights: {size(received_bytes)} of {size(total_bytes)}")
+            note(f"collecting the weights: {format_bytes(received_bytes)} of {format_bytes(total_bytes)}")

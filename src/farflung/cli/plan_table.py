@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from farflung.cli.output import listed, size, work
-from farflung.transport.wording import printable
-from farflung.wording import lasting
+from farflung.text import and_more, format_bytes, format_flops, format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,10 +36,10 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
                 segment=str(placement.segment),
                 worker=printable(placement.worker),
                 nodes=placement.nodes,
-                parameters=size(placement.parameter_bytes),
-                work=work(placement.flops),
+                parameters=format_bytes(placement.parameter_bytes),
+                work=format_flops(placement.flops),
                 share=f"{placement.flops / total:.0%}",
-                bytes_out=size(bytes_out),
+                bytes_out=format_bytes(bytes_out),
             )
         )
     return rows
@@ -73,13 +71,13 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
             "nothing is known of these workers: the model is cut where that is least regretted, whatever they"
             " are, and no step time is predicted"
         ]
-    step = f"{lasting(prediction.step_seconds)} a step, held up by {prediction.bottleneck}"
+    step = f"{format_seconds(prediction.step_seconds)} a step, held up by {prediction.bottleneck}"
     if prediction.brief:
         step = "no step time is predicted"
     lines = [f"planned by {prediction.scheduler}: {step}"]
     if prediction.left_out:
         lines.append(
-            f"without a part: {listed(prediction.left_out)}: a step is shorter without them"
+            f"without a part: {and_more(prediction.left_out)}: a step is shorter without them"
             " (--workers N uses exactly N)"
         )
     return lines + [f"note: {words}" for words in prediction.notes]

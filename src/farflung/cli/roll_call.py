@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from farflung.cli.output import listed
 from farflung.errors import JobError
+from farflung.text import and_more
 
 if TYPE_CHECKING:
     from farflung.plans import CodecWishes
@@ -25,10 +25,10 @@ def roll_call(status: Status, named: Sequence[str], broker: str, wait: bool) -> 
     if strange := [id for id in named if id not in known]:
         if not wait:
             raise JobError(_refusal(status, strange, broker))
-        yield f"waiting for {listed(strange)} to join (--wait)"
+        yield f"waiting for {and_more(strange)} to join (--wait)"
     if away := [id for id in named if id in known and known[id].is_away]:
         them = "them" if len(away) > 1 else "it"
-        yield f"away: {listed(away)}; known to this broker, so the run waits for {them}"
+        yield f"away: {and_more(away)}; known to this broker, so the run waits for {them}"
 
 
 def require_ends(status: Status, codecs: CodecWishes) -> None:
@@ -42,8 +42,8 @@ def require_ends(status: Status, codecs: CodecWishes) -> None:
 
 def _refusal(status: Status, strange: Sequence[str], broker: str) -> str:
     there = [f"{worker.worker} (away)" if worker.is_away else worker.worker for worker in status.workers]
-    has = f"its workers are {listed(there)}" if there else "no worker has joined it yet"
+    has = f"its workers are {and_more(there)}" if there else "no worker has joined it yet"
     return (
-        f"no worker called {listed(strange)} has joined the broker at {broker}: {has}; name one as it joins"
+        f"no worker called {and_more(strange)} has joined the broker at {broker}: {has}; name one as it joins"
         f" (farflung join {broker} --name {strange[0]}), or add --wait if it is still to join"
     )

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from farflung.cli.output import note, print_error, print_json, print_text, size
+from farflung.cli.output import note, print_error, print_json, print_text
 from farflung.errors import JobError
-from farflung.wording import counted, lasting
+from farflung.text import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from farflung.client.prepared import Prepared
@@ -25,7 +25,7 @@ def note_room(prepared: Prepared, run: RunFolder) -> None:
     from farflung.client.weights import lacking_room
 
     if not prepared.emulated and (lacking := lacking_room(run.path, prepared.job.model)):
-        needed, free = map(size, lacking)
+        needed, free = map(format_bytes, lacking)
         note(f"note: the weights take {needed}, and {run.path} has {free} free: make room before it ends")
 
 
@@ -43,17 +43,17 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
         if summary.weights_step is not None and str(run.path) not in summary.reason:
             note(f"the weights of step {summary.weights_step} are in {run.model_path}")
         if summary.state == "cancelled":  # as it was asked for, so no error
-            note(f"{summary.reason} after {counted(summary.steps, 'step')}")
+            note(f"{summary.reason} after {count_of(summary.steps, 'step')}")
             raise typer.Exit(INTERRUPTED)
         print_error(summary.reason, as_json=False)
         raise typer.Exit(FAILED)
     files = "metrics, plan, events and summary"
     if not summary.emulated:
         files = "metrics, plan, events, summary and weights"
-    note(f"done: {counted(summary.steps, 'step')}; {files} are in {run.path}")
+    note(f"done: {count_of(summary.steps, 'step')}; {files} are in {run.path}")
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
-        took = f"a step took {lasting(summary.step_seconds)} (the median)"
-        predicted = lasting(summary.predicted_step_seconds)
+        took = f"a step took {format_seconds(summary.step_seconds)} (the median)"
+        predicted = format_seconds(summary.predicted_step_seconds)
         note(took if summary.prediction_is_brief else f"{took}; {predicted} was predicted")
     if summary.ratio is not None and summary.ratio > COMPRESSED:
         least = min(summary.links, key=lambda link: link.ratio or 0.0)

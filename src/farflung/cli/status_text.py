@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from farflung.cli.columns import fitting, own_width
-from farflung.cli.output import duration
-from farflung.wording import counted, digits, rate
+from farflung.text import count_of, format_clock, format_number, format_rate
 
 if TYPE_CHECKING:
     from farflung.protocol.messages import Status
@@ -23,12 +22,12 @@ def status_lines(status: Status) -> Iterator[str]:
     """What `farflung status` prints."""
     from farflung.local.opset_findings import opset_findings
 
-    yield f"broker {status.version}, up {duration(status.uptime_seconds)}"
+    yield f"broker {status.version}, up {format_clock(status.uptime_seconds)}"
     yield f"{status.workers_counted()}, {len(status.backup_pool)} in the backup pool"
     yield from fitting(WORKER, [_worker(worker) for worker in status.workers])
     for finding in opset_findings(status.workers):
         yield from _wrapped(finding.found)
-    yield counted(len(status.jobs), "job")
+    yield count_of(len(status.jobs), "job")
     yield from fitting(JOB, [_job(job) for job in status.jobs])
     for job in status.jobs:
         if job.reason:
@@ -45,8 +44,8 @@ def _wrapped(words: str) -> list[str]:
 def _links(status: Status) -> Iterator[str]:
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
     links = [view for view in status.links if view.job not in over]
-    relays = f"the broker relays up to {rate(status.relay_mbps)} for others"
-    yield f"links: {counted(len(links), 'end')}; {relays}"
+    relays = f"the broker relays up to {format_rate(status.relay_mbps)} for others"
+    yield f"links: {count_of(len(links), 'end')}; {relays}"
     written = {(job.job, one.source, one.target): one.codec for job in status.jobs for one in job.codecs}
     carried = {
         (job.job, link.source, link.target): (link.ratio, link.coding_seconds / max(1, job.step))
@@ -80,7 +79,7 @@ def _link(
     if link is None:
         return ends, "none: farflung doctor says what was tried", "", "", "", "", "", ""
     round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
-    sends_at = "" if link.rate_mbps is None else rate(link.rate_mbps)
+    sends_at = "" if link.rate_mbps is None else format_rate(link.rate_mbps)
     codec = written.get((view.job, view.holder, view.report.peer), "")
     ratio, seconds = carried or (None, 0.0)
     shrunk = "" if ratio is None else f"{ratio:.2f}x"
@@ -90,5 +89,5 @@ def _link(
 
 def _job(job: JobStatus) -> tuple[str, ...]:
     loss = "emulated" if job.emulated else "" if job.loss is None else f"{job.loss:.4f}"
-    speed = "" if job.samples_per_second is None else digits(job.samples_per_second)
+    speed = "" if job.samples_per_second is None else format_number(job.samples_per_second)
     return job.job, job.name, job.state, f"{job.step}/{job.steps}", loss, speed

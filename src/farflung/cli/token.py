@@ -11,8 +11,8 @@ import typer
 
 from farflung.cli.columns import fitting
 from farflung.cli.folders import folder_of
-from farflung.cli.output import listed, note, print_json, print_text
-from farflung.wording import counted
+from farflung.cli.output import note, print_json, print_text
+from farflung.text import and_more, count_of
 
 if TYPE_CHECKING:
     from farflung.broker.token_book import KnownToken
@@ -56,9 +56,9 @@ def create(
         return
     typer.echo(token.text)
     broker, *others = addresses or ["HOST:PORT"]
-    note(f"good for {counted(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}")
+    note(f"good for {count_of(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}")
     if others:
-        note(f"this machine is {listed(others, 3)}, too; from outside it may have its router's address")
+        note(f"this machine is {and_more(others, 3)}, too; from outside it may have its router's address")
     if not addresses:
         note(f"HOST:PORT is where the broker will listen: none has run on {where} yet")
 
@@ -95,15 +95,15 @@ def revoke(
     if as_json:
         print_json({"revoked": revoked})
         return
-    left = counted(max(0, revoked.uses - revoked.used), "use")
-    stay = f"; {listed(revoked.joined)} joined with it and may still come" if revoked.joined else ""
+    left = count_of(max(0, revoked.uses - revoked.used), "use")
+    stay = f"; {and_more(revoked.joined)} joined with it and may still come" if revoked.joined else ""
     note(f"token {revoked.id} for a {revoked.role} is revoked, with {left} left{stay}")
 
 
 def _row(token: KnownToken) -> tuple[str, ...]:
     left = f"{max(0, token.uses - token.used)} of {token.uses}"
     made = "" if token.made_at is None else _clock(token.made_at)
-    joined = listed(token.joined, 3)
+    joined = and_more(token.joined, 3)
     return token.id, token.role, token.state, left, _clock(token.expires_at), made, joined
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.columns import blocks, columns, paragraph
-from farflung.cli.output import duration
-from farflung.wording import counted
+from farflung.text import count_of, format_clock
 
 if TYPE_CHECKING:
     from farflung.plans import Link, Topology, WorkerSpec
@@ -38,7 +37,9 @@ def topology_lines(topology: Topology, told: FleetTopology | None) -> Iterator[s
 
 def _heading(topology: Topology) -> str:
     sites = {worker.site for worker in topology.workers if worker.site}
-    words = counted(len(topology.workers), "worker") + (f" at {counted(len(sites), 'site')}" if sites else "")
+    words = count_of(len(topology.workers), "worker") + (
+        f" at {count_of(len(sites), 'site')}" if sites else ""
+    )
     return f"{topology.title}: {words}" if topology.title else words
 
 
@@ -114,8 +115,8 @@ def _origins(told: FleetTopology) -> Iterator[str]:
         ages = [link.seconds_old for link in measured]
         traffic = sum(link.source == "traffic" for link in measured)
         yield (
-            f"{counted(len(ages), 'way')} measured, {traffic} of them by a job's traffic;"
-            f" the oldest {duration(max(ages))} ago"
+            f"{count_of(len(ages), 'way')} measured, {traffic} of them by a job's traffic;"
+            f" the oldest {format_clock(max(ages))} ago"
         )
     for words in told.assumed:
         yield from paragraph(f"assumed: {words}")

@@ -40,7 +40,7 @@ from farflung.cli.quiet import quietly
 from farflung.cli.run_report import note_room, report_run
 from farflung.cli.searching import searching
 from farflung.errors import JobError, RunInterrupted
-from farflung.wording import counted
+from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.client.job import Job
@@ -243,7 +243,7 @@ async def _trained(
 
         fleet = LocalFleet(place.local, run.logs, backends=place.frameworks)
         shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
-        start = f"starting a broker and {counted(place.local, 'worker')} on this machine"
+        start = f"starting a broker and {count_of(place.local, 'worker')} on this machine"
         note(f"{start}: {shares}" if shares else start)
         async with fleet:
             return await _submitted(prepared, fleet.identity, run, observer, place, ending, fleet.watch)

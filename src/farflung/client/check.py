@@ -27,7 +27,7 @@ from farflung.runtime.check import (
 )
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.self_check import require_own_loss
-from farflung.wording import counted
+from farflung.text import count_of
 
 Batch = dict[str, Tensor]
 # Not the job's own: Adam divides noise by noise where a gradient is zero in theory (a key bias).
@@ -62,7 +62,7 @@ def capture_job(job: Job, tell: Tell = silently, workers: int = 0) -> Capture:
     if workers:
         plan_graph(captured.graph, job.microbatches, job.microbatch_size, _names(workers))
     if job.has_values:
-        tell(f"holding {counted(len(captured.graph.nodes), 'node')} beside eager")
+        tell(f"holding {count_of(len(captured.graph.nodes), 'node')} beside eager")
     return check_itself(job, captured, first_microbatch(job))
 
 
@@ -93,7 +93,7 @@ def check_job(job: Job, segments: int, steps: int = 2, tell: Tell = silently) ->
         raise JobError("the model is on the meta device and has no values to compute with: check another")
     tell("capturing the model")
     captured = capture_shapes(job)
-    tell(f"{counted(len(captured.graph.nodes), 'node')}; training {counted(steps, 'step')} beside eager")
+    tell(f"{count_of(len(captured.graph.nodes), 'node')}; training {count_of(steps, 'step')} beside eager")
     report = _compare(job, captured, segments, steps)
     if job.validation is None:  # the evaluation graph is never run
         report = msgspec.structs.replace(report, ok=_trains_as_eager(report, job.precision))

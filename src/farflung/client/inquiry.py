@@ -18,11 +18,11 @@ from farflung.protocol.messages import (
     encode,
 )
 from farflung.protocol.probing import AskTopology, FleetTopology
+from farflung.text import kind_of
 from farflung.transport.endpoint import Link
 from farflung.transport.headers import DataHeader
 from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
-from farflung.wording import kind_of
 
 
 async def ask_status(identity: Identity) -> Status:

@@ -17,7 +17,7 @@ from farflung.data import reading_from
 from farflung.errors import FarflungError, JobError
 from farflung.opdag.precision import Precision
 from farflung.runtime.frameworks import require_installed
-from farflung.wording import kind_of
+from farflung.text import kind_of
 
 MODULE_NAME = "farflung_job"
 """What `__name__` is in a job file; `sys.modules` has the file under it, as pickle and dataclasses expect."""

@@ -27,7 +27,7 @@ from farflung.plans.testbeds.catalogue import find_topology
 from farflung.plans.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.simulator import Conditions, Simulation
 from farflung.simulator import simulate as simulated
-from farflung.wording import counted
+from farflung.text import count_of
 
 MOST_SEED = 2**32 - 1
 WHAT_IF_SECONDS = 30.0
@@ -109,7 +109,7 @@ def plan(
         seconds=seconds,
         seed=seed,
         alternatives=model.alternatives,
-        watch=Search(tell, f"looking for a plan on {counted(len(fleet.workers), 'worker')} ({scheduler})"),
+        watch=Search(tell, f"looking for a plan on {count_of(len(fleet.workers), 'worker')} ({scheduler})"),
     )
     schedule = search(fleet, model.workload, options)
     if recompute == "always":
@@ -220,7 +220,7 @@ def require_possible(fleet: Topology, workers: int | None, budget: int, seed: in
     if workers is not None and workers < 1:
         raise PlanError(f"a plan uses at least 1 worker, found workers {workers}")
     if workers is not None and workers > (there := len(fleet.workers)):
-        raise PlanError(f"the topology has {counted(there, 'worker')}, {workers} were asked for")
+        raise PlanError(f"the topology has {count_of(there, 'worker')}, {workers} were asked for")
     if budget < 1:
         raise PlanError(f"the budget must be at least 1 plan to look at, found {budget}")
     if not 0 <= seed <= MOST_SEED:

@@ -20,6 +20,7 @@ from farflung.planner import plan_graph
 from farflung.runtime.check import received
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.self_check import SelfCheck, self_check
+from farflung.text import count_of
 
 MOST_OPERATIONS = 2e11
 """Floating point operations of a forward pass that the check runs; it takes about eight times as many."""
@@ -91,10 +92,8 @@ def _run(job: Job, captured: Capture, batch: Mapping[str, Tensor], samples: int)
     try:
         programs = received(planned.programs, samples)
     except GraphError as error:
-        plural = "s" * (samples != 1)
-        raise CaptureError(
-            f"the graph cannot run a microbatch of {samples} sample{plural}: {error}"
-        ) from None
+        microbatch = f"a microbatch of {count_of(samples, 'sample')}"
+        raise CaptureError(f"the graph cannot run {microbatch}: {error}") from None
     return self_check(job.model, loss_of, graph, planned.plan, programs, training, batch, captured.draws)
 
 

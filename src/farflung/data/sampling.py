@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from farflung.errors import JobError
-from farflung.wording import kind_of
+from farflung.text import kind_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,6 +9,7 @@ from farflung.errors import LabError
 from farflung.lab import addresses
 from farflung.lab.shaper import Channel, Path, Pipe
 from farflung.lab.spec import DEFAULT_QUEUE_MS, HOME_LAN, LabSpec, LinkSettings, Node
+from farflung.text import and_more
 
 _UNLIMITED = LinkSettings()
 
@@ -56,7 +57,9 @@ class Fabric:
     def port(self, name: str) -> int:
         """The port of a node. Raises `LabError` if there is no such node."""
         if name not in self._port_of:
-            raise LabError(f"no node of this lab is called {name!r}; it has {_some(list(self._port_of))}")
+            raise LabError(
+                f"no node of this lab is called {name!r}; it has {and_more(list(self._port_of), 8)}"
+            )
         return self._port_of[name]
 
     def route(self, source: int, address: bytes) -> Channel | None:
@@ -171,7 +174,3 @@ def _packed(node: Node, number: int) -> list[bytes]:
     if node.behind_nat:
         packed.append(socket.inet_pton(socket.AF_INET6, addresses.home_ipv6(number)))
     return packed
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from farflung.local.finding import Finding
 from farflung.protocol.viewer import WorkerStatus
+from farflung.text import and_more
 
 NAMED = 5
 
@@ -20,6 +21,5 @@ def opset_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
             helps = f"install a newer farflung on {worker.worker}: models with newer ops leave it out"
             yield Finding("opset", False, found, helps)
         if worker.lacks:
-            more = f" and {len(worker.lacks) - NAMED} more" if len(worker.lacks) > NAMED else ""
-            named = f"{', '.join(worker.lacks[:NAMED])}{more}"
+            named = and_more(worker.lacks, NAMED)
             yield Finding("opset", True, f"{worker.worker} takes no model with {named}: its backend lacks it")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from farflung.local.finding import Finding
 from farflung.paths.ways import advice, parts
 from farflung.protocol.viewer import LinkView
-from farflung.wording import counted
+from farflung.text import count_of
 
 DIRECT, REVERSE = "direct", "reverse"
 
@@ -24,7 +24,7 @@ def path_findings(
     odd = [view for view in mine if view.report.link is None or view.report.tried]
     if mine and not odd:
         ways = sorted({view.report.link.path for view in mine if view.report.link is not None})
-        links = counted(len({frozenset((view.holder, view.report.peer)) for view in mine}), "link")
+        links = count_of(len({frozenset((view.holder, view.report.peer)) for view in mine}), "link")
         yield Finding("path", True, f"{links} between members of jobs, as last reported: {', '.join(ways)}")
     ports = {view.holder: view.report.port for view in views}
     for view in odd:

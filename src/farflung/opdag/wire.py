@@ -17,6 +17,7 @@ from farflung.opdag import formats
 from farflung.opdag.graph import FLOATING, ITEM_BYTES, BatchSize, Constant, Graph, Input, Node, ValueType
 from farflung.opdag.opset import check_arguments, version
 from farflung.opdag.segment import Segment
+from farflung.text import printable
 
 FORMAT_VERSION = formats.NEWEST
 MAXIMUM_BYTES = 64 * 2**20
@@ -79,8 +80,8 @@ def _decode(data: bytes, kind: type[Document]) -> Document:
     try:
         document = msgspec.msgpack.decode(formats.upgraded(data), type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        printable = "".join(c if c.isprintable() else "?" for c in str(error)[:200])  # it quotes what came
-        raise GraphError(f"the OP-DAG cannot be read: {printable}") from None
+        quoted = printable(str(error)[:200])  # parts of the document, which another machine wrote
+        raise GraphError(f"the OP-DAG cannot be read: {quoted}") from None
     if document.opset > version():
         raise GraphError(
             f"the OP-DAG needs opset version {document.opset}, this farflung has {version()}: "

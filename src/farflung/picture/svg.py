@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from xml.sax.saxutils import escape, quoteattr
 
+from farflung.text import printable
+
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
@@ -19,7 +21,7 @@ def element(name: str, *children: str, **attributes: str | float) -> str:
 def text(words: str, x: float, y: float, size: float, **attributes: str | float) -> str:
     """Words centred at a point, unless `text_anchor` says otherwise."""
     placed: dict[str, str | float] = {"x": x, "y": y, "font_size": size, "text_anchor": "middle"}
-    return element("text", escape(_printable(words)), **{**placed, **attributes})
+    return element("text", escape(printable(words)), **{**placed, **attributes})
 
 
 def haloed(words: str, x: float, y: float, size: float, **attributes: str | float) -> str:
@@ -31,7 +33,7 @@ def haloed(words: str, x: float, y: float, size: float, **attributes: str | floa
 
 def title(words: str) -> str:
     """What is shown when a pointer rests on the parent."""
-    return element("title", escape(_printable(words)))
+    return element("title", escape(printable(words)))
 
 
 def document(width: float, height: float, children: Iterable[str]) -> str:
@@ -46,7 +48,3 @@ def document(width: float, height: float, children: Iterable[str]) -> str:
 
 def _value(value: str | float) -> str:
     return quoteattr(value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."))
-
-
-def _printable(words: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -14,7 +14,7 @@ from farflung.picture.rates import CLASSES, class_of, latency_words, rate_words
 from farflung.picture.svg import document, element, haloed, text, title
 from farflung.picture.ways import Between, between, chosen, inside
 from farflung.plans import Topology, WorkerSpec
-from farflung.wording import counted
+from farflung.text import count_of
 
 MARGIN = 64.0
 HEAD, FOOT = 70.0, 70.0
@@ -59,7 +59,7 @@ def _bounds(found: Sequence[Group]) -> tuple[float, float, float, float]:
 
 def _head(topology: Topology, found: Sequence[Group], drawn: int, ways: int, width: float) -> Iterator[str]:
     sites = sum(len(group.members) > 1 or bool(topology.workers[group.members[0]].site) for group in found)
-    count = counted(len(topology.workers), "worker") + (f" at {counted(sites, 'site')}" if sites else "")
+    count = count_of(len(topology.workers), "worker") + (f" at {count_of(sites, 'site')}" if sites else "")
     name = topology.title or topology.name or count
     size = min(18.0, 1.5 * width / len(name))
     yield text(name, width / 2, 34, size, fill=INK, font_weight="600")

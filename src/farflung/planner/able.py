@@ -9,7 +9,7 @@ from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
 from farflung.plans.ability import Ability
-from farflung.transport.wording import printable
+from farflung.text import and_more, printable
 
 NAMED = 3
 """How many ops or workers one sentence names."""
@@ -34,12 +34,16 @@ def unable(needs: Needs, abilities: Mapping[str, Ability]) -> dict[str, str]:
     for worker, ability in abilities.items():
         if ability.opset < needs.opset:
             newer = sorted(op for op in needs.ops if lookup(op).since > ability.opset)
-            ops = f"lacks {_some(newer)} (version {needs.opset})" if newer else f"is below {needs.opset}"
+            ops = (
+                f"lacks {and_more(newer, NAMED)} (version {needs.opset})"
+                if newer
+                else f"is below {needs.opset}"
+            )
             found[worker] = f"its opset version {ability.opset} {ops}: install a newer farflung there"
         elif missing := sorted(needs.ops.intersection(ability.lacks)):
             framework = printable(ability.framework[:60])
             backend = f"its backend ({framework})" if framework else "its backend"
-            found[worker] = f"{backend} has no {_some(missing)}: join it with another --backend"
+            found[worker] = f"{backend} has no {and_more(missing, NAMED)}: join it with another --backend"
     return found
 
 
@@ -51,14 +55,9 @@ def require_able(workers: int, asked: int, found: Mapping[str, str]) -> None:
     able = workers - len(found)
     if not found or able >= max(asked, 1):
         return
-    who = _some([f"{worker}: {why}" for worker, why in found.items()], "; ")
+    who = and_more([f"{worker}: {why}" for worker, why in found.items()], NAMED, "; ")
     if not able:
         raise PlanError(f"no worker here can run the model's ops: {who}")
     raise PlanError(
         f"{asked} workers were asked for, {able} of {workers} here can run the model's ops: {who}"
     )
-
-
-def _some(names: list[str], between: str = ", ") -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return between.join(names[:NAMED]) + more

@@ -13,6 +13,7 @@ from farflung.planner.cutting.chain import Cutter
 from farflung.planner.cutting.ties import kept_together
 from farflung.planner.devices import Devices
 from farflung.plans import Topology, joined_part, why_parted
+from farflung.text import count_of
 from farflung.workload import Workload
 
 NOTHING_TO_TRAIN = (
@@ -66,8 +67,7 @@ def require_segments(workload: Workload, count: int) -> None:
         raise PlanError(NOTHING_TO_TRAIN)
     most = most_segments(workload, workload.legal)
     if count > most:
-        segments = f"{most} segment{'s' * (most != 1)}"
-        found = f"the model can be cut into at most {segments}, {count} were asked for"
+        found = f"the model can be cut into at most {count_of(most, 'segment')}, {count} were asked for"
         raise TooFewCuts(found, FEWER, most)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
-from farflung.transport.wording import printable
+from farflung.text import and_more, printable
 
 NAMED = 3
 """How many workers the sentence names."""
@@ -25,7 +25,7 @@ def draws_notes(graph_draws: bool, workers: Iterable[str], frameworks: Mapping[s
     others = [w for w in workers if frameworks.get(w, "torch").split(" ")[0] not in ("torch", "emulated", "")]
     if not graph_draws or not others:
         return []
-    names = ", ".join(others[:NAMED]) + (f" and {len(others) - NAMED} more" if len(others) > NAMED else "")
+    names = and_more(others, NAMED)
     kinds = " and ".join(sorted({frameworks[worker].split(" ")[0] for worker in others}))
     return [
         printable(

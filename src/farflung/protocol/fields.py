@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from farflung.text import printable
+
 TEXT_LENGTH = 2000
 MAXIMUM_ADDRESSES = 16
 MOST_COUNT = 2**53
@@ -20,3 +22,8 @@ Addresses = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_lengt
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Base of every control message."""
+
+
+def one_line(text: str) -> str:
+    """Fit `text` into a `Text` field: no line breaks, no control characters, cut off at `TEXT_LENGTH`."""
+    return printable(text, " ")[:TEXT_LENGTH]

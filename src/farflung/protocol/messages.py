@@ -52,7 +52,7 @@ from farflung.protocol.worker import (
     Stop,
     UnitReady,
 )
-from farflung.transport.wording import printable
+from farflung.text import printable
 
 FromWorker = (
     Attach

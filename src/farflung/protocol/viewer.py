@@ -11,7 +11,7 @@ from farflung.plans import LinkCodec
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reaching import LinkReport
 from farflung.protocol.worker import LinkTraffic
-from farflung.wording import counted
+from farflung.text import count_of
 
 AWAY = ("lost", "left")
 
@@ -89,7 +89,7 @@ class Status(Message, frozen=True):
     def workers_counted(self) -> str:
         """How many workers are connected, and how many have joined but are away: "2 workers, 1 away"."""
         away = sum(worker.is_away for worker in self.workers)
-        here = counted(len(self.workers) - away, "worker")
+        here = count_of(len(self.workers) - away, "worker")
         return f"{here}, {away} away" if away else here
 
 

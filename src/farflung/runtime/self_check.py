@@ -31,7 +31,7 @@ from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.reference import Batch, SeededRandomOps
 from farflung.runtime.seeds import microbatch_seed
 from farflung.runtime.training import Training
-from farflung.wording import counted
+from farflung.text import count_of
 
 _ONLY_IN_TRAINING = frozenset({"aten.native_dropout.default", "aten.scaled_dot_product_attention.default"})
 
@@ -220,7 +220,7 @@ def _failed(what: str, batch: Batch, error: Exception) -> CaptureError:
     advice = f"; float64 in the data: {', '.join(doubled)}, use .float()" if doubled else ""
     line = (str(error).strip() or "no message").splitlines()[0][:200]
     return CaptureError(
-        f"the model's own {what} fails on a microbatch of {counted(samples, 'sample')}:"
+        f"the model's own {what} fails on a microbatch of {count_of(samples, 'sample')}:"
         f" {type(error).__name__}: {line}{advice}",
         "self-check",
     )

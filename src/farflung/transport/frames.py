@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import ProtocolError
+from farflung.text import printable
 from farflung.transport import stranger
 from farflung.transport.headers import Count, DataHeader, Receipt
 from farflung.transport.names import MAXIMUM_ID_LENGTH, Role
-from farflung.transport.wording import printable
 
 MAGIC = b"FARF"
 PROTOCOL = 1

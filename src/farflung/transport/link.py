@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.text import printable
 from farflung.transport.connection import Connection, settle
 from farflung.transport.failures import Cause, end_of, why_never_greeted
 from farflung.transport.figures import Figures
@@ -48,7 +49,6 @@ from farflung.transport.sockets import congestion_control, path_state, tune
 from farflung.transport.spread import Spread
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.vitals import Vitals
-from farflung.transport.wording import printable
 
 _log = logging.getLogger("farflung.transport")
 

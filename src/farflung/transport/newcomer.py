@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
+from farflung.text import printable
 from farflung.transport.connection import Connection
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import Close, Frame, Hello, Join, Reply, closing, encode
-from farflung.transport.wording import printable
 
 OnStranger = Callable[[bytes, str], Awaitable[bytes]]
 """Takes a request and the HOST:PORT it came from, gives the answer back."""

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import ProtocolError
+from farflung.text import printable
 from farflung.transport.headers import Count
-from farflung.transport.wording import printable
 
 
 class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import ProtocolError
+from farflung.text import printable
 from farflung.transport.names import MAXIMUM_ID_LENGTH
 from farflung.transport.tokens import SECRET_BYTES, TokenRole
-from farflung.transport.wording import printable
 
 MAXIMUM_BYTES = 8 * 1024
 

@@ -27,6 +27,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.worker import CodecSample, LinkBytes, Share
 from farflung.runtime.parcel import Sent
+from farflung.text import count_of
 
 Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job
 
@@ -247,7 +248,7 @@ def _take(state: State, load: Load) -> tuple[State, list[Command]]:
         return State(state.worker), [*commands, Tell(refused)]
     dial = tuple(sorted(peer for peer in fresh.neighbours if peer > state.worker))
     count = len(load.plan.segments_of(state.worker))
-    note = Note(f"job {load.job}: loading {count} segment{'s' if count > 1 else ''}")
+    note = Note(f"job {load.job}: loading {count_of(count, 'segment')}")
     return fresh, [*commands, Prepare(load, dial), note]
 
 

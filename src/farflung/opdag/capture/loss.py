@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from farflung.errors import CaptureError
 from farflung.opdag.precision import Precision
-from farflung.wording import kind_of
+from farflung.text import kind_of
 
 LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
 CALLED = "Job(loss=) is called as"

@@ -13,6 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from farflung.errors import CaptureError
 from farflung.opdag.capture.verdicts import Remarks
+from farflung.text import and_more
 
 _LIBRARIES = ("torch.", "transformers.")
 _WRAPPERS = {
@@ -38,9 +39,7 @@ def require_capturable(module: nn.Module, remarks: Remarks) -> None:
         if any(not _type_of(hook).startswith(_LIBRARIES) for hook in _forward_hooks(part)):
             hooked.append(path or "the model itself")
     if hooked:
-        more = f" and {len(hooked) - 3} more" if len(hooked) > 3 else ""
-        which = ", ".join(hooked[:3]) + more
-        words = f"forward hooks of {which} run at capture; workers run the torch ops they add"
+        words = f"forward hooks of {and_more(hooked, 3)} run at capture; workers run the torch ops they add"
         remarks.add("hooks", words)
     if global_hooks._global_backward_hooks or global_hooks._global_backward_pre_hooks:
         raise CaptureError(

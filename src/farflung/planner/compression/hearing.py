@@ -26,6 +26,7 @@ from farflung.planner.compression.events import (
 )
 from farflung.planner.compression.reasons import megabits
 from farflung.planner.compression.switching import costliest, decided, gentler, switched
+from farflung.text import and_more
 
 _MOST_SWELLING = 100.0
 _TOLD = 3
@@ -122,8 +123,7 @@ def _swelling(controller: Controller, event: UnitMeasured) -> tuple[dict[tuple[i
 
 def _occasion(moved: Sequence[str]) -> str:
     """What has changed, in words; of many things the first ones, of nothing none."""
-    more = f"; and {len(moved) - _TOLD} more" if len(moved) > _TOLD else ""
-    return "; ".join(moved[:_TOLD]) + more
+    return and_more(moved, _TOLD, "; ", "; and ")
 
 
 def _is_rate(measured: float) -> bool:

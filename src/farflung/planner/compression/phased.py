@@ -10,7 +10,7 @@ from farflung.planner.compression.fixed import fixed
 from farflung.plans import CodecWishes, LaterCodecs, Plan, Topology
 from farflung.plans.phases import phases_of
 from farflung.simulator import Conditions, simulate
-from farflung.wording import counted, lasting
+from farflung.text import count_of, format_seconds
 
 
 def phased(plan: Plan, wishes: CodecWishes, steps: int) -> Plan:
@@ -40,7 +40,7 @@ def unused_phases(wishes: CodecWishes, steps: int) -> list[str]:
             end = min(phase.end(steps), steps) if phase.until < 1 else steps
             if end <= begin:
                 found.append(
-                    f"of {counted(steps, 'step')} none is written by {phase.rung}: its part of {text} rounds"
+                    f"of {count_of(steps, 'step')} none is written by {phase.rung}: its part of {text} rounds"
                     " to no step"
                 )
             begin = max(begin, end)
@@ -54,6 +54,6 @@ def phase_notes(plan: Plan, steps: int, topology: Topology, conditions: Conditio
         then = simulate(msgspec.structs.replace(plan, codecs=later.codecs), topology, conditions)
         found.append(
             f"from step {later.step + 1} of {steps} on links are written otherwise: a step then takes "
-            f"{lasting(then.step_seconds)}"
+            f"{format_seconds(then.step_seconds)}"
         )
     return tuple(found)

@@ -8,8 +8,7 @@ from farflung.planner.compression.circumstances import Circumstances
 from farflung.planner.compression.limits import MOST_BOUNDARIES, Limits, is_tried
 from farflung.planner.compression.pace import Pace
 from farflung.planner.compression.rungs import CostedRung
-from farflung.wording import lasting
-from farflung.wording import rate as rate_in_words
+from farflung.text import format_rate, format_seconds
 
 MOST_NOTES = 8
 _HIDDEN = 1.05
@@ -23,14 +22,14 @@ def reason(
     rung = rungs[chosen[way]]
     seconds = circumstances.message_seconds(way, rung)
     before = circumstances.message_seconds(way, rungs[0])
-    rate = megabits(circumstances.rate(way))
-    behind = f"{lasting(pace.bottleneck_seconds)} of {pace.bottleneck}"
+    takes = f"at {megabits(circumstances.rate(way))} a microbatch takes {format_seconds(seconds)}"
+    behind = f"{format_seconds(pace.bottleneck_seconds)} of {pace.bottleneck}"
     if seconds <= _HIDDEN * pace.bottleneck_seconds:
         hides = f"hides behind {behind}"
         if not chosen[way]:
-            return f"at {rate} a microbatch takes {lasting(seconds)}: {hides}"
-        return f"at {rate} a microbatch takes {lasting(seconds)} in place of {lasting(before)}: {hides}"
-    return f"at {rate} a microbatch takes {lasting(seconds)} in place of {lasting(before)}, beside {behind}"
+            return f"{takes}: {hides}"
+        return f"{takes} in place of {format_seconds(before)}: {hides}"
+    return f"{takes} in place of {format_seconds(before)}, beside {behind}"
 
 
 def notes(
@@ -45,8 +44,8 @@ def notes(
     ]
     slow.sort(reverse=True)
     found = [
-        f"link {circumstances.ways[way].name} stays slow: {lasting(seconds)} a microbatch with "
-        f"{rungs[chosen[way]].name}, where {worker} computes {lasting(computing)}; "
+        f"link {circumstances.ways[way].name} stays slow: {format_seconds(seconds)} a microbatch with "
+        f"{rungs[chosen[way]].name}, where {worker} computes {format_seconds(computing)}; "
         + _cure(circumstances, rungs, limits, chosen, way, computing)
         for seconds, way in slow[:MOST_NOTES]
     ]
@@ -93,4 +92,4 @@ def _why_not(
 
 def megabits(bytes_per_second: float) -> str:
     """Of payload, for people."""
-    return rate_in_words(bytes_per_second * 8 / 1e6)
+    return format_rate(bytes_per_second * 8 / 1e6)

@@ -19,6 +19,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend import lowering
 from farflung.runtime.jax_backend.arrays import shape_of
 from farflung.runtime.result_count import check_result_count
+from farflung.text import printable
 
 Shape = jax.ShapeDtypeStruct
 Shapes = dict[int, Shape]
@@ -57,8 +58,7 @@ def _evaluated(node: Node, shapes: Shapes, batch: int) -> list[Shape]:
         raise
     except Exception as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        printable = "".join(c if c.isprintable() else "?" for c in line[:200])
-        raise GraphError(f"{where} refuses its arguments: {printable}") from None
+        raise GraphError(f"{where} refuses its arguments: {printable(line[:200])}") from None
 
 
 def _check(node: Node, segment: Segment, made: Sequence[Shape], shapes: Shapes, batch: int) -> None:

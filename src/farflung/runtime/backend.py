@@ -15,10 +15,10 @@ from farflung.plans import LinkCodec, Plan
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
-from farflung.workload.form import Form
 
 if TYPE_CHECKING:
     from farflung.workload.footprint import Needs
+    from farflung.workload.form import Form
 
 
 class Summable(Protocol):

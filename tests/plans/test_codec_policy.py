@@ -28,7 +28,6 @@ def test_a_ratio_that_is_none_is_one_line(text: str) -> None:
 def test_topk_is_dense_where_everything_is_kept() -> None:
     assert topk(1.0).name == "dense"
     assert topk(100).name == "topk1-bf16"
-    assert topk(100, masked=True).name == "topk1-bf16/masked1-bf16"
 
 
 def test_wishes_name_a_policy_or_rungs_and_not_both() -> None:

@@ -54,13 +54,11 @@ def test_every_kind_of_node_is_timed_once_and_nothing_is_changed(entry: Case) ->
     assert sustained_tflops(workload, graph, profile) > 0
 
 
-def test_a_profile_says_what_it_was_made_on_and_how_far_it_is() -> None:
+def test_a_profile_says_what_it_was_made_on() -> None:
     _, graph = captured(case("gpt"), BATCH)
-    seen: list[tuple[int, int]] = []
-    profile = profile_graph(graph, BATCH, progress=lambda at, of: seen.append((at, of)))
+    profile = profile_graph(graph, BATCH)
     assert profile.framework.startswith("torch ") and profile.microbatch_size == BATCH
     assert profile.threads == torch.get_num_threads()
-    assert seen == [(at, len(graph.nodes)) for at in range(len(graph.nodes))]
 
 
 def test_what_is_random_is_timed_too() -> None:

@@ -35,6 +35,7 @@ from farflung.protocol.messages import (
     Stop,
     Submit,
 )
+from farflung.protocol.submitter import waiting_for
 from farflung.text import and_more, count_of
 
 _PLANNING_LENGTH = 120
@@ -240,10 +241,10 @@ def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]
     account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
     if job.on:
         names = [name for name in job.on if name not in usable]
-        return f"waiting for {and_more(names, NAMED)} {account}"
+        return f"{waiting_for(and_more(names, NAMED))} {account}"
     kind = "emulated worker" if job.training.emulated else "worker"
     able = " with the model's ops" if lacking else ""
-    return f"waiting for {count_of(missing, f'more {kind}')}{able} {account}"
+    return f"{waiting_for(count_of(missing, f'more {kind}'))}{able} {account}"
 
 
 def _waits_for_ops_alone(turn: Turn, job: Job, needs: int) -> bool:

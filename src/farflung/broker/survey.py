@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from farflung.broker.measurements import Direction, Measurements
 from farflung.broker.whereabouts import Whereabouts
+from farflung.paths.ways import is_relayed
 from farflung.protocol.probing import Probed, Task
 
 Line = tuple[str, Direction]
@@ -101,7 +102,7 @@ class Survey:
         rates: dict[str, float] = {}
         for peer in self.members.keys() - self.gone.keys():
             way = self.known.pairs.get((worker, peer) if direction == "up" else (peer, worker))
-            if way is not None and way.bandwidth_mbps and not way.path.startswith("relay"):
+            if way is not None and way.bandwidth_mbps and not is_relayed(way.path):
                 rates[peer] = way.bandwidth_mbps
         return rates
 

@@ -13,6 +13,7 @@ from farflung.client.observer import Observer
 from farflung.client.records import StepRow
 from farflung.client.telling import goes_on
 from farflung.protocol.messages import CodecsChosen, Planned
+from farflung.protocol.submitter import waits_for_more
 from farflung.schedule import Unit
 from farflung.text import count_of, format_bytes, format_clock, format_number
 
@@ -21,7 +22,7 @@ PAUSE_SECONDS = 5.0
 
 def advice_on(words: str) -> str:
     """What to do where a job waits for workers, whom nobody else may send; otherwise nothing."""
-    if not words.startswith("waiting for ") or " more " not in words:
+    if not waits_for_more(words):
         return ""
     return (
         "it waits until they `farflung join` this broker; Ctrl-C gives up, and fewer --workers need no more"

@@ -93,7 +93,6 @@ class Submitter:
         run: RunFolder,
         observer: Observer,
         workers: int = 0,
-        timeouts: Timeouts | None = None,
         on: Sequence[str] = (),
         wishes: Wishes = NO_WISHES,
         closed: bool = False,
@@ -105,7 +104,7 @@ class Submitter:
         self._on = list(on)
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._closed = closed
-        self._timeouts = timeouts or Timeouts()
+        self._timeouts = Timeouts()
         self.books = Books(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._errands = Errands(self._events.put_nowait)

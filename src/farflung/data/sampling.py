@@ -48,11 +48,6 @@ class SampleOrder:
         self.seed = seed
         self.steps_per_epoch = length // batch
 
-    def dataset_index(self, sample: int) -> int:
-        """The item that global sample number `sample`, counted from 0, is."""
-        step, offset = divmod(sample, self.batch)
-        return self.indices(step)[offset]
-
     def indices(self, step: int) -> list[int]:
         """The `batch` items of step `step`; microbatch m takes the m-th slice of equal size."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)

@@ -11,6 +11,7 @@ Way = Literal["direct", "reverse", "relay"]
 WAYS: tuple[Way, ...] = get_args(Way)
 LONGEST_REASON = 400
 HELPS = ". What helps: "
+_RELAYED = "relay through "
 
 _WORDS: dict[Way, str] = {"direct": "dialled", "reverse": "asked to dial back", "relay": "over a relay"}
 
@@ -30,7 +31,12 @@ def order(last: Way | None) -> tuple[Way, ...]:
 
 def relayed(relay: str) -> str:
     """The path of a link through a relay (a worker's id, or `broker`)."""
-    return f"relay through {relay}"
+    return f"{_RELAYED}{relay}"
+
+
+def is_relayed(path: str) -> bool:
+    """Whether a link's path leads through a relay."""
+    return path.startswith(_RELAYED)
 
 
 def told(tried: Sequence[Tried]) -> str:

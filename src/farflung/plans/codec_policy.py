@@ -105,13 +105,13 @@ def require_ratio(ratio: float) -> None:
         raise CodecError(f"a ratio must be 1 (nothing is compressed) to {MOST_RATIO:g}, found {ratio:g}")
 
 
-def topk(selection: float, *, masked: bool = False) -> Rung:
+def topk(selection: float) -> Rung:
     """The rung that keeps one element of `selection`; dense from 1 down."""
     if selection <= 1:
         return Rung(DENSE, DENSE)
     percent = float(f"{100 / selection:.3g}")
     share = f"{max(percent, 1e-4):.4f}".rstrip("0").rstrip(".")
-    return Rung(f"topk{share}-bf16", f"{'masked' if masked else 'topk'}{share}-bf16")
+    return Rung(f"topk{share}-bf16", f"topk{share}-bf16")
 
 
 def nearest(selection: float, most: float) -> float:

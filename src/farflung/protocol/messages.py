@@ -7,7 +7,7 @@ and the peer's role decide which union is legal on it, so a worker cannot send w
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -98,8 +98,6 @@ ToSubmitter = (
     | Renewed
 )
 ToViewer = Denied | Status | FleetTopology | Renewed
-
-AnyMessage = TypeVar("AnyMessage")
 
 
 def encode(message: Message) -> bytes:

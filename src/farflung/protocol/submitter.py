@@ -35,6 +35,19 @@ class Submit(Message, frozen=True):
             raise ValueError(f"a job on {len(self.on)} named workers, all different, cannot ask for more")
 
 
+_WAITING = "waiting for"
+
+
+def waiting_for(workers: str) -> str:
+    """The state of a job that lacks workers: which ones, or how many."""
+    return f"{_WAITING} {workers}"
+
+
+def waits_for_more(state: str) -> bool:
+    """Whether `state` is that of a job that lacks more workers than it names."""
+    return state.startswith(f"{_WAITING} ") and " more " in state
+
+
 class Accepted(Message, frozen=True):
     """The job's id, and its state in words ("waiting for 1 more worker (have 1, the job needs 2)").
 

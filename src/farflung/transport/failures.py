@@ -56,8 +56,17 @@ def why_lost(error: BaseException | None, unacknowledged_seconds: float) -> str:
 
 def why_over(peer: str, lease_seconds: float, reason: str) -> str:
     """Why a lost connection to `peer`, which ended for `reason`, is not waited for any longer."""
-    words = f"nothing heard from {peer} for {lease_seconds:g} s"
-    return words if reason.startswith(f"nothing heard from {peer}") else f"{words} ({reason})"
+    words = why_silent(peer, lease_seconds)
+    return words if reason.startswith(_silence(peer)) else f"{words} ({reason})"
+
+
+def why_silent(peer: str, seconds: float) -> str:
+    """Why a connection to `peer` ended over which nothing came for so many seconds."""
+    return f"{_silence(peer)} {seconds:g} s"
+
+
+def _silence(peer: str) -> str:
+    return f"nothing heard from {peer} for"
 
 
 def cause_of(error: BaseException | None) -> Cause:

@@ -20,7 +20,7 @@ import msgspec
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.text import printable
 from farflung.transport.connection import Connection, settle
-from farflung.transport.failures import Cause, end_of, why_never_greeted
+from farflung.transport.failures import Cause, end_of, why_never_greeted, why_silent
 from farflung.transport.figures import Figures
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
@@ -337,7 +337,7 @@ class Link(Figures):
         self._sender.ping(time.monotonic())
 
     def _fall_silent(self) -> None:
-        reason = f"nothing heard from {self.peer} for {self._timeouts.silence_seconds:g} s"
+        reason = why_silent(str(self.peer), self._timeouts.silence_seconds)
         self._end(reason, reason, "trouble")
 
     def _no_hello(self) -> None:

@@ -66,10 +66,6 @@ class Listener:
         """The port that is listened on."""
         return parse_address(self.address)[1]
 
-    def address_for(self, address: str) -> str:
-        """HOST:PORT of this listener as seen at another address of this machine (a link's `local`)."""
-        return format_address(parse_address(address)[0], self.port)
-
     def keep_to(self, timeouts: Timeouts) -> None:
         """Hold whoever comes in from now on to other limits."""
         self._timeouts = timeouts

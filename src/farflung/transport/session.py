@@ -94,11 +94,6 @@ class Session:
         self._is_over = False
 
     @property
-    def is_carried(self) -> bool:
-        """Whether a link carries it now."""
-        return self._carrier is not None
-
-    @property
     def unacknowledged(self) -> int:
         """How many messages the other side has not said to have."""
         return len(self._waiting)

@@ -54,12 +54,6 @@ def test_a_shared_line_makes_a_link_slow() -> None:
     }
 
 
-def test_a_masked_gradient_goes_where_its_activation_went() -> None:
-    net = topology({(0, 1): 10, (1, 0): 40})
-    found = policies.adatopk(10, masked=True)(chain(["a", "b"]), net)
-    assert {codec.codec for codec in found} == {"topk3.33-bf16/masked3.33-bf16"}
-
-
 def test_what_is_no_float_is_never_compressed() -> None:
     found = ratios(policies.uniform_topk(30)(chain(["a", "b"], masks=True), topology({})))
     ratio = catalogue.declared("topk3.33-bf16").ratio
@@ -107,9 +101,9 @@ def test_a_ratio_below_one_is_refused_in_one_line(ratio: float) -> None:
             policy(ratio)
 
 
-@given(selection=st.floats(1, 3e5), masked=st.booleans())
-def test_any_selection_has_a_codec_that_keeps_as_much(selection: float, masked: bool) -> None:
-    rung = topk(selection, masked=masked)
+@given(selection=st.floats(1, 3e5))
+def test_any_selection_has_a_codec_that_keeps_as_much(selection: float) -> None:
+    rung = topk(selection)
     for name in rung:
         recipe = catalogue.recipe(name)
         share = getattr(recipe.codec, "share", 1.0)

@@ -78,19 +78,17 @@ def uniform(rung: str) -> Policy:
     return policy
 
 
-def uniform_topk(ratio: float, *, masked: bool = False) -> Policy:
-    """TopK on every link alike: one element of `ratio` is kept; see `adatopk` for `masked` and what is
-    raised.
-    """
+def uniform_topk(ratio: float) -> Policy:
+    """TopK on every link alike: one element of `ratio` is kept; raises what `adatopk` does."""
     require_ratio(ratio)
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-        return named({link: topk(ratio, masked=masked) for link in traffic(plan)}, plan)
+        return named({link: topk(ratio) for link in traffic(plan)}, plan)
 
     return policy
 
 
-def adatopk(ratio: float, *, masked: bool = False) -> Policy:
+def adatopk(ratio: float) -> Policy:
     """FusionLLM's AdaTopK (arXiv 2410.12707), as far as its formula could be established.
 
     Link i keeps one element of r_i = max(1, 3 r R_i / max_j R_j), R_i its estimated transfer time (latency
@@ -100,11 +98,6 @@ def adatopk(ratio: float, *, masked: bool = False) -> Policy:
     between indices are coded, so bytes shrink by more than r: 12 bytes become less than 4. The paper's text
     could not be read; whether gradients follow the mask of the activations is not known. The plain reading is
     the default: largest elements of the tensor, activations and gradients each on their own.
-
-    Parameters
-    ----------
-    masked
-        Ours, not the paper's: a gradient travels where its activation did, by the rougher of the two links.
 
     Raises
     ------
@@ -118,9 +111,7 @@ def adatopk(ratio: float, *, masked: bool = False) -> Policy:
         seconds = _seconds(topology, links)
         slowest = max(seconds.values(), default=0.0)
         kept = {link: 3 * ratio * took / slowest if slowest else 1.0 for link, took in seconds.items()}
-        if masked:
-            kept = {(a, b): max(one, kept.get((b, a), 1.0)) for (a, b), one in kept.items()}
-        chosen = {link: topk(nearest(one, 3 * ratio), masked=masked) for link, one in kept.items()}
+        chosen = {link: topk(nearest(one, 3 * ratio)) for link, one in kept.items()}
         return named(chosen, plan)
 
     return policy

@@ -5,7 +5,7 @@ A kind whose time is known is not timed again. The nodes run as `replay` says, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ def profile_graph(
     batch: Mapping[str, Tensor] | None = None,
     optimizer: Optimizer | None = None,
     known: Known | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> DeviceProfile:
     """Time the nodes of `graph` on microbatches of `samples`, and with `optimizer` its parameters' updates.
 
@@ -47,14 +46,12 @@ def profile_graph(
         Whose updates are timed.
     known
         Times that were taken on this device before (`profile_store`): they are not taken again.
-    progress
-        Told how many nodes of how many are ready to be timed.
     """
     known = known or Known()
     kinds = signatures(graph, samples)
     sums = sorted({kind for of_node in gradient_sums(graph, samples) for kind in of_node})
     replay = Replay(graph, samples, kinds, known.nodes, {**(state or {}), **(batch or {})})
-    replay.prepare(progress)
+    replay.prepare()
     found = {**known.nodes, **{time.signature: time for time in replay.times()}}
     found |= {kind: sum_time(kind) for kind in sums if kind not in found}
     wanted = dict.fromkeys([*(kind for kind in kinds if kind is not None), *sums])

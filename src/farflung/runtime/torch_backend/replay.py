@@ -10,7 +10,7 @@ make is taken from its like: so 20 to 80 of hundreds of nodes run, each as the c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -79,15 +79,12 @@ class Replay:
         self._sums: dict[int, Tensor] = {}
         self._overhead = 0.0
 
-    def prepare(self, progress: Callable[[int, int], None] | None) -> None:
+    def prepare(self) -> None:
         """Choose the nodes, if there are any to time, and make what they read."""
         if all(kind is None or kind in self._known for kind in self._kinds):
             return
         first: dict[str, Node] = {}
-        for at, node in enumerate(self._graph.nodes):
-            if progress:
-                progress(at, len(self._graph.nodes))
-            kind = self._kinds[at]
+        for node, kind in zip(self._graph.nodes, self._kinds, strict=True):
             if kind is not None and kind in first:
                 self._like.update(zip(node.writes(), map(self._of, first[kind].writes()), strict=True))
                 continue

@@ -30,7 +30,7 @@ train: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder --durations 30
 
-# A million each of damaged documents, payloads of codecs, and frames (docs/measurements.md, Fuzzing). Goes on where
+# A million each of damaged documents, payloads of codecs, and frames (docs/measurements/fuzzing.md). Goes on where
 # it was broken off, payloads apart.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz

@@ -35,7 +35,8 @@ class Case:
     loss
         The job's loss function, where the module does not return its loss.
     tolerance
-        How far a gradient of the cut model may be from eager's, as docs/architecture.md defines differences;
+        How far a gradient of the cut model may be from eager's, as docs/explanation/numerics.md
+        defines differences;
         0 asks for equal bits wherever it is cut.
     notes
         What is special about it: why it is here, and where its tolerance comes from.

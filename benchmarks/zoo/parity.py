@@ -46,7 +46,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Difference:
-    """The worst relative differences over some steps (docs/architecture.md, "Differences")."""
+    """The worst relative differences over some steps (docs/explanation/numerics.md)."""
 
     loss: float
     gradient: float

@@ -2,7 +2,7 @@
 
 glibc gives the end of its heap back to the kernel as soon as some of it is free, and every thread has a heap
 of its own, in pieces that it gives back whole. So the tensors of a step got new pages again and again, each
-by a fault (docs/measurements.md, "Freed memory"). Where the library is another one nothing is changed.
+by a fault (docs/measurements/memory.md, "Freed memory"). Where the library is another one nothing is changed.
 """
 
 from __future__ import annotations

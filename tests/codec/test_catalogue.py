@@ -95,7 +95,7 @@ def test_an_unknown_name_is_one_line_with_those_there_are(name: str) -> None:
 def test_a_mistyped_name_is_told_the_nearest_one(name: str, meant: str) -> None:
     with pytest.raises(CodecError, match=rf"there is no codec '{name}': did you mean {meant}\? ") as raised:
         recipe(name)
-    assert "docs/codecs.md" in str(raised.value) and len(str(raised.value)) < 240
+    assert "docs/reference/codecs.md" in str(raised.value) and len(str(raised.value)) < 240
 
 
 def test_the_examples_that_an_error_gives_are_codecs() -> None:

@@ -19,8 +19,8 @@ CodecOption = Annotated[
         "--codec",
         metavar="RUNG[@SHARE,RUNG]|A->B=RUNG",
         help="How links between workers are written: for activations/gradients, such as int8/int4-stochastic"
-        " (docs/codecs.md), or who chooses: auto, auto:ROUGHEST, adatopk:R, uniform:R. RUNG@0.85,RUNG is the"
-        " second one from 85 % of the steps on."
+        " (docs/reference/codecs.md), or who chooses: auto, auto:ROUGHEST, adatopk:R, uniform:R."
+        " RUNG@0.85,RUNG is the second one from 85 % of the steps on."
         " With A->B= only that link; may be repeated.",
     ),
 ]

@@ -66,8 +66,8 @@ class Job:
     codec
         With which rung links between workers are written, such as "int8/int4-stochastic", with which in turn
         ("RUNG@0.85,RUNG": the second from 85 % of the steps on), or who chooses:
-        "auto" (or "auto:RUNG", the roughest that may be), "adatopk:R", "uniform:R" (docs/codecs.md);
-        `farflung train --codec` takes its place.
+        "auto" (or "auto:RUNG", the roughest that may be), "adatopk:R", "uniform:R"
+        (docs/reference/codecs.md); `farflung train --codec` takes its place.
     max_loss_gap
         What "auto" may cost in held-out loss of the exported model, relative.
     validate_every

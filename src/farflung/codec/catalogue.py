@@ -27,7 +27,7 @@ EXAMPLES = (
     "axes20",
     "axes100-dithered",
 )
-"""One or two of a family; docs/codecs.md has all."""
+"""One or two of a family; docs/reference/codecs.md has all."""
 TOKEN_MEAN = "token-mean:"
 KEYS = 256
 """Tokens of a larger vocabulary share them."""
@@ -100,7 +100,8 @@ def gives_mask(name: str) -> bool:
 def _unknown(name: str) -> str:
     close = get_close_matches(name, (*_FAMILIES, *EXAMPLES, "topk1-bf16", "even30"), 1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return f"there is no codec {name!r}: {hint}there are {', '.join(EXAMPLES)} and others (docs/codecs.md)"
+    examples = ", ".join(EXAMPLES)
+    return f"there is no codec {name!r}: {hint}there are {examples} and others (docs/reference/codecs.md)"
 
 
 def _innermost(name: str) -> Inner:

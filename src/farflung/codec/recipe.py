@@ -24,7 +24,7 @@ Family: TypeAlias = Inner | Lossless
 _MOST_NUMBERS = 2**28
 _ACTIVATION_BITS, _GRADIENT_BITS = (0.78, -1.52), (0.5, 0.54)
 """So many of those that even levels alone take, and so many more: whole runs of 450 steps of a GPT 128 wide
-(docs/measurements.md, "Convergence"), axes and headers included, lie within 8 % of that from axes3 to axes40
+(docs/measurements/convergence.md), axes and headers included, lie within 8 % of that from axes3 to axes40
 and from axes30-dithered to axes200-dithered."""
 _LEAST_SHARE = 0.3
 _ACTIVATION_GBPS, _GRADIENT_GBPS = (0.37, 0.38), (0.27, 0.34)

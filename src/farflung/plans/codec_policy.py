@@ -95,7 +95,7 @@ def is_auto(text: str) -> bool:
 def _roughest(text: str) -> str:
     name = Rung.of(text).name
     if name not in LADDER:
-        raise CodecError(f"behind auto: expected one of {', '.join(LADDER)} (docs/codecs.md)")
+        raise CodecError(f"behind auto: expected one of {', '.join(LADDER)} (docs/reference/codecs.md)")
     return name
 
 

@@ -28,7 +28,7 @@ DATA_SHEET_EFFICIENCY = 0.4
 
 MEASURED_EFFICIENCY = 0.7
 """Of the TFLOP/s that a worker measured with matrix products, what training reaches: 0.48 to 0.80 on four
-models, 0.70 in the median (docs/planner.md, "What a segment costs")."""
+models, 0.70 in the median (docs/explanation/planner.md, "The objective")."""
 
 
 MAX_LOSS_GAP = 0.01

@@ -28,7 +28,7 @@ PARAMETER_TOLERANCE = 1e-4
 
 
 class CheckReport(msgspec.Struct, frozen=True):
-    """What `check` found; differences are relative (docs/architecture.md, "Differences")."""
+    """What `check` found; differences are relative (docs/explanation/numerics.md)."""
 
     ok: bool
     loss_difference: float

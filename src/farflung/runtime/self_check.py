@@ -37,7 +37,7 @@ _ONLY_IN_TRAINING = frozenset({"aten.native_dropout.default", "aten.scaled_dot_p
 
 
 class SelfCheck(msgspec.Struct, frozen=True):
-    """How far the graph is from eager; relative differences as docs/architecture.md defines them."""
+    """How far the graph is from eager; relative differences as docs/explanation/numerics.md defines them."""
 
     loss_difference: float
     worst_gradient_difference: float

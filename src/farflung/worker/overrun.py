@@ -32,7 +32,7 @@ STATE_BYTES_PER_SECOND = 1e8
 LEAST_TFLOPS = 1e-3
 """What memory and device do at least, where nothing better is known."""
 COMPILE_SECONDS = 0.06
-"""For each node (docs/measurements.md, "Compiling for JAX")."""
+"""For each node (docs/measurements/models.md, "Compiling for JAX")."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class Moves:
     """Neighbours of orders over a set of workers, of which `count` are used, unless None.
 
     With `again` a worker may also come a second time, which leads on where memory is short; turns that
-    interleave cost more, simulated, than they save (docs/planner.md). No worker follows itself.
+    interleave cost more, simulated, than they save (docs/explanation/planner.md). No worker follows itself.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`auto`: the best of all other schedulers' plans, improved by structured moves; see docs/planner.md."""
+"""`auto`: the best of all other schedulers' plans, improved by moves; see docs/explanation/planner.md."""
 
 from __future__ import annotations
 

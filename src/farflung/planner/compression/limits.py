@@ -15,7 +15,7 @@ MOST_BOUNDARIES = 3
 """Of the chains on which losses of rungs were measured (`codec/losses.json`)."""
 MOST_NOISE = 0.1
 """Relative error of gradients that cross more of them: over seven boundaries a GPT learned with 0.09 at each
-as it does without, and with 0.17 it stopped (docs/measurements.md, "With codecs")."""
+as it does without, and with 0.17 it stopped (docs/measurements/race.md, "With codecs")."""
 
 
 @dataclass(frozen=True)

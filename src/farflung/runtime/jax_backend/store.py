@@ -1,7 +1,7 @@
 """Compiled programs on disk: a worker that starts again need not compile what it ran before.
 
-Reading takes a tenth of the time that compiling does (docs/measurements.md, "Compiling for JAX"). What lies
-there is code, so nobody but the user may write it.
+Reading takes a tenth of the time that compiling does (docs/measurements/models.md). What lies there
+is code, so nobody but the user may write it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from farflung.broker.measurements import Measurements, PairMeasurement
 from farflung.broker.traffic import Traffic
 from farflung.protocol.reaching import LinkReport, Links
-from farflung.transport.link_status import LinkStatus
+from farflung.transport.link_stats import LinkStatus
 
 WORKERS = ["a", "b", "c"]
 

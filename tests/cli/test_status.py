@@ -9,7 +9,7 @@ import pytest
 from farflung.cli.status_text import status_lines
 from farflung.protocol.reaching import LinkReport
 from farflung.protocol.viewer import JobStatus, LinkView, Status, WorkerStatus
-from farflung.transport.link_status import LinkStatus
+from farflung.transport.link_stats import LinkStatus
 
 
 def status_of(*states: str) -> Status:

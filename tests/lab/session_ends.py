@@ -25,7 +25,7 @@ from tests.support.links import Recorder, value_header
 from farflung.client.links import Lost
 from farflung.client.worker_line import WorkerLine
 from farflung.errors import ConnectionFailed
-from farflung.transport.circuit import TOKEN_BYTES, join
+from farflung.transport.circuits import TOKEN_BYTES, join
 from farflung.transport.contexts import client_context, server_context
 from farflung.transport.endpoint import Handler, Hello, Link, LinkOptions, Peer, dial, dial_over, listen
 from farflung.transport.headers import DataHeader

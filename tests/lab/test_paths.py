@@ -15,7 +15,7 @@ from tests.support.certificates import TestAuthority
 
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
-from farflung.transport.link_status import LinkStatus
+from farflung.transport.link_stats import LinkStatus
 from farflung.transport.probe import PairEstimate
 from farflung.transport.timeouts import PROBE_SECONDS
 

@@ -20,7 +20,7 @@ from farflung.paths.errand import Errand
 from farflung.protocol.fields import Message
 from farflung.protocol.reaching import AskCircuit, AskReverse, Circuit, DialBack, NotReached
 from farflung.transport.addresses import parse_address
-from farflung.transport.circuit import TOKEN_BYTES
+from farflung.transport.circuits import TOKEN_BYTES
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts

@@ -11,7 +11,7 @@ import pytest
 from tests.support.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but, value_header
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.endpoint import Hello, Link, LinkOptions, Peer
+from farflung.transport.endpoint import Hello, LinkOptions, Peer
 from farflung.transport.failures import GIVEN_UP
 from farflung.transport.frames import (
     Cancel,
@@ -439,8 +439,8 @@ def test_a_peer_that_hangs_up_after_a_silence_is_not_called_dead(
     async def test() -> None:
         async with paired(tmp_path) as pair:
             rogue = await _greeted(pair, "d")
-            was_heard = pair.heard_by_b.links[-1].last_heard - pair.timeouts.suspect_seconds
-            monkeypatch.setattr(Link, "last_heard", was_heard)
+            link = pair.heard_by_b.links[-1]
+            monkeypatch.setattr(link, "last_heard", link.last_heard - pair.timeouts.suspect_seconds)
             await rogue.close()
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
             assert pair.heard_by_b.reasons == [GIVEN_UP]

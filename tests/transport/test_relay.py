@@ -18,8 +18,7 @@ from tests.support.links import Recorder, run, slice_header, usual_but
 
 from farflung.errors import ConnectionFailed
 from farflung.transport.addresses import parse_address
-from farflung.transport.circuit import HELLO_BYTES, MAGIC, TOKEN_BYTES, UNKNOWN, join
-from farflung.transport.circuit_book import Circuit
+from farflung.transport.circuits import HELLO_BYTES, MAGIC, TOKEN_BYTES, UNKNOWN, Circuit, join
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, dial_over, listen
 from farflung.transport.relay import Relay
 from farflung.transport.timeouts import Timeouts
@@ -191,7 +190,7 @@ def test_a_relay_that_does_not_answer_is_told_from_one_that_waits(monkeypatch: p
     async def silence(*_: object) -> socket.socket:
         raise TimeoutError
 
-    monkeypatch.setattr("farflung.transport.circuit.connect", silence)
+    monkeypatch.setattr("farflung.transport.circuits.connect", silence)
     with pytest.raises(ConnectionFailed, match=r"192\.0\.2\.1:7700 did not answer within 4 s: .* firewall"):
         run(join("192.0.2.1:7700", bytes(TOKEN_BYTES), TIMEOUTS))
 
@@ -205,7 +204,7 @@ def test_a_relay_that_falls_silent_is_told_from_one_that_waits(
     async def scene() -> None:
         async with place(tmp_path, Relay(1e9, TIMEOUTS)) as here:
             one, _ = here.tokens()
-            monkeypatch.setattr("farflung.transport.circuit._read", lost)
+            monkeypatch.setattr("farflung.transport.circuits._read", lost)
             with pytest.raises(ConnectionFailed, match="did not answer within 5 s"):
                 await join(here.port.address, one, TIMEOUTS)
 

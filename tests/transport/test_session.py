@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.support.links import feed, slice_header, value_header
 
 from farflung.errors import ProtocolError
-from farflung.transport import parts
+from farflung.transport import byte_ranges
+from farflung.transport.byte_ranges import Part, Parts
 from farflung.transport.frame_reader import FrameReader
 from farflung.transport.frames import Chunk, Control, Frame, Open, encode
 from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.inbox import Inbox
 from farflung.transport.outbox import CutOff, Done, Outbox
-from farflung.transport.parts import Part, Parts
 from farflung.transport.session import MAXIMUM_CONTROLS, Session
 
 CHUNK_BYTES = 8
@@ -251,7 +251,7 @@ def test_what_there_is_no_room_to_keep_comes_again_whole(monkeypatch: pytest.Mon
     begun(sides)
     sides.connect(True)
     sides.move(0, 1)
-    monkeypatch.setattr(parts, "MAXIMUM_KEPT_BYTES", 39)
+    monkeypatch.setattr(byte_ranges, "MAXIMUM_KEPT_BYTES", 39)
     sides.lose(notices=True)
     sides.connect(True)
     assert chunks_left(sides) == 5 and sides.heard[1].data == sides.posted[0].data

@@ -11,8 +11,8 @@ from tests.worker.loads import fresh, load
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Claim, FromPeer, Load, Welcome, decode, encode
 from farflung.runtime.parcel import Parcel
+from farflung.transport.byte_ranges import Part, Parts
 from farflung.transport.headers import DataHeader, Receipt, ValueHeader
-from farflung.transport.parts import Part, Parts
 from farflung.transport.peer import Peer
 from farflung.worker.intake import Intake
 from farflung.worker.lobby import LOBBY_SIZE, LOBBY_SIZE_A_PEER

@@ -7,7 +7,7 @@ import secrets
 from farflung.broker.events import Command, OpenCircuit, Send
 from farflung.broker.reaching import to_member
 from farflung.protocol.reaching import Circuit, HoldCircuit, NotReached
-from farflung.transport.circuit import TOKEN_BYTES
+from farflung.transport.circuits import TOKEN_BYTES
 from farflung.transport.names import BROKER_ID
 from farflung.transport.relay import Relay
 

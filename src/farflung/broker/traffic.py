@@ -16,7 +16,7 @@ import msgspec
 from farflung.broker.measurements import Measurements, Pair, PairMeasurement
 from farflung.plans.topology import MOST_MBPS, MOST_MILLISECONDS
 from farflung.protocol.reaching import Links
-from farflung.transport.link_status import LinkStatus
+from farflung.transport.link_stats import LinkStatus
 
 BUSY_BYTES = 2**18
 """What a link must have carried since the last report to count as busy."""

@@ -13,7 +13,7 @@ from farflung.protocol.messages import Planned
 from farflung.protocol.reaching import Answers, LinkReport, Links
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, listen
 from farflung.transport.identity import Identity
-from farflung.transport.link_status import LinkStatus
+from farflung.transport.link_stats import LinkStatus
 from farflung.transport.timeouts import Timeouts
 
 ANYWHERE = "[::]:0"

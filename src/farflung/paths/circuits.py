@@ -7,7 +7,7 @@ from functools import partial
 
 from farflung.errors import ConnectionFailed
 from farflung.protocol.reaching import Circuit
-from farflung.transport.circuit import join
+from farflung.transport.circuits import join
 from farflung.transport.racing import AllFailed, race
 from farflung.transport.timeouts import Timeouts
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from collections import deque
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from farflung.transport.addresses import format_address
-from farflung.transport.sockets import limit_unsent, pending_error, run_free, start_afresh
+from farflung.transport.sockets import limit_unsent, run_free, start_afresh
 
 # How much may be read or written before others on the loop have their turn.
 _TURN_BYTES = 2**20
@@ -133,7 +134,7 @@ class Connection:
     def _read(self) -> None:
         if self._is_reading:
             # Asked first: the way Python reads from OpenSSL, a reset or a time-out looks like an end of file.
-            self._failure = pending_error(self.socket) or self._failure
+            self._failure = _pending_error(self.socket) or self._failure
         wire, taken = self._wire, 0
         while self._is_reading and taken < _TURN_BYTES:
             assert wire is not None
@@ -239,6 +240,12 @@ def _records(buffers: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
             room -= len(rest)
     if pieces:
         yield memoryview(b"".join(pieces))
+
+
+def _pending_error(connection: socket.socket) -> OSError | None:
+    """What ended the connection, if the kernel has not told yet; it tells once."""
+    number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return OSError(number, os.strerror(number)) if number else None
 
 
 @dataclass(frozen=True)

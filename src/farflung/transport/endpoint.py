@@ -17,7 +17,6 @@ from farflung.transport.connection import Connection
 from farflung.transport.failures import is_of_another_authority, why_unreachable
 from farflung.transport.frames import Hello
 from farflung.transport.handler import Handler
-from farflung.transport.lanes import More
 from farflung.transport.link import Link
 from farflung.transport.listener import Listener, listen
 from farflung.transport.newcomer import Exchange, OnStranger
@@ -25,6 +24,7 @@ from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.peer import Peer, require_peer
 from farflung.transport.racing import AllFailed, race
 from farflung.transport.sockets import connect
+from farflung.transport.stripe_set import More
 from farflung.transport.timeouts import Timeouts
 
 __all__ = [

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.transport.arrivals import Arrival, fastest, line_mbps
-from farflung.transport.findings import Findings
+from farflung.transport.probe_estimator import ProbeEstimator
+from farflung.transport.rate_estimator import Arrival, fastest, line_mbps
 from farflung.transport.timeouts import FAN_SECONDS
 
 _LOOK_SECONDS = 0.02
@@ -31,7 +31,7 @@ async def watch(total_bytes: Callable[[], int], round_trip_seconds: float) -> Li
     `round_trip_seconds` is that of the longest link. While this process itself stands still it notes nothing,
     so that time counts as no more than a few looks, until all has taken twice as long as it may.
     """
-    findings = Findings()
+    findings = ProbeEstimator()
     findings.answered(round_trip_seconds)
     left, now = FAN_SECONDS + _BEGINNING_ROUND_TRIPS * round_trip_seconds, time.monotonic()
     latest = now + 2 * left

@@ -9,28 +9,36 @@ from farflung.transport.timeouts import Timeouts
 
 
 class Heartbeat:
-    """Counts beats without a sign of life, not seconds: after this process itself was stopped for a while
-    (a laptop's lid) bytes that wait in the socket are read before the peer is declared silent.
+    """Counts beats in which `received`, the number of bytes so far, did not grow.
+
+    It counts beats, not seconds: after this process was stopped for a while (a laptop's lid), bytes that wait
+    in the socket are read before the peer is declared silent.
     """
 
-    def __init__(self, timeouts: Timeouts, beat: Callable[[], None], silent: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        received: Callable[[], int],
+        beat: Callable[[], None],
+        silent: Callable[[], None],
+    ) -> None:
         self._interval = timeouts.heartbeat_seconds
         self._limit = round(timeouts.silence_seconds / timeouts.heartbeat_seconds)
+        self._received = received
+        self._received_before = received()
         self._beat = beat
         self._silent = silent
         self._beats_in_silence = 0
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
-
-    def heard(self) -> None:
-        """The peer is alive."""
-        self._beats_in_silence = 0
 
     def stop(self) -> None:
         """No more beats."""
         self._timer.cancel()
 
     def _tick(self) -> None:
-        self._beats_in_silence += 1
+        received = self._received()
+        self._beats_in_silence = 1 if received != self._received_before else self._beats_in_silence + 1
+        self._received_before = received
         if self._beats_in_silence >= self._limit:
             self._silent()
             return

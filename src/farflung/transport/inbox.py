@@ -1,21 +1,37 @@
-"""What a link is receiving: streams and control messages that are not whole yet."""
+"""The receiving half of a link: what each frame does, and the messages that are not whole yet."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farflung.errors import ProtocolError
-from farflung.transport.coverage import Coverage
-from farflung.transport.frames import Cancel, Chunk, Control, Frame, Open
+from farflung.transport.byte_ranges import ByteRanges, Part, Parts
+from farflung.transport.frames import (
+    Cancel,
+    Chunk,
+    Close,
+    Control,
+    Credit,
+    Frame,
+    Open,
+    Ping,
+    Pong,
+    Taken,
+    Widen,
+    kind_of,
+)
+from farflung.transport.frames import Stripe as StripeFrame
 from farflung.transport.handler import Handler
 from farflung.transport.headers import MAXIMUM_STREAMS, DataHeader, Receipt
 from farflung.transport.outbox import WINDOW_BYTES
-from farflung.transport.pace import MINIMUM_CHUNK_BYTES
-from farflung.transport.parts import Part, Parts
+from farflung.transport.rate_estimator import MINIMUM_CHUNK_BYTES
 
 if TYPE_CHECKING:
     from farflung.transport.link import Link
+    from farflung.transport.stripe import Stripe
+    from farflung.transport.stripe_set import StripeSet
 
 MAXIMUM_RANGES = WINDOW_BYTES // MINIMUM_CHUNK_BYTES
 """Of one message, with gaps between them: no more chunks can be on their way than credit allows."""
@@ -25,8 +41,8 @@ MAXIMUM_RANGES = WINDOW_BYTES // MINIMUM_CHUNK_BYTES
 class _Arriving:
     header: DataHeader
     memory: memoryview | None
-    begun: Coverage = field(default_factory=Coverage)
-    ended: Coverage = field(default_factory=Coverage)
+    begun: ByteRanges = field(default_factory=ByteRanges)
+    ended: ByteRanges = field(default_factory=ByteRanges)
     cancelled_after: int | None = None
 
     @property
@@ -190,6 +206,91 @@ class Inbox:
         arriving.memory, arriving.cancelled_after = None, frame.sent
         if arriving.is_over:
             del self._streams[frame.stream]
+
+
+class FrameDispatch:
+    """Decides what each frame does that comes over a link that stands.
+
+    Parameters
+    ----------
+    inbox
+        Takes data and control messages.
+    stripes
+        Over which the link goes; their sender takes what concerns the other direction.
+    answered
+        Called with the stamp of a ping that was answered.
+    dialled
+        Whether this side opens further stripes when it is asked to.
+    """
+
+    def __init__(
+        self, inbox: Inbox, stripes: StripeSet, answered: Callable[[float], None], dialled: bool
+    ) -> None:
+        self.inbox = inbox
+        self._stripes = stripes
+        self._sender = stripes.sender
+        self._answered = answered
+        self._dialled = dialled
+
+    def is_due(self, stripe: Stripe, frame: Frame) -> bool:
+        """Over one connection all is due, over several a chunk may outrun its stream.
+
+        Raises
+        ------
+        ProtocolError
+            Every connection waits for another.
+        """
+        if not self.inbox.is_striped or self.inbox.is_due(frame):
+            return True
+        if not self._stripes.may_hold(stripe):
+            raise ProtocolError("expected the beginning of a stream, found all connections to be past it")
+        return False
+
+    def begin(self, stripe: Stripe, frame: Frame, payload_bytes: int) -> memoryview | None:
+        """Memory for the payload, None to drop it; ProtocolError if the frame may not come, or not here."""
+        if stripe is not self._stripes.primary and not isinstance(frame, Open | Chunk | StripeFrame | Close):
+            raise ProtocolError(f"expected only data on a further connection, found a {kind_of(frame)} frame")
+        if isinstance(frame, Chunk):
+            self._sender.owe(payload_bytes)
+            return self.inbox.begin_chunk(frame, payload_bytes)
+        if isinstance(frame, Open):
+            self._sender.owe(payload_bytes)
+            memory = self.inbox.begin_open(frame, payload_bytes)
+            self._release_held()
+            return memory
+        if isinstance(frame, Control):
+            return self.inbox.begin_control(frame, payload_bytes)
+        return None
+
+    def end(self, frame: Frame, payload_bytes: int) -> None:
+        """The frame is here whole; ProtocolError if it may not come."""
+        match frame:
+            case Chunk() | Open():
+                self.inbox.end_data(frame, payload_bytes)
+                self._sender.receipt(self.inbox.receipt)
+            case Control():
+                self.inbox.end_control(payload_bytes)
+                self._release_held()
+                self._sender.receipt(self.inbox.receipt)
+            case Credit(count):
+                self._sender.credit(count)
+            case Ping(stamp):
+                self._sender.pong(stamp)
+            case Pong(stamp):
+                self._answered(stamp)
+            case Cancel():
+                self.inbox.cancel(frame)
+            case Widen(connections) if self._dialled:
+                self._stripes.open(connections)
+            case Taken(receipt):
+                self._sender.took(receipt)
+            case _:
+                raise ProtocolError(f"expected no {kind_of(frame)} frame on an open link, found one")
+
+    def _release_held(self) -> None:
+        # Only stripes that wait for each other are held.
+        if self.inbox.is_striped:
+            self._stripes.release()
 
 
 def _check_fit(offset: int, size: int, total: int) -> None:

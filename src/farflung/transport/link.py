@@ -19,9 +19,9 @@ import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.text import printable
+from farflung.transport.byte_ranges import Parts
 from farflung.transport.connection import Connection, settle
 from farflung.transport.failures import Cause, end_of, why_never_greeted, why_silent
-from farflung.transport.figures import Figures
 from farflung.transport.frames import (
     MAXIMUM_CONTROL_BYTES,
     STRIPE_TOKEN_BYTES,
@@ -29,32 +29,28 @@ from farflung.transport.frames import (
     Frame,
     Hello,
     Kind,
-    Stripe,
     closing,
     kind_of,
 )
+from farflung.transport.frames import Stripe as StripeFrame
 from farflung.transport.handler import Handler
 from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.heartbeat import Heartbeat
-from farflung.transport.inbox import Inbox
-from farflung.transport.lane import Lane
-from farflung.transport.lanes import Lanes, More
-from farflung.transport.link_status import LinkStatus, status_of
+from farflung.transport.inbox import FrameDispatch, Inbox
+from farflung.transport.link_stats import LinkStats, LinkStatus, status_of
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.outbox import CutOff, Done
-from farflung.transport.parts import Parts
 from farflung.transport.peer import Peer
-from farflung.transport.reception import Reception
 from farflung.transport.sockets import congestion_control, path_state, tune
-from farflung.transport.spread import Spread
+from farflung.transport.stripe import Stripe
+from farflung.transport.stripe_set import More, StripeSet
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.vitals import Vitals
 
 _log = logging.getLogger("farflung.transport")
 
 
-class Link(Figures):
-    """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only. What it knows: `Figures`.
+class Link(LinkStats):
+    """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only.
 
     Attributes
     ----------
@@ -93,19 +89,20 @@ class Link(Figures):
         self._dialled = dialled
         self._find = find
         self._transport = connection
-        self._primary = Lane(connection, self)
-        self._lanes = Lanes(self._primary, self, more)
-        width = options.width(self.congestion_control, partial(path_state, connection.socket))
-        super().__init__(Vitals(connection.socket), Spread(self._lanes, width, dialled), timeouts)
+        self._primary = Stripe(connection, self)
+        controller = options.controller(self.congestion_control, partial(path_state, connection.socket))
+        stripes = StripeSet(self._primary, self, more, controller, dialled)
+        super().__init__(connection.socket, stripes, timeouts)
+        self._sender = stripes.sender
         self._handler: Handler | None = None
-        self._reception: Reception | None = None
+        self._dispatch: FrameDispatch | None = None
         self._heartbeat: Heartbeat | None = None
         self._lost = asyncio.Event()
         self._deadline = asyncio.get_running_loop().call_later(timeouts.dial_seconds, self._no_hello)
         if dialled:
             self._sender.write_now(own)
         else:
-            self._lanes.token = secrets.token_bytes(STRIPE_TOKEN_BYTES)
+            self._stripes.token = secrets.token_bytes(STRIPE_TOKEN_BYTES)
         self._primary.start()
 
     async def send(self, header: DataHeader, buffer: memoryview) -> None:
@@ -179,7 +176,7 @@ class Link(Figures):
         """
         self._end(reason, tell=reason)
         await self._lost.wait()
-        await self._lanes.closed()
+        await self._stripes.closed()
 
     def abandon(self, reason: str) -> None:
         """Be over at once, because another link takes the place of this one; the handler is not told."""
@@ -208,67 +205,61 @@ class Link(Figures):
     def release(self) -> Link:
         """Let the handler hear, from the moment that the caller awaits something else."""
         self._primary.go_on()
-        self._spread.release()
+        self._stripes.open_wanted()
         return self
 
     @property
     def token(self) -> bytes | None:
         """Whoever shows it may open a further connection of this link; None before the peer has told it."""
-        return self._lanes.token
+        return self._stripes.token
 
     @property
     def status(self) -> LinkStatus:
         """What commands and metrics show of it."""
         return status_of(self)
 
-    # transport.lane.Owner
+    # transport.stripe.Owner
 
-    def heard(self, count: int) -> None:
-        """Called by a lane, before it takes what came."""
-        self._vitals.heard(count, None if self._inbox is None else self._inbox.awaits_more)
-        if self._heartbeat is not None:
-            self._heartbeat.heard()
+    def is_due(self, stripe: Stripe, frame: Frame) -> bool:
+        """Called by a stripe."""
+        return self._dispatch is None or self._dispatch.is_due(stripe, frame)
 
-    def is_due(self, lane: Lane, frame: Frame) -> bool:
-        """Called by a lane."""
-        return self._reception is None or self._reception.is_due(lane, frame)
-
-    def begin(self, lane: Lane, frame: Frame, payload_bytes: int) -> memoryview | None:
-        """Called by a lane."""
+    def begin(self, stripe: Stripe, frame: Frame, payload_bytes: int) -> memoryview | None:
+        """Called by a stripe."""
         if self.reason is not None:
             return None
-        if self._reception is None:
-            if not isinstance(frame, Hello | Close | Stripe):
+        if self._dispatch is None:
+            if not isinstance(frame, Hello | Close | StripeFrame):
                 raise ProtocolError(f"expected a hello first, found a {kind_of(frame)} frame")
             return None
-        memory = self._reception.begin(lane, frame, payload_bytes)
+        memory = self._dispatch.begin(stripe, frame, payload_bytes)
         # The handler may have closed the link just now; nothing is written to its memory after that.
         return memory if self.reason is None else None
 
-    def end(self, lane: Lane, frame: Frame, payload_bytes: int) -> None:
-        """Called by a lane."""
+    def end(self, stripe: Stripe, frame: Frame, payload_bytes: int) -> None:
+        """Called by a stripe."""
         if isinstance(frame, Close):
-            self._closed(lane, frame)
+            self._closed(stripe, frame)
         elif self.reason is not None:
             return
-        elif isinstance(frame, Stripe):
-            self._striped(lane, frame)
-        elif self._reception is None:
+        elif isinstance(frame, StripeFrame):
+            self._striped(stripe, frame)
+        elif self._dispatch is None:
             self._greet(frame)
         else:
-            self._reception.end(frame, payload_bytes)
+            self._dispatch.end(frame, payload_bytes)
 
-    def drained(self, lane: Lane) -> None:
-        """Called by a lane."""
-        self._sender.drained(lane)
+    def drained(self, stripe: Stripe) -> None:
+        """Called by a stripe."""
+        self._sender.drained(stripe)
 
-    def failed(self, lane: Lane, reason: str) -> None:
-        """Called by a lane."""
+    def failed(self, stripe: Stripe, reason: str) -> None:
+        """Called by a stripe."""
         self._end(reason, tell=reason)
 
-    def lost(self, lane: Lane, error: OSError | None) -> None:
-        """Called by a lane: without any of its connections the link is over, for data may be lost with it."""
-        if lane is not self._primary and not self._lanes.forget(lane):
+    def lost(self, stripe: Stripe, error: OSError | None) -> None:
+        """Called by a stripe: without any of its stripes the link is over, for data may be lost with it."""
+        if stripe is not self._primary and not self._stripes.forget(stripe):
             _log.info("a further connection to %s did not come about: %s", self.peer, error or "it hung up")
             return
         if self._dialled and self._handler is None:
@@ -276,32 +267,32 @@ class Link(Figures):
         else:
             was_silent = time.monotonic() - self.last_heard > self._timeouts.suspect_seconds
             reason, cause = end_of(error, was_silent, self._timeouts.unacknowledged_seconds)
-            self._end(reason, None if lane is self._primary else reason, cause)
-        if lane is self._primary:
+            self._end(reason, None if stripe is self._primary else reason, cause)
+        if stripe is self._primary:
             self._deadline.cancel()
-            self._lanes.abort_further()
-            self._lanes.let_go()
+            self._stripes.abort_further()
+            self._stripes.let_go()
             self._lost.set()
 
-    def adopt(self, lane: Lane) -> bool:
+    def adopt(self, stripe: Stripe) -> bool:
         """Take a connection that a listener let in, whose holder showed the token; False if it has enough."""
-        return self.reason is None and self._spread.take(lane)
+        return self.reason is None and self._stripes.accept(stripe)
 
-    def _closed(self, lane: Lane, frame: Close) -> None:
-        if lane not in self._lanes:
-            lane.connection.abort()  # the peer wants no more connections
+    def _closed(self, stripe: Stripe, frame: Close) -> None:
+        if stripe not in self._stripes:
+            stripe.connection.abort()  # the peer wants no more connections
             return
         cause: Cause = "trouble" if frame.is_trouble else "word"
         self._end(f"{self.peer} closed the link: {printable(frame.reason)}", None, cause)
-        self._lanes.abort()
+        self._stripes.abort()
 
-    def _striped(self, lane: Lane, frame: Stripe) -> None:
+    def _striped(self, stripe: Stripe, frame: StripeFrame) -> None:
         """A connection shows a token: it is a further one of some link, or the peer takes ours as such."""
-        if lane is not self._primary:
-            self._spread.greeted(lane, frame.token)
+        if stripe is not self._primary:
+            self._stripes.greeted(stripe, frame.token)
             return
         link = self._find(frame.token)
-        if self._reception is not None or link is None or link.peer != self.peer or not link.adopt(lane):
+        if self._dispatch is not None or link is None or link.peer != self.peer or not link.adopt(stripe):
             raise ProtocolError("expected the token of a link that stands and has room, found another")
         self.reason = "it became a further connection of another link"
         self._deadline.cancel()
@@ -319,18 +310,20 @@ class Link(Figures):
         if self.reason is not None:
             return
         self._handler, self._inbox = handler, (inbox := Inbox(self, handler))
-        self._reception = Reception(inbox, self._lanes, self._spread, self._vitals, self._dialled)
-        self._spread.begin(inbox, self._timeouts)
+        self._dispatch = FrameDispatch(inbox, self._stripes, self.answered, self._dialled)
+        self._stripes.begin(inbox, self._timeouts)
         if self._dialled:
             # The caller of `dial` must have the link in its hands before the handler hears of it.
             self._primary.hold()
-            self._lanes.token = frame.stripe
+            self._stripes.token = frame.stripe
         else:
-            greeting = msgspec.structs.replace(self._own, kind=self.kind, stripe=self._lanes.token)
+            greeting = msgspec.structs.replace(self._own, kind=self.kind, stripe=self._stripes.token)
             self._sender.write_now(greeting)
-            self._spread.widen()
+            self._stripes.widen()
         self._deadline.cancel()
-        self._heartbeat = Heartbeat(self._timeouts, self._beat, self._fall_silent)
+        self._heartbeat = Heartbeat(
+            self._timeouts, lambda: self.bytes_received, self._beat, self._fall_silent
+        )
         self._settled.set()
 
     def _beat(self) -> None:
@@ -349,7 +342,7 @@ class Link(Figures):
         if self.reason is not None:
             return
         self.reason, self.cause = reason, cause
-        self._lanes.ignore()
+        self._stripes.ignore()
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._sender.stop()
@@ -357,7 +350,7 @@ class Link(Figures):
             self._sender.write_now(closing(tell, cause != "word"))
         self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(
-            self._timeouts.close_seconds, self._lanes.abort
+            self._timeouts.close_seconds, self._stripes.abort
         )
         was_let_in = self._settled.is_set()
         self._settled.set()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.addresses import format_address, parse_address
-from farflung.transport.circuit import MAGIC, read_hello
+from farflung.transport.circuits import MAGIC, read_hello
 from farflung.transport.connection import Connection
 from farflung.transport.failures import why_unreachable
 from farflung.transport.frames import Hello, closing

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farflung.transport.sockets import PathState
-from farflung.transport.width import MAXIMUM_CONNECTIONS, Width, fills_alone
+from farflung.transport.stripe_controller import MAXIMUM_CONNECTIONS, StripeController, fills_alone
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class LinkOptions:
         if self.connections is not None and not 1 <= self.connections <= MAXIMUM_CONNECTIONS:
             raise ValueError(f"a link of {self.connections} connections, 1 to {MAXIMUM_CONNECTIONS} may be")
 
-    def width(self, congestion_control: str, path: Callable[[], PathState | None] = lambda: None) -> Width:
+    def controller(
+        self, congestion_control: str, path: Callable[[], PathState | None] = lambda: None
+    ) -> StripeController:
         """What decides on the number of connections, under the congestion control that is in use."""
         if self.connections is not None:
-            return Width(self.connections, self.connections)
-        return Width(1, 1 if fills_alone(congestion_control) else MAXIMUM_CONNECTIONS, path)
+            return StripeController(self.connections, self.connections)
+        return StripeController(1, 1 if fills_alone(congestion_control) else MAXIMUM_CONNECTIONS, path)
 
 
 DEFAULT_OPTIONS = LinkOptions()

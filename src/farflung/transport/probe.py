@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.arrivals import Arrival, line_mbps
-from farflung.transport.findings import Findings
 from farflung.transport.headers import DataHeader, ProbeHeader
 from farflung.transport.link import Link
+from farflung.transport.probe_estimator import ProbeEstimator
 from farflung.transport.probe_words import Answer, Done, Question, Report, decode, encode
+from farflung.transport.rate_estimator import Arrival, line_mbps
 from farflung.transport.timeouts import PROBE_SECONDS
 
 MINIMUM_MESSAGE_BYTES = 4 * 2**10
@@ -168,7 +168,7 @@ class _Probe:
     def __init__(self, link: Link, byte_limit: int) -> None:
         self._link = link
         self._byte_limit = byte_limit
-        self._findings = Findings()
+        self._findings = ProbeEstimator()
         self._payload = memoryview(os.urandom(MAXIMUM_MESSAGE_BYTES))
         self._asked: list[float] = []
         self._bytes_sent = 0

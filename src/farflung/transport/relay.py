@@ -11,8 +11,7 @@ import socket
 import time
 
 from farflung.transport.allowance import Allowance
-from farflung.transport.circuit import JOINED, UNKNOWN
-from farflung.transport.circuit_book import MAXIMUM_CIRCUITS, Circuit, CircuitBook
+from farflung.transport.circuits import JOINED, MAXIMUM_CIRCUITS, UNKNOWN, Circuit, CircuitBook
 from farflung.transport.sockets import limit_unsent
 from farflung.transport.timeouts import CHUNK_SECONDS, Timeouts
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from farflung.errors import ProtocolError
 from farflung.transport.frames import Cancel, Credit, Frame, Ping, Pong, Taken, encode
 from farflung.transport.headers import DataHeader, Receipt
-from farflung.transport.lane import Lane
 from farflung.transport.outbox import WINDOW_BYTES, CutOff, Done, Outbox
-from farflung.transport.pace import Pace
+from farflung.transport.rate_estimator import SendRate
+from farflung.transport.stripe import Stripe
+from farflung.transport.stripe_controller import StripeController
 from farflung.transport.timeouts import CREDIT_SECONDS
-from farflung.transport.width import Width
 
 _CREDIT_BYTES = WINDOW_BYTES // 8
 
@@ -33,12 +33,12 @@ class Sender:
         Called when that is another number than before.
     """
 
-    def __init__(self, primary: Lane, width: Width, on_width: Callable[[], None]) -> None:
-        self.pace = Pace()
+    def __init__(self, primary: Stripe, width: StripeController, on_width: Callable[[], None]) -> None:
+        self.pace = SendRate()
         self.bytes_sent = 0
         self.messages_sent = 0
-        self._lanes = [primary]
-        self._width = width
+        self._stripes = [primary]
+        self._controller = width
         self._on_width = on_width
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox()
@@ -53,11 +53,11 @@ class Sender:
 
     def write_now(self, frame: Frame) -> None:
         """Write a frame before all others: a hello or the reason for closing."""
-        self.bytes_sent += self._lanes[0].write_now(frame)
+        self.bytes_sent += self._stripes[0].write_now(frame)
 
-    def add(self, lane: Lane) -> None:
+    def add(self, stripe: Stripe) -> None:
         """Send data over one connection more."""
-        self._lanes.append(lane)
+        self._stripes.append(stripe)
         self._outbox.is_striped = True
         self._schedule()
 
@@ -107,7 +107,7 @@ class Sender:
         now = time.monotonic()
         self._outbox.credit(count)
         self.pace.taken(count, now)
-        if self._width.taken(count, now):
+        if not self._controller.is_fixed and self._controller.taken(count, now):
             self._on_width()
         self._schedule()
 
@@ -123,10 +123,10 @@ class Sender:
         """The peer's last receipt; see `Outbox.concluded`."""
         self._outbox.concluded(receipt)
 
-    def drained(self, lane: Lane) -> None:
+    def drained(self, stripe: Stripe) -> None:
         """The connection takes more."""
-        if lane in self._active:
-            self._pump(lane)
+        if stripe in self._active:
+            self._pump(stripe)
 
     def stop(self) -> None:
         """Write nothing more; what is on its way may still leave."""
@@ -134,27 +134,32 @@ class Sender:
         self._outbox.clear()
 
     @property
-    def _active(self) -> list[Lane]:
-        return self._lanes[: self._width.wanted]
+    def _active(self) -> list[Stripe]:
+        return self._stripes[: self._controller.wanted]
 
     def _schedule(self) -> None:
         # One write for all that is posted in one turn of the loop.
-        if not self._is_scheduled and not self._is_over and not all(lane.is_writing for lane in self._active):
+        if (
+            not self._is_scheduled
+            and not self._is_over
+            and not all(stripe.is_writing for stripe in self._active)
+        ):
             self._is_scheduled = True
             self._loop.call_soon(self._pump_all)
 
     def _pump_all(self) -> None:
         self._is_scheduled = False
-        for lane in self._active:
-            self._pump(lane)
+        for stripe in self._active:
+            self._pump(stripe)
 
-    def _pump(self, lane: Lane) -> None:
-        if lane.is_writing or self._is_over:
+    def _pump(self, stripe: Stripe) -> None:
+        if stripe.is_writing or self._is_over:
             return
         if not len(self._outbox):
             self.pace.idle()
-            self._width.idle()
-        is_primary = lane is self._lanes[0]
+            if not self._controller.is_fixed:
+                self._controller.idle()
+        is_primary = stripe is self._stripes[0]
         urgent = self._urgent() if is_primary else []
         share = len(self._active)
         batch = self._outbox.batch(self.pace.chunk_bytes(share), is_primary)
@@ -164,7 +169,7 @@ class Sender:
         self.messages_sent += batch.messages
         if batch.data_bytes:
             self.pace.sent(time.monotonic())
-        lane.write(urgent, batch, self.pace.unsent_bytes(share))
+        stripe.write(urgent, batch, self.pace.unsent_bytes(share))
 
     def _urgent(self) -> list[bytes]:
         frames: list[Frame] = [*self._cancelled]

@@ -16,10 +16,10 @@ from typing import Protocol
 import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.transport.byte_ranges import Part, Parts
 from farflung.transport.connection import settle
 from farflung.transport.headers import DataHeader, Receipt
 from farflung.transport.outbox import CutOff
-from farflung.transport.parts import Part, Parts
 
 MAXIMUM_CONTROLS = 4096
 """Control messages that the other side may leave unacknowledged before it is given up."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import socket
 import struct
 import sys
@@ -163,12 +162,6 @@ def _set_where_known(connection: socket.socket, level: int, option: int | None, 
     if option is not None:
         with contextlib.suppress(OSError):
             connection.setsockopt(level, option, value)
-
-
-def pending_error(connection: socket.socket) -> OSError | None:
-    """What ended the connection, if the kernel has not told yet; it tells once."""
-    number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    return OSError(number, os.strerror(number)) if number else None
 
 
 async def connect(

@@ -7,13 +7,13 @@ import random
 import pytest
 from tests.planner.compression.chains import scene
 from tests.planner.compression.tables import RUNGS
-from tests.transport.test_capacity import burst
+from tests.transport.test_rate_estimator_incoming import burst
 
 from farflung.planner.compression.controller import Controller
 from farflung.planner.compression.events import Switch, UnitMeasured, WayMeasured
 from farflung.planner.compression.hearing import heard
 from farflung.planner.compression.limits import Limits
-from farflung.transport.capacity import Capacity
+from farflung.transport.rate_estimator import ReceiveRate
 from farflung.worker.meter import Meter
 
 FAST, SLOW = 1e7, 1e5
@@ -25,7 +25,7 @@ class OneWay:
     """What came over the way from `a`, as a meter reads it."""
 
     def __init__(self) -> None:
-        self.capacity, self.now = Capacity(), 0.0
+        self.capacity, self.now = ReceiveRate(), 0.0
         self.jitter = random.Random(1)
 
     bytes_sent = 0

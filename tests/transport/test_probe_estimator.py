@@ -5,16 +5,16 @@ from itertools import accumulate, pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transport.test_arrivals import RATES, steady
+from tests.transport.test_rate_estimator_arrivals import RATES, steady
 
 from farflung.errors import ProtocolError
-from farflung.transport.arrivals import Arrival
-from farflung.transport.findings import Findings
+from farflung.transport.probe_estimator import ProbeEstimator
+from farflung.transport.rate_estimator import Arrival
 
 
-def told(curve: list[Arrival], round_trip_seconds: float) -> Findings:
-    """Findings that heard an answer and then these arrivals."""
-    findings = Findings()
+def told(curve: list[Arrival], round_trip_seconds: float) -> ProbeEstimator:
+    """ProbeEstimator that heard an answer and then these arrivals."""
+    findings = ProbeEstimator()
     findings.answered(round_trip_seconds)
     for arrival in curve:
         findings.arrived(arrival)
@@ -75,7 +75,7 @@ def test_a_probe_that_stalls_goes_on() -> None:
 
 
 def test_the_least_round_trip_counts() -> None:
-    findings = Findings()
+    findings = ProbeEstimator()
     for seconds in (0.3, 0.1, 0.2):
         findings.answered(seconds)
     assert (findings.answers, findings.round_trip_seconds) == (3, 0.1)
@@ -88,7 +88,7 @@ def test_arrivals_that_contradict_each_other_are_refused(second: Arrival) -> Non
 
 
 def test_where_packets_are_lost_the_kernel_is_believed_who_counts_behind_gaps() -> None:
-    findings = Findings()
+    findings = ProbeEstimator()
     findings.answered(0.05)
     for number in range(1, 40):  # nothing for half of the time, then what piled up behind the gap
         findings.arrived(Arrival(number * 0.05 + 0.04 * (number % 2), number * 60_000 - number % 2 * 50_000))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.transport.allowance import BURST_SECONDS, Allowance
-from farflung.transport.circuit_book import MAXIMUM_CIRCUITS, Circuit, CircuitBook
+from farflung.transport.circuits import MAXIMUM_CIRCUITS, Circuit, CircuitBook
 
 
 def circuit(number: int, deadline: float = 10.0) -> Circuit:

@@ -8,7 +8,7 @@ import pytest
 
 from farflung.transport.options import LinkOptions
 from farflung.transport.sockets import PathState, path_state
-from farflung.transport.width import MAXIMUM_CONNECTIONS, Width, fills_alone, is_full
+from farflung.transport.stripe_controller import MAXIMUM_CONNECTIONS, StripeController, fills_alone, is_full
 
 EVERY = 0.05
 
@@ -16,8 +16,8 @@ EVERY = 0.05
 class Busy:
     """A link that is never idle, whose rate depends on how many connections it uses."""
 
-    def __init__(self, rate: Callable[[int], float], width: Width | None = None) -> None:
-        self.width = width or Width()
+    def __init__(self, rate: Callable[[int], float], width: StripeController | None = None) -> None:
+        self.width = width or StripeController()
         self.rate = rate
         self.now = 0.0
         self.history = [self.width.wanted]
@@ -56,7 +56,7 @@ def test_a_link_that_begins_to_lose_packets_is_widened_later() -> None:
 
 
 def test_nothing_is_judged_before_the_connections_stand() -> None:
-    width = Width()
+    width = StripeController()
     changes = [width.taken(50_000, turn * EVERY) for turn in range(400)]
     assert sum(changes) == 1 and width.wanted == 4
     width.opened(3)
@@ -68,7 +68,7 @@ def test_nothing_is_judged_before_the_connections_stand() -> None:
 
 def test_a_path_that_is_full_or_lossless_is_not_tried() -> None:
     state = PathState(100, 0.3, 0.1)
-    busy = Busy(lambda count: 1e5 * count, Width(path=lambda: state))
+    busy = Busy(lambda count: 1e5 * count, StripeController(path=lambda: state))
     assert busy.run(20) == [1]
     state = PathState(0, 0.1, 0.1)
     assert busy.run(20) == [1]
@@ -90,7 +90,7 @@ def test_the_kernel_tells_how_a_path_does() -> None:
 
 
 def test_idle_time_does_not_count() -> None:
-    width = Width()
+    width = StripeController()
     for turn in range(1000):
         width.idle()
         assert not width.taken(1000, turn * 1.0)
@@ -110,7 +110,7 @@ def test_idle_time_does_not_count() -> None:
 def test_options_say_how_wide_a_link_may_get(
     options: LinkOptions, congestion_control: str, most: int
 ) -> None:
-    width = options.width(congestion_control)
+    width = options.controller(congestion_control)
     assert Busy(lambda count: 1e5 * count, width).run(20)[-1] == most
 
 

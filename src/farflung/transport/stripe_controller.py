@@ -37,7 +37,7 @@ def is_full(path: PathState | None) -> bool:
     return queues or not path.retransmitted
 
 
-class Width:
+class StripeController:
     """Goes from 1 to 4 to 16 connections as long as that makes a busy link 1.2 times faster, else steps back.
 
     A step is that long because what one connection carries under loss swings by half from second to second.
@@ -55,6 +55,7 @@ class Width:
     Attributes
     ----------
     wanted : How many connections to use.
+    is_fixed : Whether that never changes, so that there is nothing to learn.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Width:
         self.wanted = first
         self._most = most
         self._path = path
-        self._is_fixed = first == most
+        self.is_fixed = first == most
         self._best = 0.0
         self._is_open = True
         self._settling = _SETTLE_SECONDS
@@ -88,7 +89,7 @@ class Width:
     def taken(self, count: int, now: float) -> bool:
         """The peer took `count` more bytes; True if another number of connections is wanted from now on."""
         last, self._last = self._last, now
-        if last is None or not self._is_open or self._is_fixed:
+        if last is None or not self._is_open or self.is_fixed:
             return False
         elapsed = now - last
         if self._settling > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from farflung.errors import ProtocolError
-from farflung.transport.arrivals import Arrival, fastest, stalls
+from farflung.transport.rate_estimator import Arrival, fastest, stalls
 
 _SHORT_WINDOW_SECONDS, _WINDOW_SECONDS, _LONG_WINDOW_SECONDS = 0.1, 0.2, 0.8
 _LOSSY_WINDOW_SECONDS = 0.4
@@ -18,7 +18,7 @@ _RECENT_REPORTS = 8
 _PACKETS_WRAP = 2**32  # of the counter in the kernel
 
 
-class Findings:
+class ProbeEstimator:
     """Told round trips and arrivals, it says how long the path is and what it carries."""
 
     def __init__(self) -> None:

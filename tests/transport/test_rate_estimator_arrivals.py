@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.transport.arrivals import Arrival, fastest, line_mbps, stalls
+from farflung.transport.rate_estimator import Arrival, fastest, line_mbps, stalls
 
 STALL_SECONDS = 0.02
 RATES = st.floats(1e4, 1e9)

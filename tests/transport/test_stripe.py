@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from farflung.transport.bursts import Bursts
-from farflung.transport.pace import MINIMUM_CHUNK_BYTES
+from farflung.transport.rate_estimator import MINIMUM_CHUNK_BYTES
 from farflung.transport.sockets import ask_for_congestion_control, congestion_control, run_free, start_afresh
+from farflung.transport.stripe import Bursts
 from farflung.transport.timeouts import BURST_PAUSE_SECONDS, HOLD_BACK_SECONDS, LONG_BURST_SECONDS
 
 CHUNK = MINIMUM_CHUNK_BYTES

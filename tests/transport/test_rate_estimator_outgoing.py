@@ -4,12 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.transport.frames import MAXIMUM_CHUNK_BYTES
-from farflung.transport.pace import MINIMUM_CHUNK_BYTES, Pace
+from farflung.transport.rate_estimator import MINIMUM_CHUNK_BYTES, SendRate
 
 
-def steady(rate: float, seconds: float, every: float = 0.05) -> Pace:
+def steady(rate: float, seconds: float, every: float = 0.05) -> SendRate:
     """A pace that has seen a busy link of `rate` bytes a second."""
-    pace = Pace()
+    pace = SendRate()
     pace.sent(0.0)
     for turn in range(1, int(seconds / every) + 1):
         pace.taken(int(rate * every), turn * every)

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor, nn
 
 import farflung
-from farflung.broker.authority import create_token
+from farflung.broker.security.authority import create_token
 from farflung.broker.service import BrokerService
-from farflung.broker.store import Store
-from farflung.client.job import Job
-from farflung.client.run_folder import RunFolder
-from farflung.client.submitter import train
+from farflung.broker.storage.store import Store
+from farflung.client.api.job import Job
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.run.submitter import train
 from farflung.runtime.executor import Executor
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.torch_backend.backend import TorchBackend

@@ -27,12 +27,12 @@ def measure(size: str, folder: Path) -> dict[str, float]:
 
     from farflung.opdag.capture import capture
     from farflung.planner import plan_graph
-    from farflung.runtime.jax_backend import store
+    from farflung.runtime.jax_backend import backend
+    from farflung.runtime.jax_backend.background_compile import Wanted
     from farflung.runtime.jax_backend.compiled import TrainingFunctions
-    from farflung.runtime.jax_backend.later import Wanted
     from farflung.runtime.jax_backend.verify import verify_segment
 
-    store.keep_in(folder)
+    backend.keep_in(folder)
     layers, width = SIZES[size]
     module = GPT(Config(symbols=256, sequence=SEQUENCE, layers=layers, heads=4, width=width, dropout=0.1))
     symbols = torch.zeros(SAMPLES, SEQUENCE, dtype=torch.int64)

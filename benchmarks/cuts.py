@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 from benchmarks.models import library
 
-from farflung.client.check import capture_shapes
-from farflung.client.load import load_job
+from farflung.client.api.load import load_job
+from farflung.client.capture.check import capture_shapes
 from farflung.planner.assignment import Options
 from farflung.planner.baselines.equal_compute import equal_compute
 from farflung.planner.baselines.equal_count import equal_count

@@ -31,11 +31,11 @@ from benchmarks.race.numerics import Reference, reference
 from benchmarks.race.result import PIPELINES
 from benchmarks.race.systems import FARFLUNG, Emulated, entered, race, run_folder, rung_of
 
-from farflung.client.check import capture_shapes
+from farflung.client.capture.check import capture_shapes
 from farflung.errors import FarflungError
-from farflung.lab.emulation import emulate_job
-from farflung.lab.layout import lay_out
 from farflung.lab.network import Network
+from farflung.lab.run.emulation import emulate_job
+from farflung.lab.run.layout import lay_out
 from farflung.planner.assignment import Options
 from farflung.planner.schedulers import scheduler
 from farflung.plans import Plan, Topology, only

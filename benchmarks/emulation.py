@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 import farflung
-from farflung.client.check import capture_shapes
-from farflung.client.inquiry import ask_status
-from farflung.client.job import Job
-from farflung.client.observer import Observer
-from farflung.client.prepared import prepare_emulated
-from farflung.client.run_folder import RunFolder
-from farflung.client.submitter import Submitter
+from farflung.client.api.job import Job
+from farflung.client.capture.check import capture_shapes
+from farflung.client.capture.prepared import prepare_emulated
+from farflung.client.output.progress import Observer
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.run.broker_client import ask_status
+from farflung.client.run.submitter import Submitter
 from farflung.local.fleet import LocalFleet
 from farflung.opdag import wire
 from farflung.plans import Plan, Topology, WorkerSpec, write_topology

@@ -10,9 +10,9 @@ import json
 import statistics
 from dataclasses import asdict, dataclass
 
+from farflung.lab.measure.traffic import bulk_mbps
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
-from farflung.lab.traffic import bulk_mbps
 
 SKIP_SECONDS = 1.5
 REPEATS = 3

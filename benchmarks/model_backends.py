@@ -26,8 +26,8 @@ from farflung.opdag import opset
 from farflung.opdag.capture.capture import LossFunction, LossModule
 from farflung.opdag.graph import Argument, Graph, Node
 from farflung.planner import PlannedJob
-from farflung.runtime.check import named_state
 from farflung.runtime.frameworks import COMPUTING, backend_called, is_installed
+from farflung.runtime.parity.steps import named_state
 
 SEGMENTS = 4
 Difference = Callable[[Subject, int], float]

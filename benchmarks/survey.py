@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from farflung.lab.fleet import LabFleet
-from farflung.lab.layout import SUBMITTER, lay_out
 from farflung.lab.network import Network, RunningLab
+from farflung.lab.run.fleet import LabFleet
+from farflung.lab.run.layout import SUBMITTER, lay_out
 from farflung.plans import Topology, WorkerSpec
 
 LINES = ((20.0, 50.0), (8.0, 50.0), (50.0, 50.0), (20.0, 20.0))

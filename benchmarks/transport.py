@@ -28,8 +28,8 @@ from typing import Any
 
 import psutil
 
-from farflung.broker.authority import Authority
-from farflung.broker.store import Store
+from farflung.broker.security.authority import Authority
+from farflung.broker.storage.store import Store
 from farflung.transport.certificates import certificate_to_pem, signing_request
 from farflung.transport.endpoint import Hello, Link, Peer, dial, listen
 from farflung.transport.headers import DataHeader, SliceHeader

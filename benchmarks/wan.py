@@ -36,8 +36,8 @@ from benchmarks.race.result import PIPELINES, Proof, Result, proof, result
 from benchmarks.race.systems import BASELINES, FARFLUNG, entered, race, run_folder, rung_of
 
 from farflung.errors import FarflungError
-from farflung.lab.layout import lay_out
 from farflung.lab.network import Network
+from farflung.lab.run.layout import lay_out
 from farflung.plans import Plan
 from farflung.plans.testbeds.catalogue import find_topology
 

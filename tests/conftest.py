@@ -25,7 +25,7 @@ LABS = (
     "tests/end_to_end/test_reflection.py",
     "tests/end_to_end/test_survey.py",
     "tests/benchmarks/test_wan.py",
-    "tests/cli/test_lab.py",
+    "tests/cli/commands/test_lab_run.py",
 )
 """Where tests make labs: one lab at a time, so that they neither slow each other down nor see one another."""
 

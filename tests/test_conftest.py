@@ -18,7 +18,7 @@ def test_where(number):
         print(path, os.environ["PYTEST_XDIST_WORKER"], file=file)
     time.sleep(0.05)
 """
-LABS = ["tests/lab/test_one.py", "tests/lab/test_two.py", "tests/cli/test_lab.py"]
+LABS = ["tests/lab/test_one.py", "tests/lab/test_two.py", "tests/cli/commands/test_lab_run.py"]
 FILES = [*LABS, "tests/a.py", "tests/b.py"]
 
 

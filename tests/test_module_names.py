@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import farflung
-from farflung.broker import planning
+from farflung.broker.planning import client
 from farflung.planner.compression.losses import losses
 from farflung.planner.schedulers import SCHEDULERS
 
@@ -96,7 +96,7 @@ def test_every_public_name_is_found_where_it_is_said_to_be(name: str) -> None:
     assert getattr(farflung, name) is not None
 
 
-@pytest.mark.parametrize("name", [planning.PROGRAM, planning.STEERING])
+@pytest.mark.parametrize("name", [client.PROGRAM, client.STEERING])
 def test_what_the_broker_starts_or_imports_later_is_there(name: str) -> None:
     assert import_module(name)
 

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from farflung.opdag import wire
+from farflung.opdag.form import Form
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Edge, Plan
@@ -33,7 +34,6 @@ from farflung.runtime.frameworks import backend_called
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training
 from farflung.workload.footprint import NOTHING, Needs
-from farflung.workload.form import Form
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,8 +13,8 @@ from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place
 from farflung.planner.assignment import Assignment
 from farflung.planner.cutting.balanced import balanced_cut
-from farflung.runtime.check import named_state, received
 from farflung.runtime.optimizer import AdamW
+from farflung.runtime.parity.steps import named_state, received
 from farflung.runtime.training import Training
 from farflung.workload import Workload, workload_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from benchmarks.estimates.prepared import Prepared
 
-from farflung.opdag.joins import sides_of
+from farflung.opdag.analysis import sides_of
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.torch_backend.profile import profile_graph
 from farflung.workload.arrays import Floats

@@ -15,6 +15,7 @@ from benchmarks.op_samples.samples import NAMES, Sample
 from torch import Tensor
 
 from farflung.opdag import opset, wire
+from farflung.opdag.form import Form
 from farflung.opdag.graph import Node, ValueType
 from farflung.opdag.segment import Segment
 from farflung.runtime.backend import AnyBackend
@@ -22,7 +23,6 @@ from farflung.runtime.optimizer import SGD
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
-from farflung.workload.form import Form
 
 TRAINING = Training(1, 1, 1, SGD(lr=0.0), seed=3)
 STEP = Unit(0, True, 0, 1)

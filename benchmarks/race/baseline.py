@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from farflung.runtime.emulated.device import EmulatedDevice
+from farflung.runtime.emulated.backend import EmulatedDevice
 from farflung.runtime.torch_backend.optimizer import build
 
 Step = Callable[[dict[str, Tensor]], float]

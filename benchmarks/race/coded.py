@@ -15,7 +15,7 @@ import torch
 from benchmarks.race.course import Batches, Course
 from benchmarks.race.numerics import Reference, follow
 
-from farflung.client.check import capture_shapes
+from farflung.client.capture.check import capture_shapes
 from farflung.files import write_atomically
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import Partition
@@ -23,8 +23,8 @@ from farflung.planner.assignment import Assignment
 from farflung.planner.placing import PlannedJob, place
 from farflung.plans import Plan
 from farflung.plans.rung import CODEC_FORMAT, codebook_of
-from farflung.runtime.check import named_state, received
 from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.parity.steps import named_state, received
 
 
 def coded_reference(course: Course, plan: Plan, folder: Path, tell: Callable[[str], None]) -> Reference:

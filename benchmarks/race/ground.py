@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import psutil
 
-from farflung.lab.layout import SUBMITTER
 from farflung.lab.network import RunningLab
-from farflung.lab.tun import INTERFACE
+from farflung.lab.run.layout import SUBMITTER
+from farflung.lab.switch.tun import INTERFACE
 from farflung.plans import Topology
 
 LOOPBACK = "loopback"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farflung.runtime.emulated.device import EmulatedDevice
+from farflung.runtime.emulated.backend import EmulatedDevice
 
 BACKWARD_FACTOR = 2  # gradients of inputs and of weights cost about as much as a forward pass each
 

@@ -20,8 +20,8 @@ from benchmarks.race.course import Course
 from benchmarks.race.ground import Ground, LabGround
 from benchmarks.race.leg import Follower, Leg
 
-from farflung.lab.emulation import EmulatedJob
-from farflung.lab.run import LabRun, Request
+from farflung.lab.run.emulation import EmulatedJob
+from farflung.lab.run.run import LabRun, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 FARFLUNG = "farflung"

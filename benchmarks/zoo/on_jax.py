@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from farflung.opdag.form import Form
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan
@@ -16,7 +17,6 @@ from farflung.runtime.parcel import Parcel
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
-from farflung.workload.form import Form
 
 
 class _Worker:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from farflung import data
-    from farflung.client.job import Job
-    from farflung.client.planning import plan, simulate
+    from farflung.client.api.job import Job
+    from farflung.client.api.planning import plan, simulate
     from farflung.opdag.capture import Capture, capture
     from farflung.runtime.optimizer import SGD, AdamW, Constant, WarmupCosine
 
@@ -34,12 +34,12 @@ _HOMES = {
     "AdamW": "farflung.runtime.optimizer",
     "Capture": "farflung.opdag.capture",
     "Constant": "farflung.runtime.optimizer",
-    "Job": "farflung.client.job",
+    "Job": "farflung.client.api.job",
     "SGD": "farflung.runtime.optimizer",
     "WarmupCosine": "farflung.runtime.optimizer",
     "capture": "farflung.opdag.capture",
-    "plan": "farflung.client.planning",
-    "simulate": "farflung.client.planning",
+    "plan": "farflung.client.api.planning",
+    "simulate": "farflung.client.api.planning",
 }
 
 

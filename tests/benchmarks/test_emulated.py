@@ -17,10 +17,10 @@ from benchmarks.race.result import PIPELINES
 from benchmarks.race.sleeping import SleepingStage
 from benchmarks.race.systems import BASELINES, FARFLUNG, Emulated, coded, entered, race
 
-from farflung.lab.emulation import EmulatedJob
+from farflung.lab.run.emulation import EmulatedJob
 from farflung.plans import Placement, Plan
 from farflung.plans.testbeds.catalogue import find_topology
-from farflung.runtime.emulated.device import EmulatedDevice
+from farflung.runtime.emulated.backend import EmulatedDevice
 
 TINY = Course(layers=4, width=32, heads=2, sequence=16, batch=8, microbatches=4, steps=3)
 PLAN = Plan([Placement(0, ["a"], 1, 0, 1)], [], microbatches=4, window=4)

@@ -12,7 +12,7 @@ from benchmarks.zoo import CASES, MODELS, case
 from benchmarks.zoo.side_by_side import captured
 
 from farflung.errors import GraphError
-from farflung.runtime.reference import random_numbers
+from farflung.runtime.parity.eager import random_numbers
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farflung.broker import planner_process
+from farflung.broker.planning import process
 
 if __name__ == "__main__":
-    planner_process.SAY_SECONDS = 0.0
-    planner_process.main()
+    process.SAY_SECONDS = 0.0
+    process.main()

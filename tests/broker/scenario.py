@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from farflung.broker import events, facts
-from farflung.broker.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
-from farflung.broker.state import Outcome, State, decide
-from farflung.broker.whereabouts import Whereabouts
+from farflung.broker.core import events, facts
+from farflung.broker.core.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
+from farflung.broker.core.state import Outcome, State, decide
+from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import FEEDER, Edge, Placement, Plan
+from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Cancel, Collected, Loaded, Message, Register, Submit, UnitReady
-from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device, SegmentProgram, Share
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizer import SGD
@@ -71,7 +71,7 @@ class Scenario:
         heard_seconds: float | None = None,
         device: Device = DEVICE,
     ) -> Outcome:
-        where = Whereabouts((f"{worker}.example:7000",))
+        where = WorkerAddresses((f"{worker}.example:7000",))
         register = Register(device, "lab", list(where.addresses), boot)
         return self.feed(events.WorkerJoins(self.now, worker, register, where, heard_seconds, 3.0))
 

@@ -12,11 +12,11 @@ import pytest
 from tests.broker.scenario import plan_over, training
 from tests.support.broker_fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker, identity
 
-from farflung.broker import planning
-from farflung.broker.events import PlanFailed, PlanMade, RunPlanner
-from farflung.broker.questions import Searched
+from farflung.broker.core.events import PlanFailed, PlanMade, RunPlanner
+from farflung.broker.planning import client
+from farflung.broker.planning.messages import Searched
 from farflung.broker.service import BrokerService, serve
-from farflung.broker.store import Store
+from farflung.broker.storage.store import Store
 from farflung.errors import ConnectionFailed, StoreError
 from farflung.protocol.messages import (
     Accepted,
@@ -69,7 +69,7 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> None:
         return PlanMade(clock(), command.job, command.attempt, made, programs, owned)
 
     monkeypatch.setattr("farflung.broker.dispatcher.plan", plan)
-    assert planning.plan is not plan
+    assert client.plan is not plan
 
 
 def story(tmp_path: Path, scene: Callable[[BrokerService, Path], Awaitable[None]]) -> None:

@@ -5,10 +5,10 @@ import json
 import msgspec
 from tests.broker.scenario import Scenario
 
-from farflung.broker import facts, journal
+from farflung.broker.core import facts, log_lines
 from farflung.broker.status import Sighting, status_of
+from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, encode
-from farflung.protocol.parting import shutting_down
 
 
 def status(story: Scenario) -> Status:
@@ -37,13 +37,13 @@ def test_a_worker_that_was_told_to_stop_has_left_and_was_not_lost() -> None:
     story.running(2)
     story.leave("b", f"worker b closed the link: {shutting_down('b')}")
     assert [worker.state for worker in status(story).workers] == ["idle", "left"]
-    lines = [journal.line(fact) for fact in story.facts]
+    lines = [log_lines.log_line(fact) for fact in story.facts]
     assert "worker b left" in lines and "job-1 is failed: worker b left at step 1: " in lines[-1]
 
 
 def test_where_a_worker_has_moved_to_is_logged_in_one_line_even_if_it_only_claims_it() -> None:
     moved = facts.WorkerMoved(0.0, "a", [], ["lab.example:7", "evil\nworker b left:7"], "192.0.2.1")
-    assert journal.line(moved) == "worker a moved to lab.example:7, evil worker b left:7"
+    assert log_lines.log_line(moved) == "worker a moved to lab.example:7, evil worker b left:7"
 
 
 def test_a_running_job_shows_its_step_loss_and_speed() -> None:
@@ -88,7 +88,7 @@ def test_each_event_of_a_job_is_one_line() -> None:
     story.running(2)
     story.all_ready(0)
     story.leave("b")
-    lines = [line for line in map(journal.line, story.facts) if line]
+    lines = [line for line in map(log_lines.log_line, story.facts) if line]
     assert lines == [
         "worker a joined the backup pool (a small box, site lab)",
         "worker b joined the backup pool (a small box, site lab)",

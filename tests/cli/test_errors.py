@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.cli.fewer import fewer
 from farflung.cli.main import run
+from farflung.cli.options.planning import fewer_workers_advice
 from farflung.errors import PlanError, TooFewCuts
 
 JOB = """
@@ -200,7 +200,7 @@ def test_too_many_workers_are_told_right_after_capture(
     ("option", "cure"), [("--workers", "use --workers 3"), ("--on", "name at most 3 with --on")]
 )
 def test_too_many_workers_are_told_in_the_option_that_asked_for_them(option: str, cure: str) -> None:
-    with pytest.raises(PlanError, match=f"^too many: {cure}$"), fewer(option):
+    with pytest.raises(PlanError, match=f"^too many: {cure}$"), fewer_workers_advice(option):
         raise TooFewCuts("too many", "use fewer", 3)
 
 
@@ -231,7 +231,7 @@ def test_our_own_defects_keep_their_traceback(home: Path, monkeypatch: pytest.Mo
     def defect(*_: object, **__: object) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr("farflung.client.load.load_job", defect)
+    monkeypatch.setattr("farflung.client.api.load.load_job", defect)
     with pytest.raises(KeyError, match="ours"):
         run(["check", "good.py"])
 

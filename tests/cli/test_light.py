@@ -29,7 +29,7 @@ def loaded(program: str) -> set[str]:
         "from farflung.cli.main import run; run(['topology', 'show', 'lan'])",
         # A mistyped token is told before a framework is imported.
         "from farflung.cli.main import run; run(['join', '127.0.0.1:7', '--token', 'bogus'])",
-        "import farflung.client.inquiry",
+        "import farflung.client.run.broker_client",
         "import farflung.broker.service",
         # A worker needs the framework of its backend only.
         "import farflung.worker.service, farflung.runtime.emulated.backend",

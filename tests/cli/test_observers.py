@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from farflung.cli.live import LiveObserver
-from farflung.cli.plain import PlainObserver
-from farflung.client.observer import Observer
-from farflung.client.records import StepRow
+from farflung.cli.render.live import LiveObserver
+from farflung.cli.render.progress import PlainObserver
+from farflung.client.output.progress import Observer
+from farflung.client.output.records import StepRow
 from farflung.plans import Placement, Plan, Prediction
 from farflung.protocol.messages import Planned
 from farflung.schedule import Unit

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.codec import Context
-from farflung.codec.floats import PIECE, as_float32, to_bfloat16
-from farflung.codec.noise import Noise
+from farflung.codec.encoding.floats import PIECE, as_float32, to_bfloat16
+from farflung.codec.encoding.noise import Noise
 
 PLACES = st.tuples(*[st.integers(0, 1000)] * 5, st.booleans(), st.booleans())
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.arrays import FAMILIES, laid_out, numbers, stored, tensors, wide
 
 from farflung.codec import Codec, Context, Family, Recipe, TopK
-from farflung.codec.floats import Floats
+from farflung.codec.encoding.floats import Floats
 from farflung.errors import CodecError
 
 NAMES = st.sampled_from(sorted(FAMILIES))

@@ -24,7 +24,7 @@ from farflung.codec import (
     Reference,
     TopK,
 )
-from farflung.codec.floats import Floats
+from farflung.codec.encoding.floats import Floats
 
 KEYS = 5
 AXES, DITHERED = Recipe(Even(0.3), axes=Axes(every=2)), Recipe(Even(1.0, dithered=True), axes=Axes(every=2))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.data.corpus import BLOCK_BYTES, file_corpus, library
+from farflung.data.text import BLOCK_BYTES, file_corpus, library
 from farflung.errors import JobError
 
 

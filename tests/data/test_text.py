@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from farflung import data
-from farflung.data.corpus import BLOCK_BYTES
+from farflung.data.text import BLOCK_BYTES
 from farflung.errors import JobError
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 import farflung
-from farflung.client.observer import Observer
-from farflung.client.records import Summary
-from farflung.client.run_folder import RunFolder
-from farflung.client.submitter import train
-from farflung.client.weights import load_weights
+from farflung.client.output.progress import Observer
+from farflung.client.output.records import Summary
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.weights import load_weights
+from farflung.client.run.submitter import train
 from farflung.local.fleet import LocalFleet
 from farflung.plans import NO_WISHES, Wishes
 from farflung.transport.identity import Identity

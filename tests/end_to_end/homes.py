@@ -11,7 +11,7 @@ from tests.support.processes import Command, Machines, Run, machines, train
 
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
-from farflung.lab.tun import NAMESPACES
+from farflung.lab.switch.tun import NAMESPACES
 
 STEPS = 5
 LEASE_SECONDS = 8.0  # on a busy machine a worker that imports torch is silent for some

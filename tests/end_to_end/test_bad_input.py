@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from tests.support.processes import JOB, Command, Machines, Run, machines, train
 
-from farflung.broker.authority import Authority
-from farflung.broker.store import Store
+from farflung.broker.security.authority import Authority
+from farflung.broker.storage.store import Store
 from farflung.files import write_atomically
 from farflung.transport.tokens import Token
 

@@ -18,16 +18,16 @@ from tests.end_to_end.zoo_jobs import BATCH, job_of, microbatches_of
 from torch import Tensor
 
 import farflung
-from farflung.client.check import capture_shapes
-from farflung.client.observer import Observer
+from farflung.client.capture.check import capture_shapes
+from farflung.client.output.progress import Observer
 from farflung.opdag import wire
 from farflung.planner import plan_graph
 from farflung.planner.compression.fixed import fixed
 from farflung.planner.compression.phased import phased
 from farflung.plans import CodecWishes, LinkWish, Topology, Wishes, WorkerSpec, read_plan
 from farflung.protocol.messages import CodecsChosen
-from farflung.runtime.check import named_state, received
 from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.parity.steps import named_state, received
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

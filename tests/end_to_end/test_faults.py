@@ -13,7 +13,7 @@ import torch
 from tests.support.processes import JOB, LEASE_SECONDS, Command, Machines, Run, eventually, machines, train
 from torch import nn
 
-from farflung.client.weights import load_weights
+from farflung.client.output.weights import load_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

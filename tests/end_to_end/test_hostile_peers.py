@@ -15,8 +15,8 @@ import pytest
 from tests.support.hostile_programs import segment_of
 from tests.support.processes import Command, Machines, machines, train
 
-from farflung.broker.authority import Authority
-from farflung.broker.store import Store
+from farflung.broker.security.authority import Authority
+from farflung.broker.storage.store import Store
 from farflung.errors import ConnectionFailed
 from farflung.opdag import wire
 from farflung.opdag.graph import Ref, ValueType

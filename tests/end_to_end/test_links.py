@@ -18,7 +18,7 @@ from tests.end_to_end.homes import LEASE_SECONDS, Homes
 from tests.support.broker_fleet import broker
 from tests.support.processes import Machines, Run, eventually, machines, train
 
-from farflung.broker.authority import create_token
+from farflung.broker.security.authority import create_token
 from farflung.errors import LabError
 from farflung.lab.network import check_machine
 from farflung.lab.spec import LinkSettings, Node

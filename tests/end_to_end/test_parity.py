@@ -13,12 +13,12 @@ from tests.end_to_end.zoo_jobs import MICROBATCHES, job_of, microbatches_of
 from torch import Tensor, nn
 
 import farflung
-from farflung.client.check import capture_shapes
+from farflung.client.capture.check import capture_shapes
 from farflung.opdag.capture.capture import LossModule
 from farflung.plans import Wishes, only
 from farflung.plans.testbeds.catalogue import load_testbed
-from farflung.runtime.check import gradient_difference, parameter_difference
-from farflung.runtime.reference import Reference
+from farflung.runtime.parity.eager import Reference
+from farflung.runtime.parity.steps import gradient_difference, parameter_difference
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -19,8 +19,8 @@ from farflung.errors import LabError
 from farflung.lab.machine import check_machine
 from farflung.lab.spec import Node
 from farflung.protocol import messages
+from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Load, Register, Registered
-from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device
 from farflung.transport.endpoint import Hello, Peer, dial
 from farflung.transport.enrolment import enrol

@@ -7,7 +7,7 @@ from benchmarks.zoo import Batch, Case, case
 
 import farflung
 from farflung.data import SampleOrder
-from farflung.opdag.precision import Precision
+from farflung.opdag.graph import Precision
 
 BATCH, MICROBATCHES = 8, 4
 

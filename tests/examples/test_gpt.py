@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from farflung.client.job import Job
-from farflung.client.load import MODULE_NAME, load_job
+from farflung.client.api.job import Job
+from farflung.client.api.load import MODULE_NAME, load_job
 from farflung.data import collate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"

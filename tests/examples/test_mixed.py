@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.client.load import load_job
+from farflung.client.api.load import load_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mixed.py"
 

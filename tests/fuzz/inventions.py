@@ -12,7 +12,7 @@ import torch
 from tests.fuzz.document_mutator import OPS, Document, DocumentMutator
 
 from farflung.opdag import opset
-from farflung.opdag.formats import NEWEST
+from farflung.opdag.wire import NEWEST
 from farflung.runtime.torch_backend.codegen import resolve
 from farflung.runtime.torch_backend.tensors import DTYPES
 

@@ -14,7 +14,7 @@ import zstandard
 from tests.support.arrays import FAMILIES
 
 from farflung.codec import Axes, Codec, Context, Even, Hadamard, Mask, Recipe, Reference
-from farflung.codec.coder import Forgetful
+from farflung.codec.state.coder import Forgetful
 from farflung.errors import CodecError
 
 SIZES = [0, 1, 2, 3, 7, 31, 32, 33, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1]

@@ -13,8 +13,8 @@ from tests.support.certificates import TestAuthority
 from tests.support.links import RawPeer, Recorder, slice_header, value_header
 
 from farflung.protocol import messages
+from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Ask, Claim, Loaded, Refused, Register, UnitReady, Welcome
-from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device, Share
 from farflung.transport.endpoint import Link, Peer, dial
 from farflung.transport.frames import (

@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 from tests.golden.samples import members, samples
 
-from farflung.broker import facts, store
-from farflung.broker.authority import AUTHORITY_KEY_FILE, Authority
-from farflung.broker.certificates import sign_authority
-from farflung.broker.listening import keep_address
-from farflung.broker.measurements import Measurement, row
-from farflung.broker.state import State, replay
-from farflung.broker.store import STORE_FILE, Store, TokenRecord
+from farflung.broker.address_file import write_address
+from farflung.broker.core import facts
+from farflung.broker.core.state import State, replay
+from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, sign_authority
+from farflung.broker.storage import store
+from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
+from farflung.broker.survey.measurements import Measurement, row
 from farflung.transport.certificates import certificate_to_pem, key_to_pem
 from farflung.transport.identity import AUTHORITY_FILE, KEY_FILE, Identity, read_key
 
@@ -118,7 +118,7 @@ def _fill(broker: Path, worker: Path, decisions: list[Any]) -> None:
         key = ec.derive_private_key(3 * 10**30 + 7, ec.SECP256R1())
         pem = authority._issue(("w-1", "worker"), key.public_key(), DIGESTS[0])
         Identity.write(worker, pem, certificate_to_pem(authority.certificate), "192.0.2.7:7700")
-        keep_address(broker, "[::]:7700")
+        write_address(broker, "[::]:7700")
 
 
 def _authority(folder: Path, kept: Store) -> Authority:

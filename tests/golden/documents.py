@@ -12,17 +12,17 @@ from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
-from tests.client.test_tally import job
+from tests.client.output.test_recorder import job
 from tests.golden.samples import samples
 
-from farflung.broker.store import Store, TokenRecord
-from farflung.cli import topology_show
+from farflung.broker.storage.store import Store, TokenRecord
+from farflung.cli.commands import topology
 from farflung.cli.main import run
-from farflung.client.books import Books, Outcome
-from farflung.client.observer import Observer
-from farflung.client.run_folder import EVENTS, METRICS, SUMMARY, RunFolder
+from farflung.client.output.progress import Observer
+from farflung.client.output.recorder import Outcome, Recorder
+from farflung.client.output.run_folder import EVENTS, METRICS, SUMMARY, RunFolder
 from farflung.local import doctor
-from farflung.local.finding import Finding
+from farflung.local.findings import Finding
 from farflung.plans.plan_file import NAME as PLAN
 from farflung.protocol import messages
 from farflung.workload.profile import DeviceProfile
@@ -90,7 +90,7 @@ def _printed(*arguments: str) -> Any:
 
 def _fleet() -> Any:
     told = samples(messages.FleetTopology)[0]
-    with patch.object(topology_show, "fleet_topology", return_value=(told.topology, told)):
+    with patch.object(topology, "fleet_topology", return_value=(told.topology, told)):
         return _printed("topology", "show", "--fleet")
 
 
@@ -113,7 +113,7 @@ def _run(folder: Path) -> dict[str, list[str]]:
 
 
 async def _book(folder: Path) -> None:
-    books = Books(job(), RunFolder.create(folder), Observer())
+    books = Recorder(job(), RunFolder.create(folder), Observer())
     await books.submitted("golden", "192.0.2.7:7700")
     await books.accepted(samples(messages.Accepted)[0])
     await books.planned(samples(messages.Planned)[0])

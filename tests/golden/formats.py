@@ -13,25 +13,26 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from farflung.broker import facts, questions
-from farflung.broker.measurements import Measurement, read_row, row
-from farflung.broker.token_book import KnownToken
-from farflung.client.capture_report import CaptureReport, Refusal
-from farflung.client.records import StepRow, Summary
-from farflung.lab import control
-from farflung.lab.calibration import Calibration
-from farflung.lab.process import Start, Started
+from farflung.broker.core import facts
+from farflung.broker.planning import messages as planning_messages
+from farflung.broker.security.tokens import KnownToken
+from farflung.broker.survey.measurements import Measurement, read_row, row
+from farflung.client.capture.report import CaptureReport, Refusal
+from farflung.client.output.records import StepRow, Summary
+from farflung.lab.measure.calibration import Calibration
 from farflung.lab.registry import Record as LabRecord
-from farflung.lab.report import LabReport
-from farflung.local.finding import Finding
-from farflung.local.nursery import Birth, News
+from farflung.lab.run.report import LabReport
+from farflung.lab.switch import control
+from farflung.lab.switch.process import Start, Started
+from farflung.local.findings import Finding
+from farflung.local.forkserver import Birth, News
 from farflung.planner.advice.forecast import Expected, Forecast
 from farflung.planner.compression import losses
 from farflung.planner.compression.steering import Basis, steering
 from farflung.plans import Plan, Topology, encode_topology
 from farflung.plans.topology_file import decode_topology
 from farflung.protocol import messages
-from farflung.runtime.check import CheckReport
+from farflung.runtime.parity.steps import CheckReport
 from farflung.transport import probe_words, stranger
 from farflung.transport.headers import DataHeader
 from farflung.transport.identity import Record as IdentityRecord
@@ -94,8 +95,8 @@ FORMATS: Mapping[str, Format] = {
     # What the broker keeps, and asks its planner.
     "fact": Format(facts.AnyDecision, facts.encode, facts.decode),
     "measurement": Format(Measurement, lambda one: row(one)[2], read_row),
-    "planner question": _packed(questions.Question),
-    "planner answer": _packed(questions.Searched | questions.Answer),
+    "planner question": _packed(planning_messages.Question),
+    "planner answer": _packed(planning_messages.Searched | planning_messages.Answer),
     "steering": Format(
         Basis,
         lambda basis: steering(basis.plan, basis.topology, basis.conditions, basis.limits),

@@ -10,12 +10,13 @@ import pytest
 from tests.golden.broker_folder import FILE, MADE_AT, restore, summary
 from tests.golden.formats import VERSIONS, tag_of
 
-from farflung.broker import facts, store
-from farflung.broker.authority import Authority
-from farflung.broker.listening import address_in
-from farflung.broker.measurements import read_row, row
-from farflung.broker.state import replay
-from farflung.broker.store import STORE_FILE, Store
+from farflung.broker.address_file import read_address
+from farflung.broker.core import facts
+from farflung.broker.core.state import replay
+from farflung.broker.security.authority import Authority
+from farflung.broker.storage import store
+from farflung.broker.storage.store import STORE_FILE, Store
+from farflung.broker.survey.measurements import read_row, row
 from farflung.transport.certificates import certificate_to_pem, public_bytes, public_key_digest
 from farflung.transport.identity import Identity
 
@@ -84,7 +85,7 @@ def test_the_authority_and_its_holders_are_whom_they_were(folder: Path, tmp_path
         identity, holder = authority.identity(), kept.holder("w-1")
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert (identity.id, identity.role, identity.broker) == ("broker", "broker", "")
-    assert address_in(folder) == "[::]:7700"
+    assert read_address(folder) == "[::]:7700"
     assert holder is not None and (holder.id, holder.role) == ("w-1", "worker")
 
 

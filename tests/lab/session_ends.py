@@ -22,8 +22,8 @@ import msgspec
 from tests.support.client_workers import WELCOME, Told, Worker
 from tests.support.links import Recorder, value_header
 
-from farflung.client.links import Lost
-from farflung.client.worker_line import WorkerLine
+from farflung.client.run.broker_client import Lost
+from farflung.client.run.worker_session import WorkerSession
 from farflung.errors import ConnectionFailed
 from farflung.transport.circuits import TOKEN_BYTES, join
 from farflung.transport.contexts import client_context, server_context
@@ -97,7 +97,7 @@ class Submitter(Told):
 async def send(folder: Path, address: str, options: LinkOptions, relayed: bool, size: int) -> None:
     """Until the message was acknowledged, or the worker is lost."""
     submitter = Submitter(folder, address, options, relayed)
-    line = WorkerLine(RECEIVER.id, WELCOME, submitter, submitter, submitter.hear)  # type: ignore[arg-type]
+    line = WorkerSession(RECEIVER.id, WELCOME, submitter, submitter, submitter.hear)  # type: ignore[arg-type]
     planned = type("Planned", (), {"job": WELCOME.job, "attempt": WELCOME.attempt, "addresses": {}})()
     await line.connect(submitter, planned)  # type: ignore[arg-type]
     began = asyncio.get_running_loop().time()

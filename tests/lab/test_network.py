@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from farflung.errors import LabError
-from farflung.lab import control, registry
+from farflung.lab import registry
 from farflung.lab.network import Network
-from farflung.lab.process import Start
-from farflung.lab.running import find
+from farflung.lab.running_lab import find
 from farflung.lab.spec import LabSpec, LinkSettings, Node
+from farflung.lab.switch import control
+from farflung.lab.switch.process import Start
 
 pytestmark = pytest.mark.usefixtures("lab_machine")
 PAIR = LabSpec((Node("a"), Node("b")))
@@ -263,7 +264,7 @@ def test_who_leaves_can_say_so_over_the_network() -> None:
 OWNER = """
 import sys, time
 from farflung.lab.network import Network
-from farflung.lab.process import Start
+from farflung.lab.switch.process import Start
 from farflung.lab.spec import LabSpec, Node
 with Network(LabSpec((Node("a", behind_nat=True), Node("b"))), sys.argv[1]) as network:
     print(network._process.pid, flush=True)
@@ -294,7 +295,7 @@ def test_a_switch_that_is_told_to_end_while_it_starts_leaves_nothing() -> None:
     spec = LabSpec((Node("a", behind_nat=True), Node("b"), Node("c")))
     start = msgspec.msgpack.encode(Start(lab, spec, os.getpid()))
     for wait in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4):
-        command = [sys.executable, "-P", "-m", "farflung.lab.process"]
+        command = [sys.executable, "-P", "-m", "farflung.lab.switch.process"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
             process.stdin.write(start)
@@ -341,7 +342,9 @@ def test_a_device_that_somebody_deletes_is_let_go() -> None:
 
 
 def test_the_switch_loads_no_torch_or_numpy() -> None:
-    program = "import sys, farflung.lab.process; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    program = (
+        "import sys, farflung.lab.switch.process; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

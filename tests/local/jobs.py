@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farflung.client.job import Job
+from farflung.client.api.job import Job
 from farflung.data import SampleOrder
 from farflung.runtime.optimizer import SGD
 

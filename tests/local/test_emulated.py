@@ -11,12 +11,12 @@ import pytest
 import torch
 from tests.local.jobs import Chain, Vectors, job
 
-from farflung.client.check import capture_shapes
-from farflung.client.observer import Observer
-from farflung.client.prepared import prepare, prepare_emulated
-from farflung.client.records import Summary
-from farflung.client.run_folder import RunFolder
-from farflung.client.submitter import Submitter
+from farflung.client.capture.check import capture_shapes
+from farflung.client.capture.prepared import prepare, prepare_emulated
+from farflung.client.output.progress import Observer
+from farflung.client.output.records import Summary
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.run.submitter import Submitter
 from farflung.errors import CaptureError
 from farflung.local.fleet import LocalFleet
 from farflung.opdag import wire

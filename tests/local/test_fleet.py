@@ -20,13 +20,13 @@ import pytest
 import torch
 from tests.local.jobs import Chain, Vectors, item_of_step, job
 
-from farflung.client.job import Job
-from farflung.client.observer import Observer
-from farflung.client.prepared import Prepared, prepare
-from farflung.client.records import StepRow, Summary
-from farflung.client.run_folder import RunFolder
-from farflung.client.submitter import Submitter
-from farflung.client.weights import load_weights
+from farflung.client.api.job import Job
+from farflung.client.capture.prepared import Prepared, prepare
+from farflung.client.output.progress import Observer
+from farflung.client.output.records import StepRow, Summary
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.weights import load_weights
+from farflung.client.run.submitter import Submitter
 from farflung.errors import RunFailed
 from farflung.local.fleet import LocalFleet
 from farflung.plans import NO_WISHES, Wishes, read_plan

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farflung.local.path_findings import path_findings
-from farflung.protocol.reaching import LinkReport
+from farflung.local.findings import path_findings
+from farflung.protocol.reachability import LinkReport
 from farflung.protocol.viewer import LinkView
 from farflung.transport.link_stats import LinkStatus
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from farflung.errors import CaptureError
 from farflung.opdag.capture import Capture, LossModule, capture
-from farflung.opdag.precision import Precision
+from farflung.opdag.graph import Precision
 from farflung.planner import plan_graph
-from farflung.runtime.check import gradient_difference, named_state, parameter_names
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizer import SGD
-from farflung.runtime.reference import Reference
+from farflung.runtime.parity.eager import Reference
+from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_names
 from farflung.runtime.training import Training
 
 torch.set_num_threads(1)

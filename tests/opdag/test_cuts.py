@@ -3,7 +3,7 @@ from __future__ import annotations
 from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
 
-from farflung.opdag.cuts import legal_positions
+from farflung.opdag.partition import legal_positions
 
 
 def test_a_mutated_buffer_stays_in_one_piece() -> None:

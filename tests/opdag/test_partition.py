@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from farflung.opdag import opset, wire
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.capture import capture
-from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
-from farflung.opdag.partition import Partition
+from farflung.opdag.partition import Partition, legal_positions
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.verify import verify_segment
 

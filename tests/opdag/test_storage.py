@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.opdag.run_nodes import run_nodes
 from torch import Tensor
 
-from farflung.opdag.layout import contiguous, like, reshaped
-from farflung.opdag.storage import storage_of
+from farflung.opdag.storage import contiguous, like, reshaped, storage_of
 
 SAMPLES = 2
 

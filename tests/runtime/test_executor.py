@@ -16,16 +16,16 @@ from tests.support.random_graphs import random_batch, random_graph, random_state
 from torch import Tensor
 
 from farflung.errors import PlanError
-from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
+from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
 from farflung.plans import FEEDER
-from farflung.runtime.check import gradient_difference
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.footprint import required_bytes
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parcel import Parcel
+from farflung.runtime.parity.steps import gradient_difference
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

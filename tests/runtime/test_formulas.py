@@ -13,15 +13,15 @@ from benchmarks.zoo import CASES, Case
 from benchmarks.zoo.side_by_side import captured, placed, planned
 from torch import Tensor, nn
 
-from farflung.opdag.cuts import legal_positions
+from farflung.opdag.analysis import sides_of
 from farflung.opdag.graph import Graph, Node, Ref
-from farflung.opdag.joins import sides_of
+from farflung.opdag.partition import legal_positions
 from farflung.opdag.segment import Segment
-from farflung.runtime.check import named_state
 from farflung.runtime.optimizer import SGD
-from farflung.runtime.torch_backend.again import AgainPass
+from farflung.runtime.parity.steps import named_state
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.passes import SplitPass
+from farflung.runtime.torch_backend.recomputation import AgainPass
 from farflung.runtime.torch_backend.tensors import constant_tensor
 from farflung.runtime.training import Training
 

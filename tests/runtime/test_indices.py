@@ -14,10 +14,10 @@ from farflung.errors import JobError
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
 from farflung.planner import plan_graph
-from farflung.runtime.check import named_state
 from farflung.runtime.frameworks import COMPUTING, backend_called
 from farflung.runtime.indices import index_ranges
 from farflung.runtime.optimizer import SGD
+from farflung.runtime.parity.steps import named_state
 from farflung.runtime.training import Training
 
 torch.set_num_threads(1)

@@ -22,11 +22,11 @@ from examples.gpt import GPT
 from torch import Tensor, nn
 
 from farflung.errors import PlanError
-from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
+from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
-from farflung.runtime.check import gradient_difference, named_state, parameter_difference
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
 from farflung.runtime.training import Training
 
 torch.set_num_threads(1)

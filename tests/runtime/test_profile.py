@@ -8,9 +8,9 @@ import torch
 from benchmarks.zoo import CASES, Case, case
 from benchmarks.zoo.side_by_side import captured
 
-from farflung.runtime.check import named_state
 from farflung.runtime.optimizer import SGD, AdamW
-from farflung.runtime.torch_backend import replay, timing
+from farflung.runtime.parity.steps import named_state
+from farflung.runtime.torch_backend import profile, timing
 from farflung.runtime.torch_backend.profile import profile_graph, this_device
 from farflung.workload import workload_of
 from farflung.workload.profile import (
@@ -31,9 +31,9 @@ BATCH = 2
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "MOST_RUNS", 2)
     monkeypatch.setattr(timing, "LEAST_RUNS", 1)
-    monkeypatch.setattr(replay, "MOST_PASSES", 1)
+    monkeypatch.setattr(profile, "MOST_PASSES", 1)
     # More than a tiny node takes now and then.
-    monkeypatch.setattr(replay, "autograd_seconds", lambda: 0.0)
+    monkeypatch.setattr(profile, "autograd_seconds", lambda: 0.0)
 
 
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
@@ -129,7 +129,7 @@ def test_times_of_another_device_or_version_are_not_used(tmp_path: Path) -> None
 
 
 def test_what_takes_longer_than_a_profile_may_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(profile, "MOST_SECONDS", 0.0)
     _, graph = captured(case("chain"), BATCH)
     times: list[OpTime] = profile_graph(graph, BATCH).times
     assert all(max(msgspec.structs.astuple(time)[1:]) > 0 for time in times)

@@ -12,7 +12,7 @@ from farflung.opdag.capture import capture
 from farflung.opdag.segment import Segment
 from farflung.planner import plan_graph
 from farflung.plans import Plan
-from farflung.runtime.check import received
+from farflung.runtime.parity.steps import received
 from farflung.runtime.row_keys import RowKeys, looked_up
 
 KEYS = 256

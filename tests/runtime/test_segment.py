@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag.segment import Segment
-from farflung.runtime.check import named_state
 from farflung.runtime.optimizer import SGD
+from farflung.runtime.parity.steps import named_state
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

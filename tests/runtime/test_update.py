@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from farflung.runtime.optimizer import SGD, AdamW, Constant, Optimizer
-from farflung.runtime.torch_backend.optimizer import build, set_learning_rate
-from farflung.runtime.torch_backend.update import Update, parts, square_sum
+from farflung.runtime.torch_backend.optimizer import Update, build, parts, set_learning_rate, square_sum
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 DECLARED: list[Optimizer] = [
@@ -100,7 +99,7 @@ import farflung.worker.service
 from farflung.opdag import wire
 from farflung.runtime.frameworks import backend_called
 from farflung.runtime.optimizer import SGD, AdamW
-from farflung.runtime.torch_backend.update import Update
+from farflung.runtime.torch_backend.optimizer import Update
 from farflung.runtime.training import Training
 from tests.opdag.golden.running import tensor_for
 

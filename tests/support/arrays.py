@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from farflung.codec import Bfloat16, Blocked, Codec, Even, Hadamard, Lossless, Masked, Plain, TopK
-from farflung.codec.floats import Floats, as_float32, flat, to_bfloat16
+from farflung.codec.encoding.floats import Floats, as_float32, flat, to_bfloat16
 
 FAMILIES: dict[str, Codec] = {
     "plain": Plain(),

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from farflung.broker.authority import create_token
+from farflung.broker.security.authority import create_token
 from farflung.broker.service import BrokerService
-from farflung.broker.store import Store
+from farflung.broker.storage.store import Store
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
+from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Begin, Decide, Load, Loaded, Message, Register, SendState
-from farflung.protocol.opset import Opset
 from farflung.protocol.worker import Device, Share
 from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import dial

@@ -1,7 +1,7 @@
 """Commands forked of a process which has imported what they import, with the face of `subprocess.Popen`.
 
 Hundreds of commands that tests start would each import torch, two to five seconds of a core. What they do
-after that is the same (tests/local/test_nursery.py); tests/cli and test_machines start theirs plainly.
+after that is the same (tests/local/test_forkserver.py); tests/cli and test_machines start theirs plainly.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import time
 from functools import cache
 from pathlib import Path
 
-from farflung.local.family import ONE_THREAD
-from farflung.local.nursery import WORKER_MODULES, Birth, Forked, Nursery, is_possible
+from farflung.local.fleet import ONE_THREAD
+from farflung.local.forkserver import WORKER_MODULES, Birth, Forked, ForkServer, is_possible
 
 __all__ = ["ForkedCommand", "forked", "is_possible"]
 
@@ -23,7 +23,7 @@ SERVICES = ("join", "broker", "status", "token")
 SERVICE_MODULES = (*WORKER_MODULES, "farflung.broker.service")
 SUBMITTER_MODULES = (
     *WORKER_MODULES,
-    "farflung.client.submitter",
+    "farflung.client.run.submitter",
     "farflung.opdag.capture",
     "torch.export._trace",
 )
@@ -89,8 +89,8 @@ def forked(
 
 
 @cache
-def _nursery(modules: tuple[str, ...]) -> tuple[Nursery, dict[str, str]]:
+def _nursery(modules: tuple[str, ...]) -> tuple[ForkServer, dict[str, str]]:
     """One for this test process, and the environment that it has."""
-    nursery = Nursery(modules, ONE_THREAD, own_session=False)
+    nursery = ForkServer(modules, ONE_THREAD, own_session=False)
     atexit.register(nursery.close, 10.0)
     return nursery, {**os.environ, **ONE_THREAD}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.authority import Authority
-from farflung.broker.store import Store
+from farflung.broker.security.authority import Authority
+from farflung.broker.storage.store import Store
 from farflung.errors import ConnectionFailed, FarflungError, IdentityError, ProtocolError
 from farflung.transport import stranger
 from farflung.transport.certificates import certificate_to_pem, fingerprint, public_bytes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.authority import Authority
-from farflung.broker.store import Store
+from farflung.broker.security.authority import Authority
+from farflung.broker.storage.store import Store
 from farflung.errors import IdentityError
 from farflung.transport.certificates import (
     LIFETIME_SECONDS,

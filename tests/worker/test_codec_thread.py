@@ -18,10 +18,10 @@ from farflung.errors import CodecError
 from farflung.plans import FEEDER, LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
-from farflung.runtime.check import received
 from farflung.runtime.coding import Coding
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.parity.steps import received
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
@@ -29,8 +29,8 @@ from farflung.runtime.training import Training
 from farflung.schedule import MOST_WAITING
 from farflung.worker.codec_thread import CodecThread, CodedLinks
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing
-from farflung.worker.intake import Intake
 from farflung.worker.state import ComputeFailed, UnitFinished, Verified
+from farflung.worker.state_receiver import StateReceiver
 
 SAMPLES, MICROBATCHES, PATIENCE_SECONDS = 2, 3, 60.0
 ATTEMPT = ("job-1", 1)
@@ -164,7 +164,7 @@ def first_worker(rung: str) -> Iterator[tuple[ComputeThread, list[Outcome], Call
     outcomes: list[Outcome] = []
     thread = ComputeThread("worker-0", 10**9, TorchBackend(), outcomes.append)
     thread.start()
-    thread.prepare(load, Intake(load, [0], 10**9, tensors.allocate), limits())
+    thread.prepare(load, StateReceiver(load, [0], 10**9, tensors.allocate), limits())
     eventually(lambda: bool(outcomes))
     assert outcomes == [Verified(ATTEMPT, None)]
     thread.begin(ATTEMPT)

@@ -13,10 +13,10 @@ from farflung.errors import DeviceHeld
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.compute import ComputeThread, Outcome
-from farflung.worker.intake import Intake
-from farflung.worker.overrun import Doing, of_state
 from farflung.worker.service import WorkerService
 from farflung.worker.state import Attempt, ComputeFailed, State
+from farflung.worker.state_receiver import StateReceiver
+from farflung.worker.task_deadlines import Doing, of_state
 
 LENT_FOR_EVER = Doing("the forward pass", float("inf"))
 
@@ -51,7 +51,7 @@ def test_verifying_and_handing_out_are_given_time_by_the_size_of_the_parameters(
     seen: list[Doing | None] = []
     thread = ComputeThread("b", 10**9, EmulatedBackend(1.0), outcomes.append)
 
-    class Watched(Intake):
+    class Watched(StateReceiver):
         def verify(self) -> str:
             seen.append(thread.stopwatch.doing)
             return "it stops here"

@@ -18,8 +18,8 @@ from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
-from farflung.worker.intake import Intake
 from farflung.worker.loading import load_segments, require_compiled_to_fit
+from farflung.worker.state_receiver import StateReceiver
 from farflung.workload.footprint import Needs
 
 
@@ -32,7 +32,7 @@ def test_no_worker_takes_a_job_that_is_not_of_its_kind(emulated: bool) -> None:
     backend = TorchBackend() if emulated else EmulatedBackend(1.0)
     words = "the job is emulated, this worker computes" if emulated else "the job computes, this worker is"
     with pytest.raises(GraphError, match=words):
-        load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, backend)
+        load_segments("b", job, StateReceiver(job, [1], 10**6, fresh), 10**9, backend)
 
 
 def test_a_job_with_a_codec_that_this_version_lacks_is_refused_by_its_name() -> None:
@@ -40,7 +40,7 @@ def test_a_job_with_a_codec_that_this_version_lacks_is_refused_by_its_name() -> 
     training = msgspec.structs.replace(job.training.with_codecs(("int8", "int9")), emulated=True)
     job = msgspec.structs.replace(job, training=training)
     with pytest.raises(GraphError, match="codec 'int9', which this worker's version lacks: install"):
-        load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
+        load_segments("b", job, StateReceiver(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
 
 
 def test_a_job_whose_codecs_write_as_another_version_does_is_refused() -> None:
@@ -48,7 +48,7 @@ def test_a_job_whose_codecs_write_as_another_version_does_is_refused() -> None:
     training = msgspec.structs.replace(job.training, codecs=("int8",), emulated=True)
     job = msgspec.structs.replace(job, training=training)
     with pytest.raises(GraphError, match="in format 1 of codecs, this worker's version has"):
-        load_segments("b", job, Intake(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
+        load_segments("b", job, StateReceiver(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
 
 
 def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> None:
@@ -57,7 +57,7 @@ def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> No
     training = Training(steps=1, microbatches=2, microbatch_size=2, optimizer=AdamW(lr=1e-3))
     sizes = {e.name: made.segments[0].values[e.value].bytes(2) for e in graph.inputs_of("parameter")}
     job = Load("job-1", 1, made.plan, training, [SegmentProgram(0, made.programs[0], sizes)], {}, "desk")
-    intake = Intake(job, [0], 10**9, fresh)
+    intake = StateReceiver(job, [0], 10**9, fresh)
     with pytest.raises(GraphError) as refused:
         load_segments("a", job, intake, intake.size, TorchBackend())
     words = r"the segments need (\d+) bytes, this worker gives (\d+): raise `farflung join --memory`"

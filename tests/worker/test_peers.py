@@ -14,9 +14,9 @@ from farflung.runtime.parcel import Parcel
 from farflung.transport.byte_ranges import Part, Parts
 from farflung.transport.headers import DataHeader, Receipt, ValueHeader
 from farflung.transport.peer import Peer
-from farflung.worker.intake import Intake
-from farflung.worker.lobby import LOBBY_SIZE, LOBBY_SIZE_A_PEER
 from farflung.worker.peers import Peers
+from farflung.worker.pending_links import MAX_PENDING_LINKS, MAX_PENDING_LINKS_PER_PEER
+from farflung.worker.state_receiver import StateReceiver
 
 WELCOME = encode(Welcome("job-1", 5))
 CLAIM = encode(Claim("job-1", 5))
@@ -83,7 +83,7 @@ class Seen:
 
 
 def take(peers: Peers, job: Load) -> None:
-    peers.admit("b", job, Intake(job, [1], 10**6, fresh), frozenset({"a", "c", "desk"}))
+    peers.admit("b", job, StateReceiver(job, [1], 10**6, fresh), frozenset({"a", "c", "desk"}))
 
 
 def run(work: Coroutine[None, None, None]) -> None:
@@ -158,13 +158,15 @@ def test_a_holder_has_one_place_for_each_attempt() -> None:
 def test_nobody_can_fill_the_lobby_alone() -> None:
     async def work() -> None:
         peers = Peers(Seen(), fresh)
-        rogues = [FakeLink("rogue") for _ in range(LOBBY_SIZE + 1)]
+        rogues = [FakeLink("rogue") for _ in range(MAX_PENDING_LINKS + 1)]
         for rogue in rogues:
             peers.entered(rogue)  # type: ignore[arg-type]
         peers.entered(FakeLink("a"))  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        assert [rogue.closed_for for rogue in rogues[-LOBBY_SIZE_A_PEER:]] == [""] * LOBBY_SIZE_A_PEER
-        assert all(rogue.closed_for for rogue in rogues[:-LOBBY_SIZE_A_PEER])
+        assert [rogue.closed_for for rogue in rogues[-MAX_PENDING_LINKS_PER_PEER:]] == [
+            ""
+        ] * MAX_PENDING_LINKS_PER_PEER
+        assert all(rogue.closed_for for rogue in rogues[:-MAX_PENDING_LINKS_PER_PEER])
 
     run(work())
 

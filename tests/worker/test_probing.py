@@ -15,7 +15,7 @@ from tests.support.links import nowhere, run, usual_but
 
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import SURVEY, EndProbe, Probe, Probed, ProbedPeer, Task
-from farflung.protocol.reaching import AskCircuit, AskReverse, DialBack, NotReached
+from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, NotReached
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.probe import Prober
 from farflung.transport.timeouts import Timeouts
@@ -30,7 +30,7 @@ PROBING_SECONDS = 10.0
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe ends once it knows the path: more time for it only forgives a busy machine."""
     for name in ("SURVEY_PROBE_SECONDS", "PROBE_SECONDS"):
-        monkeypatch.setattr(f"farflung.worker.exchange.{name}", PROBING_SECONDS)
+        monkeypatch.setattr(f"farflung.worker.link_probe.{name}", PROBING_SECONDS)
 
 
 AMessage = TypeVar("AMessage", bound=Message)

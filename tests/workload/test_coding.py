@@ -15,8 +15,9 @@ from tests.planner.compression.test_compressed import fleet, workload
 from tests.support.random_graphs import random_graph
 
 from farflung.errors import PlanError
-from farflung.opdag.cuts import legal_positions
+from farflung.opdag.form import Form
 from farflung.opdag.graph import Graph
+from farflung.opdag.partition import legal_positions
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, Options, memory_by_worker
 from farflung.planner.compression.fixed import memory_of, scheduler_for
@@ -31,7 +32,6 @@ from farflung.runtime.training import Training
 from farflung.simulator import Conditions
 from farflung.workload import workload_of
 from farflung.workload.coding import CodingMemory
-from farflung.workload.form import Form
 
 BATCH, WINDOW, MICROBATCHES = 2, 2, 3
 RUNGS = ["int8", "row-topk30-int4/masked30-int4", "axes10/axes100-dithered", "token-mean:axes30"]

@@ -15,8 +15,8 @@ from tests.support.random_graphs import random_graph
 from torch import Tensor, nn
 
 from farflung.opdag.capture import capture
-from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
+from farflung.opdag.partition import legal_positions
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of, plan_of
 from farflung.plans import FEEDER, Edge

@@ -28,11 +28,11 @@ from benchmarks.zoo.parity import (
 from benchmarks.zoo.side_by_side import placed, planned, workers
 
 from farflung.opdag.capture.capture import LossModule
-from farflung.opdag.cuts import legal_positions
 from farflung.opdag.graph import Graph
+from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
-from farflung.runtime.check import Comparison, received
 from farflung.runtime.optimizer import SGD
+from farflung.runtime.parity.steps import Comparison, received
 from farflung.runtime.training import Training
 
 pytestmark = pytest.mark.slow

@@ -2,22 +2,25 @@
 
 While one group is on its way to the disk (on a thread) the next one gathers, so a slow disk makes groups
 larger and never delays a heartbeat.
+
+What comes in over links, made into events of the state machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from farflung.broker import facts, journal
-from farflung.broker.arrivals import Arrival, events_of
-from farflung.broker.circuits import Circuits
-from farflung.broker.events import (
+import msgspec
+
+from farflung.broker.core import events, facts, log_lines
+from farflung.broker.core.events import (
     CodecsConsidered,
     Command,
     ConsiderCodecs,
@@ -29,21 +32,123 @@ from farflung.broker.events import (
     Reject,
     RunPlanner,
 )
-from farflung.broker.jobs import is_planning, planning_words
-from farflung.broker.line import Line
-from farflung.broker.measured import Measured, topology_of
-from farflung.broker.measurements import Measurements
-from farflung.broker.planning import Clock, plan
-from farflung.broker.questions import Searched
-from farflung.broker.rounds import Rounds
-from farflung.broker.state import Outcome, State, decide
-from farflung.broker.store import Store
-from farflung.broker.switchboard import Switchboard
+from farflung.broker.core.jobs import is_planning, planning_words
+from farflung.broker.core.state import Outcome, State, decide
+from farflung.broker.network.relays import Circuits
+from farflung.broker.network.worker_addresses import WorkerAddresses, worker_addresses
+from farflung.broker.planning.client import Clock, plan
+from farflung.broker.planning.fair_lock import FairLock
+from farflung.broker.planning.messages import Searched
+from farflung.broker.sessions import HolderSession, SessionRegistry
+from farflung.broker.storage.store import Store
+from farflung.broker.survey.measurements import Measurements
+from farflung.broker.survey.topology import MeasuredTopology, topology_of
 from farflung.errors import ProtocolError
 from farflung.plans.topology import MOST_WORKERS
 from farflung.protocol import messages
+from farflung.protocol.fields import one_line
+from farflung.protocol.messages import (
+    AskCircuit,
+    AskReverse,
+    Broken,
+    Cancel,
+    Collected,
+    Loaded,
+    Message,
+    Moved,
+    NotReached,
+    Refused,
+    Register,
+    Submit,
+    UnitReady,
+)
 from farflung.text import format_seconds
 from farflung.transport.timeouts import Timeouts
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The line is gone, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message, the end of a line, or an event that came over none."""
+
+    origin: HolderSession | None
+    content: Message | Closed | events.Event
+
+
+def events_of(
+    arrival: Arrival, switchboard: SessionRegistry, timeouts: Timeouts, now: float
+) -> Iterator[events.Event]:
+    """The events that an arrival stands for.
+
+    Raises
+    ------
+    ProtocolError
+        A worker's message came before its registration, it registered twice, or an address is none.
+    """
+    line, content = arrival.origin, arrival.content
+    if isinstance(content, events.Event):
+        yield content
+        return
+    assert line is not None
+    match content:
+        case Closed(reason):
+            yield from _departures(line, reason, switchboard, now)
+        case Register():
+            yield _registration(line, content, switchboard, timeouts, now)
+        case Moved(addresses):
+            yield events.WorkerMoves(now, line.peer.id, _where(_known(line, switchboard), addresses))
+        case AskReverse() | AskCircuit() if line.peer.role == "submitter":
+            yield events.SubmitterSays(now, line.peer.id, content, line.remote)
+        case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
+            yield events.WorkerSays(now, _known(line, switchboard).peer.id, content)
+        case Submit() | Collected() | Cancel():
+            yield events.SubmitterSays(now, line.peer.id, content, line.remote)
+
+
+def _departures(
+    line: HolderSession, reason: str, switchboard: SessionRegistry, now: float
+) -> Iterator[events.WorkerLeaves | events.SubmitterLeaves]:
+    was_worker = switchboard.is_worker(line)
+    jobs = switchboard.jobs_over(line)
+    switchboard.drop(line)
+    if was_worker:
+        yield events.WorkerLeaves(now, line.peer.id, reason)
+    for job in jobs:
+        yield events.SubmitterLeaves(now, job, reason)
+
+
+def _registration(
+    line: HolderSession, register: Register, switchboard: SessionRegistry, timeouts: Timeouts, now: float
+) -> events.WorkerJoins:
+    older = switchboard.workers.get(line.peer.id)
+    if older is line:
+        raise ProtocolError(f"worker {line.peer.id} registered twice over one connection")
+    heard = None if older is None else time.monotonic() - older.last_heard
+    device = msgspec.structs.replace(
+        register.device, name=one_line(register.device.name), kind=one_line(register.device.kind)
+    )
+    plain = msgspec.structs.replace(register, site=one_line(register.site), device=device)
+    where = _where(line, register.addresses)
+    return events.WorkerJoins(now, line.peer.id, plain, where, heard, timeouts.suspect_seconds)
+
+
+def _known(line: HolderSession, switchboard: SessionRegistry) -> HolderSession:
+    if not switchboard.is_worker(line):
+        raise ProtocolError(f"worker {line.peer.id} must register before it says anything else")
+    return line
+
+
+def _where(line: HolderSession, addresses: Sequence[str]) -> WorkerAddresses:
+    if not addresses:
+        raise ProtocolError(f"worker {line.peer.id} gave no address: peers could not reach it")
+    return worker_addresses(addresses, line.remote)
+
 
 _log = logging.getLogger("farflung.broker")
 
@@ -67,10 +172,10 @@ class Dispatcher:
     ) -> None:
         self.state = state
         self.measurements = Measurements()
-        self._planning = Rounds()  # one planner at a time
+        self._planning = FairLock()  # one planner at a time
         self._choosing = ThreadPoolExecutor(1, "farflung-choosing")  # no thread that writes the log
         self._circuits = circuits
-        self.switchboard = Switchboard()
+        self.switchboard = SessionRegistry()
         self._store = store
         self._timeouts = timeouts
         self._clock = clock
@@ -78,11 +183,11 @@ class Dispatcher:
         self._awake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
-    def topology_of(self, workers: Iterable[str]) -> Measured:
+    def topology_of(self, workers: Iterable[str]) -> MeasuredTopology:
         """What is known of these workers and the ways between them, and what has to be assumed."""
         return topology_of([self.state.workers[name] for name in workers], self.measurements)
 
-    def _known(self, workers: Sequence[str]) -> Measured | None:
+    def _known(self, workers: Sequence[str]) -> MeasuredTopology | None:
         """The topology of these workers, if anything of it was measured."""
         if len(workers) > MOST_WORKERS or not self.measurements.among(workers):
             return None
@@ -132,7 +237,7 @@ class Dispatcher:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._choosing.shutdown(wait=False, cancel_futures=True)
 
-    def close(self, line: Line, reason: str) -> None:
+    def close(self, line: HolderSession, reason: str) -> None:
         """Close a line without waiting for it."""
         self.spawn(line.close(reason))
 
@@ -158,13 +263,13 @@ class Dispatcher:
             reason = "the broker could not handle what was said: see its log"
             group.actions.append(partial(self.close, arrival.origin, reason))
 
-    def _decide(self, event: Event, origin: Line | None, group: _Group) -> None:
+    def _decide(self, event: Event, origin: HolderSession | None, group: _Group) -> None:
         outcome = decide(self.state, event)
         records = [facts.encode(decision) for decision in outcome.decisions()]
         self.state = outcome.state
         group.records.extend(records)
         for fact in outcome.facts:
-            if words := journal.line(fact):
+            if words := log_lines.log_line(fact):
                 group.actions.append(partial(_log.info, "%s", words))
             if isinstance(fact, facts.JobSubmitted) and origin is not None:
                 self.switchboard.jobs[fact.job] = origin
@@ -173,7 +278,7 @@ class Dispatcher:
             if isinstance(fact, facts.JobEnded):
                 self.switchboard.jobs.pop(fact.job, None)
 
-    def _address(self, outcome: Outcome, origin: Line | None, group: _Group) -> None:
+    def _address(self, outcome: Outcome, origin: HolderSession | None, group: _Group) -> None:
         # Receivers are looked up now and not after the commit: a worker that registers anew within this group
         # must not get what was meant for its older link.
         for command in self._spelled_out(outcome.commands):

@@ -10,22 +10,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from farflung.broker import facts
-from farflung.broker.arrivals import Arrival, Closed
-from farflung.broker.authority import Authority
-from farflung.broker.circuits import Circuits
-from farflung.broker.dispatcher import Dispatcher
-from farflung.broker.events import Restarted, Tick, WorkerProved
-from farflung.broker.line import Line
-from farflung.broker.listening import keep_address
-from farflung.broker.logbook import Logbook
-from farflung.broker.proving import Prover
-from farflung.broker.reports import Reports
-from farflung.broker.state import replay
+from farflung.broker.address_file import write_address
+from farflung.broker.core import facts
+from farflung.broker.core.events import Restarted, Tick, WorkerProved
+from farflung.broker.core.state import replay
+from farflung.broker.dispatcher import Arrival, Closed, Dispatcher
+from farflung.broker.network.relays import Circuits
+from farflung.broker.network.reports import Reports
+from farflung.broker.network.verification import AddressVerifier
+from farflung.broker.security.authority import Authority
+from farflung.broker.sessions import HolderSession
 from farflung.broker.status import Sighting, status_of
-from farflung.broker.store import Store
-from farflung.broker.survey_paths import PathQuestion
-from farflung.broker.surveyor import Surveyor
+from farflung.broker.storage.store import Store
+from farflung.broker.survey.measurements import MeasurementStore
+from farflung.broker.survey.paths import PathQuestion
+from farflung.broker.survey.service import SurveyService
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Attach, Denied, Links, Renew, Renewed, Status
@@ -96,14 +95,14 @@ class BrokerService:
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
         self._circuits = Circuits(self._relay)
         self._dispatcher = Dispatcher(state, store, timeouts, self._clock, self._circuits)
-        logbook = Logbook(store, self._dispatcher.spawn)
-        self._surveyor = Surveyor(self._dispatcher, logbook, timeouts, self._clock, surveys)
+        logbook = MeasurementStore(store, self._dispatcher.spawn)
+        self._surveyor = SurveyService(self._dispatcher, logbook, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
         self._seen: dict[str, tuple[str, float]] = {}
         self._reports = Reports()
-        self._lines: dict[Link, Line] = {}
-        self._sessions: dict[tuple[Peer, str], Line] = {}
-        self._prover = Prover(lambda: self._identity.client_context(), timeouts, self._proved)
+        self._lines: dict[Link, HolderSession] = {}
+        self._sessions: dict[tuple[Peer, str], HolderSession] = {}
+        self._prover = AddressVerifier(lambda: self._identity.client_context(), timeouts, self._proved)
         self._listener: Listener | None = None
 
     @property
@@ -126,7 +125,7 @@ class BrokerService:
         )
         if self._relay is not None:
             self._listener.relay_over(self._relay)
-        await asyncio.to_thread(keep_address, self._authority.folder, self.address)
+        await asyncio.to_thread(write_address, self._authority.folder, self.address)
         _log.info("the broker listens on %s", self.address)
 
     async def run(self) -> None:
@@ -186,10 +185,10 @@ class BrokerService:
             line.closed(reason)
 
     def _admit(self, link: Link) -> BrokerService:
-        self._lines[link] = Line(link, self._gone)
+        self._lines[link] = HolderSession(link, self._gone)
         return self
 
-    def _attach(self, link: Link, line: Line, attach: Attach) -> None:
+    def _attach(self, link: Link, line: HolderSession, attach: Attach) -> None:
         key = (link.peer, attach.session)
         known = self._sessions.get(key)
         if known is None:
@@ -202,7 +201,7 @@ class BrokerService:
         self._lines[link] = known
         _log.info("%s is back, from %s", link.peer, link.remote)
 
-    def _gone(self, line: Line, reason: str) -> None:
+    def _gone(self, line: HolderSession, reason: str) -> None:
         """Tell the state machine, which knows whose end this is."""
         self._sessions.pop((line.peer, line.session), None)
         for link in [link for link, carried in self._lines.items() if carried is line]:
@@ -227,7 +226,7 @@ class BrokerService:
             self._relay_mbps,
         )
 
-    def _survey(self, line: Line, said: Probed | PathQuestion) -> None:
+    def _survey(self, line: HolderSession, said: Probed | PathQuestion) -> None:
         if not self._dispatcher.switchboard.is_worker(line):
             return  # of a worker that registered anew
         if isinstance(said, Probed):
@@ -235,7 +234,7 @@ class BrokerService:
         else:
             self._surveyor.reach(line.peer.id, said, self._circuits)
 
-    async def _tell_topology(self, line: Line, asked: AskTopology) -> None:
+    async def _tell_topology(self, line: HolderSession, asked: AskTopology) -> None:
         try:
             if asked.survey:
                 if line.peer.role != "submitter":
@@ -250,7 +249,7 @@ class BrokerService:
             )
         line.send_control(answer)
 
-    async def _renew(self, line: Line, asked: Renew) -> None:
+    async def _renew(self, line: HolderSession, asked: Renew) -> None:
         peer = line.peer
         try:
             certificate = await asyncio.to_thread(self._authority.renew, peer.id, peer.role, asked.request)

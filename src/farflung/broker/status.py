@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farflung.broker.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
+from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
+from farflung.protocol.fields import has_left
 from farflung.protocol.messages import Status
-from farflung.protocol.parting import has_left
 from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
 
 RECENT_JOBS = 100

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 import farflung
-from farflung.cli import (
+from farflung.cli.commands import (
     broker,
     capture,
     check,
@@ -24,7 +24,7 @@ from farflung.cli import (
     topology,
     train,
 )
-from farflung.cli.output import print_error
+from farflung.cli.render.output import print_error
 from farflung.errors import FarflungError
 
 USAGE = 2

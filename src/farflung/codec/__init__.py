@@ -14,16 +14,14 @@ some times over.
 """
 
 from farflung.codec.base import Codec, Declared, Encoded, Part
-from farflung.codec.blocked import Blocked
-from farflung.codec.context import NOWHERE, Context
-from farflung.codec.dense import Bfloat16, Plain
-from farflung.codec.even import Even
-from farflung.codec.hadamard import Hadamard
-from farflung.codec.lossless import Lossless
-from farflung.codec.mask import Mask
-from farflung.codec.masked import Masked
+from farflung.codec.context import NOWHERE, Context, Mask
+from farflung.codec.families.blocked import Blocked
+from farflung.codec.families.dense import Bfloat16, Plain
+from farflung.codec.families.hadamard import Hadamard
+from farflung.codec.families.lossless import Lossless
+from farflung.codec.families.scalar_quantizer import Even
+from farflung.codec.families.topk import Masked, TopK
 from farflung.codec.recipe import Axes, Coder, Family, Feedback, Recipe, Reference
-from farflung.codec.topk import TopK
 
 __all__ = [
     "NOWHERE",

@@ -11,10 +11,9 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from farflung.codec.context import NOWHERE, Context
-from farflung.codec.floats import Floats, flat, flat_target
-from farflung.codec.mask import Mask
-from farflung.codec.payload import Part, Payload, Reader
+from farflung.codec.context import NOWHERE, Context, Mask
+from farflung.codec.encoding.floats import Floats, flat, flat_target
+from farflung.codec.encoding.payload import Part, Payload, Reader
 from farflung.errors import CodecError
 
 _HEADER = struct.Struct("<II")

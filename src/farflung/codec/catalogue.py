@@ -7,14 +7,13 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from farflung.codec.base import Declared
-from farflung.codec.blocked import Blocked
-from farflung.codec.dense import Bfloat16, Plain
-from farflung.codec.even import Even
-from farflung.codec.hadamard import Hadamard
-from farflung.codec.lossless import Inner, Lossless
-from farflung.codec.masked import Masked
+from farflung.codec.families.blocked import Blocked
+from farflung.codec.families.dense import Bfloat16, Plain
+from farflung.codec.families.hadamard import Hadamard
+from farflung.codec.families.lossless import Inner, Lossless
+from farflung.codec.families.scalar_quantizer import Even
+from farflung.codec.families.topk import Masked, TopK, Values
 from farflung.codec.recipe import Axes, Recipe, Reference
-from farflung.codec.topk import TopK, Values
 from farflung.errors import CodecError
 
 EXAMPLES = (

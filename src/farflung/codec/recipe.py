@@ -8,15 +8,15 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from farflung.codec.axes import Turned
 from farflung.codec.base import Declared
-from farflung.codec.coder import Coder, Forgetful
-from farflung.codec.dense import Plain
-from farflung.codec.even import Even
-from farflung.codec.feedback import ErrorFeedback
-from farflung.codec.lossless import Inner, Lossless
-from farflung.codec.reference import Referenced, key_type, most_referenced_bytes
-from farflung.codec.running_mean import RunningMean
+from farflung.codec.families.axes import Turned
+from farflung.codec.families.dense import Plain
+from farflung.codec.families.lossless import Inner, Lossless
+from farflung.codec.families.scalar_quantizer import Even
+from farflung.codec.state.coder import Coder, Forgetful
+from farflung.codec.state.feedback import ErrorFeedback
+from farflung.codec.state.reference import Referenced, key_type, most_referenced_bytes
+from farflung.codec.state.running_mean import RunningMean
 from farflung.errors import CodecError
 
 Family: TypeAlias = Inner | Lossless

@@ -7,7 +7,7 @@ import shutil
 import sys
 
 from farflung.errors import LabError
-from farflung.lab import tun
+from farflung.lab.switch import tun
 
 
 def check_machine(needs_nft: bool = False) -> None:

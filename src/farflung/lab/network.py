@@ -14,9 +14,9 @@ import msgspec
 from farflung.errors import LabError
 from farflung.lab import registry
 from farflung.lab.machine import check_machine
-from farflung.lab.process import Start, Started
-from farflung.lab.running import RunningLab
+from farflung.lab.running_lab import RunningLab
 from farflung.lab.spec import LabSpec
+from farflung.lab.switch.process import Start, Started
 from farflung.transport.timeouts import Timeouts
 
 LOOK_SECONDS = 0.1
@@ -92,7 +92,7 @@ class Network(RunningLab):
 def _start_switch(start: Start) -> subprocess.Popen[bytes]:
     """The switch's process, once its lab is up. It has a session of its own: Ctrl-C reaches us alone."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "farflung.lab.process"],
+        [sys.executable, "-P", "-m", "farflung.lab.switch.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

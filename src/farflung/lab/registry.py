@@ -13,7 +13,7 @@ import msgspec
 
 from farflung.errors import LabError
 from farflung.files import write_atomically
-from farflung.lab import namespaces
+from farflung.lab.switch import namespaces
 
 FOLDER = Path("/run/farflung-lab")
 DEFAULT_NAME = "lab"

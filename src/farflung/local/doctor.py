@@ -12,11 +12,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from farflung.client.inquiry import ask_status
+from farflung.client.run.broker_client import ask_status
 from farflung.errors import FarflungError, IdentityError
-from farflung.local.finding import Finding
-from farflung.local.opset_findings import opset_findings
-from farflung.local.path_findings import path_findings
+from farflung.local.findings import Finding, opset_findings, path_findings
 from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport import stranger
 from farflung.transport.addresses import DEFAULT_PORT, parse_address

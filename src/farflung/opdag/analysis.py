@@ -1,8 +1,23 @@
-"""Facts about a graph that cuts and backward passes need: who depends on what."""
+"""Facts about a graph that cuts and backward passes need: who depends on what.
+
+Where parameters meet what a segment received: what tells gradients that are sent from those that wait.
+
+On the one side is what depends on received values whose gradient travels back; on the other what depends on
+parameters alone. Nodes that read both are *joins*. The gradients that a segment sends need no gradient of the
+second side, and the second side needs of the backward pass only the gradients of what the joins made.
+
+The order of a graph's nodes, where it is free: uses of one parameter are brought together.
+
+A worker runs every use of a parameter, so one that stands in the middle of the graph would tie that part to
+the first. T5's decoder looks its symbols up in the encoder's table: nothing but inputs goes in, so it may as
+well be done at the beginning.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -67,3 +82,102 @@ def live_nodes(graph: Graph) -> list[bool]:
 def changed_by_training(document: Graph | Segment) -> set[str]:
     """Names of the parameters and of the buffers that a step replaces; other buffers stay what they were."""
     return {entry.name for entry in document.inputs if entry.kind == "parameter"} | set(document.mutations)
+
+
+class Join(NamedTuple):
+    """A node that reads both sides: `weights` of the one, and `makes` values of the other."""
+
+    node: Node
+    weights: tuple[int, ...]
+    makes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """A segment's values that have gradients, by side, and the joins in the order in which they run."""
+
+    received: frozenset[int]
+    weights: frozenset[int]
+    joins: tuple[Join, ...]
+
+
+def sides_of(segment: Segment) -> Sides | None:
+    """The two sides of a segment; None if it sends no gradients."""
+    received = set(segment.receives) & set(segment.differentiable)
+    if not received:
+        return None
+    weights = {entry.value for entry in segment.inputs if entry.trainable}
+    joins = []
+    for node in segment.nodes:
+        makes = _differentiable(node, segment)
+        reads = given_gradients(node)
+        if not makes or not reads & (received | weights):
+            continue
+        if not reads & received:
+            weights.update(makes)
+            continue
+        received.update(makes)
+        if joined := tuple(sorted(reads & weights)):
+            joins.append(Join(node, joined, makes))
+    return Sides(frozenset(received), frozenset(weights), tuple(joins))
+
+
+def _differentiable(node: Node, segment: Segment) -> tuple[int, ...]:
+    """The results of a node that would have a gradient if something it reads has one."""
+    # What normalisations make beside their result are statistics, which have none.
+    outputs = node.outputs[:1] if lookup(node.op).group == "normalisation" else node.outputs
+    return tuple(value for value in outputs if value >= 0 and segment.values[value].dtype in FLOATING)
+
+
+def uses_together(graph: Graph) -> Graph:
+    """The graph with each later use of a parameter behind the first, if it reads static values beside it.
+
+    What such a use needs moves along. Nodes keep their numbers, and those that draw keep their order.
+    """
+    parameters = {entry.value for entry in graph.inputs_of("parameter")}
+    users: dict[int, list[int]] = {}
+    for at, node in enumerate(graph.nodes):
+        for value in parameters.intersection(node.reads()):
+            users.setdefault(value, []).append(at)
+    mover = _Mover(graph)
+    for at, node in enumerate(graph.nodes):
+        mover.place(at)
+        for value in parameters.intersection(node.reads()):
+            for later in users[value]:
+                mover.bring(later, value)
+    return msgspec.structs.replace(graph, nodes=[graph.nodes[at] for at in mover.order])
+
+
+class _Mover:
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._static = static_values(graph)
+        self._producers = graph.producers()
+        self._placed: set[int] = set()
+        self.order: list[int] = []
+
+    def place(self, at: int) -> None:
+        """Put the node at position `at` next, unless it has its place."""
+        if at not in self._placed:
+            self._placed.add(at)
+            self.order.append(at)
+
+    def bring(self, at: int, parameter: int) -> None:
+        """Put a use of `parameter` next, with all that it needs, if that is static."""
+        others = [value for value in self._graph.nodes[at].reads() if value != parameter]
+        if at in self._placed or not all(value in self._static for value in others):
+            return
+        for needed in sorted(self._needed(others)):
+            self.place(needed)
+        self.place(at)
+
+    def _needed(self, values: list[int]) -> set[int]:
+        found: set[int] = set()
+        waiting = [self._producers[value] for value in values if value in self._producers]
+        while waiting:
+            at = waiting.pop()
+            if at not in found and at not in self._placed:
+                found.add(at)
+                reads = self._graph.nodes[at].reads()
+                waiting.extend(self._producers[value] for value in reads if value in self._producers)
+        return found

@@ -1,4 +1,7 @@
-"""The OP-DAG: values, inputs, nodes. Data only; msgspec gives it its wire form (see `wire`)."""
+"""The OP-DAG: values, inputs, nodes. Data only; msgspec gives it its wire form (see `wire`).
+
+In what a model computes.
+"""
 
 from __future__ import annotations
 
@@ -149,3 +152,8 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def inputs_of(self, kind: InputKind) -> list[Input]:
         """The inputs of one kind, in graph order."""
         return [entry for entry in self.inputs if entry.kind == kind]
+
+
+Precision = Literal["float32", "bfloat16"]
+"""`bfloat16` is what `torch.autocast` makes of a float32 model: its casts are nodes of the graph, parameters,
+optimizer and loss stay float32."""

@@ -1,9 +1,15 @@
-"""A graph and its cut positions to segments: what each one runs, holds, receives and sends."""
+"""A graph and its cut positions to segments: what each one runs, holds, receives and sends.
+
+Where a graph may be cut.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.graph import Graph, Input, Node
@@ -155,3 +161,18 @@ class Partition:
             for entry in self._graph.inputs
             if entry.value in read or (entry.kind == "buffer" and entry.name in mutations)
         ]
+
+
+def legal_positions(graph: Graph) -> NDArray[np.bool_]:
+    """Whether the graph may be cut at each position, [nodes + 1].
+
+    A cut may not part the uses of a mutated buffer: its new value belongs to one segment.
+    """
+    legal = np.ones(len(graph.nodes) + 1, dtype=bool)
+    producers = graph.producers()
+    buffers = {entry.name: entry.value for entry in graph.inputs_of("buffer")}
+    for name, value in graph.mutations.items():
+        uses = [at for at, node in enumerate(graph.nodes) if buffers[name] in node.reads()]
+        uses.append(producers.get(value, uses[0] if uses else 0))
+        legal[min(uses) + 1 : max(uses) + 1] = False
+    return legal

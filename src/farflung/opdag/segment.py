@@ -1,4 +1,9 @@
-"""One segment of a cut graph: what a worker needs to run it, with the graph's own value and node numbers."""
+"""One segment of a cut graph: what a worker needs to run it, with the graph's own value and node numbers.
+
+The evaluation graph: arguments that nodes of the training graph take when the model is only looked at.
+
+Dropout becomes the identity, batch norms use their running statistics, attention drops nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.opdag.graph import Constant, Input, Name, Node, OpsetVersion, ValueId, ValueType
+from farflung.opdag.graph import Argument, Constant, Input, Name, Node, OpsetVersion, ValueId, ValueType
 
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,3 +37,10 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: ValueId | None
     mutations: Annotated[dict[Name, ValueId], Meta(max_length=100_000)]
     constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]
+
+
+EVALUATION: dict[str, dict[str, Argument]] = {
+    "aten.native_dropout.default": {"train": False},
+    "aten._native_batch_norm_legit_functional.default": {"training": False},
+    "aten.scaled_dot_product_attention.default": {"dropout_p": 0.0},
+}

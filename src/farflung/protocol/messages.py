@@ -14,7 +14,7 @@ import msgspec
 from farflung.errors import ProtocolError
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import AskTopology, EndProbe, FleetTopology, Probe, Probed
-from farflung.protocol.reaching import (
+from farflung.protocol.reachability import (
     AskCircuit,
     AskReverse,
     Circuit,

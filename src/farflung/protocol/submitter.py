@@ -9,8 +9,7 @@ from msgspec import Meta
 
 from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
 from farflung.plans.rung import RungName
-from farflung.protocol.fields import Addresses, Count, Id, Message, Text
-from farflung.protocol.opset import Opset
+from farflung.protocol.fields import Addresses, Count, Id, Message, Opset, Text
 from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.training import Training
 

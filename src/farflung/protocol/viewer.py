@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from farflung.plans import LinkCodec
 from farflung.protocol.fields import Message, Text
-from farflung.protocol.reaching import LinkReport
+from farflung.protocol.reachability import LinkReport
 from farflung.protocol.worker import LinkTraffic
 from farflung.text import count_of
 

@@ -11,8 +11,7 @@ from farflung.plans import LinkCodec, Plan
 from farflung.plans.ability import Ability, Lacks
 from farflung.plans.rung import MOST_CODECS, CodecName
 from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
-from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Text
-from farflung.protocol.opset import Opset
+from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Opset, Text
 from farflung.runtime.parcel import MOST_ERROR
 from farflung.runtime.training import Training
 

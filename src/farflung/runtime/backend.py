@@ -17,8 +17,8 @@ from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
 if TYPE_CHECKING:
+    from farflung.opdag.form import Form
     from farflung.workload.footprint import Needs
-    from farflung.workload.form import Form
 
 
 class Summable(Protocol):

@@ -15,9 +15,10 @@ import numpy as np
 
 from farflung.codec import Coder, Context, Mask, Recipe, Reference
 from farflung.codec.catalogue import KEYS, recipe
-from farflung.codec.reference import sent_keys
-from farflung.codec.running_mean import Keys
+from farflung.codec.state.reference import sent_keys
+from farflung.codec.state.running_mean import Keys
 from farflung.errors import CodecError
+from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, LinkCodec, Plan
 from farflung.runtime.link_book import AnyParcel, LinkBook, Way, way_of
@@ -27,7 +28,6 @@ from farflung.runtime.sample import is_sampled, samples
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
 from farflung.workload.coding import CodingMemory
-from farflung.workload.form import Form
 
 Allocate: TypeAlias = Callable[[int], memoryview]
 _Place: TypeAlias = tuple[int, int, Way]  # unit, microbatch

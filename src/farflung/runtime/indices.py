@@ -2,14 +2,17 @@
 
 A token that a vocabulary lacks is a common mistake in data. Frameworks raise errors that name neither op nor
 index, or (what is compiled) none at all, so both backends ask here.
+
+How many results an op that returns a list would make, known before any of them exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from farflung.errors import JobError
+from farflung.errors import GraphError, JobError
+from farflung.opdag import opset
 from farflung.opdag.graph import Argument, Node, Ref
 from farflung.opdag.segment import Segment
 
@@ -138,3 +141,31 @@ def _range(
     if kind.dtype not in ("int32", "int64") or not kind.numel(batch):
         return []
     return [IndexRange(node.number, node.op, argument.id, least, limit, ignored)]
+
+
+def check_result_count(node: Node, shape: Sequence[int], arguments: Mapping[str, Any]) -> None:
+    """Hold the results that a list op would make against those that the node states.
+
+    `shape` is that of the tensor it takes apart, `arguments` have sizes as integers.
+
+    Raises
+    ------
+    GraphError
+        It would make more: a huge list must not come about before its length can be compared.
+    """
+    where = f"node {node.number} ({node.op})"
+    assert opset.lookup(node.op).results == opset.MANY
+    dimension = arguments.get("dim", 0)
+    if not -len(shape) <= dimension < len(shape):
+        raise GraphError(f"{where} splits dimension {dimension} of {len(shape)}")
+    extent = shape[dimension]
+    if "split_size" in arguments:
+        count = -(-extent // max(1, arguments["split_size"]))
+    elif "split_sizes" in arguments:
+        count = len(arguments["split_sizes"])
+    elif "chunks" in arguments:
+        count = min(arguments["chunks"], extent) if extent else arguments["chunks"]
+    else:
+        count = extent
+    if count > len(node.outputs):
+        raise GraphError(f"{where} would make {count} results, the graph states {len(node.outputs)}")

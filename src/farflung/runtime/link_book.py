@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from farflung.errors import CodecError
+from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, FP32_BYTES, LinkCodec, Plan
 from farflung.plans.rung import DENSE, Rung
 from farflung.runtime.parcel import Coded, Parcel, Sample, Sent
 from farflung.runtime.training import Training
-from farflung.workload.form import Form
 
 Way: TypeAlias = tuple[int, int, int]  # producer segment, consumer segment, value
 AnyParcel: TypeAlias = Parcel[memoryview] | Parcel[Coded]

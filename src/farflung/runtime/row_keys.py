@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.codec.running_mean import Keys
+from farflung.codec.state.running_mean import Keys
 from farflung.opdag.graph import Ref
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan

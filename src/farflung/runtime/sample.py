@@ -10,7 +10,7 @@ import numpy as np
 
 from farflung.codec import Coder, Context, Mask, Recipe
 from farflung.codec.catalogue import needs_mask
-from farflung.codec.floats import Float32, Floats, as_float32, flat
+from farflung.codec.encoding.floats import Float32, Floats, as_float32, flat
 from farflung.runtime.parcel import MOST_ERROR, Sample
 from farflung.schedule import Unit
 

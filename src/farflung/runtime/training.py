@@ -1,4 +1,7 @@
-"""How a job is trained: the numbers every worker, the broker and the submitter must agree on."""
+"""How a job is trained: the numbers every worker, the broker and the submitter must agree on.
+
+Seeds of random ops: a function of (job seed, step, microbatch, node), so that a re-run draws the same.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.opdag.precision import Precision
+from farflung.opdag.graph import Precision
 from farflung.plans.rung import CODEC_FORMAT, Codebook
 from farflung.runtime.optimizer import Optimizer
 from farflung.schedule import Unit, unit_sequence
+from farflung.seeds import mix
 
 Whole = Annotated[int, Meta(ge=1, le=10**9)]
 
@@ -62,3 +66,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.validation_microbatches,
             self.validate_twice,
         )
+
+
+def microbatch_seed(seed: int, train: bool, step: int, microbatch: int) -> int:
+    """The state from which every random node of one microbatch draws its own seed by `mix(state, node)`.
+
+    `microbatch` counts over all replicas; evaluation passes draw from a stream of their own.
+    """
+    return mix(mix(mix(seed, 0 if train else 1), step), microbatch)

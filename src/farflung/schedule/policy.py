@@ -19,6 +19,8 @@ while m - (oldest unfinished) < W. Everything downstream is then bounded by W as
 accumulated is bounded with it: no segment holds more than W microbatches between their forward and the end of
 their accumulation, because a forward for which there is no room is preceded by the oldest accumulation, which
 waits for nobody. So after admission nothing waits for memory, and no order and no limit can deadlock.
+
+How far a worker's compute thread may go ahead of the one that writes what leaves.
 """
 
 from __future__ import annotations
@@ -196,3 +198,7 @@ class Policy:
         if microbatch >= self._microbatches or progress.values[microbatch] < progress.needs.values:
             return False
         return not progress.needs.source or microbatch - progress.backwards < self._window
+
+
+MOST_WAITING = 4
+"""Tensors that wait to be written at once; who has more waits for them."""

@@ -20,6 +20,7 @@ from typing import Any, Generic
 from farflung.errors import FarflungError
 from farflung.heap import give_freed_memory_back
 from farflung.opdag.analysis import changed_by_training
+from farflung.opdag.form import Form
 from farflung.plans import FEEDER, LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import Share
@@ -29,12 +30,10 @@ from farflung.runtime.link_book import LinkBook, PlainLinks
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.schedule import Unit
 from farflung.worker.codec_thread import CodecThread, CodedLinks
-from farflung.worker.intake import EMPTY, Intake
 from farflung.worker.loading import load_segments, require_compiled_to_fit
-from farflung.worker.overrun import Doing, Limits, Passes, of_state
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
-from farflung.worker.stopwatch import Stopwatch
-from farflung.workload.form import Form
+from farflung.worker.state_receiver import EMPTY, StateReceiver
+from farflung.worker.task_deadlines import Doing, Limits, Passes, Stopwatch, of_state
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class _Job(Generic[Array]):
         self,
         worker: str,
         load: Load,
-        intake: Intake,
+        intake: StateReceiver,
         memory_bytes: int,
         backend: Backend[Array],
         emit: Emit,
@@ -224,12 +223,12 @@ class ComputeThread(threading.Thread):
         """Which attempt the thread was last given: what it is at, it does for that one."""
         return self._attempt
 
-    def prepare(self, load: Load, intake: Intake, limits: Limits) -> None:
+    def prepare(self, load: Load, intake: StateReceiver, limits: Limits) -> None:
         """Verify the programs and build the segments over `intake`'s memory; answers `Verified`."""
         self._chore_seconds, self._state_size = limits.chore_seconds, intake.size
         self._post(None, "verifying the segments", lambda: self._prepare(load, intake, limits))
 
-    def check_state(self, attempt: Attempt, intake: Intake) -> None:
+    def check_state(self, attempt: Attempt, intake: StateReceiver) -> None:
         """Verify the digests of the whole state, and see that all is compiled; answers `Filled`, or
         `ComputeFailed`.
         """
@@ -330,7 +329,7 @@ class ComputeThread(threading.Thread):
                 ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error")
             )
 
-    def _prepare(self, load: Load, intake: Intake, limits: Limits) -> None:
+    def _prepare(self, load: Load, intake: StateReceiver, limits: Limits) -> None:
         self._drop()
         self._attempt = (load.job, load.attempt)
         try:
@@ -343,7 +342,7 @@ class ComputeThread(threading.Thread):
         else:
             self._emit(Verified(self._attempt, None))
 
-    def _check_state(self, attempt: Attempt, intake: Intake) -> None:
+    def _check_state(self, attempt: Attempt, intake: StateReceiver) -> None:
         if problem := intake.verify():
             self._emit(ComputeFailed(attempt, problem))
             return

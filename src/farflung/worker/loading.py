@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 from farflung.errors import CodecError, GraphError
 from farflung.opdag import wire
+from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan
 from farflung.plans.rung import CODEC_FORMAT
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.training import Training
-from farflung.worker.intake import Intake, Key
-from farflung.workload.form import Form
+from farflung.worker.state_receiver import Key, StateReceiver
 
 if TYPE_CHECKING:
     from farflung.workload.footprint import Needs
 
 
 def load_segments(
-    worker: str, load: Load, intake: Intake, memory_bytes: int, backend: Backend[Array]
+    worker: str, load: Load, intake: StateReceiver, memory_bytes: int, backend: Backend[Array]
 ) -> dict[int, SegmentRunner[Array]]:
     """Runners for every segment that the plan gives to `worker`, over `intake`'s memory.
 

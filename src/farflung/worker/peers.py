@@ -16,9 +16,9 @@ from farflung.runtime.parcel import Coded, Parcel
 from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
 from farflung.transport.link import Link
 from farflung.transport.session import Session
-from farflung.worker.intake import EMPTY, Intake
-from farflung.worker.ledger import Ledger
-from farflung.worker.lobby import Lobby
+from farflung.worker.admission import Admission
+from farflung.worker.pending_links import PendingLinks
+from farflung.worker.state_receiver import EMPTY, StateReceiver
 
 SLICE_BYTES = 4 * 2**20
 NOTHING = Coded(0, EMPTY)
@@ -65,21 +65,21 @@ class Peers:
     def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
         self._events = events
         self._allocate = allocate
-        self._lobby = Lobby(self._close)
+        self._lobby = PendingLinks(self._close)
         self._dialled: dict[Link, _Dialled] = {}
         self._links: dict[str, Link] = {}
         self._sessions: dict[str, Session] = {}
         self._load: Load | None = None
-        self._ledger: Ledger | None = None
-        self._intake: Intake | None = None
+        self._ledger: Admission | None = None
+        self._intake: StateReceiver | None = None
         self._admitted: frozenset[str] = frozenset()
         self._verified = False
         self._sent_by_closed: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def admit(self, worker: str, load: Load, intake: Intake, peers: frozenset[str]) -> None:
+    def admit(self, worker: str, load: Load, intake: StateReceiver, peers: frozenset[str]) -> None:
         """A new attempt: links of `peers` are welcome from now on."""
-        self._load, self._ledger, self._intake, self._admitted = load, Ledger(worker, load), intake, peers
+        self._load, self._ledger, self._intake, self._admitted = load, Admission(worker, load), intake, peers
         for link in self._lobby.links:
             try:
                 self._welcome_if_due(link)

@@ -10,17 +10,17 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable
 
+from farflung.connectivity.answerer import Answerer
+from farflung.connectivity.connector import Connector
 from farflung.errors import ProtocolError
-from farflung.paths.answerer import Answerer
-from farflung.paths.connector import Connector
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import SURVEY, EndProbe, Probe, Probed
-from farflung.protocol.reaching import Circuit, DialBack, NotReached
+from farflung.protocol.reachability import Circuit, DialBack, NotReached
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer
 from farflung.transport.headers import DataHeader
 from farflung.transport.probe import Prober
 from farflung.transport.timeouts import Timeouts
-from farflung.worker.exchange import Exchange
+from farflung.worker.link_probe import LinkProbe
 
 log = logging.getLogger("farflung.worker")
 
@@ -54,7 +54,7 @@ class Probing:
         self._answerer = Answerer(own, context, broker, self, self._limits)
         self._probers: dict[Link, Prober] = {}
         self._early: dict[Link, asyncio.TimerHandle] = {}
-        self._exchange: Exchange | None = None
+        self._exchange: LinkProbe | None = None
         self._task: asyncio.Task[None] | None = None
         self.tell = tell
 
@@ -152,14 +152,14 @@ class Probing:
         self._exchange = self._task = None
 
     def _begin(self, probe: Probe) -> None:
-        exchange = Exchange(probe, self._connector, self, self._timeouts())
+        exchange = LinkProbe(probe, self._connector, self, self._timeouts())
         self._exchange = exchange
         for link in list(self._early):
             if exchange.takes(link):
                 self._forget_early(link)
         self._task = asyncio.create_task(self._run(exchange))
 
-    async def _run(self, exchange: Exchange) -> None:
+    async def _run(self, exchange: LinkProbe) -> None:
         try:
             probed = await exchange.run()
         except asyncio.CancelledError:

@@ -15,12 +15,9 @@ from typing import Any
 from farflung.errors import AnotherAuthority, ConnectionFailed, DeviceHeld, FarflungError, GraphError
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
-from farflung.protocol.broker_line import BrokerLine
-from farflung.protocol.dialling import dial_broker
+from farflung.protocol.broker_session import BrokerSession, Renewal, dial_broker
+from farflung.protocol.fields import Opset, shutting_down
 from farflung.protocol.messages import Load, Message, Register, UnitReady
-from farflung.protocol.opset import Opset
-from farflung.protocol.parting import shutting_down
-from farflung.protocol.renewal import Renewal
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.parcel import Coded, Parcel
@@ -31,11 +28,11 @@ from farflung.transport.redialling import redial
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
-from farflung.worker.intake import Intake
-from farflung.worker.meter import Meter
-from farflung.worker.overrun import Limits, Watch, most_seconds
-from farflung.worker.paths import PathMessage, Paths
 from farflung.worker.peers import Peers
+from farflung.worker.routes import PathMessage, Routes
+from farflung.worker.state_receiver import StateReceiver
+from farflung.worker.task_deadlines import Limits, Watch, most_seconds
+from farflung.worker.traffic_meter import TrafficMeter
 
 log = logging.getLogger("farflung.worker")
 
@@ -121,16 +118,16 @@ class WorkerService:
         self._server_context = self._identity.server_context(admit_strangers=False)
         self._listener: Listener | None = None
         self._device: Device | None = None
-        self._broker: BrokerLine | None = None
+        self._broker: BrokerSession | None = None
         self._broker_gone = asyncio.Event()
         self._gone_reason = ""
         self._denied: messages.Denied | None = None
-        self._intake: Intake | None = None
+        self._intake: StateReceiver | None = None
         self._addresses: dict[str, list[str]] = {}
-        self._meter = Meter(self._peers)
+        self._meter = TrafficMeter(self._peers)
         self._background: set[asyncio.Task[None]] = set()
         self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
-        self._paths = Paths(
+        self._paths = Routes(
             self._identity,
             self._client_context,
             options.advertise,
@@ -281,7 +278,7 @@ class WorkerService:
 
     async def _register(self) -> None:
         self._broker_gone.clear()
-        line = BrokerLine(messages.ToWorker, self, self._dial_broker)
+        line = BrokerSession(messages.ToWorker, self, self._dial_broker)
         await line.open()
         assert self._listener is not None
         self._broker, self._timeouts = line, line.timeouts
@@ -353,7 +350,7 @@ class WorkerService:
         worker = self._identity.id
         self._paths.stop_probing("a job begins here")
         try:
-            self._intake = Intake(
+            self._intake = StateReceiver(
                 load,
                 load.plan.segments_of(worker),
                 self._options.memory_bytes,

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from farflung.opdag.form import Form
 from farflung.workload.arrays import Floats
 from farflung.workload.coding import CodingBytes, CodingMemory
-from farflung.workload.form import Form
 from farflung.workload.touched import Touched
 
 

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from farflung.codec import Reference
-from farflung.codec.axes import MOST_WIDTH
 from farflung.codec.catalogue import KEYS, gives_mask, needs_mask, recipe
+from farflung.codec.families.axes import MOST_WIDTH
+from farflung.opdag.form import Form
 from farflung.schedule import MOST_WAITING
-from farflung.workload.form import Form
 
 _WORKING_BYTES, _SPARSE_BYTES = 20, 33
 """What a codec works with for each element of one tensor, at most; positions take most of it. Measured of all

@@ -9,12 +9,12 @@ import numpy as np
 
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.cost import flops
-from farflung.opdag.cuts import legal_positions
+from farflung.opdag.form import Form
 from farflung.opdag.graph import Graph, Input
-from farflung.opdag.kept import kept_by
+from farflung.opdag.partition import legal_positions
+from farflung.opdag.saved_tensors import kept_by
 from farflung.opdag.storage import storage_of
 from farflung.workload.arrays import Floats
-from farflung.workload.form import Form
 from farflung.workload.tape import tape_of
 from farflung.workload.touched import Gap
 from farflung.workload.workload import Feed, Live, Repeat, Span, Workload

@@ -17,8 +17,8 @@ import numpy as np
 
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import Node
-from farflung.opdag.kept import Kept, kept_by
 from farflung.opdag.opset import lookup
+from farflung.opdag.saved_tensors import Kept, kept_by
 from farflung.opdag.storage import Storage
 from farflung.workload.arrays import Floats
 

@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from farflung.opdag.form import Form
 from farflung.plans import FP32_BYTES
 from farflung.workload.arrays import Floats, before
 from farflung.workload.coded_ranges import CodedRanges, Crossing
 from farflung.workload.coding import CodingMemory
 from farflung.workload.footprint import Footprint
-from farflung.workload.form import Form
 from farflung.workload.memory import Memory
 from farflung.workload.touched import Gap
 

@@ -14,7 +14,7 @@ from farflung.planner.compression.events import Switch, UnitMeasured, WayMeasure
 from farflung.planner.compression.hearing import heard
 from farflung.planner.compression.limits import Limits
 from farflung.transport.rate_estimator import ReceiveRate
-from farflung.worker.meter import Meter
+from farflung.worker.traffic_meter import TrafficMeter
 
 FAST, SLOW = 1e7, 1e5
 MESSAGE_BYTES = 6_000
@@ -56,7 +56,7 @@ def test_a_collapse_under_messages_of_a_few_packets_is_answered_within_ten_steps
     )
     controller, _ = Controller.begun(where, RUNGS, Limits(1.0, roughest="int8/eden2"))
     line, switches = OneWay(), list[Switch]()
-    meter = Meter(line)
+    meter = TrafficMeter(line)
     meter.begin(frozenset({"a"}))
     for number in range(40):
         line.step(microbatches, FAST if number < 20 else SLOW)

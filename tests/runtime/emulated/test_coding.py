@@ -12,8 +12,8 @@ from benchmarks.zoo.side_by_side import captured, planned
 from farflung.codec.catalogue import declared
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.rung import codebook_of
+from farflung.runtime.emulated.backend import EmulatedDevice
 from farflung.runtime.emulated.coding import HEADER_BYTES, EmulatedCoding
-from farflung.runtime.emulated.device import EmulatedDevice
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training

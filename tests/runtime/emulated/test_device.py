@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.runtime.emulated.device import EmulatedDevice
+from farflung.runtime.emulated.backend import EmulatedDevice
 
 
 class Clock:

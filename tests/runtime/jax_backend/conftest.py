@@ -13,8 +13,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # read
 
 from farflung.opdag import wire
 from farflung.runtime.jax_backend import segment as segments
+from farflung.runtime.jax_backend.background_compile import Wanted
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, TrainingFunctions
-from farflung.runtime.jax_backend.later import Wanted
 
 KEPT = 16
 

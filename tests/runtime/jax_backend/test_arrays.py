@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from farflung.opdag.form import Form
 from farflung.opdag.graph import BatchSize, Constant, DTypeName, ValueType
 from farflung.runtime.jax_backend import arrays
 from farflung.runtime.jax_backend.backend import JaxBackend
-from farflung.workload.form import Form
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 4097])

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from farflung.opdag.capture.capture import LossModule
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.check import gradient_difference, named_state, parameter_difference
 from farflung.runtime.jax_backend.backend import JaxBackend
 from farflung.runtime.optimizer import SGD, Optimizer
-from farflung.runtime.reference import Reference
+from farflung.runtime.parity.eager import Reference
+from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
 

@@ -15,11 +15,11 @@ from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured, microbatches, planned
 
 from farflung.opdag.segment import Segment
-from farflung.runtime.check import named_state
 from farflung.runtime.jax_backend.backend import JaxBackend
-from farflung.runtime.jax_backend.later import NoLongerWanted
+from farflung.runtime.jax_backend.background_compile import NoLongerWanted
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.optimizer import SGD
+from farflung.runtime.parity.steps import named_state
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 

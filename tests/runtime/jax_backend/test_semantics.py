@@ -21,7 +21,7 @@ from farflung.opdag import opset
 from farflung.opdag.graph import DType, Node, Ref
 from farflung.runtime.jax_backend import lowering
 from farflung.runtime.jax_backend.arrays import DTYPES
-from farflung.runtime.jax_backend.program import NO_KEY
+from farflung.runtime.jax_backend.compiled import NO_KEY
 from farflung.runtime.torch_backend.codegen import resolve
 from farflung.runtime.torch_backend.tensors import memory
 

@@ -5,8 +5,8 @@ in silence; `verdicts` says what they found.
 """
 
 from farflung.opdag.capture.capture import Capture, capture
+from farflung.opdag.capture.draft import Origin
+from farflung.opdag.capture.lint_results import LINTS, Verdict
 from farflung.opdag.capture.loss import LossModule
-from farflung.opdag.capture.origin import Origin
-from farflung.opdag.capture.verdicts import LINTS, Verdict
 
 __all__ = ["LINTS", "Capture", "LossModule", "Origin", "Verdict", "capture"]

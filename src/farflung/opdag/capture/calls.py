@@ -15,11 +15,9 @@ from torch import Tensor, fx
 
 from farflung.errors import CaptureError
 from farflung.opdag import opset
-from farflung.opdag.capture import advice
-from farflung.opdag.capture.arguments import batch_size, to_argument
-from farflung.opdag.capture.draft import Draft
-from farflung.opdag.capture.missing import base_name, is_copy, leaves_nothing, name_in_opset
-from farflung.opdag.capture.origin import origin_of
+from farflung.opdag.capture import missing_ops
+from farflung.opdag.capture.draft import Draft, batch_size, origin_of, to_argument
+from farflung.opdag.capture.missing_ops import base_name, is_copy, leaves_nothing, name_in_opset
 from farflung.opdag.graph import Argument, DType, Element, Ref, ValueType
 
 _IGNORED_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
@@ -147,7 +145,7 @@ class Calls:
             if name not in known:
                 raise CaptureError(
                     f"argument {name}={value} of {op_name} is not in the opset: {origin_of(node)}"
-                    + advice.for_argument(name)
+                    + missing_ops.for_argument(name)
                 )
             arguments[name] = self._argument(value, known[name], node)
         return arguments

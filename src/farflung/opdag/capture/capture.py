@@ -17,26 +17,24 @@ from torch import Tensor, nn
 from farflung.errors import CaptureError
 from farflung.opdag import wire
 from farflung.opdag.capture import python_state
-from farflung.opdag.capture.batch import check_batch
-from farflung.opdag.capture.decomposing import functional, is_functional
-from farflung.opdag.capture.draws import all_draws, live_draws
+from farflung.opdag.capture.call_recorder import Watch
+from farflung.opdag.capture.decompose import functional, is_functional
+from farflung.opdag.capture.draft import Origin
 from farflung.opdag.capture.failures import explain_failure, quiet
+from farflung.opdag.capture.lint_results import Remarks, Verdict
 from farflung.opdag.capture.lints import (
+    check_batch,
     forbid_buffer_assignment,
     forbid_custom_functions,
     watch_checkpointing,
 )
 from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule, require_names
-from farflung.opdag.capture.module_state import require_buffers_apart, require_capturable
+from farflung.opdag.capture.missing_ops import all_draws, live_draws
+from farflung.opdag.capture.module_state import as_if_on_cpu, require_buffers_apart, require_capturable
 from farflung.opdag.capture.normalise import Normaliser
-from farflung.opdag.capture.origin import Origin
 from farflung.opdag.capture.recurrent import unroll_recurrent_layers
 from farflung.opdag.capture.regions import inline_regions
-from farflung.opdag.capture.verdicts import Remarks, Verdict
-from farflung.opdag.capture.watch import Watch
-from farflung.opdag.capture.weightless import as_if_on_cpu
-from farflung.opdag.graph import Graph
-from farflung.opdag.precision import Precision
+from farflung.opdag.graph import Graph, Precision
 
 
 @dataclass(frozen=True)

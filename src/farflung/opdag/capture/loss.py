@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.errors import CaptureError
-from farflung.opdag.precision import Precision
+from farflung.opdag.graph import Precision
 from farflung.text import kind_of
 
 LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]

@@ -11,11 +11,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from farflung.errors import CaptureError
 from farflung.opdag import opset
-from farflung.opdag.capture import advice
+from farflung.opdag.capture import missing_ops
 from farflung.opdag.capture.calls import Calls, display
-from farflung.opdag.capture.draft import Draft
-from farflung.opdag.capture.missing import missing_calls, refusal
-from farflung.opdag.capture.origin import Origin, origin_of
+from farflung.opdag.capture.draft import Draft, Origin, origin_of
+from farflung.opdag.capture.missing_ops import missing_calls, refusal
 from farflung.opdag.graph import Graph
 
 
@@ -58,7 +57,7 @@ class Normaliser:
                 name = display(node.target)
                 raise CaptureError(
                     f"higher-order op {name} cannot be captured: {origin_of(node)}"
-                    + advice.for_higher_order(name),
+                    + missing_ops.for_higher_order(name),
                     "control-flow",
                 )
 

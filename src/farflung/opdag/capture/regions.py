@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from farflung.opdag.capture.failures import line_of_stack_trace
-from farflung.opdag.capture.verdicts import Remarks
+from farflung.opdag.capture.lint_results import Remarks
 
 _GRADIENTS = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast

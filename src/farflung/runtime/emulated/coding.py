@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from farflung.codec.catalogue import declared
+from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FP32_BYTES, LinkCodec, Plan
-from farflung.runtime.emulated.device import EmulatedDevice
+from farflung.runtime.emulated.backend import EmulatedDevice
 from farflung.runtime.link_book import LinkBook, way_of
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
-from farflung.workload.form import Form
 
 HEADER_BYTES = 8
 

@@ -14,8 +14,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from farflung.opdag.form import Form
 from farflung.opdag.graph import Constant, DTypeName, ValueType
-from farflung.workload.form import Form
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")

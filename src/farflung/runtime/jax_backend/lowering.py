@@ -3,10 +3,15 @@
 A lowering takes the op's arguments by the names of its schema, tensors as `jax.Array`, element types as
 NumPy's; random ones take `random_key` too. It runs while JAX traces, so it may look at shapes and types but
 at no number. `lowerings` holds them, one group of the opset a file.
+
+Dimensions by PyTorch's rules: negative ones count from the end, and a scalar has a dimension 0.
+
+What a lowering may take on the way: nothing out of proportion to what it reads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -86,3 +91,48 @@ def _resolved(argument: Argument | Sequence[Any], values: Mapping[int, jax.Array
     if isinstance(argument, DType):
         return DTYPES[argument.name]
     return argument
+
+
+def axis_of(array: jax.Array, dim: int) -> int:
+    """The dimension `dim` of `array`, from 0.
+
+    Raises
+    ------
+    ValueError
+        There is no such dimension.
+    """
+    return position(dim, max(1, array.ndim))
+
+
+def position(dim: int, count: int) -> int:
+    """`dim` among `count` dimensions, from 0."""
+    if not -count <= dim < count:
+        raise ValueError(f"dimension {dim} of {count}")
+    return dim % count
+
+
+def axes_of(array: jax.Array, dims: Sequence[int] | None) -> tuple[int, ...]:
+    """The dimensions to reduce, from 0: all where none are given, none of a scalar."""
+    if not dims:
+        return tuple(range(array.ndim))
+    axes = tuple(axis_of(array, dim) for dim in dims)
+    if len(set(axes)) != len(axes):
+        raise ValueError("a dimension is named twice")
+    return axes if array.ndim else ()
+
+
+MOST_TIMES = 64
+ALWAYS_ELEMENTS = 2**20
+
+
+def require_room(elements: int, *beside: jax.Array) -> None:
+    """Refuse an intermediate array of so many elements where what stands `beside` it is small.
+
+    Raises
+    ------
+    ValueError
+        It has more than `ALWAYS_ELEMENTS`, and more than `MOST_TIMES` as many as the others together.
+    """
+    most = max(ALWAYS_ELEMENTS, MOST_TIMES * sum(math.prod(array.shape) for array in beside))
+    if elements > most:
+        raise ValueError(f"it would take {elements} elements on the way, at most {most} are given")

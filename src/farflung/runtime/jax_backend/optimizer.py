@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from farflung.runtime.jax_backend.later import Later, Wanted
+from farflung.runtime.jax_backend.background_compile import Later, Wanted
 from farflung.runtime.jax_backend.memory import Taken, taken_by
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
 

@@ -1,11 +1,13 @@
 """One segment on JAX: compiled functions, a tape per microbatch, gradients in two parts, apply.
 
 See `runtime.backend.SegmentRunner`. Only the compute thread may call in; compiling happens beside it.
+
+Which values have a gradient at all: autograd leaves the others alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,18 +16,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from farflung.opdag.analysis import given_gradients
+from farflung.opdag.graph import FLOATING
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory, shape_of
+from farflung.runtime.jax_backend.background_compile import Later
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
 from farflung.runtime.jax_backend.differentiated import Tape
-from farflung.runtime.jax_backend.later import Later
 from farflung.runtime.jax_backend.memory import NOTHING, compiled_needs
 from farflung.runtime.jax_backend.optimizer import Stepper
-from farflung.runtime.jax_backend.reach import reached_from
-from farflung.runtime.seeds import microbatch_seed
-from farflung.runtime.training import Training
+from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
 from farflung.workload.footprint import Needs
+
+
+def reached_from(segment: Segment, outputs: Iterable[int]) -> frozenset[int]:
+    """The values that have a gradient when just these outputs have one."""
+    reached = set(outputs)
+    for node in reversed(segment.nodes):
+        if any(value in reached for value in node.writes()):
+            reached.update(v for v in given_gradients(node) if segment.values[v].dtype in FLOATING)
+    return frozenset(reached)
+
 
 GradientSink = Callable[[int, Any], None]
 Known = Mapping[int, Any]

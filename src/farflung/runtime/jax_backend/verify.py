@@ -16,9 +16,9 @@ from farflung.errors import GraphError
 from farflung.opdag import opset
 from farflung.opdag.graph import Argument, BatchSize, Node, Ref, ValueType
 from farflung.opdag.segment import Segment
+from farflung.runtime.indices import check_result_count
 from farflung.runtime.jax_backend import lowering
 from farflung.runtime.jax_backend.arrays import shape_of
-from farflung.runtime.result_count import check_result_count
 from farflung.text import printable
 
 Shape = jax.ShapeDtypeStruct

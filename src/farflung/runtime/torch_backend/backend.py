@@ -1,9 +1,23 @@
-"""PyTorch as a backend of a worker: today on the CPU."""
+"""PyTorch as a backend of a worker: today on the CPU.
+
+What this process's device sustains, measured.
+
+Keeps torch's compiler out of a process that compiles nothing: over a second of its first job, and memory.
+
+Shapes on the meta device are often computed in Python, by functions that tell `torch._dynamo` not to look
+into them. For that they import it at their first call, unless they are marked as told (`torch._compile`).
+Where another torch marks them otherwise, it is imported as ever.
+"""
 
 from __future__ import annotations
 
 import platform
+import statistics
+import sys
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from types import FunctionType
 
 import psutil
 import torch
@@ -13,11 +27,59 @@ from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
-from farflung.runtime.torch_backend import speed, tensors
+from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.segment import TorchSegment
-from farflung.runtime.torch_backend.uncompiled import keep_compiler_out
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
+
+SIZE = 1024
+SECONDS = 0.25
+
+
+@torch.no_grad()
+def measure_tflops() -> float:
+    """TFLOP/s of float32 matrix products with all of this process's threads, in about a quarter second.
+
+    The median of many products, so that one which was interrupted does not count. A device for which one
+    product takes longer than that does two.
+    """
+    left, right, out = (torch.ones(SIZE, SIZE) for _ in range(3))
+    torch.mm(left, right, out=out)  # the first one makes threads and buffers
+    took: list[float] = []
+    deadline = time.perf_counter() + SECONDS
+    while not took or time.perf_counter() < deadline:
+        started = time.perf_counter()
+        torch.mm(left, right, out=out)
+        took.append(time.perf_counter() - started)
+    return 2 * SIZE**3 / statistics.median(took) / 1e12
+
+
+_MARK = "__dynamo_disable"
+
+
+def keep_compiler_out() -> None:
+    """Mark the functions by which torch computes shapes, if nobody has imported its compiler before."""
+    if "torch._dynamo" in sys.modules:
+        return
+    import torch._decomp.decompositions
+    import torch._meta_registrations
+    import torch._refs.nn.functional
+    import torch._refs.special
+
+    refs, others = torch._refs, (torch._decomp.decompositions, torch._meta_registrations)
+    modules = (refs, refs.nn.functional, refs.special, *others)
+    _mark([value for module in modules for value in vars(module).values()])
+
+
+def _mark(found: list[object]) -> None:
+    """Mark functions, and those that they are wrapped around."""
+    while found:
+        function = found.pop()
+        if isinstance(function, FunctionType) and not hasattr(function, _MARK):
+            setattr(function, _MARK, function)
+            for cell in function.__closure__ or ():
+                with suppress(ValueError):  # nothing is in it yet
+                    found.append(cell.cell_contents)
 
 
 class TorchBackend:
@@ -35,7 +97,7 @@ class TorchBackend:
         return Offer("cpu", name, psutil.cpu_count() or 1, f"torch {torch.__version__}")
 
     def measure_tflops(self) -> float:
-        return speed.measure_tflops()
+        return measure_tflops()
 
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from farflung.mixing import mix
 from farflung.opdag import opset
-from farflung.opdag.evaluation import EVALUATION
 from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
-from farflung.opdag.segment import Segment
+from farflung.opdag.segment import EVALUATION, Segment
 from farflung.runtime.torch_backend.tensors import DTYPES
+from farflung.seeds import mix
 
 # (state tensors, value tensors, seed of the microbatch) -> results, in the orders of `Program`
 Function = Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[Tensor, ...]]

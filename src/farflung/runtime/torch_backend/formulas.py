@@ -13,8 +13,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from farflung.opdag.analysis import Join
 from farflung.opdag.graph import FLOATING, BatchSize, Ref
-from farflung.opdag.joins import Join
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program
 

@@ -1,12 +1,143 @@
-"""Torch's own optimizers from their declarations: what ours is held beside."""
+"""What a declared optimizer does to parameters, by the functions that torch's own optimizers call.
+
+Its classes import torch's compiler as soon as one is made: seconds, and memory, that no worker has a use for.
+Large parameters are changed piece by piece: what the functions make on the way, two tensors of a parameter's
+size, then stays in the cache. No number depends on another, so the bits are the same.
+
+Torch's own optimizers from their declarations: what ours is held beside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
-from farflung.runtime.optimizer import AdamW, Optimizer, learning_rate
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
+from farflung.workload.footprint import UPDATED_AT_ONCE
+
+
+class Update:
+    """A declared optimizer with its moments of `parameters`: the bits are those of torch's own."""
+
+    def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+        self._optimizer = optimizer
+        self._parameters = list(parameters)
+        self._rule = _AdamW(optimizer) if isinstance(optimizer, AdamW) else _SGD(optimizer)
+
+    def step(self, step: int) -> None:
+        """Update those that have a gradient, at the rate of step `step`, counted from 0."""
+        with torch.no_grad():
+            rate = learning_rate(self._optimizer, step)
+            for number, parameter in enumerate(self._parameters):
+                if parameter.grad is None:
+                    continue
+                given = _given(number, parameter, parameter.grad)
+                if parameter.grad.is_contiguous():
+                    self._rule.step(list(given), rate)
+                else:  # of which pieces are copies: one at a time
+                    for one in given:
+                        self._rule.step([one], rate)
+
+
+def square_sum(gradients: Iterable[Tensor]) -> float:
+    """The sum of squares of all numbers in float64, to which torch converts a whole tensor at a time."""
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        for piece in parts(gradient):
+            total += torch.linalg.vector_norm(piece, dtype=torch.float64).square()
+    return float(total)
+
+
+def parts(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor in row-major order, `UPDATED_AT_ONCE` bytes at a time; a small one whole.
+
+    Parts of a contiguous tensor are views, those of others copies, of which there is one at a time.
+    """
+    each = UPDATED_AT_ONCE // tensor.element_size()
+    if tensor.nbytes <= UPDATED_AT_ONCE:
+        yield tensor
+    elif tensor.is_contiguous():
+        yield from tensor.detach().reshape(-1).split(each)
+    else:
+        row = tensor[0].numel()
+        for start in range(0, tensor.numel(), each):
+            end = min(start + each, tensor.numel())
+            first = start // row
+            rows = tensor.detach()[first : -(-end // row)]
+            yield rows.reshape(-1)[start - first * row : end - first * row]
+
+
+def _given(number: int, parameter: Tensor, gradient: Tensor) -> Iterator[_Given]:
+    """What is to be changed, piece by piece; a parameter that is not contiguous in one piece."""
+    if not parameter.is_contiguous():
+        yield _Given((number, 0), parameter, gradient)
+        return
+    for place, pair in enumerate(zip(parts(parameter), parts(gradient), strict=True)):
+        yield _Given((number, place), *pair)
+
+
+class _Given(NamedTuple):
+    """A piece of a parameter with its gradient; `place` is the number of both."""
+
+    place: tuple[int, int]
+    parameter: Tensor
+    gradient: Tensor
+
+
+class _AdamW:
+    def __init__(self, declared: AdamW) -> None:
+        self._declared = declared
+        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def step(self, given: list[_Given], rate: float) -> None:
+        for place, parameter, _ in given:
+            if place not in self._kept:
+                first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                self._kept[place] = first, second, torch.zeros(())
+        kept = [self._kept[one.place] for one in given]
+        adam(
+            [one.parameter for one in given],
+            [one.gradient for one in given],
+            [first for first, _, _ in kept],
+            [second for _, second, _ in kept],
+            [],
+            [steps for _, _, steps in kept],
+            decoupled_weight_decay=True,
+            amsgrad=False,
+            beta1=self._declared.betas[0],
+            beta2=self._declared.betas[1],
+            lr=rate,
+            weight_decay=self._declared.weight_decay,
+            eps=self._declared.eps,
+            maximize=False,
+        )
+
+
+class _SGD:
+    def __init__(self, declared: SGD) -> None:
+        self._declared = declared
+        self._kept: dict[tuple[int, int], Tensor | None] = {}
+
+    def step(self, given: list[_Given], rate: float) -> None:
+        places = [one.place for one in given]
+        buffers = [self._kept.get(place) for place in places]
+        sgd(
+            [one.parameter for one in given],
+            [one.gradient for one in given],
+            buffers,
+            weight_decay=self._declared.weight_decay,
+            momentum=self._declared.momentum,
+            lr=rate,
+            dampening=self._declared.dampening,
+            nesterov=self._declared.nesterov,
+            maximize=False,
+        )
+        self._kept.update(zip(places, buffers, strict=True))
 
 
 def build(optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

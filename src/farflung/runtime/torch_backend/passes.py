@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from farflung.opdag.joins import Join, Sides
+from farflung.opdag.analysis import Join, Sides
 from farflung.opdag.opset import lookup
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program

@@ -2,26 +2,53 @@
 
 Remote automatic differentiation (FusionLLM, arXiv 2410.12707): values arrive as detached leaves, gradients of
 what was sent come back from every consumer, autograd runs in between. Only the compute thread may call in.
+
+What an error in generated code is about, where PyTorch does not say it: an index that is out of range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from farflung.opdag.joins import sides_of
+from farflung.opdag.analysis import sides_of
 from farflung.opdag.segment import Segment
-from farflung.runtime.seeds import microbatch_seed
-from farflung.runtime.torch_backend.again import AgainPass
-from farflung.runtime.torch_backend.blame import require_indices_in_range
-from farflung.runtime.torch_backend.codegen import Program
+from farflung.runtime.indices import index_ranges, require_in_range
+from farflung.runtime.torch_backend.codegen import Program, source_name
+from farflung.runtime.torch_backend.optimizer import Update, square_sum
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
+from farflung.runtime.torch_backend.recomputation import AgainPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, memory, outgoing
-from farflung.runtime.torch_backend.update import Update, square_sum
-from farflung.runtime.training import Training
+from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
+
+
+def require_indices_in_range(error: Exception, segment: Segment, batch: int, microbatch: int) -> None:
+    """Look at the indices that the code which raised `error` was given.
+
+    Raises
+    ------
+    JobError
+        One of them is out of range: the error is about that.
+    """
+    known = _variables(error, source_name(segment.number))
+    for expected in index_ranges(segment, batch):
+        indices = known.get(f"v{expected.value:d}")
+        if isinstance(indices, Tensor):
+            counted = indices if expected.ignored is None else indices[indices != expected.ignored]
+            if counted.numel():
+                require_in_range(expected, int(counted.min()), int(counted.max()), microbatch)
+
+
+def _variables(error: Exception, file: str) -> dict[str, Any]:
+    """Of the function in `file` that the error passed through."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != file:
+        trace = trace.tb_next
+    return {} if trace is None else trace.tb_frame.f_locals
 
 
 class TorchSegment:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from farflung.opdag.form import Form
 from farflung.opdag.graph import Constant, DTypeName
-from farflung.workload.form import Form
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,

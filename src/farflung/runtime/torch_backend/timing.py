@@ -11,8 +11,8 @@ from torch import Tensor
 
 from farflung.opdag.graph import DTypeName, Graph
 from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.torch_backend.optimizer import Update, square_sum
 from farflung.runtime.torch_backend.tensors import DTYPES
-from farflung.runtime.torch_backend.update import Update, square_sum
 from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_signature
 
 LEAST_RUNS, MOST_RUNS = 5, 50

@@ -16,7 +16,7 @@ from farflung.errors import GraphError
 from farflung.opdag import opset
 from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref, ValueType
 from farflung.opdag.segment import Segment
-from farflung.runtime.result_count import check_result_count
+from farflung.runtime.indices import check_result_count
 from farflung.runtime.torch_backend.codegen import resolve
 from farflung.runtime.torch_backend.tensors import DTYPES
 

@@ -14,10 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from farflung.runtime.jax_backend.axes import axis_of, position
-from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.lowering import axis_of, lowers, position, require_room
 from farflung.runtime.jax_backend.promotion import BOOL, Number, result_type, to
-from farflung.runtime.jax_backend.room import require_room
 
 Array = jax.Array
 

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.lowering import lowers, require_room
 from farflung.runtime.jax_backend.promotion import compute_type, is_floating, to
-from farflung.runtime.jax_backend.room import require_room
 
 Array = jax.Array
 Sizes = Sequence[int] | int

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from farflung.runtime.jax_backend.axes import axes_of, axis_of
-from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.lowering import axes_of, axis_of, lowers
 from farflung.runtime.jax_backend.lowerings.elementwise import absolute
 from farflung.runtime.jax_backend.promotion import (
     BOOL,

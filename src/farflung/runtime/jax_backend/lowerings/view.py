@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from farflung.runtime.jax_backend.axes import axis_of, position
-from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.lowering import axis_of, lowers, position
 from farflung.runtime.jax_backend.promotion import compute_type, to
 
 Array = jax.Array

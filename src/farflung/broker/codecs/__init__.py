@@ -1,0 +1,1 @@
+"""Choose the codecs of a running job from what its links and losses show."""

@@ -1,0 +1,263 @@
+"""The life of a job: queued, planning, loading, running, collecting, and one of three ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from farflung.broker.codecs import tuning
+from farflung.broker.core import facts
+from farflung.broker.core.events import PlanMade, Reply, RunPlanner, Send
+from farflung.broker.core.records import (
+    CANCELLED,
+    COLLECTING,
+    DONE,
+    FAILED,
+    LOADING,
+    PLANNING,
+    QUEUED,
+    RUNNING,
+    Job,
+)
+from farflung.broker.core.transition import Transition
+from farflung.errors import ProtocolError
+from farflung.protocol.fields import TEXT_LENGTH, one_line
+from farflung.protocol.messages import (
+    Accepted,
+    Begin,
+    Cancel,
+    Collected,
+    Collecting,
+    Ended,
+    Load,
+    PeerMoved,
+    Planned,
+    Running,
+    SendState,
+    Stop,
+    Submit,
+)
+from farflung.protocol.submitter import waiting_for
+from farflung.text import and_more, count_of
+
+_PLANNING_LENGTH = 120
+"""Characters that what is said of planning has, however long the reason is for which it is planned anew."""
+
+NAMED = 5
+"""How many missing workers a wait is explained with."""
+
+
+def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None:
+    """Put a job of a submitter, seen at this host, at the end of the queue."""
+    job = f"job-{len(turn.state.jobs) + 1}"
+    turn.emit(
+        facts.JobSubmitted(
+            at=turn.now,
+            job=job,
+            name=one_line(message.name),
+            submitter=submitter,
+            graph=message.graph,
+            training=message.training,
+            workers=message.workers,
+            on=message.on,
+            wishes=message.wishes,
+            seen=seen,
+        )
+    )
+
+
+def start_queued(turn: Transition) -> None:
+    """Begin queued jobs in order while workers last, and say to the others what they wait for."""
+    blocked: Job | None = None
+    for job in list(turn.state.jobs.values()):
+        if job.state != QUEUED:
+            continue
+        if blocked is not None:
+            # Strictly first in, first out: a large job would wait for ever behind small ones.
+            _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
+            continue
+        idle = turn.state.idle_for(job)
+        usable = [name for name in job.on if name in idle] if job.on else idle
+        needs = len(job.on) or job.asked or 1
+        if len(usable) >= needs:
+            _plan(turn, job, usable)
+        else:
+            present = turn.state.kin_of(job)
+            lacking = {name: why for name, why in job.unable.items() if name in present}
+            for_ops = _waits_for_ops_alone(turn, job, needs)
+            _explain(turn, job, _waiting(job, needs, usable, lacking), for_ops)
+            if not for_ops:
+                blocked = job
+
+
+def loaded(turn: Transition, job: Job, worker: str) -> None:
+    """A worker holds its part; the last one lets the job run."""
+    if job.state != LOADING or worker in job.loaded:
+        return
+    turn.emit(facts.WorkerLoaded(job.job, worker))
+    job = turn.state.jobs[job.job]
+    if job.loaded >= set(job.members):
+        turn.emit(facts.JobRunning(turn.now, job.job))
+        turn.send_members(job, Begin(job.job, job.attempt))
+        turn.tell(job.job, Running(job.job, job.attempt))
+
+
+def load(turn: Transition, job: Job, made: PlanMade) -> None:
+    """Hand the plan to its workers and to the submitter."""
+    turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
+    names = made.plan.workers()
+    for name in names:
+        mine = set(made.plan.segments_of(name))
+        near = made.plan.neighbours(name)
+        message = Load(
+            job=job.job,
+            attempt=job.attempt,
+            plan=made.plan,
+            training=job.training,
+            programs=[program for program in made.programs if program.segment in mine],
+            addresses={peer: turn.state.told(peer, name) for peer in names if peer in near},
+            submitter=job.submitter,
+        )
+        turn.do(Send(name, message))
+    planned = Planned(
+        job.job,
+        job.attempt,
+        made.plan,
+        made.owned,
+        {name: turn.state.told(name, job.submitter, job.job) for name in names},
+        made.prediction,
+        dict(made.unable),
+        list(made.notes),
+    )
+    turn.tell(job.job, planned)
+    tuning.begin(turn, job, made.steering)
+
+
+def moved(turn: Transition, job: Job, worker: str) -> None:
+    """Tell whoever the plan links to a worker where it is now."""
+    if job.plan is None:
+        return
+    for name in sorted(job.plan.neighbours(worker)):
+        turn.do(Send(name, PeerMoved(worker, turn.state.told(worker, name))))
+    turn.tell(job.job, PeerMoved(worker, turn.state.told(worker, job.submitter, job.job)))
+
+
+def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
+    """Let the workers send their state; the job then ends as `state`."""
+    reason = one_line(reason)
+    turn.emit(facts.JobCollecting(turn.now, job.job, state, reason))
+    turn.send_members(job, SendState(job.job, job.attempt))
+    turn.tell(job.job, Collecting(job.job, job.attempt, job.step, state, reason))
+
+
+def collected(turn: Transition, job: Job, message: Collected) -> None:
+    """The submitter has what it wanted.
+
+    Raises
+    ------
+    ProtocolError
+        The job is not being collected.
+    """
+    if message.attempt < job.attempt:
+        return
+    if job.state != COLLECTING or message.attempt > job.attempt:
+        raise ProtocolError(f"the submitter says it collected {job.job}, which is {job.state}")
+    end(turn, job, job.ending, job.reason)
+
+
+def cancel(turn: Transition, job: Job, message: Cancel) -> None:
+    """End the job at the submitter's word; the unit under way is dropped."""
+    if not message.collect:
+        end(turn, job, CANCELLED, message.reason)
+    elif job.state == RUNNING:
+        collect(turn, job, CANCELLED, message.reason)
+    elif job.state == COLLECTING:
+        turn.do(Reply(Collecting(job.job, job.attempt, job.step, job.ending, job.reason)))
+    else:
+        end(turn, job, CANCELLED, message.reason)
+
+
+def give_up(turn: Transition, job: Job, reason: str) -> None:
+    """The attempt cannot go on. Before a plan is out the job only waits again; after, it fails."""
+    if job.state == PLANNING:
+        turn.emit(facts.JobRequeued(turn.now, job.job, one_line(reason)))
+    elif job.state == COLLECTING and job.ending != DONE:
+        end(turn, job, job.ending, f"{job.reason}; its weights are not complete: {reason}")
+    else:
+        kept = f"; {job.step} of {job.training.steps} steps were applied" if job.step else ""
+        end(turn, job, FAILED, reason + kept)
+
+
+def end(turn: Transition, job: Job, state: str, reason: str) -> None:
+    """The job is over: its workers go back to the backup pool."""
+    reason = one_line(reason)
+    turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
+    if job.plan is not None:
+        for name in job.members:
+            if turn.state.workers[name].connected:
+                turn.do(Send(name, Stop(job.job, job.attempt, reason or state)))
+    turn.tell(job.job, Ended(job.job, state, reason))
+
+
+def is_planning(job: Job, attempt: int) -> bool:
+    """Whether an answer of the planner for `attempt` is still awaited."""
+    return job.state == PLANNING and job.attempt == attempt
+
+
+def planning_words(job: Job, workers: int, so_far: str = "") -> str:
+    """What is done for a job while it is planned on some of so many workers, and how far that is.
+
+    The second begins as the first, so that whoever hears both knows that it goes on.
+    """
+    pool = count_of(workers, "worker")
+    count = f"{job.asked} of {pool}" if 0 < job.asked < workers else pool
+    why = f"{job.reason[: TEXT_LENGTH - _PLANNING_LENGTH]}; " if job.reason else ""
+    return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
+
+
+def moment(job: Job) -> str:
+    """Where the job stands, for a sentence."""
+    if job.state == RUNNING and job.unit is not None:
+        return f"at step {job.step + 1}" if job.unit.train else f"while evaluating after step {job.step}"
+    if job.state == COLLECTING:
+        return f"while the weights of step {job.step} were collected"
+    return f"while the job was {job.state}"
+
+
+def _plan(turn: Transition, job: Job, workers: list[str]) -> None:
+    attempt = job.attempt + 1
+    turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
+    turn.tell(job.job, Accepted(job.job, planning_words(job, len(workers))))
+    abilities = {name: turn.state.workers[name].device.ability for name in workers}
+    turn.do(
+        RunPlanner(
+            job.job, attempt, job.graph, job.training, tuple(workers), job.asked, job.wishes, abilities
+        )
+    )
+
+
+def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
+    have, missing = len(usable), needs - len(usable)
+    why = [f"{name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
+    found = [f"have {have}, the job needs {needs}", *why]
+    account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
+    if job.on:
+        names = [name for name in job.on if name not in usable]
+        return f"{waiting_for(and_more(names, NAMED))} {account}"
+    kind = "emulated worker" if job.training.emulated else "worker"
+    able = " with the model's ops" if lacking else ""
+    return f"{waiting_for(count_of(missing, f'more {kind}'))}{able} {account}"
+
+
+def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:
+    """Whether enough workers are connected for `job` and too few of them have its model's ops: then it waits
+    for another one to join, and no place in the queue brings it nearer.
+    """
+    kin = [name for name in turn.state.kin_of(job) if not job.on or name in job.on]
+    return len([name for name in kin if name not in job.unable]) < needs <= len(kin)
+
+
+def _explain(turn: Transition, job: Job, words: str, lacking: bool = False) -> None:
+    words = one_line(f"{job.reason}; {words}") if job.reason else words
+    if words != job.words:
+        turn.emit(facts.WaitExplained(job.job, words))
+        turn.tell(job.job, Accepted(job.job, words, lacking))

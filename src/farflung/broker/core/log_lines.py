@@ -1,0 +1,84 @@
+"""One line for the log for each decision that a person cares about."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from farflung.broker.core import facts
+from farflung.protocol.fields import has_left, one_line
+
+
+@singledispatch
+def log_line(fact: object) -> str:
+    """What happened, in words; empty for a fact that is too common to say."""
+    return ""
+
+
+@log_line.register
+def _describe_worker_admitted(fact: facts.WorkerAdmitted) -> str:
+    return f"worker {fact.worker} joined the backup pool ({fact.device.name}, site {fact.site or 'unknown'})"
+
+
+@log_line.register
+def _describe_worker_moved(fact: facts.WorkerMoved) -> str:
+    return one_line(f"worker {fact.worker} moved to {', '.join([*fact.addresses, *fact.claims])}")
+
+
+@log_line.register
+def _describe_worker_lost(fact: facts.WorkerLost) -> str:
+    if has_left(fact.worker, fact.reason):
+        return f"worker {fact.worker} left"
+    return f"worker {fact.worker} was lost: {fact.reason}"
+
+
+@log_line.register
+def _describe_job_submitted(fact: facts.JobSubmitted) -> str:
+    wanted = ", ".join(fact.on) or (f"{fact.workers} workers" if fact.workers else "every idle worker")
+    return f"{fact.job} ({fact.name}) was submitted by {fact.submitter} for {wanted}"
+
+
+@log_line.register
+def _describe_wait_explained(fact: facts.WaitExplained) -> str:
+    return f"{fact.job} is {fact.words}"
+
+
+@log_line.register
+def _describe_job_planning(fact: facts.JobPlanning) -> str:
+    return f"{fact.job} is planned for {', '.join(fact.workers)} (attempt {fact.attempt})"
+
+
+@log_line.register
+def _describe_job_requeued(fact: facts.JobRequeued) -> str:
+    lacking = "; ".join(f"{worker} cannot run it: {why}" for worker, why in fact.unable.items())
+    return f"{fact.job} went back to the queue{_because(fact.reason or lacking)}"
+
+
+@log_line.register
+def _describe_job_loading(fact: facts.JobLoading) -> str:
+    words = f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
+    return "; ".join([words, *(f"{worker} is left out: {why}" for worker, why in fact.unable.items())])
+
+
+@log_line.register
+def _describe_job_running(fact: facts.JobRunning) -> str:
+    return f"{fact.job} runs"
+
+
+@log_line.register
+def _describe_codecs_decided(fact: facts.CodecsDecided) -> str:
+    changes = [f"{one.source} -> {one.target} by {one.codec} ({one.reason})" for one in fact.changes]
+    return one_line(f"{fact.job} writes from unit {fact.unit} on: {'; '.join(changes)}")
+
+
+@log_line.register
+def _describe_job_collecting(fact: facts.JobCollecting) -> str:
+    return f"{fact.job} sends its weights to the submitter, then it is {fact.state}{_because(fact.reason)}"
+
+
+@log_line.register
+def _describe_job_ended(fact: facts.JobEnded) -> str:
+    return f"{fact.job} is {fact.state}{_because(fact.reason)}"
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

@@ -1,0 +1,278 @@
+"""What each fact does to the state. Nothing here decides.
+
+Which unit follows another, without walking the whole sequence of a long job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import singledispatch
+
+from farflung.broker.core import facts
+from farflung.broker.core.commit import CommitGroup, added_up
+from farflung.broker.core.records import (
+    COLLECTING,
+    LOADING,
+    PLANNING,
+    QUEUED,
+    RUNNING,
+    Job,
+    Pace,
+    State,
+    Worker,
+)
+from farflung.broker.network.worker_addresses import WorkerAddresses
+from farflung.plans import NO_WISHES
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+
+
+def next_unit(training: Training, after: Unit | None) -> Unit | None:
+    """The unit after `after` (None: the first) in `training.units()`; None when that was the last."""
+    number = 0 if after is None else after.number + 1
+    step = 0 if after is None else after.step + after.train
+    evaluated = after is not None and not after.train
+    if after is not None and evaluated and training.validate_twice and not after.plain:
+        return after._replace(number=number, plain=True)
+    if not evaluated and _evaluates(training, step):
+        return Unit(number, False, step, training.validation_microbatches)
+    if step < training.steps:
+        return Unit(number, True, step, training.microbatches)
+    return None
+
+
+def _evaluates(training: Training, step: int) -> bool:
+    every = training.validate_every
+    due = step in (0, training.steps) or (every is not None and step % every == 0)
+    return training.validation_microbatches > 0 and due
+
+
+def reduce_fact(state: State, fact: facts.Fact) -> State:
+    """The state after `fact`.
+
+    Raises
+    ------
+    ProtocolError
+        A `WorkerReady` breaks the rules of its commit group.
+    """
+    return _evolve(fact, state)
+
+
+@singledispatch
+def _evolve(fact: object, state: State) -> State:
+    raise TypeError(f"not a fact: {fact!r}")
+
+
+@_evolve.register
+def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
+    for job in state.jobs.values():
+        if fact.worker in job.unable:  # it may have come with another backend
+            others = {worker: why for worker, why in job.unable.items() if worker != fact.worker}
+            state = state.with_job(replace(job, unable=others))
+    return state.with_worker(
+        Worker(
+            fact.worker,
+            fact.device,
+            fact.site,
+            _whereabouts(state.workers.get(fact.worker), fact),
+            fact.boot,
+            connected=True,
+            relay_mbps=fact.relay_mbps,
+            line=fact.line,
+        )
+    )
+
+
+@_evolve.register
+def _apply_worker_moved(fact: facts.WorkerMoved, state: State) -> State:
+    worker = state.workers[fact.worker]
+    return state.with_worker(replace(worker, where=_whereabouts(worker, fact)))
+
+
+@_evolve.register
+def _apply_worker_proved(fact: facts.WorkerProved, state: State) -> State:
+    worker = state.workers[fact.worker]
+    return state.with_worker(replace(worker, where=replace(worker.where, proved=tuple(fact.addresses))))
+
+
+@_evolve.register
+def _apply_worker_lost(fact: facts.WorkerLost, state: State) -> State:
+    return state.with_worker(
+        replace(state.workers[fact.worker], connected=False, job=None, trouble=fact.reason)
+    )
+
+
+@_evolve.register
+def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
+    job = Job(
+        job=fact.job,
+        name=fact.name,
+        submitter=fact.submitter,
+        graph=fact.graph,
+        training=fact.training,
+        asked=fact.workers,
+        pace=Pace(fact.at),
+        on=tuple(fact.on),
+        wishes=fact.wishes,
+        seen=fact.seen,
+    )
+    return state.with_job(job)
+
+
+@_evolve.register
+def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
+    job = replace(
+        state.jobs[fact.job],
+        state=PLANNING,
+        reason="",
+        attempt=fact.attempt,
+        members=tuple(fact.workers),
+        pace=Pace(fact.at),
+    )
+    return _held(state, job, fact.workers).with_job(job)
+
+
+@_evolve.register
+def _apply_job_requeued(fact: facts.JobRequeued, state: State) -> State:
+    job = state.jobs[fact.job]
+    unable = {**job.unable, **fact.unable}
+    queued = replace(
+        job, state=QUEUED, reason=fact.reason, unable=unable, members=(), words="", pace=Pace(fact.at)
+    )
+    return _held(state, job, ()).with_job(queued)
+
+
+@_evolve.register
+def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
+    job = replace(
+        state.jobs[fact.job],
+        state=LOADING,
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        loaded=frozenset(),
+        codecs=tuple(fact.plan.codecs),
+        helm=None,
+        pace=Pace(fact.at),
+    )
+    return _held(state, state.jobs[fact.job], job.members).with_job(job)
+
+
+@_evolve.register
+def _apply_job_running(fact: facts.JobRunning, state: State) -> State:
+    job = replace(state.jobs[fact.job], state=RUNNING, pace=Pace(fact.at))
+    return state.with_job(_at_next_unit(job))
+
+
+@_evolve.register
+def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
+    job = state.jobs[fact.job]
+    assert job.unit is not None
+    trained = job.unit.train
+    moved = replace(
+        job,
+        pace=_paced(job, fact.at),
+        step=job.step + trained,
+        loss=fact.loss if trained else job.loss,
+    )
+    return state.with_job(_at_next_unit(moved))
+
+
+@_evolve.register
+def _apply_codecs_decided(fact: facts.CodecsDecided, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], codecs=tuple(fact.codecs)))
+
+
+@_evolve.register
+def _apply_steered(fact: facts.Steered, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], helm=fact.helm))
+
+
+@_evolve.register
+def _apply_job_collecting(fact: facts.JobCollecting, state: State) -> State:
+    job = state.jobs[fact.job]
+    pace = replace(job.pace, moved_at=fact.at)
+    return state.with_job(
+        replace(
+            job, state=COLLECTING, reason=fact.reason, ending=fact.state, unit=None, group=None, pace=pace
+        )
+    )
+
+
+@_evolve.register
+def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
+    job = state.jobs[fact.job]
+    # What an ended job no longer needs would stay in memory for the broker's life.
+    ended = replace(
+        job,
+        state=fact.state,
+        reason=fact.reason,
+        graph=b"",
+        wishes=NO_WISHES,
+        unable={},
+        plan=None,
+        unit=None,
+        group=None,
+        loaded=frozenset(),
+        traffic={},
+        codecs=(),
+        helm=None,
+        words="",
+    )
+    return _held(state, job, ()).with_job(ended)
+
+
+@_evolve.register
+def _apply_worker_loaded(fact: facts.WorkerLoaded, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(replace(job, loaded=job.loaded | {fact.worker}))
+
+
+@_evolve.register
+def _apply_worker_ready(fact: facts.WorkerReady, state: State) -> State:
+    job = state.jobs[fact.job]
+    assert job.plan is not None and job.unit is not None
+    group = job.group or CommitGroup.opened(job.plan, job.attempt, job.unit)
+    group = group.add(fact.worker, fact.ready)
+    return state.with_job(replace(job, group=group, traffic=added_up(job.traffic, group, fact.worker)))
+
+
+@_evolve.register
+def _apply_wait_explained(fact: facts.WaitExplained, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], words=fact.words))
+
+
+def _whereabouts(known: Worker | None, fact: facts.WorkerAdmitted | facts.WorkerMoved) -> WorkerAddresses:
+    """What a worker says now; where it was found to answer still counts if its process claims the same from
+    there.
+    """
+    where = WorkerAddresses(tuple(fact.addresses), tuple(fact.claims), fact.seen)
+    if known is None or (known.where.claims, known.where.seen) != (where.claims, where.seen):
+        return where
+    is_new = isinstance(fact, facts.WorkerAdmitted) and fact.boot != known.boot
+    return where if is_new else replace(where, proved=known.where.proved)
+
+
+def _held(state: State, job: Job, keep: Collection[str]) -> State:
+    """`job` holds the workers `keep` and no others."""
+    for name in {*job.members, *keep}:
+        worker = state.workers[name]
+        if name in keep:
+            state = state.with_worker(replace(worker, job=job.job))
+        elif worker.job == job.job:
+            state = state.with_worker(replace(worker, job=None))
+    return state
+
+
+def _at_next_unit(job: Job) -> Job:
+    return replace(job, unit=next_unit(job.training, job.unit), group=None)
+
+
+def _paced(job: Job, at: float) -> Pace:
+    assert job.unit is not None
+    seconds = max(at - job.pace.moved_at, 1e-9)
+    slowest = max(job.pace.slowest or 0.0, seconds / job.unit.microbatches)
+    speed = job.pace.samples_per_second
+    if job.unit.train:
+        speed = job.unit.microbatches * job.training.microbatch_size / seconds
+    return Pace(at, slowest, speed)

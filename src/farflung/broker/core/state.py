@@ -1,0 +1,339 @@
+"""The broker as a pure state machine: an event in, facts and commands out.
+
+No clock, socket, thread or file: time is a field of the event, and the service appends the decisions among
+the facts to the store before it carries out the commands. Any history can be replayed as a list of events.
+
+When the broker stops waiting for a job that no longer moves although every link is alive.
+
+Deadlines follow from measured unit times (dropped after 10 x the slowest so far). Before there is a measure
+they follow from what the plan has to move and compute, at rates below any device or line worth having.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+from farflung.broker.codecs import tuning
+from farflung.broker.core import events, facts, jobs, units
+from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
+from farflung.broker.core.facts import AnyDecision, Decision, Fact
+from farflung.broker.core.records import (
+    COLLECTING,
+    FAILED,
+    LOADING,
+    PLANNING,
+    QUEUED,
+    RUNNING,
+    Job,
+    State,
+    durable,
+)
+from farflung.broker.core.reducer import reduce_fact
+from farflung.broker.core.transition import Transition
+from farflung.broker.network import reachability
+from farflung.errors import ProtocolError
+from farflung.protocol.fields import has_left, one_line
+from farflung.protocol.messages import (
+    AskCircuit,
+    AskReverse,
+    Broken,
+    Cancel,
+    Collected,
+    Denied,
+    Ended,
+    Loaded,
+    NotReached,
+    Refused,
+    Registered,
+    Submit,
+    UnitReady,
+)
+from farflung.transport.addresses import parse_address
+
+DROPPED_AFTER = 10.0
+BYTES_PER_SECOND = 1e5
+FLOPS_PER_SECOND = 1e9
+TRAIN_FLOPS_PER_FORWARD = 3
+
+
+def overdue(job: Job, now: float, patience_seconds: float) -> str:
+    """Why the job is given up at `now`, or nothing.
+
+    `patience_seconds` is what every wait may last at least.
+    """
+    if job.state not in (PLANNING, LOADING, RUNNING, COLLECTING):
+        return ""
+    allowed = patience_seconds + _expected_seconds(job)
+    waited = now - job.pace.moved_at
+    return f"{_awaited(job)} for {waited:.0f} s (allowed: {allowed:.0f} s)" if waited > allowed else ""
+
+
+def _expected_seconds(job: Job) -> float:
+    if job.plan is None:
+        return 0.0
+    state_seconds = sum(part.parameter_bytes for part in job.plan.placements) / BYTES_PER_SECOND
+    if job.unit is None:
+        return state_seconds
+    if job.pace.slowest is not None:
+        return DROPPED_AFTER * job.pace.slowest * job.unit.microbatches
+    flops = TRAIN_FLOPS_PER_FORWARD * sum(part.flops for part in job.plan.placements)
+    bytes_moved = 2 * sum(edge.bytes for edge in job.plan.edges)
+    return job.unit.microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND)
+
+
+def _awaited(job: Job) -> str:
+    if job.state == PLANNING:
+        return "the planner gave no answer"
+    if job.state == LOADING:
+        missing = [name for name in job.members if name not in job.loaded]
+        return f"no word that the job is loaded from {', '.join(missing)}"
+    if job.state == COLLECTING:
+        return f"no word from the submitter that it holds the weights of step {job.step}"
+    missing = list(job.members) if job.group is None else job.group.awaited()
+    return f"no end of step {job.step + 1} from {', '.join(missing)}"
+
+
+__all__ = ["Outcome", "State", "decide", "durable", "reduce_fact", "replay"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an event brought about. `state` is the state of before with every fact evolved, in order."""
+
+    state: State
+    facts: tuple[Fact, ...]
+    commands: tuple[Command, ...]
+
+    def decisions(self) -> list[AnyDecision]:
+        """The facts that must be on disk before a command leaves."""
+        return [fact for fact in self.facts if isinstance(fact, Decision)]
+
+
+def decide(state: State, event: events.Event) -> Outcome:
+    """What the broker makes of `event`.
+
+    Raises
+    ------
+    ProtocolError
+        The event is a message that its sender may not send now. The state stays as it was; the service closes
+        the sender's link.
+    """
+    turn = Transition(state, event.now)
+    _decide(event, turn)
+    jobs.start_queued(turn)
+    return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands))
+
+
+def replay(decisions: Iterable[AnyDecision]) -> State:
+    """The durable state after these decisions."""
+    state = State.empty()
+    for fact in decisions:
+        state = reduce_fact(state, fact)
+    return durable(state)
+
+
+@singledispatch
+def _decide(event: object, turn: Transition) -> None:
+    raise TypeError(f"not an event: {event!r}")
+
+
+@_decide.register
+def _on_restarted(event: events.Restarted, turn: Transition) -> None:
+    for worker in list(turn.state.workers.values()):
+        if worker.connected:
+            turn.emit(facts.WorkerLost(turn.now, worker.worker, "the broker was restarted"))
+    for job in list(turn.state.jobs.values()):
+        if not job.over:
+            where = f"at step {job.step}" if job.step else f"while the job was {job.state}"
+            jobs.end(turn, job, FAILED, f"the broker was restarted {where}; submit the job again")
+
+
+@_decide.register
+def _on_tick(event: events.Tick, turn: Transition) -> None:
+    for job in list(turn.state.jobs.values()):
+        if reason := overdue(job, event.now, event.patience_seconds):
+            if job.state == PLANNING:  # giving up would only plan again
+                jobs.end(turn, job, FAILED, reason)
+            else:
+                jobs.give_up(turn, job, reason)
+
+
+@_decide.register
+def _on_worker_joins(event: events.WorkerJoins, turn: Transition) -> None:
+    """Admit the worker, or refuse it because its id is in use or its opset is not ours.
+
+    Two live processes with one identity would throw each other out for ever, so while the older link brings
+    heartbeats a newcomer with another boot is refused, for now: its machine may have been rebooted between
+    two of them. An older link that missed heartbeats is that of a machine that was switched off or moved: it
+    gives way at once, without waiting for the lease. So does the same process (same boot) on a new link.
+    """
+    register = event.register
+    if trouble := register.device.opset.conflict():
+        turn.do(Reject(f"worker {event.worker} cannot take part: {trouble}"))
+        return
+    known = turn.state.workers.get(event.worker)
+    if known is not None and known.connected:
+        heard = event.heard_seconds
+        if known.boot != register.boot and heard is not None and heard < event.suspect_seconds:
+            turn.do(
+                Reject(
+                    f"a worker with the id {event.worker} is connected already (heard {heard:.1f} s ago): "
+                    "stop that process, or join here with another --folder and --name",
+                    for_now=True,
+                )
+            )
+            return
+        _lose(turn, event.worker, "it connected again")
+    turn.emit(
+        facts.WorkerAdmitted(
+            turn.now,
+            event.worker,
+            register.device,
+            register.site,
+            list(event.where.addresses),
+            register.boot,
+            register.relay_mbps,
+            register.line,
+            list(event.where.claims),
+            event.where.seen,
+        )
+    )
+    turn.do(Admit(event.worker, "this worker connected again over a newer link"))
+    turn.do(Send(event.worker, Registered(event.worker)))
+
+
+@_decide.register
+def _on_worker_moves(event: events.WorkerMoves, turn: Transition) -> None:
+    worker, where = turn.state.workers[event.worker], event.where
+    if replace(worker.where, proved=()) == where:
+        return
+    turn.emit(
+        facts.WorkerMoved(turn.now, event.worker, list(where.addresses), list(where.claims), where.seen)
+    )
+    if worker.job is not None:
+        jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
+
+
+@_decide.register
+def _on_worker_proved(event: events.WorkerProved, turn: Transition) -> None:
+    worker = turn.state.workers[event.worker]
+    if not worker.connected or worker.where.claims != event.claims or worker.where.proved == event.addresses:
+        return  # of what it said before
+    turn.emit(facts.WorkerProved(event.worker, list(event.addresses)))
+    if worker.job is not None:
+        jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
+
+
+@_decide.register
+def _on_worker_leaves(event: events.WorkerLeaves, turn: Transition) -> None:
+    if turn.state.workers[event.worker].connected:
+        _lose(turn, event.worker, event.reason)
+
+
+@_decide.register
+def _on_worker_says(event: events.WorkerSays, turn: Transition) -> None:
+    message = event.message
+    job = _named_job(turn, event)
+    if job is None:
+        return
+    match message:
+        case Loaded():
+            jobs.loaded(turn, job, event.worker)
+        case AskReverse() | AskCircuit():
+            reachability.ask(
+                turn, job, event.worker, message, turn.state.told(event.worker, message.peer, job.job)
+            )
+        case NotReached():
+            reachability.not_reached(turn, job, event.worker, message)
+        case UnitReady():
+            units.ready(turn, job, event.worker, message)
+        case Refused() | Broken():
+            verb = "refused the job" if isinstance(message, Refused) else "could not go on"
+            jobs.give_up(turn, job, f"worker {event.worker} {verb} {jobs.moment(job)}: {message.reason}")
+
+
+@_decide.register
+def _on_submitter_says(event: events.SubmitterSays, turn: Transition) -> None:
+    message = event.message
+    if isinstance(message, Submit):
+        if message.opset is not None and (trouble := message.opset.conflict()):
+            turn.do(Reply(Denied(f"the job was captured by another farflung: {trouble}")))
+            return
+        jobs.submit(turn, event.submitter, message, parse_address(event.remote)[0])
+        return
+    job = turn.state.jobs.get(message.job)
+    if job is None or job.submitter != event.submitter:
+        turn.do(
+            Reply(Denied(f"{event.submitter} has no job {message.job} here: `farflung status` lists jobs"))
+        )
+    elif job.over:
+        turn.do(Reply(Ended(job.job, job.state, job.reason)))
+    elif isinstance(message, Cancel):
+        jobs.cancel(turn, job, message)
+    elif isinstance(message, Collected):
+        jobs.collected(turn, job, message)
+    elif message.attempt == job.attempt:
+        seen = reachability.submitter_addresses(message, event.remote)
+        reachability.ask(turn, job, event.submitter, message, seen)
+
+
+@_decide.register
+def _on_submitter_leaves(event: events.SubmitterLeaves, turn: Transition) -> None:
+    job = turn.state.jobs[event.job]
+    if not job.over:
+        reason = f"the submitter disconnected {jobs.moment(job)}: {event.reason}"
+        jobs.end(turn, job, FAILED, reason)
+
+
+@_decide.register
+def _on_plan_made(event: events.PlanMade, turn: Transition) -> None:
+    job = turn.state.jobs[event.job]
+    if jobs.is_planning(job, event.attempt):
+        jobs.load(turn, job, event)
+
+
+@_decide.register
+def _on_plan_failed(event: events.PlanFailed, turn: Transition) -> None:
+    job = turn.state.jobs[event.job]
+    if jobs.is_planning(job, event.attempt):
+        jobs.end(turn, job, FAILED, event.reason)
+
+
+@_decide.register
+def _on_plan_lacks(event: events.PlanLacks, turn: Transition) -> None:
+    job = turn.state.jobs[event.job]
+    if jobs.is_planning(job, event.attempt):
+        turn.emit(facts.JobRequeued(turn.now, event.job, "", dict(event.unable)))
+
+
+@_decide.register
+def _on_codecs_considered(event: events.CodecsConsidered, turn: Transition) -> None:
+    tuning.considered(turn, turn.state.jobs[event.job], event)
+
+
+def _lose(turn: Transition, name: str, reason: str) -> None:
+    job = turn.state.workers[name].job
+    reason = one_line(reason)
+    turn.emit(facts.WorkerLost(turn.now, name, reason))
+    if job is not None:
+        held = turn.state.jobs[job]
+        parted = "left" if has_left(name, reason) else "was lost"
+        jobs.give_up(turn, held, f"worker {name} {parted} {jobs.moment(held)}: {reason}")
+
+
+def _named_job(turn: Transition, event: events.WorkerSays) -> Job | None:
+    """The live job the message is about; None when the message is of an attempt that is over."""
+    message = event.message
+    job = turn.state.jobs.get(message.job)
+    if job is None or message.attempt > job.attempt:
+        raise ProtocolError(
+            f"worker {event.worker} speaks of attempt {message.attempt} of job {message.job}, "
+            "which this broker never began"
+        )
+    if job.over or job.state == QUEUED or message.attempt < job.attempt:
+        return None
+    if event.worker not in job.members or job.state == PLANNING:
+        raise ProtocolError(f"worker {event.worker} speaks of job {job.job}, which it was not given")
+    return job

@@ -1,0 +1,39 @@
+"""One event being decided: the facts it brings about, the commands that follow, the state so far."""
+
+from __future__ import annotations
+
+from farflung.broker.core.events import Command, Send, Tell
+from farflung.broker.core.facts import Fact
+from farflung.broker.core.records import Job, State
+from farflung.broker.core.reducer import reduce_fact
+from farflung.protocol.messages import Message
+
+
+class Transition:
+    """Collects the outcome of one event at time `now` (seconds since 1970)."""
+
+    def __init__(self, state: State, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.facts: list[Fact] = []
+        self.commands: list[Command] = []
+
+    def emit(self, fact: Fact) -> None:
+        """Add a fact; `state` is the one after it."""
+        self.state = reduce_fact(self.state, fact)
+        self.facts.append(fact)
+
+    def do(self, command: Command) -> None:
+        """Add a command."""
+        self.commands.append(command)
+
+    def tell(self, job: str, message: Message) -> None:
+        """A message to the job's submitter."""
+        self.do(Tell(job, message))
+
+    def send_members(self, job: Job, message: Message) -> None:
+        """A message to every connected worker that the job holds."""
+        for name in job.members:
+            worker = self.state.workers[name]
+            if worker.connected and worker.job == job.job:
+                self.do(Send(name, message))

@@ -1,0 +1,76 @@
+"""A unit's end: every share has come, the commit group decides, the next unit follows or the job's end."""
+
+from __future__ import annotations
+
+from farflung.broker.codecs import tuning
+from farflung.broker.core import facts, jobs
+from farflung.broker.core.commit import CommitGroup
+from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
+from farflung.broker.core.transition import Transition
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import Decide, UnitDone, UnitReady
+
+
+def ready(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
+    """Take a worker's shares; the last one decides the unit.
+
+    Raises
+    ------
+    ProtocolError
+        The shares are not what the plan and the current unit let the worker send.
+    """
+    if job.state == COLLECTING:
+        return  # sent before the worker heard that the unit is dropped
+    if job.state != RUNNING:
+        raise ProtocolError(f"worker {worker} is ready for unit {message.unit} of a job that is {job.state}")
+    turn.emit(facts.WorkerReady(job.job, worker, message))
+    job = turn.state.jobs[job.job]
+    assert job.group is not None
+    if job.group.complete:
+        _decided(turn, job, job.group)
+
+
+def _decided(turn: Transition, job: Job, group: CommitGroup) -> None:
+    assert job.unit is not None
+    verdict = group.verdict(job.training.clip)
+    if verdict.trouble:
+        jobs.collect(turn, job, FAILED, _trouble(job, verdict.trouble))
+        return
+    unit = job.unit.number
+    turn.emit(
+        facts.UnitDecided(
+            turn.now,
+            job.job,
+            job.attempt,
+            unit,
+            verdict.scale,
+            verdict.loss,
+            verdict.gradient_norm,
+            verdict.bytes_sent,
+        )
+    )
+    codecs = tuning.decided(turn, job, group, verdict)
+    turn.send_members(job, Decide(job.job, job.attempt, unit, verdict.scale, codecs))
+    turn.tell(
+        job.job,
+        UnitDone(
+            job.job,
+            job.attempt,
+            unit,
+            verdict.loss,
+            verdict.gradient_norm,
+            verdict.bytes_sent,
+            list(verdict.links),
+        ),
+    )
+    job = turn.state.jobs[job.job]
+    if job.unit is None:
+        jobs.collect(turn, job, DONE, "")
+
+
+def _trouble(job: Job, trouble: str) -> str:
+    return (
+        f"{trouble} at step {job.step + 1}: that step was not applied, the weights of step {job.step} "
+        "(last good) are kept; look for NaN or infinity in that step's data, try a lower learning rate, or"
+        " clip gradients with Job(clip=1.0)"
+    )

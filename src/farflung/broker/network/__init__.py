@@ -1,0 +1,1 @@
+"""Where workers can be reached, and help for pairs that cannot reach each other."""

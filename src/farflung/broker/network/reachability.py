@@ -1,0 +1,150 @@
+"""Members of a plan who cannot reach each other: whom the broker asks for help, and how much it grants.
+
+Nothing of this is a decision of the job's: it is observed, never logged, and asked for again when it is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+from farflung.broker.core.events import Command, OpenCircuit, Send, Tell
+from farflung.broker.core.records import COLLECTING, LOADING, RUNNING, Job, State
+from farflung.broker.core.transition import Transition
+from farflung.errors import ProtocolError
+from farflung.plans import FEEDER, Plan
+from farflung.protocol.fields import Message
+from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, NotReached
+from farflung.runtime.training import Training
+from farflung.transport.addresses import EVERY_INTERFACE, format_address, is_loopback, parse_address
+from farflung.transport.names import BROKER_ID
+
+QUOTA_FACTOR = 2
+QUOTA_SLACK_BYTES = 2**28
+"""For heartbeats, framing and TLS over days."""
+
+
+def ask(
+    turn: Transition, job: Job, asker: str, message: AskReverse | AskCircuit, addresses: Sequence[str]
+) -> None:
+    """Pass on what a member of the plan asks of another, who then dials it or takes an end of a circuit.
+
+    `addresses` are where the broker knows the asker to be.
+
+    Raises
+    ------
+    ProtocolError
+        The plan does not join the two.
+    """
+    if job.state not in (LOADING, RUNNING, COLLECTING) or job.plan is None:
+        return
+    _check_pair(job, job.plan, asker, message.peer)
+    if isinstance(message, AskReverse):
+        request = DialBack(message.number, job.job, job.attempt, asker, list(addresses))
+        turn.do(to_member(job.job, job.submitter, message.peer, request))
+    else:
+        turn.do(_circuit(turn.state, job, job.plan, asker, message))
+
+
+def submitter_addresses(message: AskReverse | AskCircuit, remote: str) -> list[str]:
+    """Where a submitter that the broker sees at `remote` (HOST:PORT) listens for whoever dials it back.
+
+    One that came over the loopback is on the broker's machine, which others know by another name.
+    """
+    if not isinstance(message, AskReverse):
+        return []
+    host, _ = parse_address(remote)
+    here = is_loopback(host)
+    return [format_address(EVERY_INTERFACE[0] if here else host, message.port)]
+
+
+def not_reached(turn: Transition, job: Job, worker: str, message: NotReached) -> None:
+    """Tell the asker that the worker it sought could do nothing; see `ask`."""
+    if job.plan is not None:
+        _check_pair(job, job.plan, worker, message.peer)
+        answer = NotReached(message.number, job.job, job.attempt, worker, message.reason)
+        turn.do(to_member(job.job, job.submitter, message.peer, answer))
+
+
+def to_member(job: str, submitter: str, member: str, message: Message) -> Command:
+    """The command that brings `message` to a worker of the job or to its submitter."""
+    return Tell(job, message) if member == submitter else Send(member, message)
+
+
+def byte_quota(plan: Plan, training: Training, a: str, b: str, submitter: str) -> int:
+    """What a circuit between two members may carry, both ways: twice what the plan sends between them.
+
+    One that is used up ends; what the plan still needs is then asked for anew.
+    """
+    microbatches = _microbatches(training)
+    if submitter in (a, b):
+        mine = set(plan.segments_of(b if a == submitter else a))
+        fed = sum(edge.bytes for edge in plan.edges if edge.source == FEEDER and edge.target in mine)
+        state = sum(part.parameter_bytes for part in plan.placements if part.segment in mine)
+        expected = fed * microbatches + 2 * state
+    else:
+        crossing = [
+            edge
+            for edge in plan.edges
+            if edge.source != FEEDER and {plan.worker_of(edge.source), plan.worker_of(edge.target)} == {a, b}
+        ]
+        expected = sum(edge.bytes * (1 + edge.differentiable) for edge in crossing) * microbatches
+    return QUOTA_FACTOR * expected + QUOTA_SLACK_BYTES
+
+
+def _microbatches(training: Training) -> int:
+    """Of the whole job, evaluations included: never too few."""
+    evaluations = 2 + training.steps // (training.validate_every or training.steps)
+    return training.steps * training.microbatches + evaluations * training.validation_microbatches
+
+
+def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit) -> Command:
+    relay = relay_for(state, job.job, (asker, message.peer), message.without)
+    if relay in message.without:
+        none = NotReached(message.number, job.job, job.attempt, message.peer, "no further relay is on offer")
+        return to_member(job.job, job.submitter, asker, none)
+    quota = byte_quota(plan, job.training, asker, message.peer, job.submitter)
+    ends = () if relay == BROKER_ID else (asker, message.peer)
+    addresses = {end: state.told(relay, end, job.job) for end in ends}
+    return OpenCircuit(
+        message.number,
+        job.job,
+        job.attempt,
+        asker,
+        message.peer,
+        job.submitter,
+        relay,
+        addresses,
+        quota,
+    )
+
+
+def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[str]) -> str:
+    """A worker that relays, drawn by its rate (for one pair always the same); the broker if none is left.
+
+    Weighted rendezvous hashing: pairs spread over the relays without anybody counting.
+    """
+    offers = {
+        name: worker.relay_mbps
+        for name, worker in state.workers.items()
+        if worker.connected
+        and worker.relay_mbps > 0
+        and name not in pair
+        and name not in without
+        and all(state.told(name, end, job) for end in pair)
+    }
+
+    def score(name: str) -> float:
+        digest = hashlib.sha256(f"{job} {sorted(pair)} {name}".encode()).digest()
+        fraction = (int.from_bytes(digest[:8]) + 1) / (2**64 + 1)
+        return -offers[name] / math.log(fraction)
+
+    return max(offers, key=score, default=BROKER_ID)
+
+
+def _check_pair(job: Job, plan: Plan, a: str, b: str) -> None:
+    workers = set(plan.workers())
+    fed = (a in workers and b == job.submitter) or (b in workers and a == job.submitter)
+    if not fed and b not in plan.neighbours(a):
+        raise ProtocolError(f"{a} asks for a link to {b}, which the plan of {job.job} does not join")

@@ -1,0 +1,156 @@
+"""Has a job planned where that can delay nobody: in a process of its own, for a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+
+import msgspec
+
+from farflung.broker.core.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
+from farflung.broker.planning.messages import (
+    LENGTH_BYTES,
+    Answer,
+    Impossible,
+    Lacking,
+    Made,
+    Question,
+    Searched,
+)
+from farflung.broker.survey.topology import MeasuredTopology
+from farflung.errors import PlanError
+from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
+from farflung.transport.timeouts import Timeouts
+
+PROGRAM = "farflung.broker.planning.process"  # loads what a broker that only keeps members does not need
+
+STEERING = "farflung.planner.compression.steering"
+
+HEAR_SECONDS = 1.0
+"""At least, between two words on how a search gets on that are passed on."""
+
+Clock = Callable[[], float]
+_log = logging.getLogger("farflung.broker")
+
+
+def unheard(searched: Searched) -> None:
+    """Nobody wants to hear how a search gets on."""
+
+
+async def plan(
+    command: RunPlanner,
+    measured: MeasuredTopology | None,
+    timeouts: Timeouts,
+    clock: Clock,
+    hear: Callable[[Searched], None] = unheard,
+) -> PlanMade | PlanFailed | PlanLacks:
+    """Plan a job; what goes wrong becomes the reason that its submitter reads.
+
+    `measured` is what the fleet knows of the command's workers; a topology of the job's own counts more.
+    `hear` is told now and then how a search gets on.
+    """
+    question = _question(command, measured, timeouts.search_seconds)
+    try:
+        answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds, hear)
+    except PlanError as error:
+        return PlanFailed(clock(), command.job, command.attempt, str(error))
+    if isinstance(answer, Made):
+        made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable, answer.notes)
+        if answer.steering:
+            await asyncio.to_thread(import_module, STEERING)  # with NumPy, which takes a while
+        return PlanMade(clock(), command.job, command.attempt, *made, answer.steering)
+    if isinstance(answer, Lacking):
+        return PlanLacks(clock(), command.job, command.attempt, answer.unable)
+    if isinstance(answer, Impossible):
+        return PlanFailed(clock(), command.job, command.attempt, answer.reason)
+    _log.error("the planner failed on %s\n%s", command.job, answer.traceback)
+    reason = f"the planner broke on this job ({answer.error}): see the broker's log"
+    return PlanFailed(clock(), command.job, command.attempt, reason)
+
+
+def _question(command: RunPlanner, measured: MeasuredTopology | None, search_seconds: float) -> Question:
+    wishes = command.wishes
+    is_own = wishes.topology is not None or measured is None
+    return Question(
+        graph=command.graph,
+        training=command.training,
+        workers=list(command.workers),
+        count=command.count,
+        scheduler=wishes.scheduler,
+        topology=wishes.topology if measured is None or is_own else measured.topology,
+        efficiency=wishes.efficiency or (DATA_SHEET_EFFICIENCY if is_own else MEASURED_EFFICIENCY),
+        recompute=wishes.recompute,
+        measured=not is_own,
+        assumed=[] if measured is None or is_own else list(measured.assumed),
+        search_seconds=search_seconds,
+        abilities=dict(command.abilities),
+        codecs=wishes.codecs,
+    )
+
+
+async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched], None]) -> Answer:
+    """Put a question to a new process; PlanError if it gives no answer."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        PROGRAM,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    try:
+        async with asyncio.timeout(limit_seconds):
+            _, answer, said = await asyncio.gather(
+                _put(process.stdin, question), _heard(process.stdout, hear), process.stderr.read()
+            )
+            code = await process.wait()
+    except TimeoutError:
+        raise PlanError(
+            f"no plan within {limit_seconds:.0f} s: model or fleet are too large for the broker's machine"
+        ) from None
+    except msgspec.ValidationError as error:  # of a step of 10^15 s, say, on devices that hardly compute
+        raise PlanError(f"no such plan can be told: {error}") from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if code or answer is None:
+        _log.error("the planner's process ended: %s", said.decode(errors="replace")[-2000:])
+        raise PlanError(f"the planner's process {_how(code)}: see the broker's log")
+    return answer
+
+
+async def _put(stream: asyncio.StreamWriter, question: bytes) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and what it said tells why
+        stream.write(question)
+        await stream.drain()
+    stream.close()
+
+
+async def _heard(stream: asyncio.StreamReader, hear: Callable[[Searched], None]) -> Answer | None:
+    """The answer, which ends what is said; None if that ends before."""
+    due = 0.0
+    while True:
+        try:
+            length = int.from_bytes(await stream.readexactly(LENGTH_BYTES), "big")
+            body = await stream.readexactly(length)
+        except asyncio.IncompleteReadError:
+            return None
+        said = msgspec.msgpack.decode(body, type=Searched | Answer)
+        if not isinstance(said, Searched):
+            return said
+        if time.monotonic() >= due:  # whatever the process does, its words are few
+            due = time.monotonic() + HEAR_SECONDS
+            hear(said)
+
+
+def _how(code: int) -> str:
+    return f"was killed by signal {-code} (out of memory?)" if code < 0 else f"exited with code {code}"

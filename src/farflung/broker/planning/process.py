@@ -1,0 +1,247 @@
+"""The planner as a process of its own: a question on standard input, an answer on standard output.
+
+A graph of 100,000 nodes keeps it busy for a while, and a hostile one may take it all the memory there is: the
+broker only waits, and its heartbeats go on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
+
+from farflung.broker.planning.messages import (
+    LENGTH_BYTES,
+    Answer,
+    Broken,
+    Impossible,
+    Lacking,
+    Made,
+    Question,
+    Searched,
+)
+from farflung.errors import FarflungError, PlanError
+from farflung.opdag import wire
+from farflung.opdag.graph import Graph
+from farflung.opdag.segment import Segment
+from farflung.planner import PlannedJob, place, plan_job
+from farflung.planner.able import Needs, unable
+from farflung.planner.assignment import Options, Watch, unwatched
+from farflung.planner.compression.fixed import (
+    alike,
+    limits_of,
+    require_known,
+    scheduler_for,
+    unplanned,
+    unused,
+)
+from farflung.planner.compression.phased import phase_notes, phased, unused_phases
+from farflung.planner.compression.steering import steering
+from farflung.planner.draws import draws, draws_notes
+from farflung.planner.recomputing import everywhere, recomputing_notes
+from farflung.planner.schedulers import scheduler
+from farflung.plans import Plan, Prediction, Topology, joined_part, only
+from farflung.plans.wishes import LINE_LENGTH
+from farflung.protocol.worker import SegmentProgram
+from farflung.runtime.training import Training
+from farflung.simulator import Conditions, simulate
+from farflung.simulator.brief import brief_notes
+from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
+from farflung.workload import workload_of
+
+BUDGET = 400
+"""Plans that a search looks at before a job begins."""
+
+SAY_SECONDS = 0.5
+"""At least, between two words on how a search gets on."""
+
+MOST_MEMORY_BYTES = 4 * 1024**3
+"""What planning one job may take of the broker's machine; a plan for 1,000 workers took 0.35 GB."""
+
+
+class _Progress:
+    """Says now and then how a search gets on (`planner.assignment.Watch`)."""
+
+    def __init__(self) -> None:
+        self._plans, self._best = 0.0, float("inf")
+        self._due = time.monotonic() + SAY_SECONDS
+
+    def __call__(self, plans: float, step_seconds: float) -> None:
+        self._plans += plans
+        self._best = min(self._best, step_seconds)
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + SAY_SECONDS
+            say(Searched(self._plans, self._best if self._best < float("inf") else None))
+
+
+def main() -> None:
+    """Answer the one question."""
+    limit_memory()
+    question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
+    say(answer(question, _Progress()))
+
+
+def say(said: Searched | Answer) -> None:
+    """Write something for the broker."""
+    body = msgspec.msgpack.encode(said)
+    sys.stdout.buffer.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
+    sys.stdout.buffer.flush()
+
+
+def limit_memory() -> None:
+    """Let this process run out of memory before the machine does, where the system has such limits."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
+
+
+def answer(question: Question, watch: Watch = unwatched) -> Answer:
+    """What the planner makes of a question; `watch` hears how a search gets on."""
+    try:
+        return _answer(question, watch)
+    except FarflungError as error:
+        return Impossible(str(error))
+    except MemoryError:
+        return Impossible("the model or the fleet is too large for the broker's machine to plan")
+    except Exception as error:
+        return Broken(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _answer(question: Question, watch: Watch) -> Made | Lacking:
+    training = question.training
+    graph = wire.load_graph(question.graph, training.microbatch_size)
+    found = unable(Needs.of(graph), question.abilities)
+    able = [worker for worker in question.workers if worker not in found]
+    if found and len(able) < max(question.count, 1):
+        return Lacking(found)
+    question = msgspec.structs.replace(question, workers=able)
+    require_known(question.codecs, able, training.codecs)
+    if question.topology is None:
+        made, prediction = _balanced(question, graph), None
+    else:
+        made, prediction = _scheduled(question, graph, watch)
+    programs = [
+        SegmentProgram(segment.number, program, _owned_bytes(segment, training))
+        for segment, program in zip(made.segments, made.programs, strict=True)
+    ]
+    _check_size(sum(len(program.program) for program in programs))
+    owned = [list(program.owned) for program in programs]
+    frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
+    notes = [
+        *draws_notes(draws(graph), made.plan.workers(), frameworks),
+        *unused(made.plan, question.codecs),
+        *unused_phases(question.codecs, training.steps),
+    ]
+    return Made(made.plan, programs, owned, prediction, found, notes, _steering(question, made.plan))
+
+
+def _steering(question: Question, plan: Plan) -> bytes:
+    """What the broker needs to go on choosing codecs while the job runs; nothing where they are fixed."""
+    policy = question.codecs.policy
+    if policy is None or policy.kind != "auto":
+        return b""
+    topology = question.topology
+    net = alike(plan.workers()) if topology is None else joined_part(_of_these(question))[0]
+    return steering(plan, net, Conditions(efficiency=question.efficiency), limits_of(question.codecs))
+
+
+def _balanced(question: Question, graph: Graph) -> PlannedJob:
+    """By the cut of `planner.cutting.balanced`, for workers of whose links nothing is known."""
+    workers = question.workers[: question.count or None]
+    training = question.training
+    made = plan_job(
+        graph,
+        training.microbatches,
+        training.microbatch_size,
+        workers,
+        exactly=question.count > 0,
+        recompute=question.recompute == "always",
+    )
+    codecs = list(unplanned(made.plan, question.codecs))
+    plan = msgspec.structs.replace(made.plan, codecs=codecs)
+    return replace(made, plan=phased(plan, question.codecs, training.steps))
+
+
+def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
+    """The answer of the scheduler that the job asks for, on a topology."""
+    training = question.training
+    moments = training.optimizer.moments
+    workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=moments)
+    topology = _of_these(question)
+    options = Options(
+        workers=question.count or None,
+        efficiency=question.efficiency,
+        budget=BUDGET,
+        recompute=question.recompute != "never",
+        seconds=question.search_seconds,
+        watch=watch,
+    )
+    conditions = Conditions(efficiency=question.efficiency)
+    schedule = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)(
+        topology, workload, options
+    )
+    if question.recompute == "always":
+        schedule = everywhere(schedule, topology, options)
+    made = place(graph, schedule.assignment, training.microbatch_size)
+    made = replace(made, plan=phased(made.plan, question.codecs, training.steps))
+    joined, parted = joined_part(topology)
+    simulation = simulate(made.plan, joined, conditions)
+    used = set(made.plan.workers())
+    busy = max((load.share for load in simulation.loads if load.kind == "device"), default=0.0)
+    brief = brief_notes(busy, simulation.step_seconds, made.plan.microbatches)
+    later = phase_notes(made.plan, training.steps, joined, conditions)
+    notes = [*schedule.notes, *later, *recomputing_notes(made.plan), *brief, *question.assumed]
+    return made, Prediction(
+        scheduler=schedule.scheduler,
+        step_seconds=simulation.step_seconds,
+        bottleneck=simulation.line(),
+        lower_bound_seconds=schedule.lower_bound_seconds,
+        left_out=[id for id in joined.ids if id not in used],
+        unreachable=list(parted),
+        notes=[note[:LINE_LENGTH] for note in notes],
+        measured=question.measured,
+        brief=bool(brief),
+    )
+
+
+def _of_these(question: Question) -> Topology:
+    """The topology without others than the workers at hand.
+
+    Raises PlanError where it does not know one of them.
+    """
+    assert question.topology is not None
+    numbers = {id: number for number, id in enumerate(question.topology.ids)}
+    for worker in question.workers:
+        if worker not in numbers:
+            raise PlanError(
+                f"the topology does not have worker {worker}: name the workers to train on (--on), or add it"
+            )
+    return only(question.topology, [numbers[worker] for worker in question.workers])
+
+
+def _check_size(program_bytes: int) -> None:
+    # One worker may get all of them, in one control message beside the plan.
+    if program_bytes > MAXIMUM_CONTROL_BYTES // 2:
+        raise PlanError(
+            f"the programs take {program_bytes} bytes, at most {MAXIMUM_CONTROL_BYTES // 2} can be sent: "
+            "register large constant tensors of the model as buffers"
+        )
+
+
+def _owned_bytes(segment: Segment, training: Training) -> dict[str, int]:
+    """What has to move before and after the run; of an emulated job nothing does."""
+    owned = set() if training.emulated else set(segment.owned)
+    return {
+        entry.name: segment.values[entry.value].bytes(training.microbatch_size)
+        for entry in segment.inputs
+        if entry.kind in ("parameter", "buffer") and entry.name in owned
+    }
+
+
+if __name__ == "__main__":
+    main()

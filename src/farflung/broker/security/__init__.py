@@ -1,0 +1,1 @@
+"""The certificate authority of a broker and the tokens that it has issued."""

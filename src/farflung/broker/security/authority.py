@@ -1,0 +1,300 @@
+"""The broker as certificate authority: who may be called what, and on whose word.
+
+How the broker's authority writes certificates: its own, and those of its holders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from farflung.broker.storage.store import Holder, Store, TokenRecord
+from farflung.errors import FarflungError, IdentityError
+from farflung.files import write_atomically
+from farflung.transport import stranger
+from farflung.transport.certificates import (
+    BACKDATE_SECONDS,
+    LIFETIME_SECONDS,
+    certificate_from_pem,
+    certificate_to_pem,
+    fingerprint,
+    key_to_pem,
+    new_key,
+    public_bytes,
+    public_key_digest,
+    read_signing_request,
+)
+from farflung.transport.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in, read_key
+from farflung.transport.names import BROKER_ID, Role, check_id, holder_name
+from farflung.transport.tokens import Token, TokenRole, secret_digest
+
+_AUTHORITY_YEARS = 10
+
+
+def sign_authority(key: ec.EllipticCurvePrivateKey, now: float) -> x509.Certificate:
+    """The self-signed certificate of a new authority; `now` in Unix seconds."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farflung broker authority")])
+    start = _start(now)
+    builder = _builder(name, name, key.public_key(), start, start + timedelta(days=365 * _AUTHORITY_YEARS))
+    return (
+        builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def sign_holder(
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    holder: tuple[str, Role],
+    key: ec.EllipticCurvePublicKey,
+    now: float,
+    lifetime_seconds: float = LIFETIME_SECONDS,
+) -> x509.Certificate:
+    """A certificate for one (id, role): from a day before `now` (Unix seconds) to the end of its life."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, holder[0])])
+    end = datetime.fromtimestamp(now + lifetime_seconds, UTC)
+    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    names = x509.SubjectAlternativeName([x509.DNSName(holder_name(*holder))])
+    issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer)
+    return (
+        _builder(name, authority.subject, key, _start(now), end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(authority=False), critical=True)
+        .add_extension(usages, critical=False)
+        .add_extension(names, critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(issuer_id, critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder(serial_number=x509.random_serial_number())
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .not_valid_before(start)
+        .not_valid_after(end)
+    )
+
+
+def _start(now: float) -> datetime:
+    return datetime.fromtimestamp(now - BACKDATE_SECONDS, UTC)
+
+
+def _usage(authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+AUTHORITY_KEY_FILE = "authority-key.pem"
+
+_log = logging.getLogger("farflung.broker")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A broker's authority: its folder holds the key, its store the tokens and who has which id.
+
+    Certificates are good for `lifetime_seconds`; only tests have others than the default.
+    """
+
+    folder: Path
+    store: Store
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+    clock: Callable[[], float]
+    lifetime_seconds: float = LIFETIME_SECONDS
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        store: Store,
+        clock: Callable[[], float] = time.time,
+        lifetime_seconds: float = LIFETIME_SECONDS,
+    ) -> Authority:
+        """The authority of a broker's folder; on the first call it is made. `clock` gives Unix seconds."""
+        with store.transaction():  # two processes may be the first to come, and only one may make the key
+            if not (folder / AUTHORITY_FILE).exists():
+                _make_authority(folder, clock())
+        if not (folder / AUTHORITY_KEY_FILE).exists():
+            raise IdentityError(
+                f"{folder / AUTHORITY_KEY_FILE} is missing: put a copy of it back (without it, "
+                "every holder must join a new broker)"
+            )
+        certificate = certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())
+        key = read_key(folder, AUTHORITY_KEY_FILE)
+        if public_bytes(key.public_key()) != public_bytes(certificate.public_key()):
+            raise IdentityError(
+                f"{folder / AUTHORITY_KEY_FILE} is not the key of {AUTHORITY_FILE}: put a copy of it back"
+            )
+        return cls(folder, store, certificate, key, clock, lifetime_seconds)
+
+    def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
+        """A token that lets `uses` newcomers in as `role`, from now for `hours`."""
+        if not 1 <= uses <= 1_000_000:
+            raise IdentityError(f"expected a token for 1 to 1000000 uses, found {uses}")
+        if not 0 < hours <= 24 * 365:
+            raise IdentityError(f"expected a token for more than 0 and at most 8760 hours, found {hours}")
+        token = Token.create(role, fingerprint(self.certificate))
+        now = self.clock()
+        self.store.add_token(TokenRecord(token.digest, role, uses, 0, now + hours * 3600, now))
+        return token
+
+    def identity(self) -> Identity:
+        """The broker's own identity, issued or renewed when it is missing or half its life is over."""
+        try:
+            identity = Identity.load(self.folder)
+            if not identity.needs_renewal(self.clock()):
+                return identity
+        except IdentityError as error:
+            if (self.folder / RECORD_FILE).exists():
+                _log.info("the broker's own certificate is issued again (%s)", error)
+            else:
+                _log.info("a new broker: its certificates are kept in %s", self.folder)
+        certificate = self._sign((BROKER_ID, "broker"), key_in(self.folder).public_key())
+        return Identity.write(self.folder, certificate, certificate_to_pem(self.certificate), broker="")
+
+    async def on_stranger(self, request: bytes, remote: str) -> bytes:
+        """Answer a peer without a certificate; the disk is waited for on another thread."""
+        return await asyncio.to_thread(self.answer, request, remote)
+
+    def answer(self, request: bytes, remote: str) -> bytes:
+        """Answer one request of a stranger (`farflung.transport.stranger`); a refusal is an answer too."""
+        try:
+            asked = stranger.decode_request(request)
+            if isinstance(asked, stranger.AskCertificate):
+                check_id(asked.id)
+                certificate = self.enrol(asked)
+                _log.info("%s joined as %s from %s", asked.id, asked.role, remote)
+                return stranger.encode(stranger.TellCertificate(certificate, self.clock()))
+            own = certificate_to_pem(self.certificate)
+            return stranger.encode(stranger.TellAuthority(own, self.clock()))
+        except FarflungError as error:
+            _log.warning("a stranger at %s was refused: %s", remote, error)
+            return stranger.encode(stranger.Refuse(str(error)[:1000]))
+
+    def enrol(self, asked: stranger.AskCertificate) -> bytes:
+        """Spend a token for a certificate (PEM), both or neither.
+
+        The same key may repeat what an interrupted join asked; that spends nothing.
+
+        Raises
+        ------
+        IdentityError
+            The token is unknown, of another role, expired or used up, the id is taken by another key, or
+            the certificate request is for somebody else.
+        """
+        digest = secret_digest(asked.secret)
+        holder, key = _read_request(asked.request, asked.id, asked.role)
+        if asked.id == BROKER_ID:
+            raise IdentityError(f"the id {BROKER_ID!r} is the broker's own: choose another with --name")
+        with self.store.transaction():
+            known = self.store.holder(asked.id)
+            repeated = known is not None and _is_same(known, key) and known.token_digest == digest
+            # The token first: without one, nobody learns which ids exist.
+            _check_token(self.store.token(digest), asked.role, self.clock(), repeated)
+            _check_holder(known, holder, key)
+            if not repeated:
+                self.store.spend(digest)
+            return self._issue(holder, key, digest)
+
+    def renew(self, id: str, role: Role, request: bytes) -> bytes:
+        """A new certificate (PEM) for a holder who proved to be `id` in `role` on its connection.
+
+        Raises
+        ------
+        IdentityError
+            The request (PEM) is for another holder, or another key than the one that joined.
+        """
+        holder, key = _read_request(request, id, role)
+        with self.store.transaction():
+            known = self.store.holder(id)
+            _check_holder(known, holder, key)
+            if known is None:
+                raise IdentityError(f"{id} never joined this broker as {role}: join with a token")
+            return self._issue(holder, key, known.token_digest)
+
+    def _issue(self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey, token_digest: bytes) -> bytes:
+        certificate = self._sign(holder, key)
+        digest = public_key_digest(public_bytes(key))
+        self.store.write_holder(Holder(holder[0], holder[1], digest, token_digest, certificate))
+        return certificate
+
+    def _sign(self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey) -> bytes:
+        now, lifetime = self.clock(), self.lifetime_seconds
+        return certificate_to_pem(sign_holder(self.certificate, self.key, holder, key, now, lifetime))
+
+
+def create_token(folder: Path, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
+    """A token of the broker in `folder`, which may be running meanwhile, or may never have run."""
+    with Store(folder, sole=False) as store:
+        return Authority.open(folder, store).create_token(role, uses, hours)
+
+
+def _make_authority(folder: Path, now: float) -> None:
+    key = new_key()
+    write_atomically(folder / AUTHORITY_KEY_FILE, key_to_pem(key), mode=0o600)
+    write_atomically(folder / AUTHORITY_FILE, certificate_to_pem(sign_authority(key, now)))
+
+
+def _read_request(request: bytes, id: str, role: Role) -> tuple[tuple[str, Role], ec.EllipticCurvePublicKey]:
+    named_id, named_role, key = read_signing_request(request)
+    if (named_id, named_role) != (id, role):
+        raise IdentityError(
+            f"expected a certificate request for {id} as {role}, found one for {named_id} as {named_role}"
+        )
+    return (named_id, named_role), key
+
+
+def _is_same(known: Holder, key: ec.EllipticCurvePublicKey) -> bool:
+    return known.key_digest == public_key_digest(public_bytes(key))
+
+
+def _check_holder(known: Holder | None, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey) -> None:
+    if known is None:
+        return
+    if not _is_same(known, key):
+        raise IdentityError(f"the id {known.id!r} is taken by another key: choose another with --name")
+    if known.role != holder[1]:
+        raise IdentityError(f"the id {known.id!r} belongs to a {known.role}: choose another with --name")
+
+
+def _check_token(token: TokenRecord | None, role: Role, now: float, repeated: bool) -> None:
+    if token is None:
+        found = "this broker does not know the token"
+    elif token.role != role:
+        found = f"the token is for a {token.role}, not for a {role}"
+    elif now >= token.expires_at:
+        found = f"the token expired {(now - token.expires_at) / 3600:.1f} hours ago"
+    elif token.used >= token.uses and not repeated:
+        found = f"the token is used up ({token.used} of {token.uses} uses)"
+    else:
+        return
+    raise IdentityError(f"{found}: make another with farflung token create --role {role}")

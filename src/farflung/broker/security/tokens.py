@@ -1,0 +1,80 @@
+"""The tokens that a broker gave out: which there are, and how one is taken back. No secret is in it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
+from farflung.errors import IdentityError
+
+_ID_LENGTH = 8
+
+
+class KnownToken(msgspec.Struct, frozen=True):
+    """A token as its broker knows it; times are in Unix seconds, `joined` are the ids that it let in.
+
+    `id` is the beginning of the SHA-256 of its secret. Nobody kept when an old one was made.
+    """
+
+    id: str
+    role: str
+    state: Literal["good", "used up", "expired"]
+    uses: int
+    used: int
+    made_at: float | None
+    expires_at: float
+    joined: list[str]
+
+
+def known_tokens(folder: Path) -> list[KnownToken]:
+    """All tokens of the broker in `folder`, which may be running; those that end first in front.
+
+    Raises
+    ------
+    IdentityError
+        No broker ever was in the folder.
+    """
+    with _store(folder) as store:
+        now = time.time()
+        return [_known(token, store.joined_with(token.digest), now) for token in store.tokens()]
+
+
+def revoke_token(folder: Path, id: str) -> KnownToken:
+    """Take back the token with this id: from now on it lets nobody in. Who joined with it stays.
+
+    Raises
+    ------
+    IdentityError
+        No broker ever was in the folder, or it has no such token, or several whose ids begin so.
+    """
+    with _store(folder) as store:
+        found = [token for token in store.tokens() if id and token.digest.hex().startswith(id.lower())]
+        if len(found) != 1:
+            several = f"{len(found)} tokens have ids that begin with" if found else "no token has the id"
+            raise IdentityError(f"{several} {id[:64]!r}: farflung token list shows them")
+        known = _known(found[0], store.joined_with(found[0].digest), time.time())
+        store.drop_token(found[0].digest)
+        return known
+
+
+def _store(folder: Path) -> Store:
+    if not (folder / STORE_FILE).exists():
+        raise IdentityError(
+            f"no broker has run on {folder}, and no token was made for one: use this on the broker's machine,"
+            " with the --folder that it has"
+        )
+    return Store(folder, sole=False)
+
+
+def _known(token: TokenRecord, joined: list[str], now: float) -> KnownToken:
+    state: Literal["good", "used up", "expired"] = "good"
+    if now >= token.expires_at:
+        state = "expired"
+    elif token.used >= token.uses:
+        state = "used up"
+    id = token.digest.hex()[:_ID_LENGTH]
+    return KnownToken(id, token.role, state, token.uses, token.used, token.made_at, token.expires_at, joined)

@@ -1,0 +1,1 @@
+"""The SQLite file that holds everything a broker must remember."""

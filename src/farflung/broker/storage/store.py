@@ -1,0 +1,198 @@
+"""What the broker must not forget, in one SQLite file: its event log, tokens and certificates.
+
+Every write is on disk when the call returns (WAL, synchronous=FULL). One broker at a time owns a folder; a
+token may be added beside it by another process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from farflung.broker.storage.database import open_database, own_folder, readable_errors
+from farflung.errors import StoreError
+
+STORE_FILE = "broker.sqlite"
+
+_PAGE_ROWS = 1000
+_TOKEN = "digest, role, uses, used, expires_at, made_at"
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token as stored: `digest` is the SHA-256 of its secret, times are in Unix seconds.
+
+    Nobody kept when a token was made that is older than schema 3.
+    """
+
+    digest: bytes
+    role: str
+    uses: int
+    used: int
+    expires_at: float
+    made_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who has an id: SHA-256 of its public key, the token that let it in, its newest certificate (PEM)."""
+
+    id: str
+    role: str
+    key_digest: bytes
+    token_digest: bytes
+    certificate: bytes
+
+
+class Store:
+    """The file `broker.sqlite` in a broker's folder; made when absent. Threads may share it.
+
+    Raises
+    ------
+    StoreError
+        On opening: another broker owns the folder (unless `sole` is False), or the file is damaged, is no
+        farflung store, or was written by a newer farflung. Later: the disk is full or fails.
+    """
+
+    def __init__(self, folder: Path, sole: bool = True) -> None:
+        self._path = folder / STORE_FILE
+        self._guard = threading.RLock()
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = own_folder(folder) if sole else None
+        except OSError as error:
+            raise StoreError(
+                f"{folder} cannot hold a broker's store ({error.strerror}): choose another --folder"
+            ) from None
+        try:
+            self._connection = open_database(self._path)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def close(self) -> None:
+        """Close the file, after what other threads are writing, and let another broker have the folder."""
+        # SQLite crashes the process when a connection is closed under a statement of another thread.
+        with self._guard:
+            self._connection.close()
+        self._unlock()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside is written together or, if it raises, not at all; no writer comes between."""
+        with self._guard, readable_errors(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.commit()
+            except BaseException:
+                self._connection.rollback()
+                raise
+
+    def append(self, events: Sequence[bytes]) -> None:
+        """Add events to the log, in one transaction."""
+        now = time.time()
+        with self.transaction():
+            self._connection.executemany(
+                "INSERT INTO events (at, body) VALUES (?, ?)", [(now, event) for event in events]
+            )
+
+    def events(self) -> Iterator[bytes]:
+        """Every event in the order it was appended."""
+        last = 0
+        while rows := self._rows(
+            "SELECT sequence, body FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?", last, _PAGE_ROWS
+        ):
+            last = rows[-1][0]
+            for _, body in rows:
+                yield body
+
+    def write_measurements(self, rows: Sequence[tuple[str, str, bytes]]) -> None:
+        """Keep what was measured about (subject, object), in place of what was before."""
+        with self.transaction():
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO measurements (subject, object, body) VALUES (?, ?, ?)", rows
+            )
+
+    def forget_measurements(self, worker: str) -> None:
+        """Drop what was measured about a worker."""
+        with self.transaction():
+            self._connection.execute(
+                "DELETE FROM measurements WHERE subject = ? OR object = ?", (worker, worker)
+            )
+
+    def measurements(self) -> list[bytes]:
+        """All that is kept."""
+        return [body for (body,) in self._rows("SELECT body FROM measurements")]
+
+    def add_token(self, token: TokenRecord) -> None:
+        """Remember a token."""
+        with self.transaction():
+            self._connection.execute(
+                f"INSERT INTO tokens ({_TOKEN}) VALUES (?, ?, ?, ?, ?, ?)", astuple(token)
+            )
+
+    def token(self, digest: bytes) -> TokenRecord | None:
+        """The token with this digest."""
+        rows = self._rows(f"SELECT {_TOKEN} FROM tokens WHERE digest = ?", digest)
+        return TokenRecord(*rows[0]) if rows else None
+
+    def tokens(self) -> list[TokenRecord]:
+        """Every token that was made and not taken back, those that end first in front."""
+        return [
+            TokenRecord(*row)
+            for row in self._rows(f"SELECT {_TOKEN} FROM tokens ORDER BY expires_at, digest")
+        ]
+
+    def drop_token(self, digest: bytes) -> None:
+        """Forget a token: it lets nobody in any more."""
+        with self.transaction():
+            self._connection.execute("DELETE FROM tokens WHERE digest = ?", (digest,))
+
+    def spend(self, digest: bytes) -> None:
+        """Count one more use of a token; belongs in the transaction that writes the holder."""
+        with self._guard, readable_errors(self._path):
+            self._connection.execute("UPDATE tokens SET used = used + 1 WHERE digest = ?", (digest,))
+
+    def holder(self, id: str) -> Holder | None:
+        """Who has this id."""
+        columns = "id, role, key_digest, token_digest, certificate"
+        rows = self._rows(f"SELECT {columns} FROM certificates WHERE id = ?", id)
+        return Holder(*rows[0]) if rows else None
+
+    def joined_with(self, token_digest: bytes) -> list[str]:
+        """The ids of those whom a token let in."""
+        rows = self._rows("SELECT id FROM certificates WHERE token_digest = ? ORDER BY id", token_digest)
+        return [id for (id,) in rows]
+
+    def write_holder(self, holder: Holder) -> None:
+        """Record who has an id, and its newest certificate."""
+        with self._guard, readable_errors(self._path):
+            self._connection.execute(
+                "INSERT OR REPLACE INTO certificates (id, role, key_digest, token_digest, certificate) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (holder.id, holder.role, holder.key_digest, holder.token_digest, holder.certificate),
+            )
+
+    def _rows(self, query: str, *values: object) -> list[tuple]:
+        with self._guard, readable_errors(self._path):
+            return self._connection.execute(query, values).fetchall()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

@@ -1,0 +1,112 @@
+"""What training traffic shows of the ways between workers: refreshes what was measured before. Pure.
+
+A rate is believed when two reports agree. One that is higher than what is known always is; one that is much
+lower only while no other link of either end is busy, since a line that is shared makes each of its links look
+slow; and a link that carries nothing keeps what was known of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.broker.survey.measurements import Measurements, Pair, PairMeasurement
+from farflung.plans.topology import MOST_MBPS, MOST_MILLISECONDS
+from farflung.protocol.reachability import Links
+from farflung.transport.link_stats import LinkStatus
+
+BUSY_BYTES = 2**18
+"""What a link must have carried since the last report to count as busy."""
+
+AGREEING = 0.1
+ENOUGH, ENOUGH_TO_LOWER = 2, 3
+MOST_SEEN = 20_000
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was last reported of one way, and how many reports in a row agree with it; when it was busy."""
+
+    job: str
+    bytes_received: int
+    mbps: float
+    agreeing: int
+    busy_at: float
+
+
+class PassiveMeasurement:
+    """Told how links stand; `memory_seconds` is how long a link that was busy may still be."""
+
+    def __init__(self, memory_seconds: float) -> None:
+        self._memory_seconds = memory_seconds
+        self._seen: dict[Pair, _Seen] = {}
+
+    def take(
+        self, holder: str, links: Links, workers: Collection[str], known: Measurements, now: float
+    ) -> list[PairMeasurement]:
+        """What follows from a holder's report: newer measurements of ways to it from other workers."""
+        busy = [
+            report.link
+            for report in links.reports
+            if report.link and self._note(holder, links, report.link, now)
+        ]
+        found = [self._judged((link.peer, holder), link, known, now) for link in busy]
+        return [one for one in found if one is not None and {*one.pair} <= set(workers)]
+
+    def _note(self, holder: str, links: Links, link: LinkStatus, now: float) -> bool:
+        """Whether the way to the holder was busy since its last report."""
+        pair, mbps = (link.peer, holder), link.incoming_mbps
+        before = self._seen.get(pair)
+        if before is None or before.job != links.job or link.bytes_received < before.bytes_received:
+            before = _Seen(links.job, 0, 0.0, 0, -math.inf)
+        carried = link.bytes_received - before.bytes_received
+        if carried < BUSY_BYTES or mbps is None or not 0 < mbps <= MOST_MBPS:
+            return False
+        agrees = abs(mbps - before.mbps) <= AGREEING * before.mbps
+        self._seen.pop(pair, None)  # the newest stand last
+        self._seen[pair] = _Seen(
+            links.job, link.bytes_received, mbps, before.agreeing + 1 if agrees else 1, now
+        )
+        while len(self._seen) > MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return True
+
+    def _judged(
+        self, pair: Pair, link: LinkStatus, known: Measurements, now: float
+    ) -> PairMeasurement | None:
+        seen, before = self._seen.get(pair), known.pairs.get(pair)
+        if seen is None or seen.agreeing < ENOUGH:
+            return None
+        if before is None or not before.bandwidth_mbps:
+            latency = _latency(link, 0.0)
+            return PairMeasurement(*pair, seen.mbps, latency, now, "traffic", link.path) if latency else None
+        is_lower = seen.mbps < (1 - AGREEING) * before.bandwidth_mbps
+        if is_lower and (seen.agreeing < ENOUGH_TO_LOWER or not self._is_alone(pair, now)):
+            return None
+        return msgspec.structs.replace(
+            before,
+            bandwidth_mbps=seen.mbps if is_lower else max(seen.mbps, before.bandwidth_mbps),
+            latency_ms=_latency(link, before.latency_ms),
+            at=now,
+            source="traffic",
+            path=link.path,
+            problem="",
+            failures=0,
+        )
+
+    def _is_alone(self, pair: Pair, now: float) -> bool:
+        """Whether neither end's line may have been held up by another link."""
+        return not any(
+            other != pair
+            and now - seen.busy_at < self._memory_seconds
+            and (other[0] == pair[0] or other[1] == pair[1])
+            for other, seen in self._seen.items()
+        )
+
+
+def _latency(link: LinkStatus, otherwise: float) -> float:
+    found = link.latency_ms
+    return found if found is not None and 0 <= found <= MOST_MILLISECONDS else otherwise

@@ -1,0 +1,50 @@
+"""Two workers who are to probe each other and cannot: what the broker does for them, as for a plan's."""
+
+from __future__ import annotations
+
+from farflung.broker.core.events import Command, OpenCircuit, Send
+from farflung.broker.core.records import State
+from farflung.broker.network.reachability import relay_for
+from farflung.broker.survey.machine import Survey
+from farflung.protocol.probing import SURVEY
+from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, NotReached
+from farflung.transport.names import BROKER_ID
+
+QUOTA_SLACK_BYTES = 2**20
+
+PathQuestion = AskReverse | AskCircuit | NotReached
+
+
+def help_reach(state: State, survey: Survey | None, asker: str, message: PathQuestion) -> Command | None:
+    """What to do about a question of a member; nothing if the probe it is for is over, or was never asked."""
+    running = None if survey is None else survey.running.get(message.attempt)
+    if survey is None or running is None or message.job != SURVEY or asker == message.peer:
+        return None
+    if not {asker, message.peer} <= set(running.measuring.members):
+        return None
+    if isinstance(message, AskReverse):
+        addresses = state.told(asker, message.peer)
+        return Send(message.peer, DialBack(message.number, SURVEY, message.attempt, asker, addresses))
+    if isinstance(message, NotReached):
+        told = NotReached(message.number, SURVEY, message.attempt, asker, message.reason)
+        return Send(message.peer, told)
+    return _circuit(state, survey, asker, message)
+
+
+def _circuit(state: State, survey: Survey, asker: str, message: AskCircuit) -> Command:
+    relay = relay_for(state, SURVEY, (asker, message.peer), message.without)
+    if relay in message.without:
+        words = "no further relay is on offer"
+        return Send(asker, NotReached(message.number, SURVEY, message.attempt, message.peer, words))
+    ends = () if relay == BROKER_ID else (asker, message.peer)
+    return OpenCircuit(
+        message.number,
+        SURVEY,
+        message.attempt,
+        dialler=asker,
+        target=message.peer,
+        submitter="",
+        relay=relay,
+        addresses={end: state.told(relay, end) for end in ends},
+        byte_quota=4 * survey.byte_limit + QUOTA_SLACK_BYTES,
+    )

@@ -1,0 +1,123 @@
+"""What a survey of a fleet has to measure, and how many bytes that may take. Pure.
+
+Who meets whom, and when: nobody is in two places at once. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from farflung.broker.core.records import Worker
+from farflung.broker.survey.machine import FAN_PEERS, FAN_SHARE, Line
+from farflung.broker.survey.measurements import Measurements
+
+MOST_MEETINGS = 23
+"""Of one worker with others; up to 24 workers all meet."""
+
+SITE_MEETINGS = 3
+"""Of a worker that stands for nobody with others of its site."""
+
+Meeting = tuple[str, str]
+
+
+def round_robin(players: Sequence[str]) -> list[list[Meeting]]:
+    """Everybody meets everybody once, in as few rounds as can be, each at most once a round.
+
+    The circle method: one stays, the others move on by one seat. Who comes first in a meeting is spread
+    evenly.
+    """
+    count = len(players)
+    seats = list(range(count + count % 2))
+    found: list[list[Meeting]] = []
+    for _ in seats[1:]:
+        half = len(seats) // 2
+        across = [sorted(two) for two in zip(seats[:half], reversed(seats[half:]), strict=True)]
+        in_turn = [(a, b) if (a + b) % 2 else (b, a) for a, b in across if b < count]
+        found.append([(players[a], players[b]) for a, b in in_turn])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return found
+
+
+def meetings(sites: Mapping[str, str]) -> list[Meeting]:
+    """Whom to measure with whom, by worker and declared site (empty: none), round after round.
+
+    Up to 24 workers all meet. Of more, representatives of their sites meet, as many as that allows, and the
+    others a few of their own site; without sites to go by everybody meets 23 others. What the rest is taken
+    for, `broker.assumed` says.
+    """
+    workers = sorted(sites)
+    if len(workers) <= MOST_MEETINGS + 1:
+        return _in_turn(round_robin(workers))
+    by_site: defaultdict[str, list[str]] = defaultdict(list)
+    for worker in workers:
+        by_site[sites[worker]].append(worker)
+    if "" in by_site or len(by_site) > MOST_MEETINGS + 1:
+        return _in_turn(round_robin(workers)[:MOST_MEETINGS])
+    among = [round_robin(members)[:SITE_MEETINGS] for members in by_site.values()]
+    inside = [meeting for one in among for meeting in _in_turn(one)]
+    across = _in_turn(round_robin(_representatives(list(by_site.values()))))
+    seen = {frozenset(meeting) for meeting in across}
+    return [*across, *(meeting for meeting in inside if frozenset(meeting) not in seen)]
+
+
+def _representatives(sites: Sequence[Sequence[str]]) -> list[str]:
+    """One of each site after the other, until there are enough."""
+    longest = max(map(len, sites))
+    dealt = [members[turn] for turn in range(longest) for members in sites if turn < len(members)]
+    return sorted(dealt[: MOST_MEETINGS + 1])
+
+
+def _in_turn(found: Sequence[Sequence[Meeting]]) -> list[Meeting]:
+    return [meeting for one in found for meeting in one]
+
+
+WORKER_BYTES = 128 * 2**20
+"""What one worker may send in one survey."""
+
+MOST_PROBE_BYTES = 32 * 2**20
+LEAST_PROBE_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class SurveyPlan:
+    """Whom to measure with whom, and whose lines. `byte_limit` is for one probe of a pair."""
+
+    meetings: tuple[Meeting, ...]
+    lines: tuple[Line, ...]
+    byte_limit: int
+
+    def __bool__(self) -> bool:
+        return bool(self.meetings or self.lines)
+
+
+def survey_plan(
+    probed: Mapping[str, Worker], pair_is_due: Callable[[Meeting], bool], line_is_due: Callable[[Line], bool]
+) -> SurveyPlan:
+    """What there is to measure among these workers.
+
+    A line is not measured where its owner has said what it carries, nor with fewer than two others to keep
+    it busy.
+    """
+    all_meetings = meetings({name: worker.site for name, worker in probed.items()})
+    due = tuple(meeting for meeting in all_meetings if pair_is_due(meeting))
+    lines: list[Line] = []
+    if len(probed) > 2:
+        lines += [(name, "up") for name in sorted(probed) if probed[name].line.up_mbps is None]
+        lines += [(name, "down") for name in sorted(probed) if probed[name].line.down_mbps is None]
+    return SurveyPlan(due, tuple(line for line in lines if line_is_due(line)), byte_limit(due))
+
+
+def byte_limit(due: Iterable[Meeting]) -> int:
+    """What one probe of a pair may send, so that nobody sends more than `WORKER_BYTES` by much."""
+    most = max(Counter(name for meeting in due for name in meeting).values(), default=1)
+    probes = most + 2 * FAN_PEERS / FAN_SHARE  # in its own fan, and in about as many of others
+    return int(min(max(WORKER_BYTES / probes, LEAST_PROBE_BYTES), MOST_PROBE_BYTES))
+
+
+def is_known(meeting: Meeting, measurements: Measurements) -> bool:
+    """Whether the newest probe of two workers found a way between them, in both directions."""
+    a, b = meeting
+    ways = [measurements.pairs.get(pair) for pair in ((a, b), (b, a))]
+    return all(way is not None and way.is_fresh for way in ways)

@@ -1,0 +1,103 @@
+"""From what the members of one probe said to measurements, and to who could be dialled. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from farflung.broker.survey.measurements import (
+    Direction,
+    LineMeasurement,
+    Measurement,
+    Measurements,
+    Pair,
+    PairMeasurement,
+)
+from farflung.protocol.probing import Probed, ProbedLink
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one probe found, who could be dialled for it, and who could not."""
+
+    found: tuple[Measurement, ...] = ()
+    opened: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+
+
+def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str], now: float) -> Results:
+    """Both ways between two workers; where none was found, that is the result.
+
+    `gone` says of members who have left the survey why they did: their silence shows nothing of the way.
+    """
+    first, second = pair
+    there, back = _told(heard, first, second), _told(heard, second, first)
+    path = there.path or back.path
+    dialler, dialled = (first, second) if there.path else (second, first)
+    opened = {"direct": {dialled}, "reverse": {dialler}}.get(path, set())
+    closed = set() if path in ("", "direct") else {first, second} - opened
+    silent = [f"worker {name}: {gone[name]}" for name in pair if name in gone]
+    has_failed = not path and not silent
+    problem = next(filter(None, [*silent, there.problem, back.problem]), "nothing of a probe came through")
+    found = tuple(
+        PairMeasurement(
+            sender,
+            receiver,
+            bandwidth_mbps=own.bandwidth_mbps or 0.0,
+            latency_ms=own.latency_ms or 0.0,
+            at=now,
+            path=path,
+            is_settled=own.is_settled,
+            problem="" if own.bandwidth_mbps else problem,
+            dialled=next(iter(opened), ""),
+            closed=tuple(sorted(closed)),
+            failures=int(has_failed),
+        )
+        for sender, receiver, own in ((first, second, there), (second, first, back))
+    )
+    return Results(found, frozenset(opened), frozenset(closed))
+
+
+def better(results: Results, known: Measurements) -> Results:
+    """The results of a second chance, where they are better than what the first one found."""
+    found: list[Measurement] = []
+    for one in results.found:
+        before = known.pairs.get(one.pair) if isinstance(one, PairMeasurement) else None
+        found.append(before if before is not None and _is_better(before, one) else one)
+    return replace(results, found=tuple(found))
+
+
+def line_results(
+    centre: str, direction: Direction, heard: Mapping[str, Probed], known: Measurements, now: float
+) -> Results:
+    """What a worker's line carried with several links busy; nothing if fewer than two were.
+
+    Nothing either if that was little and still grew when time was up: it does not show what is shared.
+    """
+    probed = heard.get(centre)
+    if probed is None or not probed.line_mbps:
+        return Results()
+    peers = {link.peer for link in probed.links if not link.problem}
+    ways = [(centre, peer) if direction == "up" else (peer, centre) for peer in peers]
+    alone = [known.pairs[way].bandwidth_mbps for way in ways if way in known.pairs]
+    if len(alone) < 2:
+        return Results()
+    # A line carries at least what one link had to itself: the machine was too busy if it seems not to.
+    line = LineMeasurement(centre, direction, max(probed.line_mbps, *alone), sum(alone), now)
+    return Results(() if line.is_shared and not probed.line_is_settled else (line,))
+
+
+def _told(heard: Mapping[str, Probed], worker: str, peer: str) -> ProbedLink:
+    probed = heard.get(worker)
+    links = [] if probed is None else [link for link in probed.links if link.peer == peer]
+    return links[0] if links else ProbedLink(peer)
+
+
+def _is_better(before: PairMeasurement, one: Measurement) -> bool:
+    assert isinstance(one, PairMeasurement)
+    return before.is_fresh and _quality(before) > _quality(one)
+
+
+def _quality(found: PairMeasurement) -> tuple[bool, float]:
+    """A rate that had stopped growing is better than one that had not, and then a higher one."""
+    return found.is_settled and found.bandwidth_mbps > 0, found.bandwidth_mbps

@@ -1,0 +1,335 @@
+"""Has idle workers measure the ways between them, and keeps what they find.
+
+A fleet is surveyed unasked once it has been idle for a moment, and only what nobody has measured; what failed
+is tried again, later each time. A job comes first: a survey leaves its workers alone at once.
+
+What of a fleet was asked for lately, and from when on it may be asked for again. Pure.
+
+What a person is told of the fleet's topology. Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from farflung.broker.core.events import OpenCircuit, Send
+from farflung.broker.core.records import QUEUED, State, Worker
+from farflung.broker.dispatcher import Dispatcher
+from farflung.broker.network.relays import Circuits
+from farflung.broker.survey.machine import (
+    Line,
+    Measuring,
+    Member,
+    Survey,
+    SurveyTransition,
+    begin,
+    heard,
+    leave,
+    passed,
+)
+from farflung.broker.survey.measurements import Measurement, Measurements, MeasurementStore, PairMeasurement
+from farflung.broker.survey.passive import PassiveMeasurement
+from farflung.broker.survey.paths import PathQuestion, help_reach
+from farflung.broker.survey.plan import WORKER_BYTES, Meeting, SurveyPlan, is_known, survey_plan
+from farflung.broker.survey.topology import topology_of
+from farflung.errors import ProtocolError
+from farflung.plans.topology import MOST_WORKERS
+from farflung.protocol import messages
+from farflung.protocol.fields import Message
+from farflung.protocol.probing import FleetTopology, MeasuredLink, Probed
+from farflung.protocol.reachability import Links
+from farflung.text import count_of
+from farflung.transport.addresses import parse_address
+from farflung.transport.timeouts import Timeouts
+
+Subject = frozenset[str] | Line
+"""Two workers, or a line."""
+
+
+@dataclass(frozen=True)
+class _Tried:
+    at: float
+    times: int
+
+
+class Retries:
+    """Two workers of whom nothing was found are asked again soon, and twice as late each time after that.
+
+    A line, of which mostly nothing is found because there is nothing to see, waits the longest pause at once.
+    """
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._tried: dict[Subject, _Tried] = {}
+
+    def begin(self, subject: Subject, now: float, was_known: bool = False) -> None:
+        """It is asked for now; if it `was_known`, its next failure is a first one."""
+        before = self._tried.get(subject)
+        times = 0 if before is None or was_known else before.times
+        self._tried[subject] = _Tried(now, times + 1)
+
+    def forget(self, worker: str) -> None:
+        """A worker is another than it was: whatever concerns it may be asked for at once."""
+        self._tried = {subject: tried for subject, tried in self._tried.items() if worker not in subject}
+
+    def is_due(self, subject: Subject, now: float) -> bool:
+        """Whether it may be asked for."""
+        tried = self._tried.get(subject)
+        return tried is None or now - tried.at >= self._pause(subject, tried.times)
+
+    def _pause(self, subject: Subject, times: int) -> float:
+        longest = self._timeouts.survey_retry_seconds
+        if not isinstance(subject, frozenset):
+            return longest
+        return min(self._timeouts.survey_soon_seconds * 2.0 ** (min(times, 32) - 1), longest)
+
+
+def fleet_topology(
+    state: State, measurements: Measurements, survey: Survey | None, surveys: int, now: float
+) -> FleetTopology:
+    """The topology of all workers that are connected, working or not, and where its numbers come from."""
+    present = {name: worker for name, worker in state.workers.items() if worker.connected}
+    under_way = "" if survey is None else survey.words()
+    if not 1 <= len(present) <= MOST_WORKERS:
+        return FleetTopology(None, [], [], surveys, under_way)
+    measured = topology_of(present.values(), measurements)
+    links = [
+        MeasuredLink(
+            way.sender,
+            way.receiver,
+            max(0.0, now - way.at),
+            way.source,
+            way.path,
+            way.is_settled,
+            way.problem,
+            way.state,
+        )
+        for pair, way in sorted(measurements.pairs.items())
+        if {*pair} <= present.keys()
+    ]
+    return FleetTopology(measured.topology, list(measured.assumed), links, surveys, under_way)
+
+
+_log = logging.getLogger("farflung.broker")
+
+
+class SurveyService:
+    """Beside a dispatcher, whose measurements it adds to; `look` must be called every heartbeat.
+
+    Without `is_automatic` it surveys only what it is asked for. `ended` counts surveys.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        logbook: MeasurementStore,
+        timeouts: Timeouts,
+        clock: Callable[[], float],
+        is_automatic: bool,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._logbook = logbook
+        self._timeouts = timeouts
+        self._clock = clock
+        self._is_automatic = is_automatic
+        self._traffic = PassiveMeasurement(3 * timeouts.suspect_seconds)
+        self._retries = Retries(timeouts)
+        self._workers: Mapping[str, Worker] = {}
+        self._changed_at = clock()
+        self._next_number = 1
+        self._was_asked_for = False
+        self.survey: Survey | None = None
+        self.ended = 0
+        kept = logbook.read()
+        dispatcher.measurements = dispatcher.measurements.updated(kept)
+        for subject, at in {
+            frozenset(one.pair): one.at for one in kept if isinstance(one, PairMeasurement)
+        }.items():
+            self._retries.begin(subject, at)
+
+    def look(self) -> None:
+        """See who has come, gone, moved or begun to work; go on with the survey, or begin one that is due."""
+        self._look_at_workers()
+        self._look_at_survey()
+        if self.survey is None and self._is_automatic and self._is_calm:
+            due = survey_plan(self._idle(), self._pair_is_due, self._line_is_due)
+            if due:
+                self._begin(due)
+        self._logbook.write()
+
+    def request(self) -> None:
+        """Measure everything anew that stands idle; ProtocolError if there is nothing to measure.
+
+        A survey that is under way goes on, and counts as that.
+        """
+        if self.survey is not None:
+            self._was_asked_for = True
+            return
+        everything = survey_plan(self._idle(), lambda meeting: True, lambda line: True)
+        if not everything:
+            raise ProtocolError(
+                "a survey needs two idle workers that may be probed: wait for the job to end, or join more"
+            )
+        self._begin(everything)
+        self._was_asked_for = True
+
+    def heard(self, worker: str, probed: Probed) -> None:
+        """A worker says what came of a probe."""
+        if self.survey is not None:
+            self._take(heard(self.survey, self._clock(), worker, probed))
+
+    def reach(self, worker: str, message: PathQuestion, circuits: Circuits) -> None:
+        """A worker that is to probe another cannot reach it alone, or was asked in vain to help with that."""
+        command = help_reach(self._dispatcher.state, self.survey, worker, message)
+        commands = circuits.open(command) if isinstance(command, OpenCircuit) else [command]
+        for one in commands:
+            if isinstance(one, Send):
+                self.send(one.worker, one.message)
+
+    def topology(self) -> FleetTopology:
+        """What is known of the fleet; takes a moment for a large one, and may run on a thread."""
+        dispatcher = self._dispatcher
+        return fleet_topology(
+            dispatcher.state, dispatcher.measurements, self.survey, self.ended, self._clock()
+        )
+
+    def watch(self, holder: str, links: Links) -> None:
+        """A member of a job says how its links stand: their traffic shows what they carry."""
+        dispatcher = self._dispatcher
+        if links.job in dispatcher.state.jobs:
+            workers, known = dispatcher.state.workers.keys(), dispatcher.measurements
+            self.learn(self._traffic.take(holder, links, workers, known, self._clock()))
+
+    def learn(self, found: Iterable[Measurement]) -> None:
+        """Something was measured."""
+        found = list(found)
+        if not found:
+            return
+        known = self._dispatcher.measurements = self._dispatcher.measurements.updated(found)
+        self._logbook.note(known.of(found))
+
+    def send(self, worker: str, message: Message) -> None:
+        """Tell a worker, if it is there."""
+        line = self._dispatcher.switchboard.workers.get(worker)
+        if line is not None:
+            line.send_control(messages.encode(message))
+
+    def _begin(self, due: SurveyPlan) -> None:
+        now = self._clock()
+        known = self._dispatcher.measurements
+        for meeting in due.meetings:
+            self._retries.begin(frozenset(meeting), now, is_known(meeting, known))
+        for line in due.lines:
+            self._retries.begin(line, now)
+        members = {name: Member(name, worker.where) for name, worker in self._idle().items()}
+        survey = Survey(
+            members=members,
+            known=known,
+            pairs=tuple(Measuring("pair", meeting) for meeting in due.meetings),
+            lines=due.lines,
+            byte_limit=due.byte_limit,
+            patience_seconds=self._timeouts.probe_answer_seconds,
+            next_number=self._next_number,
+            began_at=now,
+        )
+        _log.info(
+            "survey: probing %s of %s, then %s; a worker sends %d MB at most"
+            " (broker --no-survey and join --no-probe prevent it)",
+            count_of(len(due.meetings), "pair"), count_of(len(members), "worker"),
+            count_of(len(due.lines), "line"), WORKER_BYTES // 2**20,
+        )  # fmt: skip
+        self._was_asked_for = False
+        self._take(begin(survey))
+
+    def _take(self, turn: SurveyTransition) -> None:
+        """Carry out what follows from an event."""
+        survey = self.survey = turn.survey
+        self._next_number = survey.next_number
+        self.learn(turn.found)
+        for found in turn.found:
+            if isinstance(found, PairMeasurement) and found.problem:
+                _log.info("survey: no way from %s to %s: %s", found.sender, found.receiver, found.problem)
+        for worker, message in turn.messages:
+            self.send(worker, message)
+        if survey.is_over:
+            seconds, sent = self._clock() - survey.began_at, survey.bytes_sent / 1e6
+            _log.info("survey: over after %.0f s; %.0f MB were sent in all", seconds, sent)
+            self.survey = None
+            self.ended += 1
+
+    def _look_at_workers(self) -> None:
+        """Note who is another than before: a process that is new, or a machine that was carried elsewhere."""
+        before, now = self._workers, self._dispatcher.state.workers
+        if before is now:
+            return
+        for name, worker in now.items():
+            known = before.get(name)
+            if known is not None and (_hosts(known), known.idle, known.boot) == (
+                _hosts(worker), worker.idle, worker.boot,
+            ):  # fmt: skip
+                continue
+            self._changed_at = self._clock()
+            if known is None or known.boot != worker.boot:
+                self._retries.forget(name)
+            if known is not None and _hosts(known) != _hosts(worker):
+                self._retries.forget(name)
+                self._dispatcher.measurements = self._dispatcher.measurements.without(name)
+                self._logbook.forget(name)
+        self._workers = now
+
+    def _look_at_survey(self) -> None:
+        if self.survey is None:
+            return
+        is_unwanted = self._has_job_at_work and not self._was_asked_for
+        for name in list(self.survey.members):
+            worker = self._dispatcher.state.workers[name]
+            if not worker.idle or is_unwanted:
+                self._leave(name, "a job comes first" if worker.connected else "it is gone", is_fault=False)
+            elif self._is_silent(name):
+                limit = self._timeouts.suspect_seconds
+                self._leave(name, f"nothing was heard from it for {limit:g} s", is_fault=True)
+        if self.survey is not None:
+            self._take(passed(self.survey, self._clock()))
+
+    def _leave(self, name: str, reason: str, is_fault: bool) -> None:
+        if self.survey is None or name in self.survey.gone:
+            return
+        if not is_fault:
+            self._retries.forget(name)
+        self._take(leave(self.survey, self._clock(), name, reason, is_fault))
+
+    def _is_silent(self, name: str) -> bool:
+        line = self._dispatcher.switchboard.workers.get(name)
+        return line is None or time.monotonic() - line.last_heard > self._timeouts.suspect_seconds
+
+    def _idle(self) -> dict[str, Worker]:
+        """Those who may be probed."""
+        state = self._dispatcher.state
+        workers = {name: state.workers[name] for name in state.backup_pool()}
+        return {name: worker for name, worker in workers.items() if worker.line.probes}
+
+    @property
+    def _is_calm(self) -> bool:
+        calm = self._clock() - self._changed_at >= self._timeouts.survey_calm_seconds
+        return calm and not self._has_job_at_work
+
+    @property
+    def _has_job_at_work(self) -> bool:
+        jobs = self._dispatcher.state.jobs.values()
+        return any(not job.over and job.state != QUEUED for job in jobs)
+
+    def _pair_is_due(self, meeting: Meeting) -> bool:
+        return not is_known(meeting, self._dispatcher.measurements) and self._is_due(frozenset(meeting))
+
+    def _line_is_due(self, line: Line) -> bool:
+        return line not in self._dispatcher.measurements.lines and self._is_due(line)
+
+    def _is_due(self, subject: Subject) -> bool:
+        return self._retries.is_due(subject, self._clock())
+
+
+def _hosts(worker: Worker) -> set[str]:
+    return {parse_address(address)[0] for address in worker.where.said}

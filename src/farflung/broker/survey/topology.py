@@ -1,0 +1,192 @@
+"""A topology made of what was measured, and of what has to be assumed for the rest, which is said. Pure.
+
+What the way between two workers is taken for when nobody measured it, and how that is said. Pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from farflung.broker.core.records import Worker
+from farflung.broker.survey.measurements import Measurements, Pair, PairMeasurement
+from farflung.plans import Topology, WorkerSpec
+from farflung.plans.topology import LEAST_MBPS, MOST_GIGABYTES, MOST_MBPS, MOST_MILLISECONDS
+from farflung.text import printable
+
+ASSUMED_MBPS = 100.0
+ASSUMED_MS = 25.0
+
+BACK = "as far as the way back, and as fast as the slower of its ends was on other links"
+SITES = "as the median of the links between the same two sites"
+ENDS = "as fast as the slower of its two ends was on other links, and as far as the median of these"
+FLEET = "as the median of all links"
+NOTHING = f"{ASSUMED_MBPS:g} Mbit/s and {ASSUMED_MS:g} ms, for nothing is known of either end"
+FAILED = " yet, for a probe failed"
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class DefaultLink(NamedTuple):
+    """One ordered pair: Mbit/s (0: no way) and ms one way."""
+
+    mbps: float
+    ms: float
+
+
+class LinkDefaults:
+    """Says of every pair of `members` what was measured or what it is taken for; counts the latter.
+
+    A rate that an owner has declared for a line bounds what is assumed, never what was measured.
+    """
+
+    def __init__(self, members: Sequence[Worker], measurements: Measurements) -> None:
+        self._site = {worker.worker: worker.site for worker in members}
+        found = [way for way in measurements.pairs.values() if {*way.pair} <= self._site.keys()]
+        standing = [way for way in found if way.bandwidth_mbps > 0]
+        self._found = {way.pair: way for way in found}
+        self._sites = _medians((self._sites_of(way.pair), way) for way in standing)
+        self._out = _best((way.sender, way) for way in standing)
+        self._in = _best((way.receiver, way) for way in standing)
+        self._near = _medians((end, way) for way in standing for end in way.pair)
+        self._fleet = _medians(("", way) for way in standing).get("")
+        self._total = len(members) * (len(members) - 1)
+        self._assumed: Counter[tuple[bool, str]] = Counter()
+
+    def way(self, sender: Worker, receiver: Worker) -> DefaultLink:
+        """From one member to another; to itself is nothing."""
+        if sender.worker == receiver.worker:
+            return DefaultLink(0.0, 0.0)
+        found = self._found.get((sender.worker, receiver.worker))
+        if found is not None and found.state == "measured":
+            return _bounded(found.bandwidth_mbps, found.latency_ms)
+        if found is not None and found.state == "unreachable":
+            return DefaultLink(0.0, 0.0)
+        reason, way = self._guess(sender.worker, receiver.worker)
+        self._assumed[found is not None, reason] += 1
+        declared = [rate for rate in (sender.line.up_mbps, receiver.line.down_mbps) if rate is not None]
+        return _bounded(min([way.mbps, *declared]), way.ms)
+
+    def words(self) -> list[str]:
+        """What was assumed of the pairs that were asked for so far."""
+        return [
+            f"{count} of {self._total} links not measured{FAILED if has_failed else ''}: taken {reason}"
+            for (has_failed, reason), count in self._assumed.items()
+        ]
+
+    def _guess(self, sender: str, receiver: str) -> tuple[str, DefaultLink]:
+        back = self._found.get((receiver, sender))
+        ends = [rates[end] for rates, end in ((self._out, sender), (self._in, receiver)) if end in rates]
+        if back is not None and back.bandwidth_mbps:
+            return BACK, DefaultLink(min(ends, default=back.bandwidth_mbps), back.latency_ms)
+        sites = self._sites_of((sender, receiver))
+        if all(sites) and sites in self._sites:
+            return SITES, self._sites[sites]
+        near = [self._near[end].ms for end in (sender, receiver) if end in self._near]
+        if len(ends) == 2:
+            return ENDS, DefaultLink(min(ends), max(near))
+        if self._fleet is not None:
+            return FLEET, DefaultLink(min([self._fleet.mbps, *ends]), max([self._fleet.ms, *near]))
+        return NOTHING, DefaultLink(ASSUMED_MBPS, ASSUMED_MS)
+
+    def _sites_of(self, pair: Pair) -> Pair:
+        return self._site[pair[0]], self._site[pair[1]]
+
+
+def _bounded(mbps: float, ms: float) -> DefaultLink:
+    return DefaultLink(min(max(mbps, LEAST_MBPS), MOST_MBPS), min(max(ms, 0.0), MOST_MILLISECONDS))
+
+
+def _best(ways: Iterable[tuple[Key, PairMeasurement]]) -> Mapping[Key, float]:
+    best: dict[Key, float] = {}
+    for key, way in ways:
+        best[key] = max(best.get(key, 0.0), way.bandwidth_mbps)
+    return best
+
+
+def _medians(ways: Iterable[tuple[Key, PairMeasurement]]) -> Mapping[Key, DefaultLink]:
+    groups: defaultdict[Key, list[PairMeasurement]] = defaultdict(list)
+    for key, way in ways:
+        groups[key].append(way)
+    return {
+        key: DefaultLink(
+            statistics.median(way.bandwidth_mbps for way in group),
+            statistics.median(way.latency_ms for way in group),
+        )
+        for key, group in groups.items()
+    }
+
+
+ASSUMED_TFLOPS = 1.0
+_SITE_LENGTH = 128
+_FRAMEWORK_LENGTH = 128
+
+
+@dataclass(frozen=True)
+class MeasuredTopology:
+    """A topology, workers in the order of their ids, and in words what of it was assumed, not measured."""
+
+    topology: Topology
+    assumed: tuple[str, ...]
+
+
+def topology_of(workers: Iterable[Worker], measurements: Measurements) -> MeasuredTopology:
+    """The topology of these workers.
+
+    Raises ValueError where there are none, or more than a topology can hold.
+    """
+    members = sorted(workers, key=lambda worker: worker.worker)
+    specs, words = _specs(members, measurements)
+    ways = LinkDefaults(members, measurements)
+    rows = [[ways.way(a, b) for b in members] for a in members]
+    words += ways.words()
+    topology = Topology(
+        workers=tuple(specs),
+        latency_ms=tuple(tuple(way.ms for way in row) for row in rows),
+        bandwidth_mbps=tuple(tuple(way.mbps for way in row) for row in rows),
+        source="measured by farflung on a live fleet",
+        note="; ".join(words),
+    )
+    return MeasuredTopology(topology, tuple(words))
+
+
+def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[WorkerSpec], list[str]]:
+    known = [worker.device.tflops for worker in members if worker.device.tflops > 0]
+    usual = statistics.median(known) if known else ASSUMED_TFLOPS
+    unknown = [worker.worker for worker in members if not worker.device.tflops > 0]
+    words = (
+        [f"devices of unknown speed taken for {usual:.3g} TFLOP/s: {', '.join(unknown)}"] if unknown else []
+    )
+    closed = _behind_nat(measurements)
+    specs = [
+        WorkerSpec(
+            id=worker.worker,
+            site=worker.site[:_SITE_LENGTH],
+            tflops=worker.device.tflops or usual,
+            memory_gb=min(max(worker.device.memory_bytes, 1) / 1e9, MOST_GIGABYTES),
+            up_mbps=_line(worker.line.up_mbps, measurements.line_mbps(worker.worker, "up")),
+            down_mbps=_line(worker.line.down_mbps, measurements.line_mbps(worker.worker, "down")),
+            behind_nat=worker.worker in closed,
+            opset=worker.device.opset.version,
+            lacks=worker.device.lacks,
+            framework=printable(worker.device.framework)[:_FRAMEWORK_LENGTH],
+        )
+        for worker in members
+    ]
+    return specs, words
+
+
+def _line(declared: float | None, found: float | None) -> float | None:
+    """What an owner says of a line counts: it may have other users just now."""
+    if declared is not None or found is None:
+        return declared
+    return min(max(found, LEAST_MBPS), MOST_MBPS)
+
+
+def _behind_nat(measurements: Measurements) -> set[str]:
+    """Whom nobody could dial, although somebody tried."""
+    opened = {found.dialled for found in measurements.pairs.values()}
+    return {name for found in measurements.pairs.values() for name in found.closed} - opened

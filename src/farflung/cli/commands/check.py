@@ -1,0 +1,44 @@
+"""`farflung check`: is a job's model captured, cut and differentiated right? Held beside eager, here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from farflung.cli.options.job import JobArgument, PrecisionOption, read_job, the_precision
+from farflung.cli.process.interrupts import suppress_torch_output
+from farflung.cli.render.output import print_json
+from farflung.cli.render.progress import searching
+from farflung.text import count_of, format_bytes
+
+
+def check(
+    job: JobArgument,
+    segments: Annotated[int, typer.Option(help="Parts to cut the model into.")] = 4,
+    steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 2,
+    precision: PrecisionOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
+    declared = read_job(job, precision=the_precision(precision))
+    from farflung.client.capture.check import (
+        check_job,  # imports torch, which `read_job` has seen to be there
+    )
+
+    with searching() as tell, suppress_torch_output():
+        report = check_job(declared, segments, steps, tell)
+    if as_json:
+        print_json(report)
+    else:
+        typer.echo(f"loss differs by        {report.loss_difference:.1e} (relative)")
+        typer.echo(f"worst gradient by      {report.worst_gradient_difference:.1e}  {report.worst_gradient}")
+        typer.echo(
+            f"worst parameter by     {report.worst_parameter_difference:.1e}  {report.worst_parameter}"
+        )
+        typer.echo(f"evaluation loss by     {report.evaluation_difference:.1e}")
+        parts = count_of(report.segments, "segment")
+        typer.echo(f"{parts}; {format_bytes(report.cut_bytes)} cross their borders a microbatch")
+        typer.echo("ok" if report.ok else "NOT ok: the cut model does not compute what the module does")
+    if not report.ok:
+        raise typer.Exit(1)

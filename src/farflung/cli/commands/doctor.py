@@ -1,0 +1,58 @@
+"""`farflung doctor`: what is wrong with this machine, and which command helps."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.process.identity import folder_of
+from farflung.cli.render.output import print_json, print_text
+
+if TYPE_CHECKING:
+    from farflung.local.findings import Finding
+
+ROLES = ("submitter", "viewer", "worker", "broker")
+
+
+def doctor(
+    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: those under ~/.farflung]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Check Python, frameworks, ports, clock, certificates and the broker; exit 1 when something is wrong."""
+    from farflung.local.doctor import examine
+
+    folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]
+    findings = asyncio.run(examine(folders, broker))
+    if as_json:
+        print_json({"ok": all(finding.ok for finding in findings), "findings": findings})
+    else:
+        width = max(60, shutil.get_terminal_size().columns)
+        for finding in findings:
+            print_text("\n".join(_lines(finding, width)))
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def _lines(finding: Finding, width: int) -> Iterator[str]:
+    """A finding, and below it what was tried and what helps."""
+    margin = " " * 19
+    yield f"{'ok  ' if finding.ok else 'FAIL'}  {finding.check:<12} {finding.found}"
+    helps = [] if finding.ok else [f"helps: {finding.helps}"]
+    for line in (*finding.details, *helps):
+        yield textwrap.fill(
+            line,
+            width,
+            initial_indent=margin,
+            subsequent_indent=f"{margin}  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )

@@ -1,0 +1,138 @@
+"""`farflung join`: offers this machine to a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.process.identity import TokenText, folder_of, hold_folder, obtain_identity
+from farflung.cli.process.service import ExitWithParent, heed_parent, run_service, start_anew
+from farflung.cli.render.progress import searching
+from farflung.errors import DeviceHeld, IdentityError, JobError
+
+if TYPE_CHECKING:
+    from farflung.runtime.backend import AnyBackend
+
+
+NameOption = Annotated[str | None, typer.Option(help="Id to ask for. [default: host name and a suffix]")]
+SiteOption = Annotated[str, typer.Option(help="Workers with fast links between them share a site.")]
+ListenOption = Annotated[str, typer.Option(help="HOST:PORT for other workers; port 0 is any free one.")]
+AdvertiseOption = Annotated[
+    list[str] | None, typer.Option(help="HOST:PORT on which others reach this worker; may be repeated.")
+]
+RelayOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
+    ),
+]
+UpOption = Annotated[
+    float | None,
+    typer.Option("--up-mbps", metavar="MBPS", help="What its line carries out. [default: find out]"),
+]
+DownOption = Annotated[
+    float | None,
+    typer.Option("--down-mbps", metavar="MBPS", help="What its line carries in. [default: find out]"),
+]
+ProbeOption = Annotated[
+    bool, typer.Option("--probe/--no-probe", help="Let the broker measure the paths to other workers.")
+]
+MemoryOption = Annotated[
+    float | None, typer.Option(help="GB that jobs may use. [default: 80 % of the machine's]")
+]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        help="What computes: torch, jax or, for a lab, emulated: a device that only takes its time."
+        " auto is torch where it is installed, else jax."
+    ),
+]
+
+
+def join(
+    broker: Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Where the broker listens.")],
+    token: TokenText = None,
+    name: NameOption = None,
+    site: SiteOption = "",
+    listen: ListenOption = "[::]:0",
+    advertise: AdvertiseOption = None,
+    relay: RelayOption = 0.0,
+    up: UpOption = None,
+    down: DownOption = None,
+    probe: ProbeOption = True,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/worker]")
+    ] = None,
+    memory: MemoryOption = None,
+    backend: BackendOption = "auto",
+    tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
+    exit_with_parent: ExitWithParent = None,
+) -> None:
+    """Offer this machine to the broker at HOST:PORT (7700) until stopped; a lost broker is dialled again."""
+    from farflung.heap import keep_freed_memory
+
+    keep_freed_memory()  # before a thread has a heap of its own, such as the one that heeds the parent
+    heed_parent(exit_with_parent)
+    if memory is not None and not memory > 0:
+        raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
+    _check_line(up, down)
+    from farflung.runtime.frameworks import checked
+
+    framework = checked(backend, tflops)
+    own = folder_of("worker", folder)
+    identity = asyncio.run(obtain_identity(own, "worker", broker, token, name))
+    hold_folder(own)
+    computes = _imported(framework, tflops)  # last: who is not let in need not wait for it
+    from farflung.protocol.worker import HomeLine
+    from farflung.worker.service import WorkerOptions, run
+
+    options = WorkerOptions(
+        identity=identity,
+        listen=listen,
+        memory_bytes=_memory_bytes(memory),
+        backend=computes,
+        site=site,
+        advertise=advertise or [],
+        relay_mbps=relay,
+        line=HomeLine(up, down, probe),
+    )
+    gc.freeze()  # or each collection goes through every object of a framework, and nothing else runs
+    try:
+        run_service(run(options), as_json)
+    except DeviceHeld as held:
+        start_anew(str(held))
+
+
+def _imported(framework: str, tflops: float | None) -> AnyBackend:
+    """What computes; while a framework is imported, a line says so."""
+    from farflung.runtime.frameworks import COMPUTING, backend_called
+
+    if framework not in COMPUTING or framework in sys.modules:
+        return backend_called(framework, tflops)
+    with searching() as tell:
+        tell(f"importing {framework} to measure this machine with it takes 3 to 10 s")
+        return backend_called(framework)
+
+
+def _check_line(up: float | None, down: float | None) -> None:
+    from farflung.plans.topology import LEAST_MBPS, MOST_MBPS
+
+    for option, rate in (("--up-mbps", up), ("--down-mbps", down)):
+        if rate is not None and not LEAST_MBPS <= rate <= MOST_MBPS:
+            raise JobError(f"{option} must be {LEAST_MBPS:g} to {MOST_MBPS:g} Mbit/s, found {rate:g}")
+
+
+def _memory_bytes(gigabytes: float | None) -> int:
+    if gigabytes is not None:
+        if not 0 < gigabytes < 1e6:
+            raise IdentityError(f"--memory takes a number of gigabytes above 0, found {gigabytes}")
+        return int(gigabytes * 1e9)
+    from farflung.local.memory import share_of_memory
+
+    return share_of_memory(1)

@@ -1,0 +1,183 @@
+"""`farflung lab run`: training for real, on a network that is not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.options.codecs import CodecOption, the_codecs
+from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
+from farflung.cli.options.planning import SchedulerOption, fewer_workers_advice, the_efficiency
+from farflung.cli.process.interrupts import suppress_torch_output
+from farflung.cli.render.output import note, print_json
+from farflung.errors import JobError, RunFailed, TopologyError
+from farflung.plans.wishes import AUTO, DATA_SHEET_EFFICIENCY
+from farflung.text import count_of
+
+if TYPE_CHECKING:
+    from farflung.lab.network import Network
+    from farflung.lab.run.run import Outcome, Request
+    from farflung.plans import Topology
+
+TopologyOption = Annotated[
+    str,
+    typer.Option(
+        "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
+    ),
+]
+ScaleOption = Annotated[
+    float | None,
+    typer.Option("--scale", metavar="F", help="Divide all rates by F, where this machine is too slow."),
+]
+
+
+WorkersOption = Annotated[int, typer.Option(help="Train on the topology's first so many workers; 0 is all.")]
+EmulateOption = Annotated[
+    bool,
+    typer.Option(
+        "--emulate-devices",
+        help="Workers send what they would, and sleep for as long as their devices would compute."
+        " Slows lines and devices as far as this machine needs; --scale F says how far.",
+    ),
+]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="Of the lab, for lab cut, set, stats. [default: random]")
+]
+
+
+def run(
+    job: JobArgument,
+    topology: TopologyOption,
+    scale: ScaleOption = None,
+    workers: WorkersOption = 0,
+    steps: StepsOption = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB-TOPOLOGY]")] = None,
+    text: TextOption = None,
+    precision: PrecisionOption = None,
+    codec: CodecOption = None,
+    emulate_devices: EmulateOption = False,
+    name: NameOption = None,
+    efficiency: Annotated[
+        float, typer.Option(help="Of an emulated device's TFLOP/s, what training reaches.")
+    ] = DATA_SHEET_EFFICIENCY,
+    scheduler: SchedulerOption = AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
+) -> None:
+    """Train a job on an emulated network: broker, workers and submitter each in a namespace of its own."""
+    from farflung.client.output.run_folder import RunFolder
+    from farflung.lab.machine import check_machine
+    from farflung.lab.network import Network
+    from farflung.lab.run.layout import lay_out
+    from farflung.lab.run.run import Request
+    from farflung.planner.schedulers import scheduler as scheduler_called
+
+    the_efficiency(efficiency)
+    scheduler_called(scheduler)
+    codecs = the_codecs(codec)
+    chosen = scaled(topology, None if emulate_devices else scale)
+    count = _count(chosen, workers)
+    codecs.wishes.require_ends(chosen.ids[:count])
+    request = Request(
+        job=job,
+        topology=chosen,
+        workers=count,
+        out=(out or Path("runs") / f"{job.stem}-{Path(topology).stem}").resolve(),
+        steps=steps,
+        text=text,
+        precision=the_precision(precision),
+        as_json=as_json,
+        scheduler=scheduler,
+        codecs=tuple(codec or ()),
+    )
+    check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
+    _check_job(job)
+    RunFolder.check(request.out)
+    if emulate_devices:
+        request = _emulated(request, efficiency, scale)
+    _announce(request)
+    with Network(lay_out(request.topology), name) as network:
+        note(f"the lab is called {network.name}: farflung lab stats --name {network.name}")
+        outcome = asyncio.run(_until_interrupted(network, request))
+    _report(outcome, as_json)
+
+
+def scaled(name_or_path: str, divisor: float | None) -> Topology:
+    """The topology that the user means, every rate divided."""
+    from farflung.plans.testbeds.catalogue import find_topology
+
+    topology = find_topology(name_or_path)
+    if divisor is None or divisor == 1:
+        return topology
+    try:
+        return topology.slower(divisor, f"all bandwidths of {name_or_path}")
+    except ValueError as error:
+        raise TopologyError(f"--scale {divisor:g}: {error}") from None
+
+
+def _emulated(request: Request, efficiency: float, scale: float | None) -> Request:
+    """The request with its devices emulated, and its topology as slow as that asks for."""
+    from farflung.client.api.load import load_job
+    from farflung.lab.run.emulation import emulate_job
+
+    job = load_job(request.job, steps=request.steps, text=request.text, precision=request.precision)
+    note(f"capturing the model of {request.job}")
+    with suppress_torch_output(), fewer_workers_advice("--workers"):
+        emulated = emulate_job(job, request.topology, request.workers, efficiency, scale, request.scheduler)
+    return replace(request, topology=emulated.topology, emulated=emulated)
+
+
+def _check_job(job: Path) -> None:
+    """Before a lab is laid out for it; what is in it shows later."""
+    if not job.is_file():
+        raise JobError(f"expected a job file at {job}, found {'a folder' if job.is_dir() else 'nothing'}")
+
+
+def _count(topology: Topology, workers: int) -> int:
+    if not 0 <= workers <= len(topology.workers):
+        raise JobError(
+            f"--workers must be 0 to {len(topology.workers)}, as the topology has, found {workers}"
+        )
+    return workers or len(topology.workers)
+
+
+def _announce(request: Request) -> None:
+    topology = request.topology
+    title = topology.title or f"a topology of {count_of(len(topology.workers), 'worker')}"
+    note(f"laying out {title}")
+    if topology.scale is not None:
+        note(f"scaled: rates are {topology.scale.factor:g} times {topology.scale.of}")
+    if request.emulated is not None:
+        note(request.emulated.emulation.line())
+    workers = count_of(request.workers, "worker")
+    note(f"starting a broker, {workers} and the submitter, each in a namespace of its own")
+
+
+async def _until_interrupted(network: Network, request: Request) -> Outcome:
+    from farflung.cli.process.interrupts import on_interrupt
+    from farflung.lab.run.run import LabRun
+
+    run = LabRun(network, request, note)
+    with on_interrupt(run.interrupt, lambda: run.interrupt()):
+        try:
+            return await run.run()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+def _report(outcome: Outcome, as_json: bool) -> None:
+    import msgspec
+
+    if as_json:
+        lines = outcome.output.splitlines()
+        document = msgspec.json.decode(lines[-1], type=dict[str, object]) if lines else {}
+        print_json({**document, "lab": outcome.report})
+    if outcome.exit_code < 0:
+        raise RunFailed(f"the submitter was killed by signal {-outcome.exit_code}")
+    if outcome.exit_code > 0:  # it has said why
+        raise typer.Exit(outcome.exit_code)
+    for line in outcome.report.lines():
+        note(line)

@@ -1,0 +1,158 @@
+"""`farflung plan`: where a model would go on a fleet, what to expect of it, and what would help most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import msgspec
+import typer
+
+from farflung.cli.commands.topology import fleet_topology
+from farflung.cli.options.codecs import CodecOption, the_codecs
+from farflung.cli.options.job import JobArgument, PrecisionOption, read_job, the_precision
+from farflung.cli.options.planning import (
+    EfficiencyOption,
+    PictureOption,
+    RecomputeOption,
+    SchedulerOption,
+    TopologyOption,
+    fewer_workers_advice,
+    the_efficiency,
+    the_recompute,
+    the_topology,
+)
+from farflung.cli.process.identity import TokenText
+from farflung.cli.process.interrupts import suppress_torch_output
+from farflung.cli.render.output import note, print_json, print_text
+from farflung.cli.render.progress import searching
+from farflung.errors import JobError, PlanError
+
+if TYPE_CHECKING:
+    from farflung.planner.advice.forecast import Forecast
+    from farflung.plans import Topology
+
+
+FleetOption = Annotated[bool, typer.Option("--fleet", help="On the broker's workers, as they are measured.")]
+WorkersOption = Annotated[
+    int, typer.Option(help="Use exactly so many workers; 0 leaves out whoever makes a step longer.")
+]
+MicrobatchesOption = Annotated[
+    str | None,
+    typer.Option(metavar="N|auto", help="In place of the job's own; auto takes the best of several."),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Count operators by their time: made by `capture JOB --profile`."),
+]
+NoWhatIfOption = Annotated[bool, typer.Option("--no-what-if", help="Do not look for what would help most.")]
+SaveOption = Annotated[
+    Path | None, typer.Option(metavar="PLAN.json", help="Write the plan there, for farflung simulate.")
+]
+
+
+def plan(
+    job: JobArgument,
+    topology: TopologyOption = None,
+    fleet: FleetOption = False,
+    scheduler: SchedulerOption = "auto",
+    workers: WorkersOption = 0,
+    microbatches: MicrobatchesOption = None,
+    efficiency: EfficiencyOption = None,
+    recompute: RecomputeOption = "auto",
+    codec: CodecOption = None,
+    precision: PrecisionOption = None,
+    profile: ProfileOption = None,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    budget: Annotated[int | None, typer.Option(help="Plans to look at. [default: 2000]")] = None,
+    no_what_if: NoWhatIfOption = False,
+    save: SaveOption = None,
+    picture: PictureOption = None,
+    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    token: TokenText = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
+    from farflung.cli.render.forecast import forecast_lines
+    from farflung.client.api.planning import plan as planned
+    from farflung.client.api.planning import require_possible
+    from farflung.planner.assignment import Options
+    from farflung.planner.schedulers import scheduler as scheduler_called
+
+    if workers < 0:
+        raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
+    if fleet == (topology is not None):
+        raise PlanError("--topology FILE (or a testbed's name) or --fleet, one of the two, must say for whom")
+    codecs = the_codecs(codec)
+    number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
+    scheduler_called(scheduler)
+    looks_at = Options.budget if budget is None else budget
+    whom = _whom(topology, efficiency, broker, token, folder)
+    require_possible(whom.topology, workers or None, looks_at, seed)
+    codecs.wishes.require_ends(whom.topology.ids)
+    loaded = read_job(job, precision=computing, codec=codecs.every)
+    with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
+        found = planned(
+            loaded, whom.topology, scheduler=scheduler, workers=workers or None, microbatches=number,
+            efficiency=whom.efficiency, recompute=when, codecs=codecs.wishes, profile=profile,
+            budget=looks_at, seed=seed, what_if=not no_what_if, tell=tell,
+        )  # fmt: skip
+    found = msgspec.structs.replace(found, notes=[*found.notes, *whom.assumed])
+    if save is not None:
+        _save(found, save)
+    _give(found, list(forecast_lines(found, workers)), whom, picture, as_json)
+
+
+class _Whom(NamedTuple):
+    """The fleet that is planned for, what its devices reach, and what of it is not known."""
+
+    topology: Topology
+    efficiency: float
+    assumed: list[str]
+
+
+def _whom(
+    topology: str | None, efficiency: float | None, broker: str | None, token: str | None, folder: Path | None
+) -> _Whom:
+    """Of a file or testbed; without a name, the broker's workers as they are measured."""
+    if topology is not None:
+        return _Whom(the_topology(topology), the_efficiency(efficiency), [])
+    where, told = fleet_topology(broker, token, folder)
+    return _Whom(where, the_efficiency(efficiency, measured=True), told.assumed)
+
+
+def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, as_json: bool) -> None:
+    """Draw a forecast if that was asked for, and print it."""
+    from farflung.cli.render.timeline import draw
+    from farflung.plans import joined_part
+    from farflung.simulator import Conditions
+
+    if picture is not None:
+        title = f"One step of {found.model}"
+        conditions = Conditions(efficiency=whom.efficiency)
+        draw(picture, found.plan, joined_part(whom.topology)[0], conditions, title, lines)
+    if as_json:
+        print_json(found)
+        return
+    for line in lines:
+        print_text(line)
+
+
+def _save(found: Forecast, path: Path) -> None:
+    from farflung.plans import write_plan
+
+    write_plan(found.plan, path)
+    note(f"the plan is in {path}")
+
+
+def _number(microbatches: str | None) -> int | Literal["auto"] | None:
+    if microbatches is None:
+        return None
+    if microbatches == "auto":
+        return "auto"
+    if not microbatches.isdecimal():
+        raise JobError(f"--microbatches takes a number or auto, found {microbatches!r}")
+    return int(microbatches)

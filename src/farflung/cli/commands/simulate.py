@@ -1,0 +1,53 @@
+"""`farflung simulate`: what a step of a given plan takes on a topology."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farflung.cli.options.planning import EfficiencyOption, PictureOption, the_efficiency, the_topology
+from farflung.cli.render.output import print_json, print_text
+
+
+def simulate(
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan.json, or the run folder that has one.")
+    ],
+    topology: Annotated[
+        str,
+        typer.Option(
+            "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
+        ),
+    ],
+    efficiency: EfficiencyOption = None,
+    bandwidth_scale: Annotated[
+        float, typer.Option(metavar="F", help="As if every rate were so many times as high.")
+    ] = 1.0,
+    window: Annotated[
+        int | None, typer.Option(metavar="W", help="Microbatches in flight, in place of the plan's.")
+    ] = None,
+    picture: PictureOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Simulate a step of a plan on a topology, with the runtime's own schedule."""
+    from farflung.cli.render.forecast import expected_lines
+    from farflung.cli.render.timeline import draw
+    from farflung.client.api.planning import scaled, simulate
+    from farflung.plans import read_plan
+    from farflung.simulator import Conditions
+
+    reached = the_efficiency(efficiency)
+    given, where = read_plan(plan), scaled(the_topology(topology), bandwidth_scale)
+    found = simulate(given, where, efficiency=reached, window=window)
+    lines = list(expected_lines(found))
+    if picture is not None:
+        draw(
+            picture, given, where, Conditions(efficiency=reached, window=window), f"One step of {plan}", lines
+        )
+    if as_json:
+        print_json(found)
+        return
+    for line in lines:
+        print_text(line)

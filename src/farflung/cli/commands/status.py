@@ -1,0 +1,63 @@
+"""`farflung status`: workers, jobs and the backup pool, as the broker sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.process.identity import TokenText, folder_of, home_folder, obtain_identity
+from farflung.cli.render.output import print_json, print_text
+from farflung.errors import IdentityError
+
+if TYPE_CHECKING:
+    from farflung.protocol.messages import Status
+    from farflung.transport.identity import Identity
+    from farflung.transport.tokens import TokenRole
+
+ROLES: tuple[TokenRole, ...] = ("submitter", "viewer", "worker")
+
+
+def status(
+    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    token: TokenText = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+) -> None:
+    """Show workers, jobs and the backup pool."""
+    found = asyncio.run(_ask(broker, token, folder))
+    if as_json:
+        print_json(found)
+    else:
+        from farflung.cli.render.status import status_lines
+
+        for line in status_lines(found):
+            print_text(line)
+
+
+async def _ask(broker: str | None, token: str | None, folder: Path | None) -> Status:
+    from farflung.client.run.broker_client import ask_status
+
+    return await ask_status(await any_identity(broker, token, folder))
+
+
+async def any_identity(broker: str | None, token: str | None, folder: Path | None) -> Identity:
+    """Whoever this user is: a token's holder, the identity in `folder`, or the first one there is."""
+    if token is not None:
+        from farflung.transport.tokens import Token
+
+        role = Token.parse(token).role
+        return await obtain_identity(folder_of(role, folder), role, broker, token)
+    folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]
+    present = [path for path in folders if (path / "identity.json").exists()]
+    if not present:
+        raise IdentityError(
+            f"there is no identity of a submitter, viewer or worker under {folder or home_folder()}:"
+            " on the broker run `farflung token create --role viewer`, then here"
+            " `farflung status --broker HOST:PORT --token T`"
+        )
+    return await obtain_identity(present[0], "viewer", broker, None)

@@ -1,0 +1,89 @@
+"""What the commands that plan are told alike: a topology, a scheduler, how far devices reach.
+
+What to ask for where a model cannot be cut for as many workers as were asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from farflung.errors import PlanError, TooFewCuts
+
+if TYPE_CHECKING:
+    from farflung.plans import Recompute, Topology
+
+
+TopologyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topology", metavar="FILE|NAME", help="A topology file, or a testbed (farflung lab list)."
+    ),
+]
+EfficiencyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--efficiency", help="Of devices' TFLOP/s, what is reached. [default: 0.4; 0.7 if measured]"
+    ),
+]
+SchedulerOption = Annotated[
+    str,
+    typer.Option(
+        "--scheduler",
+        help="equal-count, equal-compute, op-fence, op-fence-plus, evolutionary, exact or auto.",
+    ),
+]
+RecomputeOption = Annotated[
+    str,
+    typer.Option(
+        "--recompute",
+        metavar="WHEN",
+        help="Run forward twice in place of keeping what was computed: auto (where memory asks), always"
+        " or never.",
+    ),
+]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE.svg", help="Draw a simulated step, and the plan beside it."),
+]
+
+
+def the_topology(name_or_path: str) -> Topology:
+    """The topology that the user means."""
+    from farflung.plans.testbeds.catalogue import find_topology
+
+    return find_topology(name_or_path)
+
+
+def the_recompute(given: str) -> Recompute:
+    """When segments are to recompute; PlanError if the word says nothing."""
+    from farflung.plans import Recompute
+
+    for word in get_args(Recompute):
+        if given == word:
+            return word
+    raise PlanError(f"--recompute must be auto, always or never, found {given!r}")
+
+
+def the_efficiency(given: float | None, measured: bool = False) -> float:
+    """What devices reach of their TFLOP/s, of a data sheet or `measured`; PlanError if none can."""
+    from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
+
+    if given is not None and not 0 < given <= 1:
+        raise PlanError(f"--efficiency must be above 0 and at most 1, found {given:g}")
+    usual = MEASURED_EFFICIENCY if measured else DATA_SHEET_EFFICIENCY
+    return usual if given is None else given
+
+
+@contextmanager
+def fewer_workers_advice(option: str) -> Iterator[None]:
+    """Say how many workers there can be at most, by the option that asked for too many."""
+    try:
+        yield
+    except TooFewCuts as error:
+        cure = f"name at most {error.most} with --on" if option == "--on" else f"use {option} {error.most}"
+        raise PlanError(f"{error.found}: {cure}") from None

@@ -1,0 +1,148 @@
+"""Where `farflung train` trains: on workers that it starts here or on a broker's, and how it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.options.planning import the_efficiency, the_recompute, the_topology
+from farflung.cli.render.output import note
+from farflung.errors import JobError
+from farflung.plans.wishes import AUTO
+
+if TYPE_CHECKING:
+    from farflung.plans import CodecWishes, Wishes
+
+MOST_LOCAL = 256
+
+LocalOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Start a broker and N workers on this machine for the run.")
+]
+BrokerOption = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="Train on the workers of this broker.")
+]
+WorkersOption = Annotated[
+    int, typer.Option(help="Workers to train on; 0 is as many of the idle ones as make a step short.")
+]
+BackendsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME,...",
+        help="What the local workers compute with, over again from the first: torch, jax.",
+    ),
+]
+OnOption = Annotated[
+    str | None,
+    typer.Option(metavar="ID,ID,...", help="The workers to train on, each with a part of the model."),
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait also for workers of --on or --topology who never joined.")
+]
+
+
+@dataclass(frozen=True)
+class Target:
+    """`local` workers that are started for the run, or (0) a broker's.
+
+    Of a broker's it takes `workers` (0: as many as serve), from `pool` if that names any; `asked_by` is the
+    option that says how many. Local ones compute with `frameworks`, over again from the first; without any,
+    each with what it finds.
+    """
+
+    local: int
+    workers: int
+    asked_by: str
+    pool: Sequence[str]
+    frameworks: Sequence[str]
+    wishes: Wishes
+
+
+def target_of(
+    local: int | None,
+    broker: str | None,
+    token: str | None,
+    workers: int,
+    backends: str | None,
+    on: str | None,
+    topology: str | None,
+    scheduler: str,
+    efficiency: float | None,
+    recompute: str,
+    codecs: CodecWishes,
+) -> Target:
+    """What the options say; JobError where they contradict, before a minute is spent on the model."""
+    if local is not None and (broker is not None or token is not None or workers or on or topology):
+        raise JobError(
+            "--local starts its own broker and workers, all alike:"
+            " leave --broker, --token, --workers, --on and --topology out"
+        )
+    if workers and on:
+        raise JobError("--on names the workers, --workers counts them: leave one out")
+    if local is not None and not 1 <= local <= MOST_LOCAL:
+        raise JobError(f"--local takes 1 to {MOST_LOCAL} workers, found {local}")
+    if workers < 0:
+        raise JobError(f"--workers must be 0 (all) or more, found {workers}")
+    frameworks, chosen = _frameworks(local, backends), _chosen(on)
+    wishes = _wishes(topology, scheduler, efficiency, chosen, recompute, codecs)
+    pool = chosen or (wishes.topology.ids if wishes.topology else [])
+    if known := local_ids(local or 0) or pool:
+        codecs.require_ends(known)
+    if local is not None and scheduler != AUTO:
+        note(f"--scheduler {scheduler} is not asked: nothing is known of --local workers to plan with")
+    asked_by = "--local" if local else "--on" if chosen else "--workers"
+    return Target(local or 0, local or workers or len(chosen), asked_by, pool, frameworks, wishes)
+
+
+def local_ids(count: int) -> list[str]:
+    """What the workers of `--local` are called (`local.fleet`)."""
+    return [f"worker-{number}" for number in range(count)]
+
+
+def _frameworks(local: int | None, backends: str | None) -> list[str]:
+    """What --backends lists; what is not installed is said here."""
+    if backends is None:
+        return []
+    if local is None:
+        raise JobError("--backends is for --local: a worker elsewhere chooses with `farflung join --backend`")
+    from farflung.runtime.frameworks import COMPUTING, chosen
+
+    names = [name.strip() for name in backends.split(",")]
+    unfit = [name for name in names if name not in COMPUTING]
+    if unfit:
+        raise JobError(f"--backends takes {' and '.join(COMPUTING)}, found {unfit[0][:40]!r}")
+    if len(names) > local:
+        raise JobError(f"--backends names {len(names)} for --local {local}: leave some out")
+    return [chosen(name) for name in names]
+
+
+def _chosen(on: str | None) -> list[str]:
+    """The ids that --on lists."""
+    from farflung.transport.names import check_id
+
+    ids = [] if on is None else [check_id(id.strip()) for id in on.split(",")]
+    if len(set(ids)) < len(ids):
+        raise JobError(f"--on names a worker twice: {on}")
+    return ids
+
+
+def _wishes(
+    topology: str | None,
+    scheduler: str,
+    efficiency: float | None,
+    chosen: Sequence[str],
+    recompute: str,
+    codecs: CodecWishes,
+) -> Wishes:
+    from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.plans import Wishes
+
+    scheduler_called(scheduler)
+    the_efficiency(efficiency)
+    found = None if topology is None else the_topology(topology)
+    unknown = [id for id in chosen if found is not None and id not in found.ids]
+    if unknown:
+        raise JobError(f"--on names {unknown[0]}, which the topology does not have")
+    return Wishes(scheduler, found, efficiency, the_recompute(recompute), codecs)

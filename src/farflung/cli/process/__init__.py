@@ -1,0 +1,1 @@
+"""The process around a command: identity, signals, long-running services."""

@@ -1,0 +1,217 @@
+"""Who runs a command: the identity in a folder, or, the first time, the one that a token buys.
+
+A worker's folder while the worker runs: nobody takes its identity from under it.
+
+Where a holder keeps its identity unless told otherwise: under FARFLUNG_HOME, by default ~/.farflung.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.render.output import note
+from farflung.errors import FarflungError, IdentityError
+
+if TYPE_CHECKING:
+    from farflung.transport.identity import Identity
+    from farflung.transport.tokens import TokenRole
+
+
+HELD_FILE = "running"
+
+
+def hold_folder(folder: Path) -> None:
+    """Say that a worker runs on `folder`, until this process ends; not where nothing can be written there."""
+    import fcntl
+
+    with suppress(OSError):
+        descriptor = os.open(folder / HELD_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # several at once are the broker's to judge; the last is told
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+
+
+def require_free_folder(folder: Path) -> None:
+    """IdentityError where a worker runs on `folder`, or where one may run whom nobody here can see."""
+    import fcntl
+
+    try:
+        descriptor = os.open(folder / HELD_FILE, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise IdentityError(
+            f"whether a worker runs with the identity in {folder}, which this token would replace, cannot be"
+            f" seen ({HELD_FILE}: {error.strerror}): give this one a folder of its own with --folder"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+        raise IdentityError(
+            f"a worker (process {holder}) runs with the identity in {folder}, which this token would replace:"
+            " give this one a folder of its own with --folder"
+        ) from None
+    except OSError:
+        return  # nothing can be held on this file system
+    finally:
+        os.close(descriptor)
+
+
+def home_folder() -> Path:
+    """The folder of all of this user's identities."""
+    return Path(os.environ.get("FARFLUNG_HOME") or Path.home() / ".farflung").expanduser()
+
+
+def folder_of(role: str, given: Path | None) -> Path:
+    """`given`, or the default folder of a role (broker, worker, submitter or viewer)."""
+    return home_folder() / role if given is None else given.expanduser()
+
+
+CLOCK_WORTH_SAYING_SECONDS = 1.0
+
+TokenText = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="FARFLUNG_TOKEN", help="Needed the first time; then the folder is enough."
+    ),
+]
+
+
+async def obtain_identity(
+    folder: Path, role: TokenRole, broker: str | None, token: str | None, name: str | None = None
+) -> Identity:
+    """The identity in `folder`; with a token of another broker, or without an identity, join first.
+
+    Without `broker` a token's is where this user, or a broker on this machine, is known to have it.
+
+    Raises
+    ------
+    IdentityError
+        There is no identity and no token, the identity is of another than `name` or of a worker that runs and
+        would lose it, or the token was refused.
+    ConnectionFailed
+        The broker cannot be reached.
+    """
+    from farflung.transport.addresses import with_port
+    from farflung.transport.enrolment import enrol
+    from farflung.transport.identity import Identity
+    from farflung.transport.tokens import Token
+
+    broker = None if broker is None else with_port(broker)
+    if token is None:
+        kept = Identity.load(folder)
+        if role not in (kept.role, "viewer"):  # any role may look
+            raise IdentityError(
+                f"{folder} holds the identity of a {kept.role}, a {role}'s is needed: choose another --folder"
+            )
+        _require_name(kept, folder, name)
+        return await _fresh(_at(kept, broker))
+    parsed = Token.parse(token)
+    known = _known(folder, parsed.fingerprint)
+    if known is not None and known.role == role:
+        _require_name(known, folder, name)
+        note(f"the token was not needed: {folder} has the identity of {role} {known.id} at its broker")
+        return await _fresh(_at(known, broker))
+    broker = broker or _address_of(parsed.fingerprint)
+    if broker is None:
+        raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
+    replaced = _kept(folder)
+    if replaced is not None:
+        require_free_folder(folder)
+    note(f"dialling the broker at {broker}")
+    enrolment = await enrol(broker, parsed, folder, role, name)
+    _say_clock(enrolment.clock_ahead_seconds)
+    if replaced is not None:
+        note(
+            f"replaced the identity that {folder} had: {replaced.role} {replaced.id} at {replaced.broker};"
+            " give each broker a folder of its own with --folder to keep both"
+        )
+    _say_joined(broker, enrolment.identity, folder)
+    return enrolment.identity
+
+
+def _require_name(kept: Identity, folder: Path, name: str | None) -> None:
+    if name is not None and name != kept.id:
+        raise IdentityError(
+            f"{folder} holds the identity of {kept.id}, --name says {name}: leave --name out to be {kept.id}"
+            f" again, or give {name} a folder of its own with --folder"
+        )
+
+
+def _known(folder: Path, fingerprint: bytes) -> Identity | None:
+    """The identity that the token's broker gave before, which saves a use of the token."""
+    return _kept(folder) if _trusts(folder, fingerprint) else None
+
+
+def _kept(folder: Path) -> Identity | None:
+    """The identity in a folder, if there is one."""
+    from farflung.transport.identity import Identity
+
+    try:
+        return Identity.load(folder)
+    except IdentityError:
+        return None
+
+
+def _trusts(folder: Path, fingerprint: bytes) -> bool:
+    """Whether the authority in a folder, of a holder or of a broker, is the one with this fingerprint."""
+    from farflung.transport.certificates import certificate_from_pem
+    from farflung.transport.certificates import fingerprint as fingerprint_of
+    from farflung.transport.identity import AUTHORITY_FILE
+
+    try:
+        return fingerprint_of(certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())) == fingerprint
+    except (OSError, IdentityError):
+        return False
+
+
+def _address_of(fingerprint: bytes) -> str | None:
+    """Where the broker with this authority is: as an identity of this user has it, or as it runs here."""
+    from farflung.broker.address_file import read_address
+    from farflung.connectivity.advertised import dialled_at
+    from farflung.transport.tokens import TOKEN_ROLES
+
+    for role in TOKEN_ROLES:
+        if known := _known(folder_of(role, None), fingerprint):
+            return known.broker
+    own = folder_of("broker", None)
+    listening = read_address(own) if _trusts(own, fingerprint) else None
+    return dialled_at(listening, ())[0] if listening else None
+
+
+def _at(identity: Identity, broker: str | None) -> Identity:
+    return identity if broker is None else replace(identity, broker=broker)
+
+
+async def _fresh(identity: Identity) -> Identity:
+    """The identity, with a new certificate if half of the old one's life is over and the broker is there."""
+    if not identity.needs_renewal(time.time()):
+        return identity
+    from farflung.client.run.broker_client import renew
+
+    try:
+        return await renew(identity)
+    except FarflungError as error:
+        note(f"the certificate of {identity.id} could not be renewed: {error}")
+        return identity
+
+
+def _say_joined(broker: str, identity: Identity, folder: Path) -> None:
+    is_kept = not folder.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve())
+    next_time = f"; it is kept in {folder}: no token is needed next time" if is_kept else ""
+    note(f"joined the broker at {broker} as {identity.role} {identity.id}{next_time}")
+
+
+def _say_clock(ahead_seconds: float) -> None:
+    if abs(ahead_seconds) >= CLOCK_WORTH_SAYING_SECONDS:
+        direction = "ahead of" if ahead_seconds > 0 else "behind"
+        note(f"this machine's clock is {abs(ahead_seconds):.1f} s {direction} the broker's")

@@ -1,0 +1,94 @@
+"""Runs a broker or a worker until it is told to stop, by a signal or by the end of its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+ExitWithParent = Annotated[
+    Path | None,
+    typer.Option(
+        "--exit-with-parent",
+        hidden=True,
+        help="Exit when standard input closes, and remove this folder if that came unasked.",
+    ),
+]
+
+
+def heed_parent(folder: Path | None) -> None:
+    """Do what --exit-with-parent asks for; comes before anything in a command that can take long or fail."""
+    if folder is not None:
+        from farflung.local.parent_watch import stop_with_parent
+
+        stop_with_parent(folder)
+
+
+_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(
+            {
+                "at": record.created,
+                "level": record.levelname.lower(),
+                "from": record.name,
+                "message": record.getMessage(),
+            }
+        )
+
+
+def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
+    """Run `service` until SIGINT (exit code 130) or SIGTERM (exit code 0); its log goes to standard error.
+
+    With `as_json` the log goes to standard output, one JSON object a line.
+    """
+    _log_to(as_json)
+    received = asyncio.run(_until_signal(service))
+    if received is not None:
+        logging.getLogger("farflung").info("stopped by %s", _WORDS[received])
+    if received == signal.SIGINT:
+        raise typer.Exit(130)
+
+
+def start_anew(reason: str) -> NoReturn:
+    """Begin this command again in its own place: its threads end, and its memory is given back."""
+    logging.getLogger("farflung").error("%s: starting anew", reason)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+async def _until_signal(service: Coroutine[None, None, None]) -> signal.Signals | None:
+    task = asyncio.ensure_future(service)
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    return received[0] if received else None
+
+
+def _log_to(as_json: bool) -> None:
+    handler = logging.StreamHandler(sys.stdout if as_json else sys.stderr)
+    handler.setFormatter(
+        _JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+    )
+    logging.getLogger("farflung").addHandler(handler)
+    logging.getLogger("farflung").setLevel(logging.INFO)

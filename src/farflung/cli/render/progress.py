@@ -1,0 +1,220 @@
+"""A run for a log file or a pipe: a plain line now and then, on standard error.
+
+How much longer something will take, from how far it came: nothing is said before that is known.
+
+What takes long, on standard error: a moving line on a terminal, else a line for each thing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from farflung.cli.render.output import loss_words, note
+from farflung.cli.render.plan import chosen_lines, plan_rows, planned_lines
+from farflung.client.output.progress import Observer, goes_on
+from farflung.client.output.records import StepRow
+from farflung.protocol.messages import CodecsChosen, Planned
+from farflung.protocol.submitter import waits_for_more
+from farflung.schedule import Unit
+from farflung.text import count_of, format_bytes, format_clock, format_number
+
+LEAST_REPORTS = 4
+LEAST_SECONDS = 1.0
+RECENT_SECONDS = 60.0
+_KEPT = 400
+
+_Span = tuple[float, float, float, float]
+"""When the first and the last report that count came, each followed by how much was done."""
+
+
+class RemainingTime:
+    """Is told how much is done, and says when the rest will be at that pace.
+
+    The pace is a mean over the last minute, or the later half of all the time if that is longer: one slow
+    step, or an evaluation between two, moves it little, and a line that became slower shows all the same.
+    What is reported first begins the count, so whatever came before it (a first step, which compiles and
+    warms up) counts for nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reports: deque[tuple[float, float]] = deque()
+        self._began = 0.0
+        self._span: _Span | None = None  # replaced as a whole: a terminal is drawn by another thread
+
+    def came(self, done: float) -> None:
+        """So much is done; less than before is a new beginning."""
+        now = self._clock()
+        if not self._reports or done < self._reports[-1][1]:
+            self._reports.clear()
+            self._began = now
+        recent = max(RECENT_SECONDS, (now - self._began) / 2)
+        if (
+            len(self._reports) > LEAST_REPORTS
+            and self._reports[-1][0] - self._reports[-2][0] < recent / _KEPT
+        ):
+            self._reports.pop()
+        self._reports.append((now, done))
+        while len(self._reports) > LEAST_REPORTS and self._reports[1][0] <= now - recent:
+            self._reports.popleft()
+        first, last = self._reports[0], self._reports[-1]
+        is_known = len(self._reports) >= LEAST_REPORTS and last[0] - first[0] >= LEAST_SECONDS
+        self._span = (*first, *last) if is_known and last[1] > first[1] else None
+
+    def seconds(self, total: float) -> float | None:
+        """How long until `total` is done; None as long as too little was seen to say it."""
+        if (span := self._span) is None:
+            return None
+        first_at, first, last_at, last = span
+        left = (total - last) * (last_at - first_at) / (last - first)
+        return max(0.0, left - (self._clock() - last_at))
+
+
+PAUSE_SECONDS = 5.0
+
+
+def advice_on(words: str) -> str:
+    """What to do where a job waits for workers, whom nobody else may send; otherwise nothing."""
+    if not waits_for_more(words):
+        return ""
+    return (
+        "it waits until they `farflung join` this broker; Ctrl-C gives up, and fewer --workers need no more"
+    )
+
+
+def is_terminal() -> bool:
+    """Whether a person watches standard error."""
+    return sys.stderr.isatty()
+
+
+class _Pause:
+    """Is over a few seconds after it began; then it begins anew. The first is over at once."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = clock()
+
+    def begin(self) -> None:
+        """Begin anew, over or not."""
+        self._until = self._clock() + PAUSE_SECONDS
+
+    def is_over(self) -> bool:
+        """Whether it was; it has then begun anew."""
+        if self._clock() < self._until:
+            return False
+        self.begin()
+        return True
+
+
+class PlainObserver(Observer):
+    """Says each change of state at once, and progress every few seconds.
+
+    A step is told when it is done: the first, the last, and between them one every few seconds. How far a
+    step or an evaluation is, only where it alone takes longer than that.
+    """
+
+    def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._steps = steps
+        self._bytes, self._rows, self._unit = _Pause(clock), _Pause(clock), _Pause(clock)
+        self._search = _Pause(clock)
+        self._waiting = ""
+        self._remaining = RemainingTime(clock)
+
+    def waiting(self, words: str) -> None:
+        if goes_on(words, self._waiting):
+            if self._search.is_over():
+                note(words)
+        elif words != self._waiting:
+            self._waiting = words
+            self._search.begin()
+            note(words)
+            if advice := advice_on(words):
+                note(advice)
+
+    def planned(self, planned: Planned) -> None:
+        for row in plan_rows(planned.plan):
+            note(
+                f"segment {row.segment} on {row.worker}: {count_of(row.nodes, 'node')}, {row.parameters} of"
+                f" parameters, {row.work} ({row.share} of the model) and {row.bytes_out} out a microbatch"
+            )
+
+        for line in planned_lines(planned):
+            note(line)
+
+    def loading(self, sent_bytes: int, total_bytes: int) -> None:
+        if self._bytes.is_over() or sent_bytes == total_bytes:
+            note(f"loading the workers: {format_bytes(sent_bytes)} of {format_bytes(total_bytes)}")
+
+    def running(self) -> None:
+        note("running")
+
+    def working(self, unit: Unit, microbatches: int) -> None:
+        if microbatches == 0:
+            self._unit.begin()
+            if not unit.train:
+                note(f"validating after {unit.step} steps")
+        elif self._unit.is_over():
+            what = f"step {unit.step + 1}/{self._steps}" if unit.train else "validating"
+            note(f"{what}: {microbatches} of {unit.microbatches} microbatches")
+
+    def stepped(self, row: StepRow) -> None:
+        self._remaining.came(row.step)
+        if not self._rows.is_over() and row.step != self._steps:
+            return
+        words = (
+            f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
+            f"  {format_number(row.samples_per_second)} samples/s  {format_bytes(row.bytes_on_wire)} a step"
+        )
+        left = self._remaining.seconds(self._steps)
+        note(words if not left else f"{words}  about {format_clock(left)} left")
+
+    def validated(self, step: int, loss: float | None) -> None:
+        note(f"validation loss after {step} steps: {loss_words(loss)}")
+
+    def warned(self, words: str) -> None:
+        note(f"warning: {words}")
+
+    def codecs_chosen(self, chosen: CodecsChosen) -> None:
+        for line in chosen_lines(chosen):
+            note(line)
+
+    def collecting(self, received_bytes: int, total_bytes: int) -> None:
+        if self._bytes.is_over() or received_bytes == total_bytes:
+            note(f"collecting the weights: {format_bytes(received_bytes)} of {format_bytes(total_bytes)}")
+
+
+@contextmanager
+def searching() -> Iterator[Callable[[str], None]]:
+    """Gives a function that says what is being done now."""
+    stream = sys.stderr  # what is done meanwhile may not write to it
+    if is_terminal():
+        with moving_line() as tell:
+            yield tell
+        return
+    said: list[str] = []
+
+    def once(words: str) -> None:
+        phase = words if words.startswith("what if ") else words.partition(":")[0]
+        if phase not in said:
+            said.append(phase)
+            print(phase, file=stream, flush=True)
+
+    yield once
+
+
+@contextmanager
+def moving_line() -> Iterator[Callable[[str], None]]:
+    """Gives a function that says what is being done, beside a clock; the line is gone in the end."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+    shown = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    # What a job file prints is for whoever reads standard output.
+    with Progress(*shown, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda words: progress.update(task, description=words)

@@ -1,0 +1,88 @@
+"""What is said of a training run before it begins and when it is over, and the exit code that says it too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from farflung.cli.render.output import note, print_error, print_json, print_text
+from farflung.errors import JobError
+from farflung.text import count_of, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from farflung.client.capture.prepared import Prepared
+    from farflung.client.output.records import Summary
+    from farflung.client.output.run_folder import RunFolder
+
+FAILED, INTERRUPTED = 1, 130
+COMPRESSED = 1.05
+"""A ratio below this is that of links without codecs."""
+
+
+def note_room(prepared: Prepared, run: RunFolder) -> None:
+    """Say before a run that its weights will not fit on the disk of its folder: hours later they are lost."""
+    from farflung.client.output.weights import lacking_room
+
+    if not prepared.emulated and (lacking := lacking_room(run.path, prepared.job.model)):
+        needed, free = map(format_bytes, lacking)
+        note(f"note: the weights take {needed}, and {run.path} has {free} free: make room before it ends")
+
+
+def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:
+    """Tell how a run went; typer.Exit where it was not done.
+
+    Raises
+    ------
+    JobError
+        The run is done, but the job's `sample` failed.
+    """
+    if as_json:
+        print_json(summary if summary.state == "done" else {"error": summary.reason, **_fields(summary)})
+    if summary.state != "done":
+        if summary.weights_step is not None and str(run.path) not in summary.reason:
+            note(f"the weights of step {summary.weights_step} are in {run.model_path}")
+        if summary.state == "cancelled":  # as it was asked for, so no error
+            note(f"{summary.reason} after {count_of(summary.steps, 'step')}")
+            raise typer.Exit(INTERRUPTED)
+        print_error(summary.reason, as_json=False)
+        raise typer.Exit(FAILED)
+    files = "metrics, plan, events and summary"
+    if not summary.emulated:
+        files = "metrics, plan, events, summary and weights"
+    note(f"done: {count_of(summary.steps, 'step')}; {files} are in {run.path}")
+    if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
+        took = f"a step took {format_seconds(summary.step_seconds)} (the median)"
+        predicted = format_seconds(summary.predicted_step_seconds)
+        note(took if summary.prediction_is_brief else f"{took}; {predicted} was predicted")
+    if summary.ratio is not None and summary.ratio > COMPRESSED:
+        least = min(summary.links, key=lambda link: link.ratio or 0.0)
+        note(
+            f"between workers {summary.ratio:.1f} times fewer bytes than in fp32, frames included; least on"
+            f" {least.source} -> {least.target}: {least.ratio or 0.0:.1f} times"
+        )
+    if not summary.emulated:
+        _print_sample(prepared, run, as_json)
+
+
+def _fields(summary: Summary) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(summary)
+
+
+def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
+    """What the trained model says, its weights read back from the file into the user's own module."""
+    from farflung.client.output.weights import load_weights
+
+    job = prepared.job
+    if job.sample is None or as_json:
+        return
+    note("sampling: Job(sample=) runs on this machine, with the weights of the run")
+    load_weights(run.model_path, job.model)
+    job.model.eval()
+    try:
+        text = job.sample(job.model)
+    except Exception as error:
+        raise JobError(f"the run is done, but Job(sample=) raised {type(error).__name__}: {error}") from error
+    print_text(str(text))

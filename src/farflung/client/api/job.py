@@ -1,0 +1,280 @@
+"""What a user declares: a model, its data, and how it is trained."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from farflung.data import Collate, collate
+from farflung.errors import CodecError, JobError
+from farflung.opdag.graph import Precision
+from farflung.plans.codec_policy import is_auto, policy_of
+from farflung.plans.phases import codecs_in
+from farflung.plans.rung import DENSE
+from farflung.plans.wishes import MAX_LOSS_GAP
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.training import Training
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MAXIMUM_COUNT = 10**9
+MAXIMUM_MICROBATCHES = 10**6
+MAXIMUM_SEED = 2**63 - 1
+
+
+class Dataset(Protocol):
+    """A map-style data set, as `torch.utils.data` has them; items are dicts of tensors."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job:
+    """One training run, as the job file's `job()` returns it.
+
+    Parameters
+    ----------
+    model
+        Called with a collated batch as keyword arguments; returns the mean scalar loss, or an object or
+        dict with `loss`, unless `loss` makes it. It may be on the meta device: then it can be captured,
+        planned and emulated, and trained with `weights`.
+    data, validation
+        Map-style data sets whose items are dicts of tensors of equal shapes.
+    optimizer
+        `farflung.AdamW` or `farflung.SGD`.
+    batch
+        Samples of one step, over all microbatches.
+    microbatches
+        Equal parts of a batch, each sent through the pipeline by itself; divides `batch`. Their gradients are
+        added up before the step is applied: this is gradient accumulation, too. However many there are, a
+        worker holds no more of them at once than the plan's window.
+    steps
+        Optimizer steps of the run.
+    loss
+        `loss(outputs, batch)` makes the mean scalar loss from what the model returned.
+    seed
+        Fixes the order of the data and every random number of the training.
+    clip
+        Upper bound of the global gradient norm.
+    codec
+        With which rung links between workers are written, such as "int8/int4-stochastic", with which in turn
+        ("RUNG@0.85,RUNG": the second from 85 % of the steps on), or who chooses:
+        "auto" (or "auto:RUNG", the roughest that may be), "adatopk:R", "uniform:R"
+        (docs/reference/codecs.md); `farflung train --codec` takes its place.
+    max_loss_gap
+        What "auto" may cost in held-out loss of the exported model, relative.
+    validate_every
+        Steps between evaluations; the first and the last step have one whenever `validation` is given.
+    validation_batches
+        Microbatch-sized batches of one evaluation, spread evenly over `validation`.
+    precision
+        "bfloat16" trains as under `torch.autocast`: products and their values in bfloat16; parameters, the
+        optimizer and the loss stay float32.
+    weights
+        Values for a model on the meta device: a safetensors file, or a folder with shards and their index.
+        They are read one tensor at a time.
+    collate
+        Makes a batch, a dict of tensors, of a list of items; without it tensors are stacked.
+    sample
+        Called with the trained model in evaluation mode; the text it returns ends the run.
+    name
+        What `farflung status` calls the job; the job file's name if None.
+
+    Raises
+    ------
+    JobError
+        A field is of the wrong type or out of range, or the data has too few items or unfit ones.
+    """
+
+    model: nn.Module
+    data: Dataset
+    optimizer: Optimizer
+    batch: int
+    microbatches: int
+    steps: int
+    loss: Callable[[Any, dict[str, Tensor]], Tensor] | None = None
+    validation: Dataset | None = None
+    seed: int = 0
+    clip: float | None = None
+    codec: str = DENSE
+    max_loss_gap: float = MAX_LOSS_GAP
+    validate_every: int | None = None
+    validation_batches: int = 8
+    precision: Precision = "float32"
+    weights: Path | str | None = None
+    collate: Collate | None = None
+    sample: Callable[[Any], str] | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_module(self.model)
+        _require_optimizer(self.optimizer)
+        for name in ("batch", "steps"):
+            _require_whole(name, getattr(self, name), 1, MAXIMUM_COUNT)
+        for name in ("microbatches", "validation_batches"):
+            _require_whole(name, getattr(self, name), 1, MAXIMUM_MICROBATCHES)
+        if self.validate_every is not None:
+            _require_whole("validate_every", self.validate_every, 1, MAXIMUM_COUNT)
+        _require_whole("seed", self.seed, 0, MAXIMUM_SEED)
+        _require_clip(self.clip)
+        _require_codec(self.codec)
+        _require_loss_gap(self.max_loss_gap)
+        for name in ("loss", "collate", "sample"):
+            _require_callable(name, getattr(self, name))
+        _require_loss(self.loss)
+        if self.name is not None and (not isinstance(self.name, str) or not 0 < len(self.name) <= 64):
+            raise JobError(f"name must be a text of 1 to 64 characters, found {self.name!r}")
+        if self.precision not in get_args(Precision):
+            known = " or ".join(map(repr, get_args(Precision)))
+            raise JobError(f"precision must be {known}, found {self.precision!r}")
+        _require_weights(self.weights, self.model)
+        self._require_even_batch()
+        self._require_items("data", self.data, self.batch)
+        if self.validation is not None:
+            self._require_items("validation", self.validation, self.microbatch_size)
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of one microbatch."""
+        return self.batch // self.microbatches
+
+    @property
+    def validation_microbatches(self) -> int:
+        """Microbatches of one evaluation: 0 without `validation`, never more than it has."""
+        if self.validation is None:
+            return 0
+        return min(self.validation_batches, len(self.validation) // self.microbatch_size)
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the model's parameters and buffers are in memory; on the meta device they are not."""
+        return _has_values(self.model)
+
+    def training(self) -> Training:
+        """How the job is trained, as workers and broker are told."""
+        return Training(
+            steps=self.steps,
+            microbatches=self.microbatches,
+            microbatch_size=self.microbatch_size,
+            optimizer=self.optimizer,
+            seed=self.seed,
+            clip=self.clip,
+            validate_every=self.validate_every,
+            validation_microbatches=self.validation_microbatches,
+            validate_twice=bool(self.validation_microbatches) and is_auto(self.codec),
+            precision=self.precision,
+        )
+
+    def _require_even_batch(self) -> None:
+        if self.batch % self.microbatches:
+            below = self.batch - self.batch % self.microbatches
+            nearest = f"{below} or {below + self.microbatches}" if below else str(self.microbatches)
+            raise JobError(
+                f"batch must be divisible by microbatches, found batch={self.batch} and"
+                f" microbatches={self.microbatches}: try batch={nearest}"
+            )
+
+    def _require_items(self, name: str, data: Dataset, least: int) -> None:
+        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise JobError(
+                f"{name} must be a map-style data set (with __len__ and __getitem__), found {_kind(data)}"
+            )
+        if len(data) < least:
+            raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
+        try:
+            collate([data[0]], self.collate)
+        except JobError as error:
+            raise JobError(f"{name} is unfit: {error}") from None
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _require_module(model: object) -> None:
+    from torch import nn
+
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise JobError(f"model must be a module, found the class {model.__name__}: call it")
+    if not isinstance(model, nn.Module):
+        raise JobError(f"model must be a torch.nn.Module, found {_kind(model)}")
+
+
+def _has_values(model: nn.Module) -> bool:
+    return not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _require_weights(weights: object, model: nn.Module) -> None:
+    if weights is None:
+        return
+    if not isinstance(weights, str | Path):
+        raise JobError(f"weights must be the path of a safetensors file or folder, found {_kind(weights)}")
+    if _has_values(model):
+        raise JobError("weights are for a model on the meta device, this one has its own: load them into it")
+
+
+def _require_optimizer(optimizer: object) -> None:
+    if not isinstance(optimizer, AdamW | SGD):
+        raise JobError(
+            f"optimizer must be farflung.AdamW(...) or farflung.SGD(...), found {_kind(optimizer)}:"
+            " each worker builds its own from the numbers"
+        )
+
+
+def _require_whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise JobError(f"{name} must be a whole number from {least} to {most}, found {value!r}")
+
+
+def _require_clip(clip: object) -> None:
+    if clip is None:
+        return
+    if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf:
+        raise JobError(f"clip must be a positive number or None, found {clip!r}")
+
+
+def _require_loss_gap(gap: object) -> None:
+    if isinstance(gap, bool) or not isinstance(gap, int | float) or not 0 <= gap <= 1:
+        raise JobError(f"max_loss_gap must be between 0 and 1 (0.01 is one percent), found {gap!r}")
+
+
+def _require_codec(codec: object) -> None:
+    from farflung.codec.catalogue import recipe  # with numpy, which a job file has loaded anyway
+
+    if not isinstance(codec, str):
+        raise JobError(f"codec must be a text such as 'int8/int4-stochastic', found {_kind(codec)}")
+    try:
+        for name in () if policy_of(codec) else codecs_in(codec):
+            recipe(name)
+    except CodecError as error:
+        raise JobError(f"codec {codec[:130]!r}: {error}") from None
+
+
+def _require_callable(name: str, value: object) -> None:
+    if value is not None and not callable(value):
+        raise JobError(f"{name} must be callable or None, found {_kind(value)}")
+
+
+def _require_loss(loss: Callable[..., object] | None) -> None:
+    """That it can be called with two arguments, as far as that shows without a call."""
+    if loss is None:
+        return
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise JobError(
+            "loss must take (outputs, batch), what the model returned and a dict of tensors, found"
+            f" parameters {signature}"
+        ) from None

@@ -1,0 +1,234 @@
+"""`farflung.plan` and `farflung.simulate`: a job on a fleet that need not exist, and a plan on another."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from farflung.client.api.job import Job
+from farflung.client.capture.prepared import Microbatches, Model, model_of, number_of
+from farflung.client.output.progress import ProgressCallback, Search, no_progress
+from farflung.errors import PlanError, TopologyError
+from farflung.planner.able import require_able, unable
+from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
+from farflung.planner.advice.what_if import MOST_CHANGES, Effect
+from farflung.planner.advice.what_if import what_if as effects_of
+from farflung.planner.assignment import Options, Schedule, Scheduler
+from farflung.planner.compression.fixed import require_known, scheduler_for, unused
+from farflung.planner.compression.phased import phase_notes, phased, unused_phases
+from farflung.planner.draws import draws_notes
+from farflung.planner.recomputing import everywhere
+from farflung.planner.schedulers import scheduler as scheduler_called
+from farflung.plans import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
+from farflung.plans.testbeds.catalogue import find_topology
+from farflung.plans.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
+from farflung.simulator import Conditions, Simulation
+from farflung.simulator import simulate as simulated
+from farflung.text import count_of
+
+MOST_SEED = 2**32 - 1
+WHAT_IF_SECONDS = 30.0
+"""CPU time after which no further change is tried."""
+
+
+def plan(
+    job: Job,
+    topology: Topology | Path | str,
+    *,
+    scheduler: str = AUTO,
+    workers: int | None = None,
+    microbatches: Microbatches = None,
+    efficiency: float = DATA_SHEET_EFFICIENCY,
+    recompute: Recompute = AUTO,
+    codecs: CodecWishes = ALL_DENSE,
+    profile: Path | None = None,
+    budget: int = Options.budget,
+    seconds: float | None = None,
+    seed: int = 0,
+    what_if: bool = True,
+    tell: ProgressCallback = no_progress,
+) -> Forecast:
+    """Plan a job's model on a fleet, and say what to expect of it. Nothing is trained, no weight is needed.
+
+    Parameters
+    ----------
+    job
+        Its model may be on the meta device.
+    topology
+        The fleet, a testbed's name, or the path of a topology file. Workers who cannot reach the others are
+        left out, and so are those that lack an op of the model.
+    scheduler
+        One of `farflung.planner.schedulers.SCHEDULERS`.
+    workers
+        Use exactly as many; None leaves out whoever makes the step slower.
+    microbatches
+        In place of the job's own: a number that divides its batch, or "auto" for the best of several.
+    efficiency
+        The part of its TFLOP/s that a device reaches.
+    recompute
+        Whether segments run forward twice in place of keeping what they computed: "auto" where memory asks
+        for it, "always" or "never".
+    codecs
+        How links are written; a link of which they say nothing as the job says.
+    profile
+        What `farflung capture --profile` measured: operators then count by their time on that device, so
+        `tflops` mean what a device sustains on this model.
+    budget, seconds, seed
+        Of the search: plans to look at, CPU seconds after which it stops short of that, and its draws.
+    what_if
+        Whether to plan again with one thing changed at a time, to see what would help most.
+    tell
+        Hears what is being done, in a few words.
+
+    Raises
+    ------
+    CaptureError, JobError, ProfileError
+        The model cannot be captured, or the profile is not of it.
+    TopologyError
+        There is no such testbed or file, or the file is no topology.
+    PlanError
+        There is no plan, and the message says what is missing; or `workers`, `budget` or `seed` cannot be.
+    """
+    fleet, conditions = _topology(topology), _conditions(efficiency, None)
+    codecs = codecs.otherwise(job.codec, job.max_loss_gap)
+    require_known(codecs, fleet.ids, codecs.codebook)
+    search = scheduler_for(codecs, scheduler_called(scheduler), conditions)
+    number_of(job, microbatches)
+    require_possible(fleet, workers, budget, seed)
+    tell("capturing the model")
+    model = model_of(job, microbatches, profile)
+    fleet, out = _able(fleet, model, workers or 0)
+    options = Options(
+        workers=workers,
+        efficiency=efficiency,
+        recompute=recompute != "never",
+        budget=budget,
+        seconds=seconds,
+        seed=seed,
+        alternatives=model.alternatives,
+        watch=Search(tell, f"looking for a plan on {count_of(len(fleet.workers), 'worker')} ({scheduler})"),
+    )
+    schedule = search(fleet, model.workload, options)
+    if recompute == "always":
+        schedule = everywhere(schedule, fleet, options)
+    schedule = replace(schedule, plan=phased(schedule.plan, codecs, job.steps))
+    joined, _ = joined_part(fleet)
+    simulation = simulated(schedule.plan, joined, conditions)
+    effects = _effects(joined, schedule, simulation, search, options, tell) if what_if else None
+    found = forecast(schedule, fleet, simulation, model.holds, effects, out)
+    beside = [
+        *phase_notes(schedule.plan, job.steps, joined, conditions),
+        *_notes(job, model, schedule.plan, fleet, codecs),
+    ]
+    return msgspec.structs.replace(found, notes=[*found.notes, *beside])
+
+
+def _notes(job: Job, model: Model, plan: Plan, fleet: Topology, codecs: CodecWishes) -> list[str]:
+    """What a plan does not promise, and which wishes it could not serve."""
+    frameworks = {worker.id: worker.framework for worker in fleet.workers}
+    return [
+        *draws_notes(model.draws, plan.workers(), frameworks),
+        *unused(plan, codecs),
+        *unused_phases(codecs, job.steps),
+    ]
+
+
+def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:
+    """The workers that can run the model's ops; of each other one what it lacks."""
+    out = unable(model.needs, fleet.abilities())
+    require_able(len(fleet.workers), asked, out)
+    return only(fleet, [number for number, id in enumerate(fleet.ids) if id not in out]), out
+
+
+def _effects(
+    joined: Topology,
+    schedule: Schedule,
+    simulation: Simulation,
+    search: Scheduler,
+    options: Options,
+    tell: ProgressCallback,
+) -> list[Effect]:
+    tried = itertools.count(1)
+    return effects_of(
+        joined,
+        schedule,
+        simulation.loads,
+        search,
+        options,
+        seconds=WHAT_IF_SECONDS,
+        tell=lambda words: tell(f"what if {next(tried)} of {MOST_CHANGES}: {words}"),
+    )
+
+
+def simulate(
+    plan: Plan | Path | str,
+    topology: Topology | Path | str,
+    *,
+    efficiency: float = DATA_SHEET_EFFICIENCY,
+    bandwidth_scale: float = 1.0,
+    window: int | None = None,
+) -> Expected:
+    """What a step of a plan takes on a topology, and what is busy meanwhile.
+
+    Parameters
+    ----------
+    plan
+        A plan, or the path of a `plan.json` or of the run folder that has it.
+    topology
+        A topology, a testbed's name, or the path of a topology file, that has all workers of the plan.
+    efficiency
+        The part of its TFLOP/s that a device reaches.
+    bandwidth_scale
+        Every rate of the topology is so many times as high.
+    window
+        W of the admission rule in place of the plan's.
+
+    Raises
+    ------
+    PlanError
+        The file is no plan, or the topology lacks a worker of it or a way that it uses.
+    TopologyError
+        There is no such testbed or file, the file is no topology, or a rate leaves its bounds.
+    """
+    given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    where = scaled(_topology(topology), bandwidth_scale)
+    return expected(given, where, simulated(given, where, _conditions(efficiency, window)))
+
+
+def scaled(topology: Topology, bandwidth_scale: float) -> Topology:
+    """The topology with every rate so many times as high; TopologyError where one leaves its bounds."""
+    if bandwidth_scale == 1:
+        return topology
+    try:
+        return topology.slower(1 / bandwidth_scale, "all bandwidths")
+    except (ValueError, ZeroDivisionError):
+        bounds = "rates must stay between 0.001 and 1e6 Mbit/s"
+        raise TopologyError(f"bandwidths cannot be scaled by {bandwidth_scale:g}: {bounds}") from None
+
+
+def _topology(topology: Topology | Path | str) -> Topology:
+    if isinstance(topology, Topology):
+        return topology
+    return find_topology(topology) if isinstance(topology, str) else read_topology(topology)
+
+
+def require_possible(fleet: Topology, workers: int | None, budget: int, seed: int) -> None:
+    """What can be seen before a model is captured."""
+    if workers is not None and workers < 1:
+        raise PlanError(f"a plan uses at least 1 worker, found workers {workers}")
+    if workers is not None and workers > (there := len(fleet.workers)):
+        raise PlanError(f"the topology has {count_of(there, 'worker')}, {workers} were asked for")
+    if budget < 1:
+        raise PlanError(f"the budget must be at least 1 plan to look at, found {budget}")
+    if not 0 <= seed <= MOST_SEED:
+        raise PlanError(f"the seed must be 0 to {MOST_SEED}, found {seed}")
+
+
+def _conditions(efficiency: float, window: int | None) -> Conditions:
+    try:
+        return Conditions(efficiency=efficiency, window=window)
+    except ValueError as error:
+        raise PlanError(str(error)) from None

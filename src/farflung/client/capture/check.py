@@ -1,0 +1,263 @@
+"""A job's model captured and held beside eager, on the submitter's own machine.
+
+Holds what was captured of a job's model beside eager, as far as this machine carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+import psutil
+from torch import Tensor, nn
+
+from farflung.client.api.job import Job
+from farflung.client.output.progress import ProgressCallback, no_progress
+from farflung.client.run.microbatches import read_batch
+from farflung.data import SampleOrder
+from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
+from farflung.opdag.capture import Capture, LossModule, Verdict, capture
+from farflung.opdag.capture.lint_results import decided
+from farflung.opdag.cost import flops
+from farflung.opdag.graph import Graph, Precision
+from farflung.opdag.storage import storage_of
+from farflung.planner import plan_graph
+from farflung.runtime.optimizer import SGD
+from farflung.runtime.parity.microbatch import SelfCheck, require_own_loss, self_check
+from farflung.runtime.parity.steps import (
+    GRADIENT_TOLERANCE,
+    LOSS_TOLERANCE,
+    PARAMETER_TOLERANCE,
+    CheckReport,
+    Comparison,
+    compare,
+    received,
+)
+from farflung.text import count_of
+
+MOST_OPERATIONS = 2e11
+"""Floating point operations of a forward pass that the check runs; it takes about eight times as many."""
+_FREE_SHARE = 0.8
+_BRANCHES = "forward branches on self.training: the captured evaluation loss is not that of model.eval()"
+
+
+def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Capture:
+    """The capture with the verdicts of a comparison on the first samples of `batch`, a microbatch.
+
+    As many samples as fit this machine's free memory and take a minute at most, but two of them (or the one
+    that a microbatch has) whatever time they take.
+
+    Raises
+    ------
+    CaptureError
+        The graph does not compute what the module does.
+    """
+    if not job.has_values:
+        return _not_checked(captured, "no weights")
+    samples, missing = _samples(captured.graph, job.microbatch_size)
+    if missing:
+        return _not_checked(captured, missing)
+    part = {name: tensor[:samples] for name, tensor in batch.items()}
+    found = _run(job, captured, part, samples)
+    if not found.trains_as_eager:
+        words = "; ".join(found.differences())
+        raise CaptureError(f"the captured graph does not compute what the module does: {words}", "self-check")
+    of = "" if samples == job.microbatch_size else f" of {job.microbatch_size}"
+    words = f"{found.gradients} gradients compared on {samples}{of} samples"
+    evaluation = Verdict("evaluation", "ok")
+    if not found.evaluates_as_eager:
+        evaluation = Verdict("evaluation", "remark", _BRANCHES)
+        if job.validation is not None:
+            advice = "leave `validation` out of the job, or use dropout and BatchNorm only"
+            raise CaptureError(f"{_BRANCHES}: {advice}", "evaluation")
+    return _with(captured, Verdict("self-check", "ok", words), evaluation)
+
+
+def _not_checked(captured: Capture, why: str) -> Capture:
+    return _with(
+        captured, Verdict("self-check", "not checked", why), Verdict("evaluation", "not checked", why)
+    )
+
+
+def _with(captured: Capture, *verdicts: Verdict) -> Capture:
+    return replace(captured, verdicts=decided(captured.verdicts, *verdicts))
+
+
+def _run(job: Job, captured: Capture, batch: Mapping[str, Tensor], samples: int) -> SelfCheck:
+    graph = captured.graph
+    training = msgspec.structs.replace(
+        job.training(),
+        steps=1,
+        microbatches=1,
+        microbatch_size=samples,
+        optimizer=SGD(lr=1e-2),
+        clip=None,
+        validate_every=None,
+        validation_microbatches=1,
+        validate_twice=False,
+    )
+    planned = plan_graph(graph, 1, samples, ["here"])
+
+    def loss_of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        wrapper = LossModule(module, job.loss, job.precision)
+        return lambda given: wrapper(dict(given))
+
+    try:
+        programs = received(planned.programs, samples)
+    except GraphError as error:
+        microbatch = f"a microbatch of {count_of(samples, 'sample')}"
+        raise CaptureError(f"the graph cannot run {microbatch}: {error}") from None
+    return self_check(job.model, loss_of, graph, planned.plan, programs, training, batch, captured.draws)
+
+
+def _samples(graph: Graph, microbatch_size: int) -> tuple[int, str]:
+    """How many samples to compare on; and, where not even two can be, why."""
+    least = min(2, microbatch_size)
+    operations = sum(flops(node, graph.values, least) for node in graph.nodes) / least
+    samples = max(least, min(microbatch_size, int(MOST_OPERATIONS / max(operations, 1.0))))
+    free = psutil.virtual_memory().available
+    while samples > least and _needed_bytes(graph, samples) > _FREE_SHARE * free:
+        samples = max(least, samples // 2)
+    needed = _needed_bytes(graph, samples)
+    if needed > _FREE_SHARE * free:
+        return (
+            0,
+            f"a comparison on {samples} samples takes {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+        )
+    return samples, ""
+
+
+def _needed_bytes(graph: Graph, samples: int) -> int:
+    """Gradients on one side and one on the other, copies of buffers, and one tape."""
+    sizes = [value_type.bytes(samples) for value_type in graph.values]
+    trainable = [sizes[entry.value] for entry in graph.inputs if entry.trainable]
+    buffers = sum(sizes[entry.value] for entry in graph.inputs_of("buffer"))
+    shared = storage_of(graph.nodes, graph.values, samples).shared
+    made = [sizes[v] for node in graph.nodes for v in node.writes() if v not in shared]
+    return sum(trainable) + 2 * max(trainable, default=0) + 2 * buffers + sum(made) + 2 * max(made, default=0)
+
+
+Batch = dict[str, Tensor]
+# Not the job's own: Adam divides noise by noise where a gradient is zero in theory (a key bias).
+_CHECKED_WITH = SGD(lr=1e-2)
+
+
+def example_batch(job: Job) -> Batch:
+    """A collated batch of the job's first samples: a microbatch, but never fewer than two samples."""
+    return _microbatches(job, 0, max(2, job.microbatch_size))[0]
+
+
+def first_microbatch(job: Job) -> Batch:
+    """The first microbatch that the job trains on, collated."""
+    return _microbatches(job, 0, job.microbatch_size)[0]
+
+
+def capture_job(job: Job, tell: ProgressCallback = no_progress, workers: int = 0) -> Capture:
+    """Capture the job's model, and hold one microbatch of the graph against eager.
+
+    A model without values is captured and not compared; its verdicts say so. With a number of workers the
+    model is cut for them, before anything is computed. `tell` hears each stage.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot be captured, or the graph does not compute what the module does.
+    PlanError
+        The model cannot be cut for so many workers.
+    """
+    tell("capturing the model")
+    captured = capture_shapes(job)
+    if workers:
+        plan_graph(captured.graph, job.microbatches, job.microbatch_size, _names(workers))
+    if job.has_values:
+        tell(f"holding {count_of(len(captured.graph.nodes), 'node')} beside eager")
+    return check_itself(job, captured, first_microbatch(job))
+
+
+def capture_shapes(job: Job) -> Capture:
+    """Capture the job's model and compute nothing: it may be on the meta device, where it has no data.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot be captured.
+    """
+    return capture(job.model, example_batch(job), job.loss, job.precision)
+
+
+def check_job(job: Job, segments: int, steps: int = 2, tell: ProgressCallback = no_progress) -> CheckReport:
+    """Capture the job's model, cut it into `segments`, train it for `steps` steps beside eager.
+
+    The job's own model is not changed. `tell` hears each stage in words.
+
+    Raises
+    ------
+    CaptureError, PlanError, JobError
+        The model cannot be captured, or cut so often.
+    """
+    if segments < 1 or steps < 1:
+        raise JobError(f"check needs at least 1 segment and 1 step, found {segments} and {steps}")
+    if not job.has_values:
+        raise JobError("the model is on the meta device and has no values to compute with: check another")
+    tell("capturing the model")
+    captured = capture_shapes(job)
+    tell(f"{count_of(len(captured.graph.nodes), 'node')}; training {count_of(steps, 'step')} beside eager")
+    report = _compare(job, captured, segments, steps)
+    if job.validation is None:  # the evaluation graph is never run
+        report = msgspec.structs.replace(report, ok=_trains_as_eager(report, job.precision))
+    return report
+
+
+def _trains_as_eager(report: CheckReport, precision: Precision) -> bool:
+    return (
+        report.loss_difference <= LOSS_TOLERANCE
+        and report.worst_gradient_difference <= GRADIENT_TOLERANCE[precision]
+        and report.worst_parameter_difference <= PARAMETER_TOLERANCE
+    )
+
+
+def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckReport:
+    training = msgspec.structs.replace(
+        job.training(),
+        steps=steps,
+        optimizer=_CHECKED_WITH,
+        validate_every=None,
+        validation_microbatches=1,
+        validate_twice=False,
+    )
+    try:
+        planned = plan_graph(
+            captured.graph,
+            training.microbatches,
+            training.microbatch_size,
+            _names(segments),
+        )
+    except TooFewCuts as error:
+        raise PlanError(f"{error.found}: use --segments {error.most}") from None
+    programs = received(planned.programs, training.microbatch_size)
+
+    def loss_of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        wrapper = LossModule(module, job.loss, job.precision)
+        return lambda batch: wrapper(dict(batch))
+
+    batches = [_microbatches(job, step, job.microbatch_size) for step in range(steps)]
+    require_own_loss(job.model, loss_of, captured.graph, training, captured.draws, batches[0][0])
+    comparison = Comparison(
+        job.model, loss_of, captured.graph, planned.plan, programs, training, captured.draws
+    )
+    return compare(comparison, batches, planned.cut_bytes, segments)
+
+
+def _names(count: int) -> list[str]:
+    """Workers of whom nothing is known but how many they are."""
+    return [f"worker-{number}" for number in range(count)]
+
+
+def _microbatches(job: Job, step: int, size: int) -> list[Batch]:
+    order = SampleOrder(len(job.data), job.batch, job.seed)
+    indices = order.indices(step)
+    if len(indices) < size:
+        indices = [n % len(job.data) for n in range(size)]
+    parts = [indices[at : at + size] for at in range(0, len(indices) - size + 1, size)]
+    return [read_batch(job.data, "data", part, job) for part in parts]

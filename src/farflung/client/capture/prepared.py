@@ -1,0 +1,206 @@
+"""A job made ready to submit: model captured, state by name. Takes seconds; never on an event loop.
+
+A job's model as planners see it: captured without computing, with the names of what its nodes own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from farflung.client.api.job import Job
+from farflung.client.output.progress import ProgressCallback, no_progress
+from farflung.errors import CaptureError, JobError
+from farflung.opdag.graph import Graph
+from farflung.planner.able import Needs
+from farflung.planner.draws import draws
+from farflung.plans.codec_policy import is_auto
+from farflung.runtime.training import Training
+from farflung.workload import Workload, workload_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from farflung.opdag.capture import Capture
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job with its OP-DAG, and the parameters and buffers that the graph names.
+
+    `state` holds the tensors of the job's own module, or reads them from its stored weights; `program` is the
+    graph as it is submitted, `remarks` what the user should know of the capture. An `emulated` job runs on
+    emulated devices and has no state.
+    """
+
+    job: Job
+    graph: Graph
+    program: bytes
+    state: Mapping[str, Tensor]
+    remarks: tuple[str, ...]
+    emulated: bool = False
+
+    @property
+    def training(self) -> Training:
+        """How the job is trained, as workers and broker are told."""
+        return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
+
+    def written_by(self, codec: str) -> Prepared:
+        """The same, with another codec in place of the job's if that changes what is evaluated how often."""
+        if is_auto(codec) == is_auto(self.job.codec):
+            return self
+        return replace(self, job=replace(self.job, codec=codec))
+
+
+def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) -> Prepared:
+    """Capture the job's model on the first items it will train on, and hold it beside eager.
+
+    With a number of workers the model is cut for them too, so that what cannot be is said before any starts.
+    `tell` hears in words what is being done.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot become an OP-DAG, or has no values to train.
+    JobError
+        The items or the stored weights cannot be read.
+    PlanError
+        The model cannot be cut for so many workers.
+    """
+    from farflung.client.capture.check import capture_job
+    from farflung.opdag import wire
+
+    _require_values(job)
+    captured = capture_job(job, tell, workers)
+    graph = captured.graph
+    return Prepared(job, graph, wire.dump(graph), _state(job, graph), _remarks(captured))
+
+
+def _require_values(job: Job) -> None:
+    if not job.has_values and job.weights is None:
+        raise CaptureError(
+            "the model is on the meta device, so its parameters have no values: give Job(weights=...); only"
+            " an emulated run (`farflung lab run --emulate-devices`) needs none",
+            "state",
+        )
+
+
+def _state(job: Job, graph: Graph) -> Mapping[str, Tensor]:
+    if job.has_values:
+        from farflung.runtime.parity.steps import named_state
+
+        return named_state(job.model, graph)
+    from farflung.client.output.checkpoint_reader import CheckpointReader
+
+    assert job.weights is not None
+    tensors = dict(job.model.named_buffers()) | dict(job.model.named_parameters())
+    own = {name: tensor.detach() for name, tensor in tensors.items() if not tensor.is_meta}
+    return CheckpointReader(Path(job.weights), graph, own)
+
+
+def _remarks(captured: Capture) -> tuple[str, ...]:
+    unchecked = (
+        f"{verdict.lint} was not checked: {verdict.words}"
+        for verdict in captured.verdicts
+        if verdict.outcome == "not checked"
+    )
+    return (*captured.lints, *unchecked)
+
+
+def prepare_emulated(job: Job, program: bytes) -> Prepared:
+    """A job for emulated devices, its model captured before (`client.check.capture_shapes`).
+
+    Raises
+    ------
+    GraphError
+        `program` is not a valid OP-DAG.
+    """
+    from farflung.opdag import wire
+
+    graph = wire.load_graph(program, job.microbatch_size)
+    return Prepared(job, graph, program, {}, (), emulated=True)
+
+
+MOST_ALTERNATIVES = 6
+_MOST_MICROBATCHES = 4096
+
+Microbatches = int | Literal["auto"] | None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to plan, in a job's number of microbatches and, as `alternatives`, in others.
+
+    `holds` names, for each node, the parameters that it is the first to read; `needs` are its ops,
+    and `draws` says that some of them draw random numbers.
+    """
+
+    workload: Workload
+    alternatives: tuple[Workload, ...]
+    holds: tuple[tuple[str, ...], ...]
+    needs: Needs
+    draws: bool
+
+
+def number_of(job: Job, microbatches: Microbatches) -> int:
+    """Into how many microbatches a batch goes; JobError where it has no such equal parts."""
+    count = microbatches if isinstance(microbatches, int) else job.microbatches
+    if count < 1 or job.batch % count:
+        raise JobError(
+            f"a batch of {job.batch} cannot be had in {count} equal microbatches: choose a divisor"
+        )
+    return count
+
+
+def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None = None) -> Model:
+    """The model of a job, whose own number of microbatches another takes the place of, or "auto" of several.
+
+    With the file of a device profile its nodes count by the time they took there.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot be captured.
+    JobError
+        The batch has no such equal parts.
+    ProfileError
+        The profile cannot be read, or is of another model or of microbatches of another size.
+    """
+    from farflung.client.capture.check import capture_shapes
+
+    if profile is not None and microbatches == "auto":
+        raise JobError("a profile is of one size of microbatches: give a number of them, not auto")
+    count = number_of(job, microbatches)
+    graph = capture_shapes(job).graph
+    others = _near(job.batch, count) if microbatches == "auto" else []
+    own, *alternatives = (
+        workload_of(graph, number, job.batch // number, job.name or "job", job.optimizer.moments)
+        for number in (count, *others)
+    )
+    if profile is not None:
+        own, alternatives = _weighed(own, graph, profile), []
+    return Model(own, tuple(alternatives), _first_read(graph), Needs.of(graph), draws(graph))
+
+
+def _weighed(workload: Workload, graph: Graph, path: Path) -> Workload:
+    from farflung.workload.profile import read_profile, weighed
+
+    return weighed(workload, graph, read_profile(path))
+
+
+def _near(batch: int, count: int) -> list[int]:
+    """Divisors of a batch other than `count`, those nearest to it in ratio."""
+    divisors = [n for n in range(1, min(batch, _MOST_MICROBATCHES) + 1) if batch % n == 0 and n != count]
+    return sorted(sorted(divisors, key=lambda n: max(n / count, count / n))[:MOST_ALTERNATIVES])
+
+
+def _first_read(graph: Graph) -> tuple[tuple[str, ...], ...]:
+    names = {entry.value: entry.name for entry in graph.inputs_of("parameter")}
+    return tuple(
+        tuple(names.pop(value) for value in dict.fromkeys(node.reads()) if value in names)
+        for node in graph.nodes
+    )

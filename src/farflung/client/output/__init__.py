@@ -1,0 +1,1 @@
+"""What a run shows and keeps: progress, metrics, the run folder and weights."""

@@ -1,0 +1,301 @@
+"""The books of one run: what happens goes into the run folder, and to whoever watches.
+
+What a run has done so far: units become metric rows, and at the end a summary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+
+from farflung.client.api.job import Job
+from farflung.client.output.progress import Observer, goes_on
+from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary
+from farflung.client.output.run_folder import RunFolder
+from farflung.data import TextDataset
+from farflung.errors import ProtocolError, RunFailed
+from farflung.plans import Prediction
+from farflung.protocol.messages import Accepted, CodecsChosen, Collecting, Planned, UnitDone
+from farflung.protocol.worker import LinkTraffic
+from farflung.runtime.optimizer import learning_rate
+from farflung.schedule import Unit
+
+TYPICAL_OF = 1000  # steps
+
+
+class RunMetrics:
+    """Counts steps, losses, seconds and bytes of one run. Times are monotonic seconds, by the caller.
+
+    A run on `emulated` devices has no losses. `current` is the unit that is under way; None after the last.
+    """
+
+    def __init__(self, job: Job, now: float, emulated: bool = False) -> None:
+        self._job = job
+        self._emulated = emulated
+        self._training = job.training()
+        self._units: Iterator[Unit] = self._training.units()
+        self.current: Unit | None = next(self._units, None)
+        self._started = now
+        self._loading_since = now
+        self._last = now
+        self._counted_bytes = 0
+        self.steps = 0
+        self.workers = 0
+        self.weights_step: int | None = None
+        self.bytes_on_wire = 0
+        self.loading_bytes = 0
+        self.loading_seconds: float | None = None
+        self.train_loss: float | None = None
+        self.first_validation_loss: float | None = None
+        self.validation_loss: float | None = None
+        self.validation_loss_with_codecs: float | None = None
+        self.prediction: Prediction | None = None
+        self._links: dict[tuple[str, str], LinkTraffic] = {}
+        self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
+
+    def planned(self, now: float, workers: int, prediction: Prediction | None = None) -> None:
+        """Workers are known and their state is about to be sent."""
+        self._loading_since = now
+        self.workers = workers
+        self.prediction = prediction
+
+    def running(self, now: float, sent_bytes: int) -> None:
+        """The first unit begins; `sent_bytes` have left this process over data links up to now."""
+        self.loading_seconds = now - self._loading_since
+        self.loading_bytes = self._counted_bytes = sent_bytes
+        self._last = now
+
+    def finished(self, done: UnitDone, now: float, sent_bytes: int) -> StepRow | None:
+        """Count a decided unit; a training step gives a row, an evaluation sets `validation_loss`
+        (or the one with codecs, where both are asked for).
+
+        Raises
+        ------
+        ProtocolError
+            Another unit was due.
+        """
+        unit = self.current
+        if unit is None or unit.number != done.unit:
+            raise ProtocolError(f"the broker ended unit {done.unit}, due was {unit}")
+        bytes_on_wire = done.bytes_sent + sent_bytes - self._counted_bytes
+        self.current = next(self._units, None)
+        seconds = now - self._last
+        self._counted_bytes, self._last = sent_bytes, now
+        self.bytes_on_wire += bytes_on_wire
+        self._add(done.links)
+        loss = None if self._emulated else done.loss
+        if self.is_looped(unit):
+            self.validation_loss_with_codecs = loss
+            return None
+        if not unit.train:
+            self.validation_loss = loss
+            if self.first_validation_loss is None:
+                self.first_validation_loss = loss
+            return None
+        self.steps = unit.step + 1
+        self.train_loss = loss
+        self._recent.append(seconds)
+        return StepRow(
+            step=self.steps,
+            loss=loss,
+            samples=self._job.batch,
+            seconds=seconds,
+            samples_per_second=self._job.batch / seconds if seconds > 0 else math.inf,
+            bytes_on_wire=bytes_on_wire,
+            attempt=done.attempt,
+            learning_rate=learning_rate(self._training.optimizer, unit.step),
+            gradient_norm=None if self._emulated else done.gradient_norm,
+            emulated=self._emulated,
+            links=[_row(link) for link in done.links],
+        )
+
+    def is_looped(self, unit: Unit) -> bool:
+        """Whether it evaluates with codecs what the next unit evaluates without."""
+        return self._training.validate_twice and not unit.train and not unit.plain
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the newest steps; the first, which finds cold links and caches, only counts alone."""
+        timed = list(self._recent)[1 if self.steps == len(self._recent) > 1 else 0 :]
+        return median(timed) if timed else None
+
+    def summary(self, state: str, reason: str, job: str, now: float) -> Summary:
+        """How the run ended, for `summary.json`."""
+        return Summary(
+            state=state,
+            reason=reason,
+            steps=self.steps,
+            train_loss=self.train_loss,
+            validation_loss=self.validation_loss,
+            validation_loss_with_codecs=self.validation_loss_with_codecs,
+            initial_validation_loss=self.first_validation_loss,
+            seconds=now - self._started,
+            loading_seconds=self.loading_seconds,
+            workers=self.workers,
+            bytes_on_wire=self.bytes_on_wire,
+            loading_bytes=self.loading_bytes,
+            weights_step=self.weights_step,
+            job=job,
+            corpus=_corpus(self._job),
+            emulated=self._emulated,
+            step_seconds=self.step_seconds,
+            predicted_step_seconds=self.prediction.step_seconds if self.prediction else None,
+            predicted_bottleneck=self.prediction.bottleneck if self.prediction else "",
+            prediction_is_brief=self.prediction.brief if self.prediction else False,
+            scheduler=self.prediction.scheduler if self.prediction else "",
+            links=[_row(link) for link in self._links.values()],
+            ratio=self.ratio,
+        )
+
+    @property
+    def ratio(self) -> float | None:
+        """Of what workers sent each other: its bytes in fp32 over those on the wire; None without any."""
+        tensor_bytes = sum(link.tensor_bytes for link in self._links.values())
+        wire_bytes = sum(link.wire_bytes for link in self._links.values())
+        return tensor_bytes / wire_bytes if wire_bytes else None
+
+    def _add(self, links: Sequence[LinkTraffic]) -> None:
+        for link in links:
+            known = self._links.get((link.source, link.target), LinkTraffic(link.source, link.target, 0, 0))
+            self._links[link.source, link.target] = known.with_more(link)
+
+
+def _row(link: LinkTraffic) -> LinkRow:
+    return LinkRow(
+        link.source, link.target, link.tensor_bytes, link.wire_bytes, link.ratio, link.coding_seconds
+    )
+
+
+def _corpus(job: Job) -> CorpusRecord | None:
+    if not isinstance(job.data, TextDataset):
+        return None
+    found = job.data.describe()
+    return CorpusRecord(str(found["name"]), str(found["sha256"]), int(found["bytes"]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `state` is done, failed or cancelled, `reason` one line, empty when done."""
+
+    state: str
+    reason: str
+
+
+class Recorder:
+    """Writes a run's files on a thread, one after the other; each method may raise `RunFailed` (disk)."""
+
+    def __init__(self, job: Job, folder: RunFolder, observer: Observer, emulated: bool = False) -> None:
+        self.folder = folder
+        self.observer = observer
+        self.tally = RunMetrics(job, time.monotonic(), emulated)
+        self._emulated = emulated
+        self._job_id = ""
+        self._state = ""
+        self._warned = False
+
+    async def submitted(self, name: str, broker: str) -> None:
+        """The job is with the broker."""
+        await self._record("submitted", name=name, broker=broker)
+
+    async def accepted(self, message: Accepted) -> None:
+        """The broker says where the job stands."""
+        self._job_id = message.job
+        self.observer.waiting(message.state)
+        if not goes_on(message.state, self._state):
+            self._state = message.state
+            await self._record("waiting", job=message.job, state=message.state)
+
+    async def planned(self, message: Planned) -> None:
+        """There is a plan; loading begins."""
+        workers = message.plan.workers()
+        self.tally.planned(time.monotonic(), len(workers), message.prediction)
+        self.observer.planned(message)
+        await asyncio.to_thread(self.folder.write_plan, message.plan)
+        await self._record(
+            "planned",
+            attempt=message.attempt,
+            workers=workers,
+            prediction=message.prediction,
+            unable=message.unable,
+            notes=message.notes,
+        )
+
+    async def running(self, sent_bytes: int) -> None:
+        """Loading is over; `sent_bytes` have left over data links."""
+        self.tally.running(time.monotonic(), sent_bytes)
+        self.observer.running()
+        self._begin()
+        await self._record("running", loading_seconds=self.tally.loading_seconds)
+
+    async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
+        """A unit was decided; `sent_bytes` have left over data links since the start."""
+        unit = self.tally.current
+        row = self.tally.finished(message, time.monotonic(), sent_bytes)
+        await self._warn(message.links)
+        is_looped = unit is not None and self.tally.is_looped(unit)
+        if row is not None:
+            self.observer.stepped(row)
+        elif not is_looped:
+            self.observer.validated(self.tally.steps, self.tally.validation_loss)
+        self._begin()
+        if row is not None:
+            await asyncio.to_thread(self.folder.add_step, row)
+        elif is_looped:
+            loss = self.tally.validation_loss_with_codecs
+            await self._record("validated with codecs", step=self.tally.steps, loss=loss)
+        else:
+            await self._record("validated", step=self.tally.steps, loss=self.tally.validation_loss)
+
+    async def codecs_chosen(self, message: CodecsChosen) -> None:
+        """Links are written otherwise from some unit on."""
+        self.observer.codecs_chosen(message)
+        await self._record("codecs", step=message.step, changes=message.changes, words=message.words)
+
+    async def collecting(self, message: Collecting) -> None:
+        """The weights are on their way home."""
+        await self._record("collecting", step=message.step, state=message.state, reason=message.reason)
+
+    def close(self, outcome: Outcome) -> Summary:
+        """Write the last event and the summary, as far as the disk lets them."""
+        summary = self.tally.summary(outcome.state, outcome.reason, self._job_id, time.monotonic())
+        with suppress(RunFailed):  # a full disk is then the outcome's reason already
+            self.folder.add_event(time.time(), "ended", state=outcome.state, reason=outcome.reason)
+            self.folder.write_summary(summary)
+        return summary
+
+    def kept(self) -> str:
+        """What the user still has of a run that failed, for the end of a sentence."""
+        if not self.tally.steps:
+            return ""
+        step = self.tally.weights_step
+        weights = "" if step is None else f" and the weights of step {step}"
+        steps = "1 step" if self.tally.steps == 1 else f"{self.tally.steps} steps"
+        told = f"; the metrics of {steps}{weights} are in {self.folder.path}"
+        if step is not None or self._emulated:
+            return told
+        return f"{told}, but the weights were with the workers and are lost: the run must start anew"
+
+    async def _warn(self, links: Sequence[LinkTraffic]) -> None:
+        """Say once that a codec met what it cannot write: the run goes on, with those tensors as they are."""
+        unfit = [link for link in links if link.not_finite]
+        if unfit and not self._warned:
+            self._warned = True
+            pairs = [f"{link.source} -> {link.target}" for link in unfit]
+            self.observer.warned(
+                f"values on {pairs[0]} are not finite (or beyond 1e16): no codec writes them, so they travel"
+                " as they are; the model may be diverging"
+            )
+            await self._record("not finite", step=self.tally.steps, links=pairs)
+
+    def _begin(self) -> None:
+        if self.tally.current is not None:
+            self.observer.working(self.tally.current, 0)
+
+    async def _record(self, event: str, **facts: object) -> None:
+        await asyncio.to_thread(self.folder.add_event, time.time(), event, **facts)

@@ -1,0 +1,217 @@
+"""The run folder: what a run leaves behind, valid at every moment, on a full disk and after a kill.
+
+A file of JSON rows that is whole after every append, and after one that failed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farflung.client.output.records import StepRow, Summary
+from farflung.errors import JobError, RunFailed
+from farflung.files import write_atomically
+from farflung.plans import Plan
+from farflung.plans.plan_file import NAME as PLAN
+
+
+class JsonLines:
+    """Appends rows to a new or empty file; each has left this process when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(self.descriptor).st_size
+
+    def append(self, row: bytes) -> None:
+        """Write one row and its line end, or raise `OSError` and leave the file as it was."""
+        line = row + b"\n"
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(self.descriptor, line[written:])
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self.descriptor, self._size)
+            raise
+        self._size += len(line)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+SUMMARY = "summary.json"
+MODEL = "model.safetensors"
+LOGS = "logs"
+
+SIGNS = (METRICS, EVENTS, SUMMARY)
+"""A folder with one of these was written by a run."""
+
+
+class RunFolder:
+    """One run's files, open for writing and locked against a second run.
+
+    Every method may raise `RunFailed` when the disk does not take what it is given; the rows and files that
+    were written before stay whole.
+    """
+
+    def __init__(self, path: Path, previous: Path | None) -> None:
+        self.path = path
+        self.previous = previous
+        self._has_steps = False
+        with self._guarded():
+            self._events = JsonLines(path / EVENTS)
+            self._metrics = JsonLines(path / METRICS)
+        try:
+            fcntl.flock(self._events.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._events.close()
+            self._metrics.close()
+            raise JobError(
+                f"another run is writing to {path}: wait for it, or choose another --out"
+            ) from None
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """Make the folder; an older run that lies there is kept under the next free name (`gpt.1`).
+
+        Raises
+        ------
+        JobError
+            The folder cannot be made, holds other things than a run, or a run is writing to it now.
+        """
+        try:
+            path = path.resolve()
+            previous = _set_aside(path)
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_be_made(path, error) from None
+        return cls(path, previous)
+
+    @staticmethod
+    def check(path: Path) -> None:
+        """Raise as `create` would, as far as can be told without touching anything."""
+        try:
+            _is_run(path.resolve())
+        except OSError as error:
+            raise _cannot_be_made(path, error) from None
+
+    @property
+    def model_path(self) -> Path:
+        """Where the trained weights are written."""
+        return self.path / MODEL
+
+    @property
+    def logs(self) -> Path:
+        """Where processes that a local run starts write what they say."""
+        return self.path / LOGS
+
+    def add_step(self, row: StepRow) -> None:
+        """Append one training step to `metrics.jsonl`."""
+        with self._guarded():
+            self._metrics.append(msgspec.json.encode(row))
+        self._has_steps = True
+
+    def add_event(self, at: float, event: str, **facts: Any) -> None:
+        """Append one event to `events.jsonl`; `at` is in Unix seconds."""
+        with self._guarded():
+            self._events.append(msgspec.json.encode({"at": at, "event": event, **facts}))
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write `plan.json`."""
+        self._write(PLAN, plan)
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write `summary.json`."""
+        self._write(SUMMARY, summary)
+
+    def give_way(self) -> bool:
+        """Give the older run its name back, if there is one and this has no step; whether that was done."""
+        if self._has_steps or self.previous is None:
+            return False
+        name, free = self.path, _free_beside(self.path)
+        with self._guarded():
+            name.rename(free)
+            self.path = free
+            self.previous.rename(name)
+        self.previous = None
+        return True
+
+    def close(self) -> None:
+        """Close the files; the next run may take the folder's name."""
+        self._metrics.close()
+        self._events.close()
+
+    def _write(self, name: str, document: msgspec.Struct) -> None:
+        with self._guarded():
+            write_atomically(self.path / name, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise disk_failure(self.path, error.strerror or str(error)) from error
+
+
+def disk_failure(path: Path, trouble: str) -> RunFailed:
+    """The one line about a disk that takes no more."""
+    return RunFailed(
+        f"the run folder {path} takes no more ({trouble}): what was written before is kept;"
+        " make room and run again"
+    )
+
+
+def _cannot_be_made(path: Path, error: OSError) -> JobError:
+    return JobError(f"the run folder {path} cannot be made: {error.strerror}; choose another --out")
+
+
+def _is_run(path: Path) -> bool:
+    """Whether an older run, which is over, lies there; JobError if a new one may not take its place."""
+    if path.exists() and not path.is_dir():
+        raise JobError(f"expected a run folder at {path}, found a file: choose another --out")
+    if not path.is_dir() or not any(path.iterdir()):
+        return False
+    if not any((path / sign).exists() for sign in SIGNS):
+        raise JobError(f"{path} holds other files than a run's: choose an empty or new folder with --out")
+    _require_unlocked(path)
+    return True
+
+
+def _set_aside(path: Path) -> Path | None:
+    """Move an older run out of the way; None if there is none."""
+    if not _is_run(path):
+        return None
+    target = _free_beside(path)
+    path.rename(target)
+    return target
+
+
+def _free_beside(path: Path) -> Path:
+    """The next free name beside a folder: `gpt.1`."""
+    number = 1
+    while (target := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return target
+
+
+def _require_unlocked(path: Path) -> None:
+    if not (path / EVENTS).exists():
+        return
+    descriptor = os.open(path / EVENTS, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise JobError(f"another run is writing to {path}: wait, or choose another --out") from None
+    finally:
+        os.close(descriptor)

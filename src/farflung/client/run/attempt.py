@@ -1,0 +1,116 @@
+"""One attempt of a job as the submitter sees it: data links to the workers, and what flows over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
+
+from farflung.client.capture.prepared import Prepared
+from farflung.client.output.progress import Observer
+from farflung.client.run.broker_client import Lost
+from farflung.client.run.feeder import Feeder
+from farflung.client.run.microbatches import Microbatches
+from farflung.client.run.state_transfer import StateCollector, send_state
+from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
+from farflung.errors import ConnectionFailed
+from farflung.opdag.analysis import changed_by_training
+from farflung.protocol.messages import Planned, Welcome
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Attempt:
+    """Dials the workers of a plan, loads them, feeds them and takes the trained state back.
+
+    `hear` is told when a link is lost, until `close`.
+    """
+
+    def __init__(
+        self, prepared: Prepared, planned: Planned, observer: Observer, hear: Callable[[Lost], None]
+    ) -> None:
+        self._prepared = prepared
+        self.planned = planned
+        self._observer = observer
+        self._hear = hear
+        self._lines: dict[str, WorkerSession] = {}
+        self._connected: set[str] = set()
+        self._linked = asyncio.Event()
+        self._feeder = Feeder(
+            planned.job, planned.attempt, planned.plan, prepared.graph, self._lines, observer.working
+        )
+        changed = changed_by_training(prepared.graph)
+        coming = [[name for name in names if name in changed] for names in planned.owned]
+        self._collector = StateCollector(
+            planned.job, planned.attempt, planned.plan, coming, prepared.state, observer.collecting
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """What has left over data links so far, framing included."""
+        return sum(line.bytes_sent for line in self._lines.values())
+
+    async def load(self, paths: WorkerRoutes) -> None:
+        """Dial every worker, and send each what its segments own.
+
+        Raises
+        ------
+        ConnectionFailed
+            A worker cannot be reached; one that is lost later is told to `hear`.
+        """
+        progress = _Progress(self._observer, self._total_bytes())
+        async with asyncio.TaskGroup() as group:
+            for worker in self.planned.plan.workers():
+                group.create_task(self._load_worker(worker, paths, progress))
+
+    async def feed(self) -> None:
+        """Stream every microbatch of the job; see `Feeder.run`."""
+        await self._linked.wait()  # a worker without state can be ready before its welcome comes
+        async with aclosing(Microbatches(self._prepared.job, self._prepared.graph).stream()) as stream:
+            await self._feeder.run(stream)
+
+    def moved(self, worker: str, addresses: Sequence[str]) -> None:
+        """A worker is to be found elsewhere from now on."""
+        if line := self._lines.get(worker):
+            line.moved(addresses)
+
+    async def trained_state(self) -> dict[str, Tensor]:
+        """The owned tensors, when the workers have sent what training changed; see `StateCollector.state`."""
+        trained = await self._collector.state()
+        kept = {name for names in self.planned.owned for name in names} - trained.keys()
+        return trained | {name: self._prepared.state[name] for name in kept}
+
+    async def close(self, reason: str) -> None:
+        """Close every link."""
+        await asyncio.gather(*(line.close(reason) for line in self._lines.values()))
+
+    async def _load_worker(self, worker: str, paths: WorkerRoutes, progress: _Progress) -> None:
+        planned = self.planned
+        welcome = Welcome(planned.job, planned.attempt)
+        line = WorkerSession(worker, welcome, self._feeder, self._collector, self._hear)
+        self._lines[worker] = line
+        await line.connect(paths, planned)
+        self._connected.add(worker)
+        if len(self._connected) == len(planned.plan.workers()):
+            self._linked.set()
+        segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
+        with suppress(ConnectionFailed):  # the lost link has told
+            await send_state(planned.job, planned.attempt, segments, self._prepared.state, line, progress.add)
+
+    def _total_bytes(self) -> int:
+        return sum(self._prepared.state[name].nbytes for names in self.planned.owned for name in names)
+
+
+class _Progress:
+    """Adds up what all workers have been sent."""
+
+    def __init__(self, observer: Observer, total: int) -> None:
+        self._observer = observer
+        self._total = total
+        self._sent = 0
+
+    def add(self, size: int) -> None:
+        self._sent += size
+        self._observer.loading(self._sent, self._total)

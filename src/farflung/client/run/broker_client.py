@@ -1,0 +1,175 @@
+"""One question to a broker, on a connection of its own.
+
+The submitter's control link to the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.protocol import broker_session
+from farflung.protocol.broker_session import BrokerSession, dial_broker
+from farflung.protocol.messages import (
+    Ask,
+    Denied,
+    Message,
+    Renew,
+    Renewed,
+    Status,
+    ToSubmitter,
+    ToViewer,
+    decode,
+    encode,
+)
+from farflung.protocol.probing import AskTopology, FleetTopology
+from farflung.text import kind_of
+from farflung.transport.endpoint import Handler, Hello, Link
+from farflung.transport.headers import DataHeader
+from farflung.transport.identity import Identity
+from farflung.transport.names import BROKER_ID
+from farflung.transport.timeouts import Timeouts
+
+
+async def ask_status(identity: Identity) -> Status:
+    """The status of the broker that `identity` joined; any role may ask.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    answer = await _ask(identity, Ask())
+    if not isinstance(answer, Status):
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected its status")
+    return answer
+
+
+async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopology:
+    """How the fleet of the broker that `identity` joined is connected; any role may ask.
+
+    With `survey`, which only a submitter may ask for, its idle workers begin to measure that anew.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    answer = await _ask(identity, AskTopology(survey))
+    if not isinstance(answer, FleetTopology):
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected a topology")
+    return answer
+
+
+async def renew(identity: Identity) -> Identity:
+    """The same holder with a new certificate, kept in its folder.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    IdentityError
+        The certificate is not for this holder.
+    """
+    answer = await _ask(identity, Renew(await asyncio.to_thread(identity.renewal_request)))
+    if not isinstance(answer, Renewed):
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected a certificate")
+    return await asyncio.to_thread(identity.renewed, answer.certificate)
+
+
+async def _ask(identity: Identity, question: Message) -> Message:
+    timeouts = Timeouts()
+    inquiry = _BrokerQuery()
+    link = await dial_broker(identity, inquiry, timeouts)
+    try:
+        link.send_control(encode(question))
+        async with asyncio.timeout(timeouts.lease_seconds):
+            return await inquiry.answer
+    except TimeoutError:
+        raise ConnectionFailed(
+            f"the broker at {identity.broker} did not answer within {timeouts.lease_seconds:.0f} s"
+        ) from None
+    finally:
+        await link.close("asked and answered")
+
+
+class _BrokerQuery:
+    """Waits for one answer."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def control(self, link: Link, message: bytes) -> None:
+        told = decode(message, ToViewer)
+        if isinstance(told, Denied):
+            self._fail(f"the broker refused: {told.reason}")
+        elif not self.answer.done():
+            self.answer.set_result(told)
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        raise ProtocolError("the broker sent data: it only ever sends control messages")
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """Never called: `opening` takes nothing."""
+
+    def closed(self, link: Link, reason: str) -> None:
+        self._fail(f"the broker closed the connection: {reason}")
+
+    def _fail(self, reason: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(ConnectionFailed(reason))
+
+
+log = logging.getLogger("farflung.client")
+
+
+def hello(identity: Identity, kind: Literal["control", "data"]) -> Hello:
+    """What this process says first on a connection."""
+    return Hello(id=identity.id, role=identity.role, kind=kind)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A link is gone: `peer` is a worker's id, or `broker`."""
+
+    peer: str
+    reason: str
+
+
+class _Listener:
+    """Passes on what the broker says."""
+
+    def __init__(self, hear: Callable[[Message | Lost], None]) -> None:
+        self._hear = hear
+
+    def told(self, message: Message) -> None:
+        self._hear(message)
+
+    def back(self) -> None:
+        log.warning("linked to the broker again")
+
+    def lost(self, reason: str) -> None:
+        self._hear(Lost(BROKER_ID, reason))
+
+
+async def open_broker_session(
+    identity: Identity, timeouts: Timeouts, hear: Callable[[Message | Lost], None]
+) -> BrokerSession:
+    """A line to the broker that the identity joined.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, or is another one.
+    """
+
+    async def dialled(handler: Handler) -> Link:
+        return await broker_session.dial_broker(identity, handler, timeouts)
+
+    line = BrokerSession(ToSubmitter, _Listener(hear), dialled)
+    await line.open()
+    return line

@@ -1,0 +1,137 @@
+"""The feeder: streams model inputs to the segments that read them, no further ahead than the plan allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from farflung.client.run.microbatches import Microbatch
+from farflung.errors import ProtocolError
+from farflung.opdag.graph import Graph
+from farflung.plans import FEEDER, Edge, Plan
+from farflung.schedule import Feeding, Unit
+from farflung.transport.headers import DENSE, DataHeader, ValueHeader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Outgoing(Protocol):
+    """What the feeder needs of a link."""
+
+    def post(self, header: DataHeader, buffer: memoryview) -> object:
+        """Queue a message; the buffer stays unchanged until it has left."""
+
+
+class Feeder:
+    """Sends each microbatch's inputs along the plan's feeder edges, in the order of the job's units.
+
+    A segment has at most twice the plan's window of fed microbatches that it has not finished; it says that
+    it finished one by an empty gradient for each value it was fed. `tell` hears how many microbatches of a
+    unit the first segment that is fed has finished.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        attempt: int,
+        plan: Plan,
+        graph: Graph,
+        links: Mapping[str, Outgoing],
+        tell: Callable[[Unit, int], None] = lambda unit, microbatches: None,
+    ) -> None:
+        self._tell = tell
+        self._job = job
+        self._attempt = attempt
+        self._plan = plan
+        self._links = links
+        self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+        self._targets: dict[int, list[Edge]] = {}
+        for edge in plan.edges:
+            if edge.source == FEEDER:
+                self._targets.setdefault(edge.target, []).append(edge)
+        self._feeding = Feeding(list(self._targets), plan.window)
+        self._has_room = asyncio.Event()
+        self._unfinished: dict[tuple[int, int, int], set[int]] = {}
+        self._units: dict[int, Unit] = {}  # fed, and not finished by the first segment that is fed
+        self._finished: Counter[int] = Counter()
+
+    async def run(self, microbatches: AsyncIterator[Microbatch]) -> None:
+        """Feed every microbatch; returns when the last has been handed to its links.
+
+        Raises
+        ------
+        JobError
+            A microbatch could not be loaded.
+        """
+        async for microbatch in microbatches:
+            self._units[microbatch.unit.number] = microbatch.unit
+            for segment, edges in self._targets.items():
+                await self._turn()
+                self._feeding.fed()
+                key = (segment, microbatch.unit.number, microbatch.number)
+                self._unfinished[key] = {edge.value for edge in edges}
+                for edge in edges:
+                    self._post(microbatch, edge)
+
+    def finished(self, worker: str, header: ValueHeader) -> None:
+        """Take the empty gradient with which `worker` says that a fed value is not needed any more.
+
+        Raises
+        ------
+        ProtocolError
+            It was not fed that value, said so before, or the message is no empty gradient to the feeder.
+        """
+        key = (header.source, header.unit, header.microbatch)
+        waiting = self._unfinished.get(key, set())
+        ours = (header.job, header.attempt) == (self._job, self._attempt)
+        fits = ours and header.gradient and header.target == FEEDER and header.bytes == 0
+        if not fits or header.value not in waiting or self._plan.worker_of(header.source) != worker:
+            raise ProtocolError(
+                f"worker {worker} answered for value {header.value} of microbatch {header.microbatch}, unit"
+                f" {header.unit}, segment {header.source}, which it was not fed or has answered for before"
+            )
+        waiting.remove(header.value)
+        if not waiting:
+            del self._unfinished[key]
+            self._feeding.finished(header.source)
+            self._has_room.set()
+            if header.source == min(self._targets):
+                self._count(header.unit)
+
+    async def _turn(self) -> None:
+        """Wait until the segment whose turn it is has room."""
+        while self._feeding.next() is None:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def _count(self, number: int) -> None:
+        unit = self._units[number]
+        self._finished[number] += 1
+        self._tell(unit, self._finished[number])
+        if self._finished[number] == unit.microbatches:
+            del self._units[number], self._finished[number]
+
+    def _post(self, microbatch: Microbatch, edge: Edge) -> None:
+        buffer = _bytes_of(microbatch.tensors[self._names[edge.value]])
+        header = ValueHeader(
+            job=self._job,
+            attempt=self._attempt,
+            unit=microbatch.unit.number,
+            microbatch=microbatch.number,
+            source=FEEDER,
+            target=edge.target,
+            value=edge.value,
+            gradient=False,
+            codec=DENSE,
+            bytes=len(buffer),
+        )
+        self._links[self._plan.worker_of(edge.target)].post(header, buffer)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    from farflung.runtime.torch_backend.tensors import memory
+
+    return memory(tensor)

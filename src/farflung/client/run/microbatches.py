@@ -1,0 +1,123 @@
+"""The microbatches of a job in the order its units run, loaded ahead of need in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from farflung.client.api.job import Dataset, Job
+from farflung.data import SampleOrder, collate, spread_indices
+from farflung.errors import FarflungError, JobError
+from farflung.opdag.graph import Graph
+from farflung.schedule import Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOADED_AHEAD = 4
+
+
+class Microbatch(NamedTuple):
+    """One microbatch of a unit: contiguous tensors by input name that nobody else holds."""
+
+    unit: Unit
+    number: int
+    tensors: dict[str, Tensor]
+
+
+class Microbatches:
+    """Addresses a job's microbatches by unit and number, and checks them against what was captured.
+
+    A training step t takes the items of `SampleOrder.indices(t)`, split in order; an evaluation takes the
+    same items each time, spread evenly over the validation set.
+    """
+
+    def __init__(self, job: Job, graph: Graph) -> None:
+        self._job = job
+        self._size = job.microbatch_size
+        self._order = SampleOrder(len(job.data), job.batch, job.seed)
+        self._held_out = (
+            spread_indices(len(job.validation), job.validation_microbatches * self._size)
+            if job.validation is not None
+            else []
+        )
+        self._types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("input")}
+
+    def load(self, unit: Unit, number: int) -> Microbatch:
+        """Read and collate the items of microbatch `number` of `unit`.
+
+        Raises
+        ------
+        JobError
+            An item cannot be read, or the batch is not of the types and shapes that were captured.
+        """
+        indices = self._order.indices(unit.step) if unit.train else self._held_out
+        part = indices[number * self._size : (number + 1) * self._size]
+        data = self._job.data if unit.train else self._job.validation
+        assert data is not None
+        batch = read_batch(data, "data" if unit.train else "validation", part, self._job)
+        return Microbatch(unit, number, {name: self._fit(name, batch) for name in self._types})
+
+    async def stream(self) -> AsyncGenerator[Microbatch, None]:
+        """Every microbatch of the job in order; at most a few are loaded before they are asked for."""
+        places = self._places()
+        with _one_thread() as thread:
+            ahead: deque[Future[Microbatch]] = deque()
+            while True:
+                while len(ahead) < LOADED_AHEAD and (place := next(places, None)) is not None:
+                    ahead.append(thread.submit(self.load, *place))
+                if not ahead:
+                    return
+                yield await asyncio.wrap_future(ahead.popleft())
+
+    def _places(self) -> Iterator[tuple[Unit, int]]:
+        for unit in self._job.training().units():
+            for number in range(unit.microbatches):
+                yield unit, number
+
+    def _fit(self, name: str, batch: dict[str, Tensor]) -> Tensor:
+        if name not in batch:
+            raise JobError(f"a batch lacks {name!r}, which the captured model reads: found {sorted(batch)}")
+        tensor, wanted = batch[name], self._types[name]
+        found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        expected = (wanted.dtype, wanted.shape_at(self._size))
+        if found != expected:
+            raise JobError(
+                f"{name!r} of a batch is {found[0]} of shape {found[1]}, captured was {expected[0]} of shape"
+                f" {expected[1]}: every batch must be alike, pad with Job(collate=)"
+            )
+        own = tensor.detach().cpu().contiguous()
+        # A user's collate may hand out one buffer again and again; ours stacks afresh.
+        return own.clone() if self._job.collate is not None else own
+
+
+def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> dict[str, Tensor]:
+    """Items `indices` of a data set as one batch; a `JobError` names the item that cannot be read."""
+    items = []
+    for index in indices:
+        try:
+            items.append(data[index])
+        except FarflungError:
+            raise
+        except Exception as error:
+            raise JobError(f"{name}[{index}] raised {type(error).__name__}: {error}") from error
+    try:
+        return collate(items, job.collate)
+    except FarflungError:
+        raise
+    except Exception as error:
+        raise JobError(f"Job(collate=) raised {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _one_thread() -> Iterator[ThreadPoolExecutor]:
+    """A thread that is told to stop, but not waited for, when the block ends."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="farflung-data")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Numbers as bytes: floats, integers, indices, entropy coding, random bits."""

@@ -1,0 +1,1 @@
+"""What codecs remember from one tensor to the next."""

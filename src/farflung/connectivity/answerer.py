@@ -1,0 +1,118 @@
+"""The side that is sought: dials whoever cannot dial it, or takes its end of a circuit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+from farflung.connectivity.circuits import join_circuit
+from farflung.connectivity.routes import LONGEST_REASON, relayed
+from farflung.errors import FarflungError, ProtocolError
+from farflung.protocol.fields import Message
+from farflung.protocol.reachability import Circuit, DialBack, NotReached
+from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
+from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial_any
+from farflung.transport.timeouts import Timeouts
+
+_log = logging.getLogger("farflung.connectivity")
+
+MAXIMUM_AT_ONCE = 64
+MAXIMUM_FOR_ONE_PEER = 4
+"""One that asks again may have given up on what is still under way."""
+
+
+class Sought(Protocol):
+    """What an answerer needs of whoever it works for."""
+
+    @property
+    def handler(self) -> Handler:
+        """Of links with peers."""
+
+    def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
+        """Whether this member of the plan may have a link to here now, and as what."""
+
+    def entered(self, link: Link) -> Handler:
+        """A link to a peer is here, and the peer will speak first; ProtocolError refuses it."""
+
+    def tell(self, message: Message) -> None:
+        """Send a message to the broker."""
+
+
+class Answerer:
+    """Does what the broker passes on from peers; see `Connector` for the parameters' meaning."""
+
+    def __init__(
+        self,
+        own: Hello,
+        context: ssl.SSLContext,
+        broker: str,
+        sought: Sought,
+        timeouts: Callable[[], Timeouts],
+    ) -> None:
+        self._own = msgspec.structs.replace(own, kind="reverse")
+        self._context = context
+        self._broker = broker
+        self._sought = sought
+        self._timeouts = timeouts
+        self._at_work: dict[asyncio.Task[None], str] = {}
+
+    def hear(self, request: DialBack | Circuit, listener: Listener) -> None:
+        """Begin to do it; what comes of it is told to the peer by the link, or to the broker."""
+        peer = self._sought.expects(request.job, request.attempt, request.peer)
+        if peer is None:
+            self._decline(request, "it does not work for that attempt of the job")
+        elif list(self._at_work.values()).count(request.peer) >= MAXIMUM_FOR_ONE_PEER:
+            self._decline(request, f"it is busy with {MAXIMUM_FOR_ONE_PEER} requests of the same peer")
+        elif len(self._at_work) >= MAXIMUM_AT_ONCE:
+            self._decline(request, "it is busy with other peers that cannot be reached")
+        elif isinstance(request, DialBack):
+            self._spawn(request, self._dial_back(request, peer))
+        else:
+            self._spawn(request, self._take_end(request, peer, listener))
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        for task in self._at_work:
+            task.cancel()
+        await asyncio.gather(*self._at_work, return_exceptions=True)
+
+    def _spawn(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._watched(request, work))
+        self._at_work[task] = request.peer
+        task.add_done_callback(self._at_work.pop)
+
+    async def _watched(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FarflungError as error:
+            self._decline(request, str(error))
+
+    def _decline(self, request: DialBack | Circuit, reason: str) -> None:
+        _log.info("no link to %s: %s", request.peer, reason)
+        answer = NotReached(
+            request.number, request.job, request.attempt, request.peer, reason[:LONGEST_REASON]
+        )
+        self._sought.tell(answer)
+
+    async def _dial_back(self, request: DialBack, peer: Peer) -> None:
+        addresses = [self._beside_broker(address) for address in request.addresses]
+        handler = self._sought.handler
+        link = await dial_any(addresses, self._context, self._own, peer, handler, self._timeouts())
+        link.path = "reverse"
+        try:
+            self._sought.entered(link)
+        except ProtocolError as error:
+            await link.close(str(error))
+
+    def _beside_broker(self, address: str) -> str:
+        host, port = parse_address(address)
+        return format_address(parse_address(self._broker)[0], port) if host in EVERY_INTERFACE else address
+
+    async def _take_end(self, request: Circuit, peer: Peer, listener: Listener) -> None:
+        raw = await join_circuit(request, self._broker, self._timeouts())
+        await listener.take(raw, peer, relayed(request.relay))

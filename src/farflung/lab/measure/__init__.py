@@ -1,0 +1,1 @@
+"""Measure a lab with plain traffic."""

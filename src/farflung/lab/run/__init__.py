@@ -1,0 +1,1 @@
+"""Train in a lab: layout, fleet, submitter and report."""

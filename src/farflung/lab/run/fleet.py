@@ -1,0 +1,141 @@
+"""The broker and the workers of a topology, each in a node of a lab.
+
+Whether a process in another network namespace listens on a port, as the kernel lists it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from farflung.errors import RunFailed
+from farflung.lab.network import RunningLab
+from farflung.lab.run.layout import BROKER
+from farflung.lab.switch.tun import NAMESPACES
+from farflung.local.child_process import ChildProcess
+from farflung.local.fleet import FleetProcesses
+from farflung.local.memory import share_of_memory
+from farflung.plans import WorkerSpec
+from farflung.runtime.frameworks import AUTO
+from farflung.transport.addresses import DEFAULT_PORT
+from farflung.transport.tokens import Token
+
+_LISTEN = "0A"
+
+
+def listens(process_id: int, port: int) -> bool:
+    """Whether this process listens on TCP `port`, in whichever network namespace it is.
+
+    Not whether anybody does where it is: before it has entered a namespace that is the host, where another
+    broker may have the same port.
+    """
+    listening = _listening(process_id, port)
+    return bool(listening) and not listening.isdisjoint(_open_files(process_id))
+
+
+def _listening(process_id: int, port: int) -> set[str]:
+    """The sockets that listen on `port` in the namespace of a process, as links to open files name them."""
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/{process_id}/net/{table}").read_text().splitlines()[1:]:
+                _, local, _, state, _, _, _, _, _, inode = line.split()[:10]
+                if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                    found.add(f"socket:[{inode}]")
+    return found
+
+
+def _open_files(process_id: int) -> set[str]:
+    found: set[str] = set()
+    with suppress(OSError):
+        for file in Path(f"/proc/{process_id}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found.add(str(file.readlink()))
+    return found
+
+
+LOOK_SECONDS = 0.05
+
+
+class LabFleet(FleetProcesses):
+    """A broker in the node `broker` and workers in theirs, called as the topology calls them.
+
+    Each runs as it would at home: `farflung broker`, and `farflung join` with the broker's address. Entering
+    the block starts the broker alone, so that a submitter can already make its job ready.
+
+    Parameters
+    ----------
+    network
+        The lab that `lay_out` describes.
+    workers
+        Whom to start. Each offers the memory that it has, at most an equal share of this machine's.
+    emulated_tflops
+        By worker, what its device sustains: all devices are emulated, and offer the memory that they would
+        have. Without it they compute.
+    """
+
+    def __init__(
+        self,
+        network: RunningLab,
+        workers: Sequence[WorkerSpec],
+        emulated_tflops: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(logs=None)
+        self._network = network
+        self._specs = workers
+        self._emulated_tflops = emulated_tflops
+        self.token: Token
+        self._worker_token: Token
+
+    @property
+    def submitter_folder(self) -> Path:
+        """Where the submitter keeps its identity; removed with the fleet."""
+        return self._folder / "submitter"
+
+    def keep(self, name: str, content: bytes) -> Path:
+        """Write a file for the submitter, as nobody else has it; removed with the fleet."""
+        path = self._folder / name
+        path.write_bytes(content)
+        return path
+
+    async def _start(self) -> None:
+        if self._emulated_tflops is None:
+            self._prepare_forks([AUTO] * len(self._specs))
+        self.token, self._worker_token = await asyncio.to_thread(self._tokens, len(self._specs))
+        self.address = f"{self._network.address(BROKER)}:{DEFAULT_PORT}"
+        await self._listening(await self._start_broker(f"[::]:{DEFAULT_PORT}", prefix=self._prefix(BROKER)))
+
+    async def start_workers(self) -> None:
+        """Start everybody else."""
+        for spec in self._specs:
+            prefix = self._prefix(spec.id)
+            namespace = str(NAMESPACES / self._network.namespace(spec.id))
+            await self._start_worker(
+                spec.id, self._worker_token, self._offer(spec), prefix, self._nursery is not None, namespace
+            )
+
+    def _offer(self, spec: WorkerSpec) -> list[str]:
+        """What a worker's owner would say to `farflung join`."""
+        if self._emulated_tflops is not None:
+            device = ["--backend", "emulated", "--tflops", repr(self._emulated_tflops[spec.id])]
+            return ["--site", spec.site, "--memory", repr(spec.memory_gb), *device]
+        memory_gb = min(spec.memory_gb, share_of_memory(len(self._specs)) / 1e9)
+        return ["--site", spec.site, "--memory", f"{memory_gb:.3f}"]
+
+    def _prefix(self, node: str) -> list[str]:
+        return self._network.command(node, [])
+
+    async def _listening(self, broker: ChildProcess) -> None:
+        ended = asyncio.create_task(broker.ended())
+        try:
+            async with asyncio.timeout(self._timeouts.start_seconds):
+                while not listens(await broker.process_id(), DEFAULT_PORT):
+                    if ended.done():
+                        raise RunFailed(f"the lab's {ended.result()}")
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            raise RunFailed(f"the lab's broker does not listen: {broker.log.read_text()[-500:]}") from None
+        finally:
+            ended.cancel()

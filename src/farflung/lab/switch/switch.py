@@ -1,0 +1,168 @@
+"""Carries packets between TUN devices: reads what nodes send, and writes it where it goes when it is due.
+
+Packets with an offload header: one that stands for many segments, which the kernel never cut.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import os
+import random
+import select
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from farflung.lab.switch import tun
+from farflung.lab.switch.control_server import ControlHandler, ControlServer
+from farflung.lab.switch.fabric import Fabric
+from farflung.lab.switch.namespaces import LOOK_SECONDS
+from farflung.lab.switch.shaper import FRAME_OVERHEAD, Channel
+from farflung.lab.switch.stats import Meter
+
+HEADER_BYTES = 10  # struct virtio_net_hdr before each packet of a TUN device with segmentation offload
+_HEADER = struct.Struct("=BBHHHH")  # flags, kind, headers, segment bytes, checksum start, offset
+
+
+def wire_bytes(packet: bytes) -> int:
+    """Bytes of the IP packets that a packet with an offload header becomes, and of frames around later ones.
+
+    The headers of each segment end after the TCP header, which starts where its checksum does.
+    """
+    _, kind, _, segment, start, _ = _HEADER.unpack_from(packet)
+    size = len(packet) - HEADER_BYTES
+    if kind == 0 or segment == 0:
+        return size
+    headers: int = start + (packet[HEADER_BYTES + start + 12] >> 4) * 4
+    segments = -(-(size - headers) // segment)
+    return size + (segments - 1) * (headers + FRAME_OVERHEAD)
+
+
+BATCH_PACKETS = 64  # from one device before due packets are looked at again
+SPIN_SECONDS = 20e-6  # below this, asking again is cheaper than sleeping
+MOST_NAP_SECONDS = 250e-6  # between two looks at the devices: halves the cost of a packet at 100 Mbit/s
+NAP_SHARE = 0.025  # of the shortest latency, so that no nap shows in a round trip
+PRIORITY = 10
+LARGEST_BYTES = 65_535
+_Event = tuple[float, int, Channel, bytes, int, bool]
+
+
+class Switch:
+    """The loop over one device a port.
+
+    A packet's way is booked when it is read; an event in the heap is either its arrival before the far line
+    or, once it is through that, its delivery.
+    """
+
+    def __init__(self, devices: list[int], fabric: Fabric, attendant: ControlHandler, meter: Meter) -> None:
+        self._devices, self._fabric, self._attendant, self._meter = devices, fabric, attendant, meter
+        self._port_of = {descriptor: port for port, descriptor in enumerate(devices)}
+        has_headers = fabric.spec.segmentation_offload
+        self._offset = HEADER_BYTES if has_headers else 0
+        self._largest = self._offset + (LARGEST_BYTES if has_headers else fabric.spec.mtu)
+        self._heap: list[_Event] = []
+        self._sequence = 0
+
+    def run(
+        self, epoll: select.epoll, server: ControlServer, ends: tuple[int, ...], are_gone: Callable[[], bool]
+    ) -> None:
+        """Carry packets until a request to stop, or until one of the descriptors `ends` can be read.
+
+        From then on `are_gone` is asked every few milliseconds, and packets are carried until it says so: who
+        is told to end may want to say so to others.
+        """
+        timer, armed = tun.Timer(), 0.0
+        epoll.register(timer.descriptor, select.EPOLLIN | select.EPOLLET)
+        for descriptor in (*self._devices, *ends):
+            epoll.register(descriptor, select.EPOLLIN)
+        heap, port_of, now = self._heap, self._port_of, time.monotonic
+        woke, is_ending, looked = now(), False, 0.0
+        while True:
+            if is_ending and woke - looked >= LOOK_SECONDS:
+                if are_gone():
+                    return
+                looked = now()
+            nap = min(MOST_NAP_SECONDS, NAP_SHARE * self._fabric.shortest_latency)
+            rest = woke + nap - now()
+            if rest > SPIN_SECONDS:
+                time.sleep(rest)
+            wait = LOOK_SECONDS if is_ending else -1.0
+            if heap:
+                due = heap[0][0]
+                if due - now() < SPIN_SECONDS:
+                    wait = 0.0
+                elif due != armed:
+                    timer.set(due)
+                    armed = due
+            events = epoll.poll(wait)
+            woke = now()
+            for descriptor, mask in events:
+                port = port_of.get(descriptor)
+                if port is not None and mask & select.EPOLLERR:  # somebody deleted the device
+                    epoll.unregister(descriptor)
+                elif port is not None:
+                    self._take(port, descriptor)
+                    self._deliver()
+                elif descriptor in ends:
+                    is_ending = True
+                    epoll.unregister(descriptor)
+                else:
+                    server.handle(descriptor)
+                    is_ending = is_ending or self._attendant.is_stopping
+            self._deliver()
+
+    def _take(self, port: int, device: int) -> None:
+        """Read what nodes have sent, and book its way."""
+        routes, offset, largest, heap = self._fabric.routes[port], self._offset, self._largest, self._heap
+        read, now, draw = os.read, time.monotonic, random.random
+        for _ in range(BATCH_PACKETS):
+            try:
+                packet = read(device, largest)
+            except OSError:  # no more, or the interface is down
+                return
+            if packet[offset] >> 4 == 4:
+                address = packet[offset + 16 : offset + 20]
+            else:
+                address = packet[offset + 24 : offset + 40]
+            channel = routes.get(address) or self._fabric.route(port, address)
+            if channel is None:
+                continue
+            size = wire_bytes(packet) if offset else len(packet)
+            due = channel.send(size, now(), draw)
+            if due is not None:
+                self._sequence += 1
+                heapq.heappush(heap, (due, self._sequence, channel, packet, size, False))
+
+    def _deliver(self) -> None:
+        """Write what is due."""
+        heap, pop, now, late = self._heap, heapq.heappop, time.monotonic, self._meter.late
+        until = now()
+        while heap and heap[0][0] <= until:
+            due, _, channel, packet, size, is_through = pop(heap)
+            if not is_through:
+                end = channel.arrive(size, due)
+                if end is None:
+                    continue
+                if end > until:
+                    self._sequence += 1
+                    heapq.heappush(heap, (end, self._sequence, channel, packet, size, True))
+                    continue
+                due = end
+            if channel.deliver(size):
+                with suppress(OSError):  # the interface is down
+                    os.write(self._devices[channel.target], packet)
+                until = now()
+                late(until - due)
+
+
+def take_priority() -> tuple[bool, str]:
+    """Run before everything else that wants the processor; whether that was allowed, and how in words."""
+    gc.freeze()
+    gc.disable()  # the loop makes no cycles, and a collection would stop it
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
+    except OSError as error:
+        return False, f"real-time priority was refused: {error.strerror}"
+    return True, f"real-time priority {PRIORITY}, first in first out"

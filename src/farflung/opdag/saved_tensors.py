@@ -1,0 +1,259 @@
+"""What the backward pass needs of a node: which values autograd keeps, and the memory that kernels take.
+
+From PyTorch's own list of derivatives (derivatives.yaml of 2.13); a test holds it against autograd.
+An op that is missing here is taken to keep all that it reads and makes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from farflung.opdag.cost import Types
+from farflung.opdag.graph import ITEM_BYTES, Node, Ref
+from farflung.opdag.opset import lookup
+from farflung.opdag.storage import Storage, reshaped, uses_fused_attention
+
+_KEPT = {
+    "add": "",
+    "sub": "",
+    "rsub": "",
+    "neg": "",
+    "mul": "self:other other:self",
+    "div": "other self:other",
+    "pow": "self exponent result:exponent",
+    "sqrt rsqrt exp expm1 tanh sigmoid relu reciprocal softmax log_softmax": "result",
+    "floor ceil round sign": "",
+    "log log1p log2 abs sin cos atan gelu silu mish softplus leaky_relu elu hardtanh": "self",
+    "hardswish hardsigmoid log_sigmoid square erf clamp clamp_min clamp_max var": "self",
+    "prelu": "self weight",
+    "remainder": "self:other other:other",
+    "maximum minimum": "self other",
+    "where": "condition",
+    "masked_fill": "mask",
+    "tril triu": "",
+    "native_dropout": "result1",
+    "amax amin logsumexp std prod linalg_vector_norm": "self result",
+    "max min": "self result result1",
+    "cumsum sum mean": "",
+    "mse_loss smooth_l1_loss": "self target",
+    "nll_loss_nd": "self target weight",
+    "cross_entropy_loss": "target weight",
+    "binary_cross_entropy_with_logits": "self target weight pos_weight",
+    "layer_norm group_norm rms_norm": "input weight",
+    "_native_batch_norm_legit_functional _native_batch_norm_legit": "input weight running_mean running_var",
+    "max_pool2d max_pool3d avg_pool2d avg_pool3d": "self",
+    "mm matmul": "self:other self:mat2 other:self mat2:self",
+    "bmm": "self:mat2 mat2:self",
+    "addmm": "mat1:mat2 mat2:mat1",
+    "baddbmm": "batch1:batch2 batch2:batch1",
+    "linear": "input:weight weight:input",
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": "input weight",
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d": "",
+    "embedding": "indices",
+    "index": "indices",
+    "index_select": "index",
+    "gather": "self index",
+}
+"""By op: what is kept, `a:b` if b needs a gradient. `result` is what the op makes, `result1` its second."""
+
+_RULES = {name: rule.split() for names, rule in _KEPT.items() for name in names.split()}
+_NOTHING = frozenset({"view", "movement", "creation"})
+
+_BACKWARD_COPIES = {
+    "abs": 1, "sin": 1, "cos": 1, "sqrt": 1, "rsqrt": 2, "reciprocal": 2, "erf": 3, "pow": 2, "div": 1,
+    "square": 2, "var": 2, "std": 2, "maximum": 2, "minimum": 2, "max": 2, "min": 2, "amax": 2, "amin": 2,
+    "clamp": 1, "clamp_min": 1, "clamp_max": 1, "logsumexp": 2, "log1p": 1, "log2": 1, "expm1": 1, "atan": 2,
+    "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2,
+    "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1,
+}  # fmt: skip
+"""Temporary tensors of a backward pass, as large as the op's largest operand, beside its gradients."""
+
+_FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of one node, for one microbatch.
+
+    Parameters
+    ----------
+    values
+        Values of the graph that autograd keeps.
+    extra_bytes
+        What it keeps beside: masks, statistics and copies that are no values of the graph.
+    forward_bytes, backward_bytes
+        What the kernels take for a moment beside operands, results and gradients.
+    """
+
+    values: frozenset[int]
+    extra_bytes: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+
+
+def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: set[int]) -> Kept:
+    """What is kept for `node`, given the values whose gradient is needed.
+
+    Parameters
+    ----------
+    types, batch, storage
+        Of all values that the node reads and makes, at `batch` samples; `storage_of` its graph.
+    gradients
+        Values whose gradient is needed (`differentiable_values`).
+    """
+    base, group = node.op.split(".")[1], lookup(node.op).group
+    largest = max((types[v].bytes(batch) for v in (*node.reads(), *node.writes())), default=0)
+    forward = _FORWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch, False)
+    if base in ("mse_loss", "smooth_l1_loss"):
+        forward += _broadcast(node, types, batch, storage)
+    if base == "matmul":
+        forward += sum(_copied(node, types, batch, storage).values())
+    if group == "attention":
+        values, extra, around = _attention(node, types, batch, storage, gradients)
+        if not gradients.intersection(node.writes()):
+            return Kept(frozenset(), 0, around)
+        return Kept(values, extra, around, around)
+    if not gradients.intersection(node.writes()):
+        return Kept(frozenset(), 0, forward)
+    backward = _BACKWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch, True)
+    values = _values(node, base, group, gradients)
+    extra = _extra(node, base, types, batch)
+    if base == "matmul":
+        copied = _copied(node, types, batch, storage)
+        kept = sum(copied[value] for value in values.intersection(copied))
+        values, extra, forward = values.difference(copied), extra + kept, forward - kept
+        expanded = (value for value, size in copied.items() if size > types[value].bytes(batch))
+        backward += sum(copied[value] for value in gradients.intersection(expanded))
+    return Kept(values, extra, forward, backward)
+
+
+def _values(node: Node, base: str, group: str, gradients: set[int]) -> frozenset[int]:
+    rules = _RULES.get(base)
+    if rules is None:
+        return frozenset() if group in _NOTHING else frozenset((*node.reads(), *node.writes()))
+    found: set[int] = set()
+    for rule in rules:
+        name, _, wanted = rule.partition(":")
+        if not wanted or gradients.intersection(_named(node, wanted)):
+            found.update(_named(node, name))
+    return frozenset(found)
+
+
+def _named(node: Node, name: str) -> list[int]:
+    """Values among an argument, or a result."""
+    if name.startswith("result"):
+        at = int(name[6:] or 0)
+        return [value for value in node.outputs[at : at + 1] if value >= 0]
+    argument = node.arguments.get(name)
+    elements = argument if isinstance(argument, list) else [argument]
+    return [element.id for element in elements if isinstance(element, Ref)]
+
+
+def _extra(node: Node, base: str, types: Types, batch: int) -> int:
+    """Bytes of what autograd keeps beside the graph's values."""
+
+    def size(name: str) -> int:
+        return sum(types[value].bytes(batch) for value in _named(node, name))
+
+    if base == "cross_entropy_loss":
+        return size("self")  # the logarithms of probabilities
+    if base == "log_sigmoid":
+        return size("self")  # the exponentials
+    if base in ("max", "min") and node.outputs[1:] == [-1]:
+        return types[node.outputs[0]].numel(batch) * ITEM_BYTES["int64"]  # where they were found
+    if base == "native_dropout" and node.outputs[1] < 0:
+        return size("input")  # noise as numbers, where nobody reads the mask
+    if base in ("max_pool2d", "max_pool3d"):
+        return sum(types[v].numel(batch) for v in node.writes()) * ITEM_BYTES["int64"]
+    if base in ("layer_norm", "group_norm", "rms_norm"):
+        return _statistics(node, base, types, batch)
+    if base.startswith("_native_batch_norm"):
+        channels = sum(types[v].shape_at(batch)[1] for v in _named(node, "input"))
+        return 2 * channels * ITEM_BYTES["float32"]
+    return 0
+
+
+def _statistics(node: Node, base: str, types: Types, batch: int) -> int:
+    """Mean and deviation of every row or group."""
+    (shape,) = (types[value].shape_at(batch) for value in _named(node, "input"))
+    groups, normalised = node.arguments.get("num_groups"), node.arguments.get("normalized_shape")
+    if base == "group_norm":
+        assert isinstance(groups, int)
+        return 2 * shape[0] * groups * ITEM_BYTES["float32"]
+    assert isinstance(normalised, list)
+    return 2 * math.prod(shape[: len(shape) - len(normalised)]) * ITEM_BYTES["float32"]
+
+
+def _copied(node: Node, types: Types, batch: int, storage: Storage) -> dict[int, int]:
+    """Bytes of the copies of what a product of batches does not find as [batch, n, m], by value."""
+    copies: dict[int, int] = {}
+    operands = (*_named(node, "self"), *_named(node, "other"))
+    result = types[node.writes()[0]].shape_at(batch)
+    by_vector = min(len(storage.shapes[value]) for value in operands) < 2
+    for value in operands:
+        shape = storage.shapes[value]
+        lead = shape[:-2] if by_vector else result[:-2]
+        if len(shape) > 2 and (shape[:-2] != lead or not _as_batches(value, storage)):
+            copies[value] = math.prod((*lead, *shape[-2:])) * ITEM_BYTES[types[value].dtype]
+    return copies
+
+
+def _broadcast(node: Node, types: Types, batch: int, storage: Storage) -> int:
+    """A loss over operands of two shapes is first made for each pair of elements, in two steps."""
+    one, other = (storage.shapes[value] for name in ("self", "target") for value in _named(node, name))
+    if one == other:
+        return 0
+    sides = zip_longest(reversed(one), reversed(other), fillvalue=1)
+    widest = max(ITEM_BYTES[types[value].dtype] for value in node.reads())
+    return 2 * math.prod(max(sizes) if min(sizes) else 0 for sizes in sides) * widest
+
+
+def _as_batches(value: int, storage: Storage) -> bool:
+    shape, strides = storage.shapes[value], storage.strides(value)
+    flat = (math.prod(shape[:-2]), *shape[-2:])
+    return strides is not None and reshaped(shape, strides, flat) is not None
+
+
+def _attention(
+    node: Node, types: Types, batch: int, storage: Storage, gradients: set[int]
+) -> tuple[frozenset[int], int, int]:
+    """Values, other bytes that are kept, and bytes for a moment."""
+    operands = [value for name in ("query", "key", "value") for value in _named(node, name)]
+    shape = storage.shapes[operands[0]]
+    item = ITEM_BYTES[types[operands[0]].dtype]
+    keys = storage.shapes[operands[1]][-2]
+    (made,) = node.writes()
+    pairs = math.prod(storage.shapes[made][:-1]) * keys
+    masks = [types[value] for value in _named(node, "attn_mask")]
+    if uses_fused_attention(node, storage, gradients):
+        sums = math.prod(shape[:-1]) * ITEM_BYTES["float32"]
+        mask = sum(kind.numel(batch) * item for kind in masks if kind.dtype == "bool")
+        kept = frozenset((*operands, *_named(node, "attn_mask"), *node.writes()))
+        return kept, sums + mask, 0
+    # Else scores are a table: of its copies autograd keeps the softmax, with dropout noise and product too.
+    tables = 3 if node.arguments.get("dropout_p") else 1
+    whole = frozenset(value for value in operands[2:] if _as_batches(value, storage))
+    copies = sum(types[value].bytes(batch) for value in operands if value not in whole)
+    return whole, copies + tables * pairs * item, (2 * item + ITEM_BYTES["bool"]) * pairs
+
+
+def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
+    """oneDNN's convolutions copy what they read and make, weights too, into blocks of channels.
+
+    Backward the gradients of operand and weights, which both count beside, are made one after the other.
+    PyTorch's own, for other types, lay out what every place of a window reads.
+    """
+    if lookup(node.op).group != "convolution":
+        return 0
+    (read, weight), made = (_named(node, name)[0] for name in ("input", "weight")), node.writes()[0]
+    if types[read].dtype in ("float32", "bfloat16"):
+        copies = [types[value].bytes(batch) for value in (read, weight)]
+        return types[made].bytes(batch) + (max(copies) if backward else sum(copies))
+    kernel = types[weight].shape_at(batch)
+    wide, many = (made, read) if "transpose" in node.op else (read, made)
+    rank = len(kernel) - 2
+    channels = types[wide].shape_at(batch)[-rank - 1]
+    places = types[many].numel(batch) // max(1, types[many].shape_at(batch)[-rank - 1])
+    return channels * math.prod(kernel[2:]) * places * ITEM_BYTES[types[read].dtype]

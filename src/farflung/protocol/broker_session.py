@@ -1,0 +1,241 @@
+"""A process's session with its broker, over whatever control link carries it now.
+
+How every holder of an identity dials the broker that it joined.
+
+Keeps a holder's certificate fresh: asks for a new one at half life, and shows it on new connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from farflung.errors import AnotherAuthority, FarflungError, ProtocolError
+from farflung.protocol.messages import Attach, Attached, Message, Renew, decode, encode
+from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial
+from farflung.transport.failures import why_over
+from farflung.transport.headers import DataHeader
+from farflung.transport.identity import Identity
+from farflung.transport.names import BROKER_ID
+from farflung.transport.redialling import redial
+from farflung.transport.session import Session
+from farflung.transport.timeouts import Timeouts
+
+log = logging.getLogger("farflung.protocol")
+
+
+class SessionListener(Protocol):
+    """Whoever a broker line belongs to."""
+
+    def told(self, message: Any) -> None:
+        """The broker said this, of the union that the line was made for."""
+
+    def back(self) -> None:
+        """Another link has taken the place of a lost one."""
+
+    def lost(self, reason: str) -> None:
+        """The broker is lost for good; called at most once, and not after `close`."""
+
+
+class BrokerSession:
+    """Opened once. A lost link is dialled again until the lease is over, and nothing said is lost with it.
+
+    A broker that closes the link, or whose process dies, is lost at once.
+
+    Attributes
+    ----------
+    link : The newest link.
+    """
+
+    link: Link
+
+    def __init__(self, union: Any, ears: SessionListener, dial: Callable[[Handler], Awaitable[Link]]) -> None:
+        self._union = union
+        self._ears = ears
+        self._dial = dial
+        self._session = Session(secrets.token_hex(16))
+        self._claimed: tuple[Link, int] | None = None
+        self._settled = asyncio.Event()
+        self._redialling: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    async def open(self) -> None:
+        """Dial the broker.
+
+        Raises
+        ------
+        ConnectionFailed
+            It cannot be reached, or is another one.
+        """
+        self.link = await self._dial(self)
+        self._claim(self.link)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The broker's."""
+        return self.link.timeouts
+
+    def send(self, message: Message) -> None:
+        """Say something; it arrives once, or the line is lost."""
+        self._session.send_control(encode(message))
+
+    async def close(self, reason: str) -> None:
+        """Say why and hang up."""
+        self._is_over = True
+        if self._redialling is not None:
+            self._redialling.cancel()
+            await asyncio.gather(self._redialling, return_exceptions=True)
+        claimed = self._release_claimed(reason)
+        await asyncio.gather(*(link.close(reason) for link in (self.link, *claimed)))
+        self._session.close()
+
+    # transport.handler.Handler
+
+    def control(self, link: Link, message: bytes) -> None:
+        said = decode(message, self._union)
+        if not isinstance(said, Attached):
+            self._ears.told(said)
+            return
+        if self._claimed is None or self._claimed[0] is not link:
+            raise ProtocolError("the broker attached a link twice")
+        number = self._claimed[1]
+        self._session.settle(number, self._session.number, said.received)
+        self._claimed, self.link = None, link
+        self._session.carry(link, number)
+        self._settled.set()
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        raise ProtocolError("the broker sent data: it only ever sends control messages")
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        raise AssertionError("nothing was opened")
+
+    def closed(self, link: Link, reason: str) -> None:
+        self._settled.set()
+        if self._claimed is not None and self._claimed[0] is link:
+            self._claimed = None
+        if link is not self.link:
+            # The broker's word on a link that was to take the place of a lost one is its last.
+            if link.cause == "word":
+                self._lose(f"{self.link.reason}; {reason}")
+            return
+        self._session.lose()
+        if link.cause == "trouble" and not self._is_over:
+            log.warning("lost the link to the broker (%s); dialling again", reason)
+            self._redialling = asyncio.create_task(self._redial(reason))
+        else:
+            self._lose(reason)
+
+    def _claim(self, link: Link) -> None:
+        session, number = self._session, self._session.next_number()
+        self._claimed = (link, number)
+        self._settled.clear()
+        link.send_control(encode(Attach(session.nonce, number, session.number, session.receipt)))
+
+    async def _redial(self, reason: str) -> None:
+        lost, timeouts = self.link, self.link.timeouts
+
+        async def attempt() -> None:
+            link = await self._dial(self)
+            if self._claimed is not None:
+                self._claimed[0].abandon("superseded by a newer connection")
+            if self.link is lost:
+                self._claim(link)
+                await self._settled.wait()
+            else:
+                link.abandon("not needed any more")
+
+        left = lost.last_heard + timeouts.lease_seconds - time.monotonic()
+        failure = await redial(attempt, lambda: self._is_over or self.link is not lost, timeouts, left)
+        if failure:
+            log.info("the broker is not back: %s", failure)
+            self._lose(why_over("the broker", timeouts.lease_seconds, reason))
+        elif not self._is_over:
+            self._ears.back()
+
+    def _lose(self, reason: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._release_claimed(reason)
+            self._session.close()
+            self._ears.lost(reason)
+
+    def _release_claimed(self, reason: str) -> list[Link]:
+        """Be over with a link that the broker has not attached; whatever it still says comes too late."""
+        claimed, self._claimed = self._claimed, None
+        if claimed is None:
+            return []
+        claimed[0].abandon(reason)
+        return [claimed[0]]
+
+
+async def dial_broker(
+    identity: Identity, handler: Handler, timeouts: Timeouts, context: ssl.SSLContext | None = None
+) -> Link:
+    """A control link to the broker that `identity` names; `context` is one of its own that is in use.
+
+    Raises
+    ------
+    AnotherAuthority
+        There is a broker, but not the one that this identity is of.
+    ConnectionFailed
+        The broker cannot be reached, or refuses.
+    """
+    hello = Hello(identity.id, identity.role, "control")
+    broker = Peer(BROKER_ID, "broker")
+    own = context or identity.client_context()
+    try:
+        return await dial(identity.broker, own, hello, broker, handler, timeouts)
+    except AnotherAuthority:
+        raise AnotherAuthority(_words(identity)) from None
+
+
+def _words(identity: Identity) -> str:
+    joined = identity.joined_at()
+    made = "one that was there before" if joined == identity.broker else f"the one at {joined}"
+    return (
+        f"the broker at {identity.broker} does not know the identity in {identity.folder}: {identity.role}"
+        f" {identity.id} is of another broker, {made}; make a token on the machine of this one (farflung"
+        f" token create --role {identity.role}) and add --token, with a --folder of its own to keep both"
+    )
+
+
+class Renewal:
+    """Asks over whatever `tell` is; a live connection keeps the certificate it was made with."""
+
+    def __init__(self, identity: Identity, contexts: Sequence[ssl.SSLContext]) -> None:
+        self._identity = identity
+        self._contexts = contexts
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, tell: Callable[[Message], None], every_seconds: float) -> None:
+        """Look now, when half of the certificate's life is over, and at least every `every_seconds`."""
+        if self._timer is not None:
+            self._timer.cancel()
+        left = self._identity.renewal_due_at - time.time()
+        if left <= 0:
+            tell(Renew(self._identity.renewal_request()))
+            left = every_seconds
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(min(left, every_seconds), self.start, tell, every_seconds)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def renewed(self, certificate: bytes) -> None:
+        """Keep the new certificate."""
+        try:
+            self._identity = self._identity.renewed(certificate)
+        except FarflungError as error:
+            log.warning("the renewed certificate was refused: %s", error)
+            return
+        for context in self._contexts:
+            self._identity.present_in(context)
+        log.info("the certificate was renewed")

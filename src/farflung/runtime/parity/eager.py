@@ -1,0 +1,103 @@
+"""The other side of every parity claim: one process that runs the user's own module eagerly.
+
+It follows the conventions of the distributed run: the same microbatches in the same order, the loss of each
+weighted 1/microbatches, its k-th random op seeded like the graph's k-th random node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from farflung.opdag import opset
+from farflung.opdag.graph import Graph
+from farflung.runtime.torch_backend.codegen import reseed
+from farflung.runtime.torch_backend.optimizer import build, set_learning_rate, square_sum
+from farflung.runtime.training import Training, microbatch_seed
+
+Batch = Mapping[str, Tensor]
+
+
+class SeededRandomOps(TorchDispatchMode):
+    """Before the k-th random op that runs inside, seed the generator for the k-th of `numbers`."""
+
+    def __init__(self, seed: int, numbers: Sequence[int]) -> None:
+        super().__init__()
+        self._seed = seed
+        self._numbers = iter(numbers)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args):
+            number = next(self._numbers, None)
+            if number is not None:
+                reseed(self._seed, number)
+        return func(*args, **(kwargs or {}))
+
+
+def _draws_nothing(func: Any, args: Sequence[Any]) -> bool:
+    """Attention kernels carry the tag of a random op even without dropout."""
+    return (
+        "attention" in func.name()
+        and 0.0 in args[3:6]
+        and not any(isinstance(a, float) and a > 0 for a in args[3:6])
+    )
+
+
+def random_numbers(graph: Graph) -> list[int]:
+    """Numbers of the graph's random nodes, in execution order."""
+    return [node.number for node in graph.nodes if opset.lookup(node.op).draws(node)]
+
+
+class Reference:
+    """Eager training of `loss_of` (batch -> scalar loss) beside which a distributed run is held.
+
+    `draws` are the numbers from which its random ops are seeded, in order; by default those of the graph.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_of: Callable[[Batch], Tensor],
+        graph: Graph,
+        training: Training,
+        draws: Sequence[int] | None = None,
+    ) -> None:
+        self._module = module
+        self._loss_of = loss_of
+        self._numbers = random_numbers(graph) if draws is None else draws
+        self._training = training
+        trainable = [p for p in module.parameters() if p.requires_grad]
+        self._optimizer = build(training.optimizer, trainable)
+        self.step = 0
+
+    def accumulate(self, microbatches: Sequence[Batch]) -> float:
+        """Forward and backward over the microbatches of one step; returns the step's loss in float64."""
+        self._module.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        weight = 1.0 / len(microbatches)
+        total = 0.0
+        for number, batch in enumerate(microbatches):
+            seed = microbatch_seed(self._training.seed, True, self.step, number)
+            with SeededRandomOps(seed, self._numbers):
+                loss = self._loss_of(batch)
+            loss.backward(torch.full_like(loss, weight))
+            total += weight * float(loss.detach())
+        return total
+
+    def apply(self) -> None:
+        """Clip and update, at the step's learning rate."""
+        if self._training.clip is not None:
+            gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
+            norm = math.sqrt(square_sum(gradients))
+            scale = min(1.0, self._training.clip / (norm + 1e-6))
+            for gradient in gradients:
+                if scale != 1.0:
+                    gradient.mul_(scale)
+        set_learning_rate(self._optimizer, self._training.optimizer, self.step)
+        self._optimizer.step()
+        self.step += 1

@@ -1,0 +1,220 @@
+"""Is a model captured, cut and differentiated right? Held beside eager, in one process."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from farflung.opdag import wire
+from farflung.opdag.graph import Graph, Precision
+from farflung.opdag.segment import Segment
+from farflung.plans import Plan
+from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.parity.eager import Batch, Reference
+from farflung.runtime.torch_backend.verify import verify_segment
+from farflung.runtime.training import Training
+
+LOSS_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 2e-2}
+"""In bfloat16 a graph is bit-equal to eager unless the model computes otherwise when it is exported, which
+shows in the third digit then: Hugging Face's grouped-query attention repeats its keys (docs/capture.md)."""
+PARAMETER_TOLERANCE = 1e-4
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What `check` found; differences are relative (docs/explanation/numerics.md)."""
+
+    ok: bool
+    loss_difference: float
+    worst_gradient_difference: float
+    worst_parameter_difference: float
+    segments: int
+    cut_bytes: int
+    worst_gradient: str
+    worst_parameter: str
+    steps: int
+    evaluation_difference: float
+
+
+def named_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
+    """Every parameter and buffer of `module` by the name that the graph uses."""
+    state: dict[str, Tensor] = dict(module.named_buffers(remove_duplicate=False))
+    state.update(module.named_parameters(remove_duplicate=False))
+    return {entry.name: state[entry.name] for entry in graph.inputs if entry.kind in ("parameter", "buffer")}
+
+
+def _whole_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
+    """What the graph names, and every buffer that it does not: eager may change one that the graph lost."""
+    return dict(module.named_buffers()) | named_state(module, graph)
+
+
+def parameter_names(module: nn.Module, graph: Graph) -> dict[int, str]:
+    """The name of every parameter of `module` by its `id`: the graph's name, where it has several."""
+    known = {entry.name for entry in graph.inputs_of("parameter")}
+    found: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if name in known or id(parameter) not in found:
+            found[id(parameter)] = name
+    return found
+
+
+def gradient_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The worst max|a-b| / max(max|b|, 1e-4 x the model's largest gradient entry), and whose it is.
+
+    Infinite where one side has a gradient that the other has not.
+    """
+    if extra := sorted(set(ours) - set(theirs)):
+        return math.inf, extra[0]
+    largest = max((float(g.abs().max()) for g in theirs.values() if g.numel()), default=0.0)
+    return _worst(ours, theirs, 1e-4 * largest)
+
+
+def parameter_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The worst max|a-b| / max(max|b|, 1e-3), and whose it is."""
+    return _worst(ours, theirs, 1e-3)
+
+
+def _worst(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], floor: float) -> tuple[float, str]:
+    missing = sorted(set(theirs) - set(ours))
+    if missing:
+        return float("inf"), missing[0]
+    worst = (0.0, "")
+    for name, expected in theirs.items():
+        if torch.equal(ours[name], expected):  # also masks of -inf, whose difference is nan
+            continue
+        reference = expected.detach().double()
+        distance = float((ours[name].detach().double() - reference).abs().max())
+        scale = max(float(reference.abs().max()), floor)
+        worst = max(worst, (_number(distance / scale if scale else distance), name))
+    return worst
+
+
+def relative(ours: float, theirs: float) -> float:
+    """|ours - theirs| / |theirs|; infinite where one is no number."""
+    return _number(abs(ours - theirs) / max(abs(theirs), 1e-12))
+
+
+def _number(difference: float) -> float:
+    """nan compares false with everything, so a maximum would lose it."""
+    return math.inf if math.isnan(difference) else difference
+
+
+class Comparison:
+    """The cut model and the user's eager module, trained side by side on the same microbatches.
+
+    `module` itself is copied twice and stays as it is. `loss_of(module)` gives the function from a batch to
+    the scalar loss. `draws` are as `Reference` has them.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss_of: Callable[[nn.Module], Callable[[Batch], Tensor]],
+        graph: Graph,
+        plan: Plan,
+        segments: Sequence[Segment],
+        training: Training,
+        draws: Sequence[int] | None = None,
+    ) -> None:
+        self._graph = graph
+        self._training = training
+        self._eager = copy.deepcopy(module)
+        self._loss_of = loss_of(self._eager)
+        self._reference = Reference(self._eager, self._loss_of, graph, training, draws)
+        ours = copy.deepcopy(module)
+        self._state = _whole_state(ours, graph)
+        self._pipeline = InProcessPipeline(graph, plan, segments, named_state(ours, graph), training)
+        self._units = {unit.step: unit.number for unit in training.units() if unit.train}
+
+    def step(self, microbatches: Sequence[Batch]) -> tuple[float, tuple[float, str], tuple[float, str]]:
+        """One training step on both sides: relative loss difference, worst gradient, worst parameter."""
+        unit = self._units[self._reference.step]
+        shares = self._pipeline.run(unit, microbatches)
+        expected = self._reference.accumulate(microbatches)
+        loss = sum(share.loss for share in shares)
+        gradients = gradient_difference(self.gradients(), self._eager_gradients())
+        self._pipeline.decide(unit, self._scale(sum(share.square_sum for share in shares)))
+        self._reference.apply()
+        return (
+            relative(loss, expected),
+            gradients,
+            parameter_difference(self._state, _whole_state(self._eager, self._graph)),
+        )
+
+    def evaluation_difference(self, batch: Batch) -> float:
+        """How far the evaluation graph's loss on one microbatch is from that of `module.eval()`."""
+        unit = next(iter(self._training.units()))
+        assert not unit.train and unit.microbatches == 1
+        loss = sum(share.loss for share in self._pipeline.run(unit.number, [batch]))
+        self._pipeline.decide(unit.number, 1.0)
+        before = [(buffer, buffer.clone()) for buffer in self._eager.buffers()]
+        self._eager.eval()
+        with torch.no_grad():
+            expected = float(self._loss_of(batch))
+            for buffer, value in before:
+                buffer.copy_(value)  # some modules update a buffer in either mode
+        self._eager.train()
+        return relative(loss, expected)
+
+    @property
+    def precision(self) -> Precision:
+        """What both sides compute in."""
+        return self._training.precision
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients of the cut model by the graph's names."""
+        return {n: g for segment in self._pipeline.segments for n, g in segment.gradients().items()}
+
+    def _eager_gradients(self) -> dict[str, Tensor]:
+        names = parameter_names(self._eager, self._graph)
+        return {names[id(p)]: p.grad for p in self._eager.parameters() if p.grad is not None}
+
+    def _scale(self, square_sum: float) -> float:
+        if self._training.clip is None:
+            return 1.0
+        return min(1.0, self._training.clip / (square_sum**0.5 + 1e-6))
+
+
+def compare(
+    comparison: Comparison, steps: Sequence[Sequence[Batch]], plan_cut_bytes: int, segments: int
+) -> CheckReport:
+    """Train both sides over `steps` (each a list of microbatches) and report the worst differences.
+
+    The evaluation graph is compared first, on the first microbatch.
+    """
+    evaluation = comparison.evaluation_difference(steps[0][0])
+    rows = [comparison.step(microbatches) for microbatches in steps]
+    loss = max(row[0] for row in rows)
+    gradient = max(row[1] for row in rows)
+    parameter = rows[-1][2]
+    ok = (
+        loss <= LOSS_TOLERANCE
+        and gradient[0] <= GRADIENT_TOLERANCE[comparison.precision]
+        and parameter[0] <= PARAMETER_TOLERANCE
+        and evaluation <= LOSS_TOLERANCE
+    )
+    return CheckReport(
+        ok=ok,
+        loss_difference=loss,
+        worst_gradient_difference=gradient[0],
+        worst_parameter_difference=parameter[0],
+        segments=segments,
+        cut_bytes=plan_cut_bytes,
+        worst_gradient=gradient[1],
+        worst_parameter=parameter[1],
+        steps=len(rows),
+        evaluation_difference=evaluation,
+    )
+
+
+def received(programs: Sequence[bytes], batch: int) -> list[Segment]:
+    """Segments as a worker gets them: decoded, validated, and verified on the meta device."""
+    segments = [wire.load_segment(program, batch) for program in programs]
+    for segment in segments:
+        verify_segment(segment, batch)
+    return segments

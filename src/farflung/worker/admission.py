@@ -1,0 +1,148 @@
+"""What may still come over data links: every header is held against the plan before memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.errors import CodecError, ProtocolError
+from farflung.plans import FEEDER, Edge
+from farflung.protocol.messages import Load
+from farflung.schedule import UnitWindow
+from farflung.transport.headers import DENSE, ValueHeader
+
+Key = tuple[int, int, int, int, bool]  # microbatch, source, target, value, gradient
+Place = tuple[int, int]  # unit, microbatch
+Way = tuple[int, int, int]  # producer segment (or the feeder), consumer segment, value
+
+
+class Admission:
+    """Expected values and gradients of one worker in one attempt.
+
+    Peers may run one unit ahead of this worker, the feeder as many as its own window lets it. Of each value
+    no more microbatches are taken than the plan's window (the feeder: two windows) before the first of them
+    is answered with its gradient; a gradient is taken only for a value that was sent.
+    """
+
+    def __init__(self, worker: str, load: Load) -> None:
+        self._load = load
+        mine = set(load.plan.segments_of(worker))
+        edges = [((edge.source, edge.target, edge.value), edge) for edge in load.plan.edges]
+        self._values = {way: edge for way, edge in edges if edge.target in mine}
+        self._gradients = {way: edge for way, edge in edges if edge.source in mine}
+        self._senders = {n: placed.worker for n, placed in enumerate(load.plan.placements)}
+        self._senders[FEEDER] = load.submitter
+        self._units = UnitWindow(load.training.units())
+        self._longest = _longest(load.training.codecs)
+        self._seen: dict[int, set[Key]] = {}
+        self._unanswered: dict[Way, set[Place]] = {way: set() for way in self._values}
+        self._sent: dict[Way, set[Place]] = {way: set() for way in self._gradients}
+
+    def admit(self, peer: str, header: ValueHeader) -> bool:
+        """Whether to take the payload; false for one of an attempt or unit that is over.
+
+        Raises
+        ------
+        ProtocolError
+            The plan does not let `peer` send this, or not now, or it has come before.
+        """
+        load = self._load
+        if header.job != load.job or header.attempt < load.attempt or header.unit < self._units.current:
+            return False
+        edge = (self._gradients if header.gradient else self._values).get(_way(header))
+        if edge is None or self._senders[header.source] != peer or header.attempt != load.attempt:
+            raise ProtocolError(f"{peer} sent value {header.value}, which the plan does not have it send")
+        self._check_place(peer, header)
+        self._check_size(peer, header, edge)
+        self._check_window(peer, header)
+        self._record(peer, header)
+        return True
+
+    def retract(self, header: ValueHeader) -> None:
+        """A message that was admitted did not come whole, since its link was lost: it may come once more."""
+        place = (header.unit, header.microbatch)
+        self._seen.get(header.unit, set()).discard(_key(header))
+        if header.gradient:
+            self._sent[_way(header)].add(place)
+        else:
+            self._unanswered[_way(header)].discard(place)
+
+    def posted(self, header: ValueHeader) -> None:
+        """A value left for a peer, whose gradient may come now; or a gradient did, which makes room."""
+        book = self._unanswered if header.gradient else self._sent
+        places = book.get(_way(header))
+        if places is not None:
+            (places.discard if header.gradient else places.add)((header.unit, header.microbatch))
+
+    def advance(self) -> None:
+        """The current unit is decided."""
+        self._seen.pop(self._units.current, None)
+        self._units.advance()
+
+    def _check_place(self, peer: str, header: ValueHeader) -> None:
+        ahead = 2 * self._load.plan.window if header.source == FEEDER else 1
+        unit = self._units.get(header.unit) if header.unit <= self._units.current + ahead else None
+        if unit is None or header.microbatch >= unit.microbatches:
+            raise ProtocolError(
+                f"{peer} sent microbatch {header.microbatch} of unit {header.unit}, which is not due"
+            )
+
+    def _check_size(self, peer: str, header: ValueHeader, edge: Edge) -> None:
+        sent = f"{peer} sent value {header.value} with {header.bytes} bytes (codec {header.codec}), "
+        if header.codec == DENSE:
+            if header.bytes not in _sizes(edge, header.gradient):
+                raise ProtocolError(f"{sent}expected {edge.bytes} (codec {DENSE})")
+            return
+        known = len(self._longest) if edge.differentiable else 0
+        if header.codec > known:
+            raise ProtocolError(f"{sent}expected at most codec {known} of that value")
+        most = self._longest[header.codec - 1](edge.bytes)
+        if not 0 < header.bytes <= most:
+            raise ProtocolError(f"{sent}expected 1 to {most} bytes")
+
+    def _check_window(self, peer: str, header: ValueHeader) -> None:
+        way, place = _way(header), (header.unit, header.microbatch)
+        if header.gradient:
+            if place not in self._sent[way]:
+                raise ProtocolError(
+                    f"{peer} sent a gradient of value {header.value} twice, or of none it has"
+                )
+            self._sent[way].discard(place)
+            return
+        limit = self._load.plan.window * (2 if header.source == FEEDER else 1)
+        if len(self._unanswered[way]) >= limit and place not in self._unanswered[way]:
+            raise ProtocolError(f"{peer} sent value {header.value} more than {limit} microbatches ahead")
+        self._unanswered[way].add(place)
+
+    def _record(self, peer: str, header: ValueHeader) -> None:
+        seen = self._seen.setdefault(header.unit, set())
+        key = _key(header)
+        if key in seen:
+            raise ProtocolError(f"{peer} sent value {header.value} of microbatch {header.microbatch} twice")
+        seen.add(key)
+
+
+def _key(header: ValueHeader) -> Key:
+    return (header.microbatch, header.source, header.target, header.value, header.gradient)
+
+
+def _way(header: ValueHeader) -> Way:
+    ends = (header.target, header.source) if header.gradient else (header.source, header.target)
+    return (*ends, header.value)
+
+
+def _longest(codecs: tuple[str, ...]) -> list[Callable[[int], int]]:
+    """For each codec of the job, how long a payload of so many bytes of a tensor may be."""
+    if not codecs:
+        return []
+    from farflung.codec.catalogue import recipe  # with numpy, which an idle worker does without
+
+    try:
+        return [recipe(name).most_bytes for name in codecs]
+    except CodecError:
+        return []  # the job is refused for it as soon as its programs are looked at
+
+
+def _sizes(edge: Edge, gradient: bool) -> tuple[int, ...]:
+    if not gradient:
+        return (edge.bytes,)
+    return (0, edge.bytes) if edge.differentiable else (0,)

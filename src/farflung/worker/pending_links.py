@@ -1,0 +1,71 @@
+"""Where links wait whose attempt was not announced to this worker yet. Pure but for the links it closes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import Claim, Load
+from farflung.transport.link import Link
+
+MAX_PENDING_LINKS = 64
+MAX_PENDING_LINKS_PER_PEER = 4
+
+
+class PendingLinks:
+    """Links that others dialled, each with what it claims to be for, once it has said so.
+
+    `close` ends a link that has to make room.
+    """
+
+    def __init__(self, close: Callable[[Link, str], None]) -> None:
+        self._close = close
+        self._claims: dict[Link, Claim | None] = {}
+
+    @property
+    def links(self) -> list[Link]:
+        """Who waits, the longest first."""
+        return list(self._claims)
+
+    def enter(self, link: Link) -> None:
+        """Somebody dialled; ProtocolError if there is no room.
+
+        Of one peer's links the newest stay, so that nobody can fill the lobby alone.
+        """
+        of_this_peer = [other for other in self._claims if other.peer == link.peer]
+        for older in of_this_peer[: max(0, len(of_this_peer) + 1 - MAX_PENDING_LINKS_PER_PEER)]:
+            del self._claims[older]
+            self._close(older, "superseded by newer connections")
+        if len(self._claims) >= MAX_PENDING_LINKS:
+            raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
+        self._claims[link] = None
+
+    def leave(self, link: Link) -> None:
+        """A link waits no longer, if it did."""
+        self._claims.pop(link, None)
+
+    def claim(self, link: Link, claim: Claim) -> None:
+        """A link says what it is for; of one holder's links for one attempt the newest stays.
+
+        Raises ProtocolError if it has said so before, or does not wait here.
+        """
+        if self._claims.get(link, claim) is not None:
+            raise ProtocolError("a claim that was made before, or by somebody who was dialled")
+        for older in [o for o, made in self._claims.items() if o.peer == link.peer and _alike(made, claim)]:
+            del self._claims[older]
+            self._close(older, "superseded by a newer connection")
+        self._claims[link] = claim
+
+    def call(self, link: Link, load: Load | None, admitted: frozenset[str]) -> Claim | None:
+        """What a link claims, if that is this attempt and its holder is admitted; it then waits no longer."""
+        claim = self._claims[link]
+        if claim is None or load is None or (claim.job, claim.attempt) != (load.job, load.attempt):
+            return None
+        if link.peer.id not in admitted:
+            return None
+        del self._claims[link]
+        return claim
+
+
+def _alike(made: Claim | None, claim: Claim) -> bool:
+    return made is not None and (made.job, made.attempt) == (claim.job, claim.attempt)

@@ -1,0 +1,195 @@
+"""A worker's ways to its peers and theirs to it, what it carries for others, and what it tells of this."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+
+from farflung.connectivity.advertised import advertised, own_hosts
+from farflung.connectivity.answerer import Answerer
+from farflung.connectivity.connector import Connector, ConnectRequest
+from farflung.errors import ConnectionFailed
+from farflung.protocol.fields import TEXT_LENGTH, Message
+from farflung.protocol.messages import Load
+from farflung.protocol.probing import SURVEY, EndProbe, Probe
+from farflung.protocol.reachability import (
+    MAXIMUM_REPORTS,
+    Circuit,
+    DialBack,
+    HoldCircuit,
+    LinkReport,
+    Links,
+    NotReached,
+)
+from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer
+from farflung.transport.identity import Identity
+from farflung.transport.relay import Relay
+from farflung.transport.timeouts import Timeouts
+from farflung.worker import state as machine
+from farflung.worker.peers import Peers
+from farflung.worker.probing import Probing
+
+PathMessage = DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe
+
+
+class Routes:
+    """Made by the worker's service, which gives it what the broker says about paths and the links that enter.
+
+    Parameters
+    ----------
+    context
+        The TLS context to dial with.
+    advertise
+        What the owner says others reach this worker by; empty: find out.
+    relay_mbps
+        What to carry for peers who cannot reach each other; 0 is nothing.
+    state
+        The worker's state as it is at the moment.
+    tell
+        Sends a message to the broker, if it is there.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        context: ssl.SSLContext,
+        advertise: Sequence[str],
+        relay_mbps: float,
+        peers: Peers,
+        state: Callable[[], machine.State],
+        tell: Callable[[Message], None],
+        timeouts: Timeouts,
+    ) -> None:
+        own = Hello(identity.id, identity.role, "data")
+        self._peers = peers
+        self._state = state
+        self._timeouts = timeouts
+        self._advertise = advertise
+        self._route = ""
+        self._listener: Listener | None = None
+        self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
+        self._connector = Connector(own, context, identity.broker, self._port, tell, self._limits)
+        self._answerer = Answerer(own, context, identity.broker, self, self._limits)
+        self._probing = Probing(
+            Hello(identity.id, identity.role, "probe"),
+            context,
+            identity.broker,
+            self._port,
+            self._listening,
+            tell,
+            self._has_job,
+            self._limits,
+        )
+        self._attempt: machine.Attempt | None = None
+        self._tried: dict[str, str] = {}
+        self._reporting: asyncio.TimerHandle | None = None
+        self.tell = tell
+
+    def listens(self, listener: Listener) -> None:
+        """Peers dial here; a worker that relays also takes circuits here."""
+        self._listener = listener
+        if self._relay is not None:
+            listener.relay_over(self._relay)
+
+    def registered(self, route: str, timeouts: Timeouts) -> None:
+        """The broker is there: `route` is this end of the link to it, and its limits hold from now on."""
+        self._route, self._timeouts = route, timeouts
+        if self._reporting is None:
+            self.report()
+
+    def addresses(self) -> list[str]:
+        """Where this worker listens, as peers are told."""
+        return list(self._advertise) or advertised(self._listening().address, self._route, own_hosts())
+
+    async def connect(self, peer: str, load: Load, addresses: Sequence[str]) -> Link:
+        """Reach a neighbour, whichever way leads there; see `Connector.connect`."""
+        errand = ConnectRequest(load.job, load.attempt, Peer(peer, "worker"), addresses)
+        try:
+            reached = await self._connector.connect(errand, self._peers)
+        except ConnectionFailed as error:
+            self._note(peer, load, str(error))
+            self.report()  # at once: without this link the job may soon be over
+            raise
+        self._note(peer, load, reached.tried)
+        return reached.link
+
+    def hear(self, message: PathMessage) -> None:
+        """The broker says something about paths."""
+        if isinstance(message, HoldCircuit):
+            if self._relay is not None:
+                self._relay.grant(message.label, message.tokens, message.byte_quota)
+        elif isinstance(message, Probe | EndProbe) or message.job == SURVEY:
+            self._probing.hear(message)
+        elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
+            self._answerer.hear(message, self._listening())
+        else:
+            self._connector.hear(message)
+
+    def report(self) -> None:
+        """Tell the broker how every link stands, now and then every few heartbeats."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        loop = asyncio.get_running_loop()
+        self._reporting = loop.call_later(self._timeouts.suspect_seconds, self.report)
+        attempt = self._state().attempt
+        if attempt is None:
+            return
+        tried = self._tried if attempt == self._attempt else {}
+        port = 0 if self._listener is None else self._listener.port
+        links = {link.peer.id: link.status for link in self._peers.links}
+        reports = [
+            LinkReport(peer, tried.get(peer, ""), port, links.get(peer))
+            for peer in sorted(tried.keys() | links.keys())
+        ]
+        self.tell(Links(attempt[0], reports[:MAXIMUM_REPORTS]))
+
+    def stop_probing(self, reason: str) -> None:
+        """What was being measured gives way to a job."""
+        self._probing.stop(reason)
+
+    async def close(self) -> None:
+        """Stop what is under way; the listener closes the relay."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        await self._probing.close()
+        await self._answerer.close()
+
+    # paths.answerer.Sought
+
+    @property
+    def handler(self) -> Handler:
+        return self._peers
+
+    def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
+        state = self._state()
+        if state.load is None or state.attempt != (job, attempt) or peer not in state.admitted:
+            return None
+        return Peer(peer, "submitter" if peer == state.load.submitter else "worker")
+
+    def entered(self, link: Link) -> Handler:
+        """Somebody dialled; ProtocolError refuses it."""
+        if link.kind == "probe":
+            return self._probing.entered(link)
+        if link.kind != "reverse" or link.path != "direct":
+            return self._peers.entered(link)
+        sought_to_probe = self._probing.seeks(link.peer)
+        return self._probing.dialled_back(link) if sought_to_probe else self._connector.admit(link)
+
+    async def _port(self) -> int:
+        return self._listening().port
+
+    def _listening(self) -> Listener:
+        assert self._listener is not None
+        return self._listener
+
+    def _has_job(self) -> bool:
+        return self._state().load is not None
+
+    def _limits(self) -> Timeouts:
+        return self._timeouts
+
+    def _note(self, peer: str, load: Load, tried: str) -> None:
+        if self._attempt != (load.job, load.attempt):
+            self._attempt, self._tried = (load.job, load.attempt), {}
+        self._tried[peer] = tried[:TEXT_LENGTH]

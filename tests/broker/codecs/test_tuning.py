@@ -1,0 +1,193 @@
+"""A job whose codecs are chosen while it runs, as events in and messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.broker.scenario import Scenario, plan_over, sent, told
+
+from farflung.broker.codecs.tuning_state import MOST_UNSEEN
+from farflung.broker.core import events, facts
+from farflung.broker.core.state import Outcome, durable, replay
+from farflung.broker.status import status_of
+from farflung.planner.compression.limits import Limits
+from farflung.planner.compression.steering import steering
+from farflung.plans import LinkCodec, Topology, WorkerSpec
+from farflung.protocol.messages import CodecsChosen, Decide
+from farflung.protocol.worker import SegmentProgram, WayRate
+from farflung.simulator import Conditions
+
+MEGABIT = 1e6 / 8
+
+
+def network(mbps: float) -> Topology:
+    rows = ((mbps, mbps), (mbps, mbps))
+    workers = (WorkerSpec("a", "", 1e-6, 1.0), WorkerSpec("b", "", 1e-6, 1.0))
+    return Topology(workers, ((0.0, 0.0), (0.0, 0.0)), rows)
+
+
+class Steered(Scenario):
+    """Two workers with a megabyte each way, planned for links of 100 Mbit/s."""
+
+    def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
+        plan = plan_over(["a", "b"])
+        edges = [
+            edge.__class__(edge.value, edge.source, edge.target, 10**6, edge.differentiable)
+            for edge in plan.edges
+        ]
+        plan = plan.__class__(
+            [part.__class__(part.segment, part.workers, 10**5, 4, 3) for part in plan.placements],
+            edges,
+            plan.microbatches,
+            plan.window,
+        )
+        basis = steering(plan, network(100.0), Conditions(payload_share=1.0), Limits(0.05))
+        programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
+        made = events.PlanMade(self.now, job, 1, plan, programs, [["w"]] * 3, steering=basis)
+        return self.feed(made)
+
+    def feed(self, event: events.Event) -> Outcome:
+        """What is to be considered is, at once, and counts as a part of what came before."""
+        outcome = super().feed(event)
+        for command in outcome.commands:
+            if isinstance(command, events.ConsiderCodecs):
+                found = command.steering.all_over(command.units)
+                later = events.CodecsConsidered(self.now, command.job, command.attempt, *found)
+                assert not super().feed(later).commands
+        return outcome
+
+    def unit(self, number: int, mbps: float) -> Outcome:
+        """Both workers are through with a unit, over links that carried so much."""
+        for worker, other in (("a", "b"), ("b", "a")):
+            ready = self.shares(worker, number)
+            rates = [WayRate(other, mbps * MEGABIT)]
+            said = ready.__class__(
+                ready.job, ready.attempt, ready.unit, ready.shares, ready.bytes_sent, rates=rates
+            )
+            outcome = self.feed(events.WorkerSays(self.now, worker, said))
+        return outcome
+
+
+def steered() -> Steered:
+    scenario = Steered("a", "b")
+    scenario.running(2, steps=150)
+    return scenario
+
+
+def decisions(outcome: Outcome, worker: str) -> list[Decide]:
+    return [message for message in sent(outcome.commands, worker) if isinstance(message, Decide)]
+
+
+def chosen(outcomes: Sequence[Outcome]) -> list[CodecsChosen]:
+    return [m for outcome in outcomes for m in told(outcome.commands) if isinstance(m, CodecsChosen)]
+
+
+def test_links_as_planned_need_no_word() -> None:
+    scenario = steered()
+    outcomes = [scenario.unit(number, 100.0) for number in range(12)]
+    assert chosen(outcomes) == []
+    assert all(decide.codecs is None for o in outcomes for decide in decisions(o, "a"))
+
+
+def test_a_change_goes_to_all_workers_with_one_decision_to_the_submitter_and_into_the_log() -> None:
+    scenario = steered()
+    outcomes = [scenario.unit(number, 2.0) for number in range(12)]
+    (first, *_) = chosen(outcomes)
+    at = first.unit - 1
+    a, b = (decisions(outcomes[at], worker) for worker in ("a", "b"))
+    assert a == b and a[0].unit == at and a[0].codecs
+    logged = [fact for fact in outcomes[at].decisions() if isinstance(fact, facts.CodecsDecided)]
+    assert len(logged) == 1 and tuple(logged[0].codecs) == a[0].codecs and logged[0].unit == first.unit
+    assert facts.decode(facts.encode(logged[0])) == logged[0]
+    assert "carries 2 Mbit/s, not 100 Mbit/s" in first.changes[0].reason
+    assert {(one.source, one.target) for one in first.changes} <= {("a", "b"), ("b", "a")}
+
+
+def test_a_replay_of_the_decisions_knows_how_links_are_written() -> None:
+    scenario = steered()
+    for number in range(12):
+        scenario.unit(number, 2.0)
+    job = scenario.state.jobs["job-1"]
+    assert job.codecs and job.helm is not None
+    again = replay(fact for fact in scenario.facts if isinstance(fact, facts.Decision))
+    assert again == durable(scenario.state)
+    assert again.jobs["job-1"].codecs == job.codecs and again.jobs["job-1"].helm is None
+
+
+def test_status_shows_the_codecs_of_a_job_that_runs() -> None:
+    scenario = steered()
+    for number in range(12):
+        scenario.unit(number, 2.0)
+    shown = status_of(scenario.state, {}, [], "1", 1.0, {}, 0.0).jobs[0]
+    assert shown.codecs == list(scenario.state.jobs["job-1"].codecs)
+    assert all(isinstance(one, LinkCodec) for one in shown.codecs)
+    scenario.cancel(collect=False)
+    assert status_of(scenario.state, {}, [], "1", 1.0, {}, 0.0).jobs[0].codecs == []
+    assert scenario.state.jobs["job-1"].helm is None
+
+
+def test_a_loss_that_leaves_its_trend_after_a_rougher_codec_relaxes_it() -> None:
+    scenario = steered()
+    outcomes = []
+    for number in range(90):
+        worse = 1.5 if scenario.state.jobs["job-1"].codecs else 1.0
+        for worker, other in (("a", "b"), ("b", "a")):
+            ready = scenario.shares(worker, number, loss=worse / 3 * (number + 1) ** -0.2)
+            mbps = 100.0 if number < 50 else 2.0
+            said = ready.__class__(
+                ready.job, ready.attempt, ready.unit, ready.shares, 10, rates=[WayRate(other, mbps * MEGABIT)]
+            )
+            outcomes.append(scenario.feed(events.WorkerSays(scenario.now, worker, said)))
+    reasons = [change.reason for message in chosen(outcomes) for change in message.changes]
+    assert any("above its own trend" in reason for reason in reasons), reasons
+
+
+def considerations(outcome: Outcome) -> list[events.ConsiderCodecs]:
+    return [command for command in outcome.commands if isinstance(command, events.ConsiderCodecs)]
+
+
+class Slow(Steered):
+    """Its steering takes as long as the test says."""
+
+    def feed(self, event: events.Event) -> Outcome:
+        return Scenario.feed(self, event)
+
+    def answer(self, asked: events.ConsiderCodecs) -> Outcome:
+        found = asked.steering.all_over(asked.units)
+        return self.feed(events.CodecsConsidered(self.now, asked.job, asked.attempt, *found))
+
+
+def test_units_are_decided_while_a_choice_is_made_and_it_is_then_shown_all_of_them() -> None:
+    scenario = Slow("a", "b")
+    scenario.running(2, steps=150)
+    (first,) = considerations(scenario.unit(0, 2.0))
+    outcomes = [scenario.unit(number, 2.0) for number in range(1, 8)]
+    assert all(len(decisions(outcome, "a")) == 1 for outcome in outcomes)
+    assert not any(considerations(outcome) for outcome in outcomes)
+    (second,) = considerations(scenario.answer(first))
+    assert [over.unit for over in second.units] == list(range(1, 8))
+    assert not scenario.answer(second).commands
+    outcome = scenario.unit(8, 2.0)
+    (found,) = chosen([outcome])
+    assert found.unit == 9 and found.changes and decisions(outcome, "a")[0].codecs
+    assert chosen([scenario.unit(9, 2.0)]) == []
+
+
+def test_an_answer_for_a_job_that_is_over_or_of_another_attempt_changes_nothing() -> None:
+    scenario = Slow("a", "b")
+    scenario.running(2, steps=150)
+    (asked,) = considerations(scenario.unit(0, 2.0))
+    late = events.CodecsConsidered(scenario.now, "job-1", 9, *asked.steering.unmoved())
+    assert not scenario.feed(late).facts
+    scenario.cancel(collect=False)
+    assert not scenario.answer(asked).facts
+
+
+def test_a_steering_that_is_slow_is_shown_the_newest_units() -> None:
+    scenario = Slow("a", "b")
+    scenario.running(2, steps=150)
+    (asked,) = considerations(scenario.unit(0, 2.0))
+    for number in range(1, 100):
+        scenario.unit(number, 2.0)
+    (after,) = considerations(scenario.answer(asked))
+    assert [over.unit for over in after.units] == list(range(100 - MOST_UNSEEN, 100))

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.broker.scenario import plan_over
+
+from farflung.broker.core.commit import CommitGroup, added_up
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import UnitReady
+from farflung.protocol.worker import LinkBytes, LinkTraffic, Share, WayRate
+from farflung.schedule import Unit
+
+STEP = Unit(4, True, 3, 2)
+PASS = Unit(4, False, 3, 2)
+
+
+def opened(workers: list[str], unit: Unit = STEP) -> CommitGroup:
+    return CommitGroup.opened(plan_over(workers), 1, unit)
+
+
+def ready(*shares: Share, attempt: int = 1, unit: int = 4) -> UnitReady:
+    return UnitReady("job-1", attempt, unit, list(shares), 7)
+
+
+def share(segment: int, square_sum: float = 1.0, finite: bool = True, loss: float = 0.0) -> Share:
+    return Share(segment, square_sum, finite, loss)
+
+
+def full(unit: Unit = STEP, **last: object) -> CommitGroup:
+    group = opened(["a", "b"], unit).add("a", ready(share(0, 9.0), share(2, 0.0, loss=2.5)))
+    return group.add("b", ready(Share(1, **{"square_sum": 16.0, "finite": True, "loss": 0.0, **last})))  # type: ignore[arg-type]
+
+
+def test_the_norm_is_clipped_and_the_loss_summed() -> None:
+    verdict = full().verdict(clip=1.0)
+    assert verdict.gradient_norm == 5.0
+    assert verdict.scale == 1.0 / (5.0 + 1e-6)
+    assert (verdict.loss, verdict.bytes_sent, verdict.trouble) == (2.5, 14, "")
+
+
+@pytest.mark.parametrize("clip", [None, 6.0])
+def test_a_step_within_bounds_is_not_scaled(clip: float | None) -> None:
+    assert full().verdict(clip).scale == 1.0
+
+
+def test_an_evaluation_is_never_in_trouble_and_has_no_norm() -> None:
+    verdict = full(PASS, finite=False, loss=math.nan).verdict(clip=1.0)
+    assert (verdict.scale, verdict.gradient_norm, verdict.trouble) == (1.0, 0.0, "")
+    assert math.isnan(verdict.loss)
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ({"loss": math.nan, "finite": False}, "loss became NaN"),
+        ({"loss": math.inf}, "loss became infinite"),
+        ({"finite": False}, "gradient became NaN or infinite"),
+        ({"square_sum": math.nan}, "gradient became NaN or infinite"),
+        ({"square_sum": math.inf}, "gradient became NaN or infinite"),
+    ],
+)
+def test_a_step_that_is_not_finite_is_in_trouble(last: dict[str, object], words: str) -> None:
+    assert words in full(**last).verdict(clip=None).trouble
+
+
+@pytest.mark.parametrize(
+    ("worker", "message", "words"),
+    [
+        ("b", ready(share(1), attempt=2), "attempt 2"),
+        ("b", ready(share(1), unit=3), "unit 3"),
+        ("b", ready(share(0)), "the plan gives it"),
+        ("b", ready(share(9)), "the plan gives it"),
+        ("b", ready(), "the plan gives it"),
+        ("b", ready(share(1), share(1)), "the plan gives it"),
+        ("c", ready(share(1)), "the plan gives it"),
+        ("a", ready(share(0)), "the plan gives it"),
+        ("b", ready(share(1, -1.0)), "negative"),
+    ],
+)
+def test_a_breach_is_refused(worker: str, message: UnitReady, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        opened(["a", "b"]).add(worker, message)
+
+
+def test_a_share_counts_once() -> None:
+    group = opened(["a", "b"]).add("b", ready(share(1)))
+    assert group.awaited() == ["a"]
+    with pytest.raises(ProtocolError, match="before"):
+        group.add("b", ready(share(1)))
+
+
+@settings(max_examples=50)
+@given(st.data(), st.integers(2, 6))
+def test_the_order_of_arrival_does_not_matter(data: st.DataObject, count: int) -> None:
+    workers = [f"w{number}" for number in range(count)]
+    number = st.floats(0, 1e30)
+    sums = data.draw(st.lists(st.tuples(number, number), min_size=count + 1, max_size=count + 1))
+    shares = [Share(segment, square, True, loss) for segment, (square, loss) in enumerate(sums)]
+    plan = plan_over(workers)
+    verdicts = []
+    for order in (workers, data.draw(st.permutations(workers))):
+        group = CommitGroup.opened(plan, 1, STEP)
+        for worker in order:
+            assert not group.complete
+            group = group.add(worker, ready(*(shares[segment] for segment in plan.segments_of(worker))))
+        assert group.complete
+        verdicts.append(group.verdict(clip=1.0))
+    assert verdicts[0] == verdicts[1]
+    assert 0.0 < verdicts[0].scale <= 1.0
+    assert verdicts[0].scale * verdicts[0].gradient_norm <= 1.0 + 1e-9
+
+
+def test_what_links_carried_is_added_up_over_units() -> None:
+    told = msgspec.structs.replace(ready(share(0), share(2)), links=[LinkBytes("b", 400, 100, 1)])
+    group = opened(["a", "b"]).add("a", told)
+    (link,) = group.links
+    assert (link.source, link.target, link.ratio) == ("a", "b", 4.0)
+    once = added_up({}, group, "a")
+    assert added_up(once, group, "a") == {("a", "b"): LinkTraffic("a", "b", 800, 200, 2)}
+    assert added_up(once, group, "b") == once
+
+
+@pytest.mark.parametrize("targets", [["c"], ["a"], ["b", "b"]])
+def test_links_that_are_not_the_plans_are_refused(targets: list[str]) -> None:
+    links = [LinkBytes(target, 4, 1) for target in targets]
+    told = msgspec.structs.replace(ready(share(0), share(2)), links=links)
+    with pytest.raises(ProtocolError, match="tells of links that the plan does not give it"):
+        opened(["a", "b"]).add("a", told)
+
+
+def test_what_a_worker_makes_up_stays_a_number_that_messages_hold() -> None:
+    most = 2**53
+    told = LinkBytes("b", most, most, most)
+    made_up = UnitReady("job-1", 1, 4, [share(0), share(2)], most, [told])
+    group = opened(["a", "b"]).add("a", made_up)
+    traffic = added_up(added_up({}, group, "a"), group, "a")
+    assert traffic == {("a", "b"): LinkTraffic("a", "b", most, most, most)}
+    assert group.add("b", ready(share(1))).bytes_sent == most
+
+
+def test_each_way_has_one_rate_a_unit() -> None:
+    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[WayRate("b", 1e6)] * 2)
+    with pytest.raises(ProtocolError, match="two rates of one way"):
+        opened(["a", "b"]).add("a", told)
+
+
+@pytest.mark.parametrize("source", ["a", "stranger"])
+def test_rates_are_of_ways_that_the_plan_gives(source: str) -> None:
+    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[WayRate(source, 1e6)])
+    with pytest.raises(ProtocolError, match="rates of ways that the plan does not give it"):
+        opened(["a", "b"]).add("a", told)

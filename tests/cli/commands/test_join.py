@@ -1,0 +1,43 @@
+"""What `farflung join` says and does while it makes itself ready."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from farflung import heap
+from farflung.cli.commands.join import _imported, join
+from farflung.errors import JobError
+from farflung.local import parent_watch
+from farflung.runtime import frameworks
+
+
+def test_a_framework_that_takes_its_time_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def imported(name: str, tflops: float | None = None) -> str:
+        said.append(capsys.readouterr().err)
+        return f"the backend {name}"
+
+    monkeypatch.setattr(frameworks, "COMPUTING", ("abacus",))
+    monkeypatch.setattr(frameworks, "backend_called", imported)
+    assert str(_imported("abacus", None)) == "the backend abacus"
+    monkeypatch.setitem(sys.modules, "abacus", sys)
+    assert str(_imported("abacus", None)) == "the backend abacus"
+    assert said == ["importing abacus to measure this machine with it takes 3 to 10 s\n", ""]
+
+
+def test_there_is_one_heap_before_there_is_a_second_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A thread that was there before keeps a heap, and then every other thread after it gets that one."""
+    done: list[str] = []
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: done.append("one heap"))
+    monkeypatch.setattr(parent_watch, "stop_with_parent", lambda folder: done.append("a thread"))
+    with pytest.raises(JobError, match="--memory"):
+        join("127.0.0.1", memory=-1.0, exit_with_parent=tmp_path)
+    assert done == ["one heap", "a thread"]

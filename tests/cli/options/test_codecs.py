@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from farflung.cli.options.codecs import the_codecs
+from farflung.errors import PlanError
+from farflung.plans import LinkWish
+
+
+def test_a_rung_for_every_link_and_others_for_some() -> None:
+    found = the_codecs(["int8/int8", "a->b=dense", "b -> a = int8/eden4"])
+    assert found.every == "int8"
+    assert found.wishes.links == (LinkWish("a", "b", "dense"), LinkWish("b", "a", "int8/eden4"))
+    assert the_codecs(None).every is None
+
+
+def test_rungs_may_come_in_turn() -> None:
+    found = the_codecs(["int4/int4@0.85,bf16", "a->b=int8@.5,dense"])
+    assert found.every == "int4@0.85,bf16"
+    assert found.wishes.links == (LinkWish("a", "b", "int8@.5,dense"),)
+
+
+def test_a_policy_for_every_link() -> None:
+    for policy in ("auto", "auto:int8/int4-stochastic", "adatopk:100", "uniform:12.5"):
+        assert the_codecs([policy]).every == policy
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["int9"], "there is no codec 'int9'"),
+        (["int8/"], "there is no codec ''"),
+        (["a->b=int9"], "'a->b=int9': there is no codec 'int9'"),
+        (["int8", "bf16"], "twice for every link: int8 and bf16"),
+        (["a->b=int8", "a->b=bf16"], "twice for a -> b"),
+        (["a=int8"], "takes RUNG or A->B=RUNG"),
+        (["a->a=int8"], "takes RUNG or A->B=RUNG"),
+        (["->b=int8"], "takes RUNG or A->B=RUNG"),
+        (["topk0-bf16"], "there is no codec 'topk0-bf16'"),
+        (["adatopk:0.5"], "a ratio must be 1"),
+        (["uniform"], "expected a ratio behind the colon"),
+        (["auto:int7"], "expected one of dense, bf16"),
+        (["a->b=auto"], "auto chooses for every link"),
+        (["auto", "int8"], "given twice"),
+        (["auto", "a->b=int8"], "codec auto chooses for every link: give none a codec beside it"),
+        (["int8@0.5"], "every rung but the last needs @SHARE"),
+        (["int8,bf16"], "every rung but the last needs @SHARE"),
+        (["int8@0.5,bf16@0.4,dense"], "shares must rise between 0 and 1, found 0.4"),
+        (["int8@1.5,bf16"], "shares must rise between 0 and 1, found 1.5"),
+        (["int8@0,bf16"], "shares must rise between 0 and 1, found 0"),
+        (["int8@most,bf16"], "'most' is no share of the steps, such as 0.85"),
+        (["int8@0.5,int9"], "there is no codec 'int9'"),
+        (["auto@0.5,int8"], "auto chooses for a whole run"),
+        (["int8@0.5,adatopk:9"], "adatopk chooses for a whole run"),
+        (["int8@0.1," * 9 + "bf16"], "8 rungs in turn, found 10"),
+    ],
+)
+def test_what_says_nothing_is_one_line(given: list[str], words: str) -> None:
+    with pytest.raises(PlanError, match=words) as raised:
+        the_codecs(given)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ["int8@0.5", "auto:rough", "int8@most,bf16"])
+def test_what_was_given_is_said_once(given: str) -> None:
+    with pytest.raises(PlanError) as raised:
+        the_codecs([given])
+    assert str(raised.value).count(given) == 1

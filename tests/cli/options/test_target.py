@@ -1,0 +1,17 @@
+"""Where `farflung train` trains, as its options say."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.cli.options.target import target_of
+from farflung.plans import CodecWishes
+
+
+@pytest.mark.parametrize(("scheduler", "is_said"), [("auto", False), ("equal-compute", True)])
+def test_a_scheduler_that_local_workers_leave_nothing_to_ask_is_told(
+    scheduler: str, is_said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = target_of(2, None, None, 0, None, None, None, scheduler, None, "auto", CodecWishes())
+    assert place.local == 2
+    assert (f"--scheduler {scheduler} is not asked" in capsys.readouterr().err) == is_said

@@ -1,0 +1,29 @@
+"""Errors and text of others on the terminal, and a plan as rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from farflung.cli.render.output import print_error, print_text
+from farflung.cli.render.plan import plan_rows
+from farflung.plans import FEEDER, Edge, Placement, Plan
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error("first\n  second", as_json=True)
+    printed = capsys.readouterr()
+    assert printed.err == "error: first second\n" and printed.out == '{"error":"first second"}\n'
+
+
+def test_text_of_others_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_text("a\x1b[2J\x07\x00\r\x9b\u202e\ufffd\u00e9\n\tb")
+    assert capsys.readouterr().out == "a\\x1b[2J\\x07\\x00\\r\\x9b\\u202e\ufffd\u00e9\n\tb\n"
+
+
+def test_a_plan_becomes_rows() -> None:
+    placements = [Placement(0, ["a"], 3_000_000, 4000, 12), Placement(1, ["b"], 1_000_000, 0, 4)]
+    edges = [Edge(0, FEEDER, 0, 16, False), Edge(1, 0, 1, 2500, True)]
+    assert plan_rows(Plan(placements, edges, 4, 2)) == [
+        ("0", "a", 12, "4.0 kB", "3 MFLOP", "75%", "2.5 kB"),
+        ("1", "b", 4, "0 B", "1 MFLOP", "25%", "0 B"),
+    ]

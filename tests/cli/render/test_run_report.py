@@ -1,0 +1,37 @@
+"""What a run says before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from farflung.cli.render.run_report import note_room
+
+
+class Tied(nn.Module):
+    """An embedding that is the head too, a layer with statistics, a parameter that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.symbol = nn.Embedding(5, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.symbol.weight
+        self.unused = nn.Parameter(torch.ones(2))
+
+
+def test_weights_that_will_not_fit_are_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """15 + 2 + 12 numbers of four bytes, and a count of eight: what is tied counts once."""
+    prepared = SimpleNamespace(emulated=False, job=SimpleNamespace(model=Tied()))
+    for free, words in [(124, ""), (123, "note: the weights take 124 B, and ")]:
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        note_room(prepared, SimpleNamespace(path=tmp_path))  # type: ignore[arg-type]
+        said = capsys.readouterr().err
+        assert said.startswith(words) and bool(said) == bool(words)
+    assert "has 123 B free" in said

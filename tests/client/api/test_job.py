@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import farflung
+from farflung.client.api.job import Job
+from farflung.errors import JobError
+
+Items = list[dict[str, Tensor]]
+
+
+def items(count: int) -> Items:
+    return [{"x": torch.zeros(3)} for _ in range(count)]
+
+
+def make(**changes: Any) -> Job:
+    fields: dict[str, Any] = {
+        "model": nn.Linear(3, 1),
+        "data": items(20),
+        "optimizer": farflung.AdamW(lr=0.1),
+        "batch": 8,
+        "microbatches": 4,
+        "steps": 10,
+    }
+    return Job(**(fields | changes))
+
+
+def test_a_job_needs_only_model_data_optimizer_and_counts() -> None:
+    job = make()
+    assert job.microbatch_size == 2
+    assert job.validation_microbatches == 0
+    assert farflung.Job is Job
+
+
+def test_an_evaluation_takes_no_more_microbatches_than_the_data_has() -> None:
+    assert make(validation=items(100), validation_batches=5).validation_microbatches == 5
+    assert make(validation=items(7), validation_batches=5).validation_microbatches == 3
+
+
+def test_workers_and_broker_are_told_the_numbers_the_user_gave() -> None:
+    optimizer = farflung.SGD(lr=0.5, momentum=0.9)
+    training = make(optimizer=optimizer, seed=3, clip=1, validate_every=5, validation=items(2)).training()
+    assert (training.steps, training.microbatches, training.microbatch_size) == (10, 4, 2)
+    assert (training.optimizer, training.seed, training.clip) == (optimizer, 3, 1)
+    assert (training.validate_every, training.validation_microbatches) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "microbatches", "advice"),
+    [(30, 8, "batch=24 or 32"), (3, 4, "batch=4"), (9, 2, "batch=8 or 10")],
+)
+def test_a_batch_that_microbatches_do_not_divide_is_refused_with_the_nearest(
+    batch: int, microbatches: int, advice: str
+) -> None:
+    with pytest.raises(JobError, match=f"batch={batch} and microbatches={microbatches}: try {advice}$"):
+        make(batch=batch, microbatches=microbatches, data=items(64))
+
+
+@pytest.mark.parametrize("name", ["batch", "microbatches", "steps", "validation_batches", "validate_every"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "8", True, 10**12])
+def test_counts_are_positive_whole_numbers(name: str, value: object) -> None:
+    with pytest.raises(JobError, match=f"^{name} must be a whole number from 1"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5, None])
+def test_a_seed_out_of_range_is_refused(seed: object) -> None:
+    with pytest.raises(JobError, match=r"^seed must be a whole number from 0"):
+        make(seed=seed)
+
+
+@pytest.mark.parametrize("clip", [0, -1.0, math.nan, math.inf, "1", True])
+def test_a_clip_that_bounds_nothing_is_refused(clip: object) -> None:
+    with pytest.raises(JobError, match=r"^clip must be a positive number or None"):
+        make(clip=clip)
+
+
+def test_a_model_that_is_no_module_is_refused() -> None:
+    with pytest.raises(JobError, match=r"model must be a torch\.nn\.Module, found function"):
+        make(model=test_a_model_that_is_no_module_is_refused)
+    with pytest.raises(JobError, match="found the class Linear: call it"):
+        make(model=nn.Linear)
+
+
+def test_torchs_own_optimizer_is_refused_with_what_to_write() -> None:
+    with pytest.raises(JobError, match=r"farflung\.AdamW\(\.\.\.\).*found torch\.optim\.sgd\.SGD"):
+        make(optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("name", ["data", "validation"])
+def test_data_that_cannot_be_addressed_or_is_too_short_is_refused(name: str) -> None:
+    with pytest.raises(JobError, match=f"^{name} must be a map-style data set .* found generator"):
+        make(**{name: (item for item in items(20))})
+    with pytest.raises(JobError, match=f"^{name} has 1 items, one batch needs {8 if name == 'data' else 2}"):
+        make(**{name: items(1)})
+    with pytest.raises(JobError, match=f"^{name} is unfit: an item of the data is a tuple"):
+        make(**{name: [(1, 2)] * 20})
+
+
+def test_items_of_any_kind_go_with_a_collate_that_makes_tensors() -> None:
+    def collate(numbers: Any) -> dict[str, Tensor]:
+        return {"x": torch.tensor(numbers)}
+
+    assert make(data=list(range(20)), collate=collate).collate is collate
+    with pytest.raises(JobError, match=r"^data is unfit: collate returned a list"):
+        make(data=list(range(20)), collate=list)
+
+
+@pytest.mark.parametrize("name", ["loss", "collate", "sample"])
+def test_what_must_be_called_must_be_callable(name: str) -> None:
+    with pytest.raises(JobError, match=f"^{name} must be callable or None, found str"):
+        make(**{name: "mse"})
+
+
+@pytest.mark.parametrize("name", ["", "n" * 65, 3])
+def test_a_name_that_status_could_not_show_is_refused(name: object) -> None:
+    with pytest.raises(JobError, match=r"^name must be a text of 1 to 64 characters"):
+        make(name=name)
+
+
+BROKEN: list[Callable[[], Job]] = [lambda: make(batch=0), lambda: make(model=3), lambda: make(data=None)]
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_every_refusal_is_one_line(broken: Callable[[], Job]) -> None:
+    with pytest.raises(JobError) as caught:
+        broken()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_loss_of_other_arguments_is_refused_before_anything_runs() -> None:
+    with pytest.raises(
+        JobError, match=r"^loss must take \(outputs, batch\), .* found parameters \(outputs\)$"
+    ):
+        make(loss=lambda outputs: outputs)
+    assert make(loss=nn.MSELoss()).loss is not None  # takes anything, as far as that shows
+    assert make(loss=lambda outputs, batch, scale=1.0: outputs).loss is not None
+
+
+@pytest.mark.parametrize("codec", ["int8/int4-stochastic", "auto", "auto:int8", "adatopk:100", "uniform:3"])
+def test_a_job_may_name_a_rung_or_who_chooses(codec: str) -> None:
+    assert make(codec=codec, max_loss_gap=0.02).codec == codec
+
+
+@pytest.mark.parametrize("codec", ["int7", "adatopk", "adatopk:0.5", "auto:int7", "uniform:nan", 8])
+def test_a_codec_that_there_is_not_is_refused(codec: object) -> None:
+    with pytest.raises(JobError, match="codec"):
+        make(codec=codec)
+
+
+@pytest.mark.parametrize("gap", [-0.1, 1.5, math.nan, "1", True])
+def test_a_loss_gap_that_is_no_share_is_refused(gap: object) -> None:
+    with pytest.raises(JobError, match="max_loss_gap must be between 0 and 1"):
+        make(max_loss_gap=gap)

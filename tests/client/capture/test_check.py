@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.zoo import Batch, Case, case
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import farflung
+from farflung.client.api.job import Job
+from farflung.client.capture.check import capture_job, check_job
+from farflung.errors import CaptureError, FarflungError, JobError, PlanError
+
+torch.set_num_threads(1)
+
+
+class Items(Dataset[Batch]):
+    """Single samples of a case."""
+
+    def __init__(self, entry: Case, count: int = 40) -> None:
+        self.batch = entry.batch(count, 9)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.batch.values())))
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: tensor[index] for name, tensor in self.batch.items()}
+
+
+def job_of(entry: Case, **changes: object) -> Job:
+    data = Items(entry)
+    settings: dict[str, object] = {
+        "model": entry.build(),
+        "data": data,
+        "optimizer": farflung.AdamW(lr=1e-2),
+        "batch": 8,
+        "microbatches": 4,
+        "steps": 3,
+    }
+    return Job(**(settings | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["gpt-dropout", "gpt2-mask-dropout", "gpt2-fused", "resnet", "batch-norm"])
+def test_right_jobs_pass(name: str) -> None:
+    """AdamW's own noise (a key bias, whose gradient is zero in theory) does not count against a model."""
+    job = job_of(case(name))
+    before = {n: t.clone() for n, t in job.model.state_dict().items()}
+    words: list[str] = []
+    report = check_job(job, segments=3, steps=2, tell=words.append)
+    assert report.ok, report
+    assert report.segments == 3
+    assert words
+    assert all(torch.equal(t, before[n]) for n, t in job.model.state_dict().items())
+
+
+def test_microbatches_of_one_sample() -> None:
+    report = check_job(job_of(case("gpt"), batch=2, microbatches=2), segments=2, steps=1)
+    assert report.ok, report
+
+
+def test_more_segments_than_the_model_has() -> None:
+    with pytest.raises(PlanError, match="at most 5 segments, 9 were asked for"):
+        check_job(job_of(case("chain")), segments=9)
+
+
+@pytest.mark.parametrize(("segments", "steps"), [(0, 1), (1, 0), (-1, 1)])
+def test_segments_and_steps_are_positive(segments: int, steps: int) -> None:
+    with pytest.raises(JobError, match="at least 1 segment and 1 step"):
+        check_job(job_of(case("chain")), segments, steps)
+
+
+class Branching(nn.Module):
+    """Scales its result in evaluation, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.layer(x) if self.training else 0.5 * self.layer(x)
+        return F.mse_loss(z, y)
+
+
+def test_a_branch_on_training_is_remarked_or_refused() -> None:
+    entry = Case("branching", Branching, case("chain").batch)
+    captured = capture_job(job_of(entry))
+    assert any("branches on self.training" in lint for lint in captured.lints)
+    with pytest.raises(CaptureError, match="leave `validation` out"):
+        capture_job(job_of(entry, validation=Items(entry)))
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    entry = Case("still", lambda: Branching().requires_grad_(False), case("chain").batch)
+    with pytest.raises(FarflungError, match="no trainable parameter"):
+        capture_job(job_of(entry))
+
+
+class Hooked(nn.Module):
+    """Uses another gradient than its forward has, by a hook that nobody can see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.layer(x)
+        if z.grad_fn is not None:
+            z.grad_fn.register_prehook(lambda gradients: tuple(2 * g for g in gradients))
+        return F.mse_loss(z, y)
+
+
+def test_the_self_check_finds_what_no_lint_knows() -> None:
+    """A hook of a backward node changes gradients, and export drops it."""
+    with pytest.raises(CaptureError, match="does not compute what the module does"):
+        capture_job(job_of(Case("hooked", Hooked, case("chain").batch)))
+
+
+class Scores(nn.Module):
+    """Returns no loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_a_loss_function() -> None:
+    entry = Case("scores", Scores, case("chain").batch)
+    report = check_job(job_of(entry, loss=lambda outputs, batch: F.mse_loss(outputs, batch["y"])), 2)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (F.mse_loss, "object has no attribute 'size'"),
+        (lambda outputs, batch: F.mse_loss(outputs, batch["z"]), "KeyError: 'z' (at "),
+        (lambda outputs, batch: outputs, "a scalar tensor, found a tensor of shape ["),
+        (lambda outputs, batch: 1.0, "loss as a Python number"),
+    ],
+    ids=["signature", "key", "shape", "number"],
+)
+def test_a_loss_function_that_fails_is_told_how_it_is_called(
+    loss: Callable[[object, object], object], found: str
+) -> None:
+    entry = Case("scores", Scores, case("chain").batch)
+    with pytest.raises(CaptureError) as raised:
+        check_job(job_of(entry, loss=loss, batch=4, microbatches=2), 2)
+    words = str(raised.value)
+    assert found in words and "\n" not in words
+    if "number" not in found:
+        called = "loss(outputs, batch): what the model returned, a tensor, and a dict of tensors, 'x', 'y'"
+        assert words.endswith(f"Job(loss=) is called as {called}")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_bfloat16_is_held_to_what_bfloat16_can_hold(name: str) -> None:
+    """Losses agree, and gradients where the model exports what it runs; Llama does not with its keys."""
+    report = check_job(job_of(case(name), precision="bfloat16"), segments=2, steps=1)
+    assert report.ok
+    assert report.loss_difference <= 1e-5
+    assert name == "llama" or report.worst_gradient_difference <= 1e-4

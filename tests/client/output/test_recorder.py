@@ -1,0 +1,100 @@
+"""Units become rows: bytes, seconds and losses are counted once each."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+
+from farflung.client.api.job import Job
+from farflung.client.output.recorder import RunMetrics
+from farflung.data import text
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import UnitDone
+from farflung.protocol.worker import LinkTraffic
+from farflung.runtime.optimizer import SGD, Constant
+
+
+class Zeros:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.zeros(1)}
+
+
+def job(**changes: object) -> Job:
+    fields: dict[str, object] = {
+        "model": nn.Linear(1, 1),
+        "data": Zeros(),
+        "validation": Zeros(),
+        "batch": 4,
+        "microbatches": 2,
+        "steps": 2,
+        "optimizer": SGD(lr=0.5, schedule=Constant(warmup_steps=1)),
+    }
+    return Job(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def done(unit: int, loss: float, sent: int) -> UnitDone:
+    return UnitDone("j", 1, unit, loss, 2.5, sent)
+
+
+def test_links_have_their_ratio_in_each_step_and_in_the_run() -> None:
+    tally = RunMetrics(job(), 0.0)
+    tally.running(0.0, 0)
+    rows = []
+    for unit in range(3):
+        links = [LinkTraffic("a", "b", 400, 100), LinkTraffic("b", "a", 400, 300)]
+        rows.append(tally.finished(msgspec.structs.replace(done(unit, 1.0, 400), links=links), 1.0 + unit, 0))
+    assert rows[0] is None and rows[1] is not None
+    assert [(link.source, link.target, link.ratio) for link in rows[1].links] == [
+        ("a", "b", 4.0),
+        ("b", "a", 4 / 3),
+    ]
+    summary = tally.summary("done", "", "job-1", 9.0)
+    assert [(link.tensor_bytes, link.wire_bytes) for link in summary.links] == [(1200, 300), (1200, 900)]
+    assert summary.ratio == 2.0
+
+
+def test_a_run_is_counted() -> None:
+    tally = RunMetrics(job(), 100.0)
+    tally.planned(101.0, 3)
+    tally.running(103.0, 1000)
+    assert tally.finished(done(0, 5.0, 7), 104.0, 1010) is None
+    first = tally.finished(done(1, 4.0, 20), 106.0, 1030)
+    second = tally.finished(done(2, 3.0, 30), 106.5, 1070)
+    assert tally.finished(done(3, 2.0, 1), 107.0, 1071) is None
+    assert first is not None and second is not None
+    assert (first.step, first.loss, first.samples, first.seconds) == (1, 4.0, 4, 2.0)
+    assert (first.samples_per_second, first.bytes_on_wire, first.gradient_norm) == (2.0, 40, 2.5)
+    assert (second.step, second.seconds, second.bytes_on_wire) == (2, 0.5, 70)
+    assert (first.learning_rate, second.learning_rate) == (0.25, 0.5)
+    summary = tally.summary("done", "", "job-1", 110.0)
+    assert (summary.steps, summary.workers, summary.seconds, summary.loading_seconds) == (2, 3, 10.0, 2.0)
+    assert (summary.train_loss, summary.initial_validation_loss, summary.validation_loss) == (3.0, 5.0, 2.0)
+    assert (summary.loading_bytes, summary.bytes_on_wire) == (1000, 17 + 40 + 70 + 2)
+    assert summary.corpus is None
+
+
+def test_a_run_that_never_began_has_a_summary_too() -> None:
+    summary = RunMetrics(job(), 0.0).summary("failed", "the broker was lost", "", 2.0)
+    assert (summary.steps, summary.workers, summary.train_loss, summary.loading_seconds) == (0, 0, None, None)
+
+
+def test_a_text_is_named() -> None:
+    data = text("train", sequence=16)
+    summary = RunMetrics(job(data=data), 0.0).summary("done", "", "job-1", 1.0)
+    assert summary.corpus is not None
+    assert (summary.corpus.sha256, summary.corpus.bytes) == (
+        data.describe()["sha256"],
+        data.describe()["bytes"],
+    )
+
+
+def test_a_unit_out_of_turn_is_refused() -> None:
+    tally = RunMetrics(job(), 0.0)
+    tally.running(1.0, 0)
+    with pytest.raises(ProtocolError, match="unit 1"):
+        tally.finished(done(1, 1.0, 0), 2.0, 0)

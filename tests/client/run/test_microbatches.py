@@ -1,0 +1,122 @@
+"""Which samples each microbatch holds, and what a bad item says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from farflung.client.api.job import Job
+from farflung.client.run import microbatches
+from farflung.client.run.microbatches import Microbatch, Microbatches
+from farflung.data import SampleOrder, spread_indices
+from farflung.errors import JobError
+from farflung.opdag.graph import BatchSize, Graph, Input, ValueType
+from farflung.runtime.optimizer import SGD
+
+
+class Numbers:
+    """Item i is the number i; `broken` raises, `odd` is of another type."""
+
+    def __init__(self, length: int, broken: int = -1, odd: int = -1) -> None:
+        self.length, self.broken, self.odd = length, broken, odd
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        self.read.append(index)
+        if index == self.broken:
+            raise ValueError("no such picture")
+        return {"x": torch.full((1,), index, dtype=torch.float64 if index == self.odd else torch.float32)}
+
+
+GRAPH = Graph(1, "x", [ValueType("float32", [BatchSize(1), 1])], [Input(0, "input", "x")], [], 0, {}, {}, {})
+
+
+def job(data: Numbers, **changes: Any) -> Job:
+    fields: dict[str, Any] = {
+        "model": nn.Linear(1, 1),
+        "data": data,
+        "optimizer": SGD(lr=0.1),
+        "batch": 4,
+        "microbatches": 2,
+        "steps": 3,
+        "validation": Numbers(10),
+        "validation_batches": 2,
+        "seed": 5,
+    }
+    return Job(**{**fields, **changes})
+
+
+def stream(job: Job, limit: int = 100) -> list[Microbatch]:
+    async def collect() -> list[Microbatch]:
+        found = []
+        stream = Microbatches(job, GRAPH).stream()
+        async for microbatch in stream:
+            found.append(microbatch)
+            if len(found) == limit:
+                break
+        await stream.aclose()
+        return found
+
+    return asyncio.run(collect())
+
+
+def test_units_and_samples_come_in_the_order_of_the_job() -> None:
+    found = stream(job(Numbers(20)))
+    assert [(entry.unit.number, entry.unit.train, entry.number) for entry in found] == [
+        (unit, unit not in (0, 4), number) for unit in range(5) for number in range(2)
+    ]
+    steps: dict[int, list[float]] = {}
+    for entry in found:
+        steps.setdefault(entry.unit.number, []).extend(entry.tensors["x"].flatten().tolist())
+    order = SampleOrder(20, 4, 5)
+    assert [steps[unit] for unit in (1, 2, 3)] == [order.indices(step) for step in range(3)]
+    assert steps[0] == steps[4] == spread_indices(10, 4)
+
+
+def test_little_is_loaded_before_it_is_needed() -> None:
+    data = Numbers(400)
+    stream(job(data, steps=90, validation=None), limit=3)
+    assert len(data.read) <= 1 + (3 + microbatches.LOADED_AHEAD) * 2
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Numbers(4, broken=2), r"data\[2\] raised ValueError: no such picture"),
+        (Numbers(4, odd=2), "one dtype"),
+    ],
+)
+def test_a_bad_item_is_named(data: Numbers, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        stream(job(data, validation=None))
+
+
+def test_a_batch_unlike_the_captured_one_is_refused() -> None:
+    def late_growth(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        batch = torch.stack([item["x"] for item in items])
+        return {"x": torch.cat([batch, batch], 1) if len(items) == 2 else batch}
+
+    with pytest.raises(JobError, match=r"shape \(2, 2\), captured was float32 of shape \(2, 1\)"):
+        stream(job(Numbers(4), validation=None, collate=late_growth))
+
+
+def test_a_collate_that_reuses_its_buffer_does_no_harm() -> None:
+    buffer = torch.zeros(2, 1)
+
+    def reuse(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        for row, item in enumerate(items[:2]):
+            buffer[row] = item["x"]
+        return {"x": buffer}
+
+    found = stream(job(Numbers(20), validation=None, collate=reuse))
+    order = SampleOrder(20, 4, 5)
+    values = [int(x) for entry in found for x in entry.tensors["x"].flatten()]
+    assert values == [index for step in range(3) for index in order.indices(step)]

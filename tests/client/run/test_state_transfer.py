@@ -1,0 +1,186 @@
+"""State out and home again: bit for bit, verified, and only from the worker that owes it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from farflung.client.run.state_transfer import SLICE_BYTES, StateCollector, send_state, slices
+from farflung.errors import ProtocolError, RunFailed
+from farflung.plans import Placement, Plan
+from farflung.runtime.torch_backend.tensors import memory
+from farflung.transport.headers import SliceHeader
+
+PLAN = Plan([Placement(0, ["a"], 1, 1, 1), Placement(1, ["b"], 1, 1, 1)], [], 1, 1)
+OWNED = [["head", "norm"], ["flags"]]
+
+
+class RememberingLink:
+    def __init__(self) -> None:
+        self.sent: list[tuple[SliceHeader, bytes]] = []
+
+    async def send(self, header: SliceHeader, buffer: memoryview) -> None:
+        self.sent.append((header, bytes(buffer)))
+
+
+def state() -> dict[str, Tensor]:
+    return {
+        "head": torch.randn(SLICE_BYTES // 4 + 3, generator=torch.Generator().manual_seed(1)),
+        "norm": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t(),
+        "flags": torch.tensor([True, False]),
+    }
+
+
+def collector(values: dict[str, Tensor]) -> StateCollector:
+    return StateCollector("j", 1, PLAN, OWNED, values, lambda received, total: None)
+
+
+def sent_by(segment: int, values: dict[str, Tensor]) -> list[tuple[SliceHeader, bytes]]:
+    link = RememberingLink()
+    taken: list[int] = []
+    asyncio.run(send_state("j", 1, {segment: OWNED[segment]}, values, link, taken.append))
+    assert sum(taken) == sum(values[name].nbytes for name in OWNED[segment])
+    return link.sent
+
+
+def deliver(target: StateCollector, worker: str, sent: list[tuple[SliceHeader, bytes]]) -> None:
+    for header, content in sent:
+        target.opening(worker, header)[:] = content
+        target.complete(header)
+
+
+def test_what_comes_before_it_is_waited_for_is_told_then() -> None:
+    values, told = state(), list[tuple[int, int]]()
+    target = StateCollector("j", 1, PLAN, OWNED, values, lambda came, total: told.append((came, total)))
+    total = sum(tensor.nbytes for tensor in values.values())
+    deliver(target, "a", sent_by(0, values))
+    assert told == []
+
+    async def wait() -> None:
+        waiting = asyncio.create_task(target.state())
+        await asyncio.sleep(0)
+        assert told == [(total - values["flags"].nbytes, total)]
+        deliver(target, "b", sent_flags)
+        await waiting
+
+    sent_flags = sent_by(1, values)
+    asyncio.run(wait())
+    assert told[-1] == (total, total)
+
+
+@given(st.integers(0, 5 * SLICE_BYTES))
+def test_slices_cover_a_tensor_once(total: int) -> None:
+    parts = list(slices(total))
+    assert sum(size for _, size in parts) == total
+    assert all(after[0] == before[0] + before[1] for before, after in itertools.pairwise(parts))
+    assert parts[0][0] == 0 and all(size <= SLICE_BYTES for _, size in parts)
+
+
+def test_slices_go_out_in_name_order_with_the_digest_of_the_whole() -> None:
+    values = state()
+    sent = sent_by(0, values)
+    assert [(header.name, header.offset, header.bytes) for header, _ in sent] == [
+        ("head", 0, SLICE_BYTES),
+        ("head", SLICE_BYTES, 12),
+        ("norm", 0, 12),
+    ]
+    norm = values["norm"].contiguous()
+    assert sent[2][0].sha256 == hashlib.sha256(memory(norm)).digest()
+
+
+def test_a_round_trip_is_bit_equal_and_leaves_the_original_alone() -> None:
+    async def scenario() -> dict[str, Tensor]:
+        target = collector(values)
+        for worker, part in (("b", parts[1]), ("a", parts[0])):
+            deliver(target, worker, part)
+        return await target.state()
+
+    values = state()
+    parts = [sent_by(segment, values) for segment in (0, 1)]
+    home = asyncio.run(scenario())
+    assert home.keys() == values.keys()
+    for name, tensor in home.items():
+        assert tensor.dtype == values[name].dtype and torch.equal(tensor, values[name])
+        assert tensor.data_ptr() != values[name].data_ptr()
+
+
+def test_an_empty_tensor_travels_too() -> None:
+    async def scenario() -> dict[str, Tensor]:
+        values = {"a": torch.empty(0, 3)}
+        plan = Plan([Placement(0, ["w"], 1, 1, 1)], [], 1, 1)
+        link = RememberingLink()
+        await send_state("j", 1, {0: ["a"]}, values, link, lambda size: None)
+        target = StateCollector("j", 1, plan, [["a"]], values, lambda received, total: None)
+        deliver(target, "w", link.sent)
+        return await target.state()
+
+    assert asyncio.run(scenario())["a"].shape == (0, 3)
+
+
+def test_a_damaged_tensor_is_named() -> None:
+    async def scenario() -> None:
+        target = collector(values)
+        deliver(target, "b", parts[1])
+        header, content = parts[0][2]
+        deliver(target, "a", [*parts[0][:2], (header, b"\xff" + content[1:])])
+        await target.state()
+
+    values = state()
+    parts = [sent_by(segment, values) for segment in (0, 1)]
+    with pytest.raises(RunFailed, match="'norm' came damaged from worker a"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("worker", "changes"),
+    [
+        ("b", {}),
+        ("a", {"name": "tail"}),
+        ("a", {"segment": 1}),
+        ("a", {"total": 2**40}),
+        ("a", {"offset": 4}),
+        ("a", {"bytes": SLICE_BYTES + 100}),
+        ("a", {"attempt": 2}),
+        ("a", {"job": "other"}),
+    ],
+)
+def test_what_a_worker_does_not_owe_is_refused(worker: str, changes: dict[str, object]) -> None:
+    values = state()
+    header = msgspec.structs.replace(sent_by(0, values)[0][0], **changes)
+    with pytest.raises(ProtocolError):
+        collector(values).opening(worker, header)
+
+
+def test_a_repeated_slice_and_a_second_version_are_refused() -> None:
+    values = state()
+    (first, content), (second, _), _ = sent_by(0, values)
+    target = collector(values)
+    deliver(target, "a", [(first, content)])
+    with pytest.raises(ProtocolError, match="expected those from"):
+        target.opening("a", first)
+    with pytest.raises(ProtocolError, match="two versions"):
+        target.opening("a", msgspec.structs.replace(second, sha256=bytes(32)))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6))
+def test_any_sizes_come_home(sizes: list[int]) -> None:
+    async def scenario() -> None:
+        values = {f"p{n}": torch.arange(size, dtype=torch.int16) for n, size in enumerate(sizes)}
+        plan = Plan([Placement(0, ["w"], 1, 1, 1)], [], 1, 1)
+        link = RememberingLink()
+        await send_state("j", 1, {0: list(values)}, values, link, lambda size: None)
+        target = StateCollector("j", 1, plan, [list(values)], values, lambda received, total: None)
+        deliver(target, "w", link.sent)
+        home = await target.state()
+        assert all(torch.equal(home[name], values[name]) for name in values)
+
+    asyncio.run(scenario())

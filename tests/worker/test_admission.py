@@ -1,0 +1,133 @@
+"""Headers held against the plan: what the plan does not name is refused before memory is taken."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.worker.loads import MICROBATCHES, WINDOW, load
+
+from farflung.errors import ProtocolError
+from farflung.plans import FEEDER
+from farflung.transport.headers import ValueHeader
+from farflung.worker.admission import Admission
+
+VALUE = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
+GRADIENT = ValueHeader("job-1", 5, 0, 0, 2, 1, 2, True, 0, 32)
+
+SENT = ValueHeader("job-1", 5, 0, 0, 1, 2, 2, False, 0, 32)
+ANSWER = ValueHeader("job-1", 5, 0, 0, 1, 0, 1, True, 0, 32)
+
+
+def changed(header: ValueHeader, **fields: object) -> ValueHeader:
+    return msgspec.structs.replace(header, **fields)
+
+
+def test_what_the_plan_names_is_taken_once() -> None:
+    ledger = Admission("b", load())
+    assert ledger.admit("a", VALUE)
+    with pytest.raises(ProtocolError, match="twice"):
+        ledger.admit("a", VALUE)
+
+
+def test_a_gradient_comes_once_and_only_for_a_value_that_was_sent() -> None:
+    ledger = Admission("b", load())
+    with pytest.raises(ProtocolError, match="or of none it has"):
+        ledger.admit("c", GRADIENT)
+    for microbatch in (0, 1):
+        ledger.posted(changed(SENT, microbatch=microbatch))
+    assert ledger.admit("c", GRADIENT)
+    assert ledger.admit("c", changed(GRADIENT, microbatch=1, bytes=0))
+    with pytest.raises(ProtocolError, match="twice"):
+        ledger.admit("c", GRADIENT)
+
+
+def test_what_did_not_come_whole_may_come_once_more() -> None:
+    ledger = Admission("b", load())
+    ledger.posted(SENT)
+    for peer, header in (("a", VALUE), ("c", GRADIENT)):
+        assert ledger.admit(peer, header)
+        ledger.retract(header)
+        assert ledger.admit(peer, header)
+        with pytest.raises(ProtocolError, match="twice"):
+            ledger.admit(peer, header)
+
+
+def test_no_more_is_taken_than_the_window_before_something_is_answered() -> None:
+    ledger = Admission("b", load())
+    for microbatch in range(WINDOW):
+        assert ledger.admit("a", changed(VALUE, microbatch=microbatch))
+    with pytest.raises(ProtocolError, match=f"more than {WINDOW} microbatches ahead"):
+        ledger.admit("a", changed(VALUE, microbatch=WINDOW))
+    ledger.posted(ANSWER)
+    assert ledger.admit("a", changed(VALUE, microbatch=WINDOW))
+
+
+@pytest.mark.parametrize(
+    ("peer", "fields", "complaint"),
+    [
+        ("c", {}, "does not have it send"),
+        ("desk", {}, "does not have it send"),
+        ("a", {"value": 7}, "does not have it send"),
+        ("a", {"target": 2}, "does not have it send"),
+        ("a", {"source": FEEDER}, "does not have it send"),
+        ("a", {"gradient": True}, "does not have it send"),
+        ("a", {"attempt": 6}, "does not have it send"),
+        ("a", {"bytes": 31}, "expected 32"),
+        ("a", {"bytes": 2**40}, "expected 32"),
+        ("a", {"bytes": 0}, "expected 32"),
+        ("a", {"codec": 1}, "codec"),
+        ("a", {"microbatch": MICROBATCHES}, "not due"),
+        ("a", {"unit": 2}, "not due"),
+        ("a", {"unit": 10**12}, "not due"),
+    ],
+)
+def test_anything_else_is_refused(peer: str, fields: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        Admission("b", load()).admit(peer, changed(VALUE, **fields))
+
+
+def coded(*codecs: str) -> Admission:
+    given = load()
+    return Admission(
+        "b", msgspec.structs.replace(given, training=msgspec.structs.replace(given.training, codecs=codecs))
+    )
+
+
+def test_a_payload_of_the_jobs_codecs_is_taken_up_to_its_longest() -> None:
+    for size in (1, 20, 32 + 8):
+        assert coded("int8", "bf16").admit("a", changed(VALUE, codec=2, bytes=size))
+    with pytest.raises(ProtocolError, match="expected 1 to 40 bytes"):
+        coded("int8").admit("a", changed(VALUE, codec=1, bytes=41))
+    with pytest.raises(ProtocolError, match="expected 1 to 40 bytes"):
+        coded("int8").admit("a", changed(VALUE, codec=1, bytes=0))
+    with pytest.raises(ProtocolError, match="expected at most codec 1"):
+        coded("int8").admit("a", changed(VALUE, codec=2, bytes=20))
+    with pytest.raises(ProtocolError, match="expected at most codec 0"):
+        coded("int9").admit("a", changed(VALUE, codec=1, bytes=20))
+
+
+def test_model_inputs_are_never_coded() -> None:
+    fed = ValueHeader("job-1", 5, 0, 0, FEEDER, 0, 0, False, 1, 8)
+    given = load()
+    with_codec = msgspec.structs.replace(
+        given, training=msgspec.structs.replace(given.training, codecs=("int8",))
+    )
+    with pytest.raises(ProtocolError, match="expected at most codec 0"):
+        Admission("a", with_codec).admit("desk", fed)
+
+
+def test_what_is_over_is_dropped_in_silence() -> None:
+    ledger = Admission("b", load())
+    ledger.advance()
+    assert not ledger.admit("a", VALUE)
+    assert not ledger.admit("a", changed(VALUE, unit=1, attempt=4))
+    assert not ledger.admit("a", changed(VALUE, unit=1, job="job-0"))
+    assert ledger.admit("a", changed(VALUE, unit=1))
+
+
+def test_the_feeder_may_run_ahead_of_peers() -> None:
+    fed = ValueHeader("job-1", 5, 2, 0, FEEDER, 0, 0, False, 0, 8)
+    ledger = Admission("a", load())
+    assert ledger.admit("desk", fed)
+    with pytest.raises(ProtocolError, match="not due"):
+        ledger.admit("desk", changed(fed, unit=2 * WINDOW + 1))

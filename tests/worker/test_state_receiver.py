@@ -1,0 +1,90 @@
+"""A job's first state on its way in."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+from tests.worker.loads import fresh, load
+
+from farflung.errors import GraphError, ProtocolError
+from farflung.transport.headers import SliceHeader
+from farflung.worker.state_receiver import StateReceiver
+
+WEIGHT = bytes(range(12))
+HEADER = SliceHeader("job-1", 5, 1, "weight", 0, 8, 12, hashlib.sha256(WEIGHT).digest())
+
+
+def filled() -> StateReceiver:
+    intake = StateReceiver(load(), [1], 10**6, fresh)
+    bias = SliceHeader("job-1", 5, 1, "bias", 0, 4, 4, hashlib.sha256(b"bias").digest())
+    rest = msgspec.structs.replace(HEADER, offset=8, bytes=4)
+    for header, data in ((HEADER, WEIGHT[:8]), (bias, b"bias"), (rest, WEIGHT[8:])):
+        memory = intake.opening("desk", header)
+        assert memory is not None and not intake.full
+        memory[:] = data
+        intake.complete(header)
+    return intake
+
+
+def test_slices_fill_the_tensors_that_segments_will_use() -> None:
+    intake = filled()
+    assert intake.full
+    assert intake.verify() is None
+    assert bytes(intake.buffers[(1, "weight")]) == WEIGHT
+
+
+def test_a_flipped_bit_is_found() -> None:
+    intake = filled()
+    intake.buffers[(1, "weight")][3] += 1
+    assert "weight" in (intake.verify() or "")
+
+
+@pytest.mark.parametrize(
+    ("peer", "fields"),
+    [
+        ("a", {}),
+        ("desk", {"name": "other"}),
+        ("desk", {"segment": 0}),
+        ("desk", {"total": 13}),
+        ("desk", {"offset": 4}),
+        ("desk", {"bytes": 13}),
+    ],
+)
+def test_what_the_plan_does_not_expect_is_refused(peer: str, fields: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError, match="slice"):
+        StateReceiver(load(), [1], 10**6, fresh).opening(peer, msgspec.structs.replace(HEADER, **fields))
+
+
+def test_a_slice_comes_once_and_with_one_digest() -> None:
+    intake = StateReceiver(load(), [1], 10**6, fresh)
+    intake.opening("desk", HEADER)
+    with pytest.raises(ProtocolError, match="out of order"):
+        intake.opening("desk", HEADER)
+    with pytest.raises(ProtocolError, match="two digests"):
+        intake.opening("desk", msgspec.structs.replace(HEADER, offset=8, bytes=4, sha256=bytes(32)))
+
+
+def test_a_slice_that_was_cut_off_may_come_once_more() -> None:
+    intake = StateReceiver(load(), [1], 10**6, fresh)
+    rest = msgspec.structs.replace(HEADER, offset=8, bytes=4)
+    for header in (HEADER, rest):
+        assert intake.opening("desk", header) is not None
+    intake.complete(rest)  # over another connection, and before the first
+    intake.retract(HEADER)
+    assert intake.opening("desk", HEADER) is not None
+    with pytest.raises(ProtocolError, match="out of order"):
+        intake.opening("desk", HEADER)
+
+
+def test_state_beyond_what_the_owner_gives_is_refused_before_it_is_taken() -> None:
+    with pytest.raises(GraphError, match="take 16 bytes, this worker gives 15"):
+        StateReceiver(load(), [1], 15, fresh)
+
+
+def test_an_attempt_that_is_over_is_dropped() -> None:
+    assert (
+        StateReceiver(load(), [1], 10**6, fresh).opening("desk", msgspec.structs.replace(HEADER, attempt=4))
+        is None
+    )

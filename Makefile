@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test fuzz lint bench models clean
+.PHONY: setup train test test-fast test-all fuzz lint bench models clean
 
 setup: $(STAMP)
 
@@ -27,8 +27,19 @@ train: $(STAMP)
 	$(BIN)/farflung train examples/gpt.py --local 4 --out runs/gpt
 
 # Three processes at a time, for two cores: many tests wait for a network. tests/conftest.py says which stay together.
+PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 30
+
+# What CI runs: at most 15 minutes on two cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder --durations 30
+	$(PYTEST) --numprocesses 3 -m "not full"
+
+# Pure tests only, at most 3 minutes on two cores: no processes, no labs, no fuzzing.
+test-fast: $(STAMP)
+	$(PYTEST) --numprocesses 2 -m "not (processes or lab or fuzz or slow or full)"
+
+# Also the largest models and the longest runs.
+test-all: $(STAMP)
+	$(PYTEST) --numprocesses 3
 
 # A million each of damaged documents, payloads of codecs, and frames (docs/measurements/fuzzing.md). Goes on where
 # it was broken off, payloads apart.

@@ -105,12 +105,14 @@ def test_policies_choose_rougher_codecs_for_slower_lines() -> None:
         chosen("adatopk:4", plan)
 
 
+@pytest.mark.slow
 def test_a_resnet_is_judged_by_its_accuracy() -> None:
     found = train(resnet(2, quick=True), Way.of("int8"), 0, lambda line: None)
     assert found.last.accuracy is not None and 0 <= found.last.accuracy <= 1
     assert 3 < found.ratio < 4
 
 
+@pytest.mark.slow
 def test_the_program_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,7 @@ def test_a_sleeping_stage_takes_its_time_and_sends_what_a_real_one_would() -> No
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("system", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("system", ["gpipe", pytest.param("1f1b", marks=pytest.mark.full)])
 def test_a_baseline_on_emulated_devices_takes_their_time(system: str, tmp_path: Path) -> None:
     ground = LoopbackGround(2)
     sleeping = Emulated(dict.fromkeys(ground.nodes, 1.0), 0.4e12, emulated_alone())

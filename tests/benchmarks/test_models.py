@@ -24,6 +24,7 @@ def test_a_model_has_as_many_parameters_as_the_published_one(name: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) == PUBLISHED[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "build"),
     [

@@ -92,6 +92,7 @@ def carried(ends: tuple[Coder, Coder], array: Floats, context: Context) -> Float
     return read
 
 
+@pytest.mark.slow
 @given(name=NAMES, given_steps=steps())
 @settings(max_examples=200)
 def test_any_tensor_comes_back_within_the_declared_error(

@@ -18,7 +18,7 @@ from farflung.broker.storage.store import Store
 from farflung.files import write_atomically
 from farflung.transport.tokens import Token
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 
 CUSTOM = """
 class Double(torch.autograd.Function):

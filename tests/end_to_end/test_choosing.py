@@ -15,7 +15,7 @@ from farflung.lab.network import check_machine
 from farflung.lab.spec import LinkSettings, Node
 from farflung.plans.codec_policy import LADDER
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.lab]
 
 FAST_MBPS, SLOW_MBPS = 100.0, 6.0
 SETTLED, WITHIN = 8, 10

@@ -15,7 +15,7 @@ from torch import nn
 
 from farflung.client.output.weights import load_weights
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 
 WORKERS = ("a", "b", "c")
 

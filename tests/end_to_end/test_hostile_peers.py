@@ -32,7 +32,7 @@ from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.tokens import Token
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 
 DEADLINE_SECONDS = 60.0
 BROKER = Peer("broker", "broker")

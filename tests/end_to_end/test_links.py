@@ -26,7 +26,7 @@ from farflung.transport.addresses import parse_address
 from farflung.transport.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.lab, pytest.mark.faults]
 
 STEPS = 60
 SHORT_CUT_SECONDS = 2.0  # TCP gets over it

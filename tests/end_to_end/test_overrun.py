@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.installations import installation
 from tests.support.processes import Machines, machines, train
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 
 SEGMENT = Path("runtime/torch_backend/segment.py")
 SLOW = """

@@ -13,7 +13,7 @@ from farflung.errors import LabError
 from farflung.lab.network import check_machine
 from farflung.lab.spec import Node
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.lab]
 
 
 @pytest.fixture(scope="module", autouse=True)

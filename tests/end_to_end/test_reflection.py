@@ -27,7 +27,7 @@ from farflung.transport.enrolment import enrol
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.tokens import Token
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.lab]
 
 PORT = 7700
 WAIT_SECONDS = 60.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.processes import LEASE_SECONDS, Machines, machines, train
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ def off(found: dict[str, Any]) -> list[str]:
 MOST_REFRESHED = 3  # a machine that is busy for a moment measures what it is busy with
 
 
+@pytest.mark.lab
 def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
     tmp_path: Path, lab_machine: None
 ) -> None:
@@ -147,6 +148,7 @@ def job():
 """A microbatch is half a megabyte at any cut: enough to see what the link carries."""
 
 
+@pytest.mark.lab
 def test_a_jobs_traffic_refreshes_the_rate_of_a_link(tmp_path: Path, lab_machine: None) -> None:
     (tmp_path / "wide.py").write_text(WIDE)
     slow, fast = 8.0, 24.0
@@ -191,6 +193,7 @@ def way(found: dict[str, Any], sender: str, receiver: str) -> tuple[float, str]:
     return rate, source
 
 
+@pytest.mark.lab
 def test_who_stands_behind_nat_is_measured_all_the_same(tmp_path: Path, lab_machine: None) -> None:
     nodes = Node("a"), Node("b", behind_nat=True), Node("c", behind_nat=True)
     with homes(tmp_path, *nodes, line=LinkSettings(40, 10)) as on:

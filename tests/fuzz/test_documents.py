@@ -11,6 +11,8 @@ from tests.fuzz.document_mutator import DocumentMutator
 from tests.fuzz.inventions import Inventor
 from tests.fuzz.loader import MOST_GROWTH_BYTES, Figures, samples
 
+pytestmark = pytest.mark.fuzz
+
 SLOWEST_SECONDS = 5.0
 """Of CPU time, for one input of some kilobytes; the slowest that was seen took a hundredth (docs)."""
 

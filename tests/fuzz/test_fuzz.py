@@ -7,6 +7,8 @@ import pytest
 from tests.fuzz import campaign
 from tests.fuzz.campaign import TRICKLES, Figures
 
+pytestmark = pytest.mark.fuzz
+
 MOST_GROWTH_BYTES = 64 * 2**20
 
 

@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fuzz.mutators import Mutator
@@ -14,6 +15,7 @@ CONTENT = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(CONTENT, st.binary(), st.integers())
 def test_the_same_seed_does_the_same_damage(content: Any, data: bytes, seed: int) -> None:
     encoded = msgspec.msgpack.encode(content)

@@ -10,12 +10,15 @@ from tests.support.arrays import FAMILIES
 
 from farflung.errors import CodecError
 
+pytestmark = pytest.mark.fuzz
+
 
 def assert_stood(figures: Figures) -> None:
     """No memory above the bound; crashes and other errors end the attack."""
     assert figures.most_bytes <= MOST_BYTES, figures
 
 
+@pytest.mark.slow
 def test_decoders_stand_6_000_damaged_payloads() -> None:
     figures = run(count=6_000, seed=1)
     assert figures.payloads == 6_000

@@ -13,7 +13,7 @@ import pytest
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 
-pytestmark = pytest.mark.usefixtures("lab_machine")
+pytestmark = [pytest.mark.usefixtures("lab_machine"), pytest.mark.lab, pytest.mark.faults]
 
 REPOSITORY = Path(__file__).parents[2]
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")

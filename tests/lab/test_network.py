@@ -20,7 +20,7 @@ from farflung.lab.spec import LabSpec, LinkSettings, Node
 from farflung.lab.switch import control
 from farflung.lab.switch.process import Start
 
-pytestmark = pytest.mark.usefixtures("lab_machine")
+pytestmark = [pytest.mark.usefixtures("lab_machine"), pytest.mark.lab]
 PAIR = LabSpec((Node("a"), Node("b")))
 WAIT_SECONDS = 60
 

@@ -19,7 +19,7 @@ from farflung.transport.link_stats import LinkStatus
 from farflung.transport.probe import PairEstimate
 from farflung.transport.timeouts import PROBE_SECONDS
 
-pytestmark = pytest.mark.usefixtures("lab_machine")
+pytestmark = [pytest.mark.usefixtures("lab_machine"), pytest.mark.lab]
 
 REPOSITORY = Path(__file__).parents[2]
 OWN_LATENCY_MS = 0.1  # what the lab's switch and two kernels take, which a LAN's millisecond shows

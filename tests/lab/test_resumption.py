@@ -21,7 +21,7 @@ from tests.support.certificates import TestAuthority
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 
-pytestmark = [pytest.mark.usefixtures("lab_machine"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("lab_machine"), pytest.mark.slow, pytest.mark.lab, pytest.mark.faults]
 
 REPOSITORY = Path(__file__).parents[2]
 MEGABYTES_4 = 4_000_000

@@ -27,6 +27,7 @@ from farflung.local.forkserver import Birth, Forked, ForkServer, is_possible
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(not is_possible(), reason="processes are forked on Linux only"),
+    pytest.mark.faults,
 ]
 
 Start = Callable[..., Forked]

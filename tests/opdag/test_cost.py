@@ -171,6 +171,7 @@ def test_a_gpt_by_hand() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_resnet_by_hand() -> None:
     """A stem at 16 x 16, a pool to 8 x 8, then four stages of two blocks."""
     stem = BATCH * 4 * 16 * 16

@@ -29,6 +29,8 @@ from farflung.runtime.optimizer import SGD
 from farflung.runtime.parity.steps import gradient_difference, named_state
 from farflung.runtime.training import Training
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 4
 NAMES = ["chain", "gpt", "gpt-tied", "gpt2-mask-dropout", "resnet", "batch-norm"]
 

@@ -56,6 +56,7 @@ def of(shape: list[Dimension], dtype: DTypeName = "int8") -> ValueType:
     return ValueType(dtype, shape)
 
 
+@pytest.mark.slow
 def test_nodes() -> None:
     data = negations(MOST_NODES, of([2]))
     assert len(wire.load_segment(data, 2).nodes) == MOST_NODES

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from benchmarks.zoo import case
 
 from farflung.opdag.capture import capture
@@ -14,6 +15,7 @@ def graph(name: str) -> Graph:
     return capture(which.build(), which.batch(2, 1)).graph
 
 
+@pytest.mark.slow
 def test_a_model_with_dropout_draws_and_one_without_does_not() -> None:
     assert draws(graph("gpt-dropout"))
     assert not draws(graph("gpt"))

@@ -37,6 +37,7 @@ def test_what_is_kept_goes_with_its_workload() -> None:
     assert gone() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["equal-count", "op-fence-plus", "auto"])
 def test_a_workload_that_was_planned_before_gets_the_plan_of_a_new_one(name: str) -> None:
     fleets = [random_topology(seed, 4, memory=1e5) for seed in (1, 2, 3)]

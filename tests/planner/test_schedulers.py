@@ -22,6 +22,7 @@ QUICK = Options(budget=60)
 EACH = pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 
 
+@pytest.mark.slow
 @EACH
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 5), ties=st.booleans())

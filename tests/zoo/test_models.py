@@ -10,6 +10,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,19 @@ STEPS = 3
 RANDOM_CUTS, RANDOM_STEPS = 30, 2
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda case: case.name)
+FULL = {"resnet101"}
+"""Only `make test-all` trains these: more of the same blocks as a smaller model that `make test` trains."""
+
+
+def cases() -> list[Any]:
+    """Every model of the zoo, the larger ones for `make test-all`."""
+    return [
+        pytest.param(case, id=case.name, marks=[pytest.mark.full] if case.name in FULL else [])
+        for case in MODELS
+    ]
+
+
+@pytest.fixture(scope="module", params=cases())
 def subject(request: pytest.FixtureRequest) -> Subject:
     return subject_of(request.param, STEPS)
 

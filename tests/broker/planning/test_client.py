@@ -24,6 +24,8 @@ from farflung.plans.ability import Ability
 from farflung.runtime.training import Training
 from farflung.transport.timeouts import Timeouts
 
+pytestmark = pytest.mark.processes
+
 
 def answered(
     graph: bytes,

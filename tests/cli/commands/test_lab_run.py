@@ -78,6 +78,7 @@ def rooms(lab: str) -> list[str]:
     return [path.name for path in folder.glob(f"farflung-{lab}-*")] if folder.exists() else []
 
 
+@pytest.mark.lab
 def test_a_lab_is_changed_looked_at_and_taken_down_by_other_commands(
     lab: subprocess.Popen[str], name: str, topology: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_without_a_name_the_only_lab_is_meant(
         running_lab.find()
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_a_signal_takes_it_down(
     lab: subprocess.Popen[str], name: str, number: signal.Signals, code: int
@@ -147,6 +149,7 @@ def test_a_signal_takes_it_down(
     assert rooms(name) == []
 
 
+@pytest.mark.lab
 def test_a_killed_switch_is_told_and_cleaned_up(lab: subprocess.Popen[str], name: str) -> None:
     nodes(lab)
     record = json.loads(Path(f"/run/farflung-lab/{name}.json").read_text())

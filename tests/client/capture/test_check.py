@@ -14,6 +14,8 @@ from farflung.client.api.job import Job
 from farflung.client.capture.check import capture_job, check_job
 from farflung.errors import CaptureError, FarflungError, JobError, PlanError
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 

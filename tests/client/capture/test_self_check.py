@@ -28,6 +28,8 @@ from farflung.errors import CaptureError
 from farflung.opdag.capture import Capture
 from farflung.opdag.graph import Graph, Node, Ref
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 

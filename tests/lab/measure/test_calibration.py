@@ -7,6 +7,7 @@ from farflung.lab.spec import LabSpec, LinkSettings, Node
 GLANCE = Effort(0.3, 0.5)
 
 
+@pytest.mark.lab
 @pytest.mark.usefixtures("lab_machine")
 def test_a_link_carries_no_more_and_no_sooner_than_was_asked() -> None:
     link = LinkSettings(20, 5)
@@ -22,6 +23,7 @@ def test_a_link_carries_no_more_and_no_sooner_than_was_asked() -> None:
     assert row.measured_loss == 0
 
 
+@pytest.mark.lab
 @pytest.mark.usefixtures("lab_machine")
 def test_a_lossy_link_is_seen_to_lose() -> None:
     link = LinkSettings(10, 1, loss=0.2)

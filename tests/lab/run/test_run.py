@@ -18,7 +18,7 @@ from tests.support.processes import Machines, Run, eventually, machines, train
 from farflung.lab import registry
 from farflung.plans import FEEDER, Topology, WorkerSpec, read_plan, write_topology
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lab_machine")]
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("lab_machine"), pytest.mark.lab]
 
 
 def left_behind() -> list[str]:

@@ -331,6 +331,7 @@ def test_random_ops_draw_what_eager_draws() -> None:
     require_gradients_of_eager(module, capture(module, pairs()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda entry: entry.name)
 def test_capture_leaves_the_module_and_the_generator_alone(case: Case) -> None:
     module, batch = case.build(), case.batch(2, 1)
@@ -350,6 +351,7 @@ def test_capture_leaves_the_module_and_the_generator_alone(case: Case) -> None:
         assert graph.values[entry.value].shape[0] == BatchSize(1)
 
 
+@pytest.mark.slow
 def test_every_node_knows_its_module_and_line() -> None:
     (resnet,) = [case for case in CASES if case.name == "resnet"]
     captured = capture(resnet.build(), resnet.batch(2, 1))

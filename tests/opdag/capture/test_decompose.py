@@ -16,6 +16,8 @@ from farflung.opdag import opset, wire
 from farflung.opdag.capture import capture
 from farflung.opdag.capture.decompose import is_functional
 
+pytestmark = pytest.mark.slow
+
 capturing = importlib.import_module("farflung.opdag.capture.capture")  # the room has a function of that name
 
 

@@ -24,6 +24,8 @@ from farflung.plans import Topology, WorkerSpec
 from farflung.simulator import simulate
 from farflung.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 FEW = Options(budget=60)
 
 

@@ -98,6 +98,7 @@ def test_double_precision_goes_as_it_is_in_both_directions() -> None:
     assert routes_of(plan.edges)[1].floats == Codable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "gpt-autocast"])
 def test_a_plan_expects_the_bytes_that_a_worker_writes(name: str) -> None:
     """Headers aside, which are much of values so small."""

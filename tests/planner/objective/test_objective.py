@@ -56,6 +56,7 @@ def test_no_plan_with_replicas_takes_less(seed: int) -> None:
     require_a_lower_bound(plan, places, Conditions())
 
 
+@pytest.mark.slow
 def test_where_nothing_is_shared_they_agree() -> None:
     """With the windows that planners choose; loops share a device, and are not among these."""
     draws = [random_chain(random.Random(seed)) for seed in range(400)]

@@ -20,9 +20,13 @@ from farflung.workload import workload_of
 SAMPLES, WINDOW = 8, 3
 BESIDE = 6e6  # what a process takes beside its arrays: 1.7 to 5.1 MB were seen
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="a process's peak is read from /proc, which only Linux has"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"),
+        reason="a process's peak is read from /proc, which only Linux has",
+    ),
+    pytest.mark.slow,
+]
 
 
 def trained(worker: int, recompute: bool) -> Answer:

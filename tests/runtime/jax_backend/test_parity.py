@@ -26,6 +26,8 @@ from farflung.runtime.parity.steps import gradient_difference, named_state, para
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 MICROBATCHES = 3
 JAX, TORCH = JaxBackend(), TorchBackend()

@@ -34,6 +34,7 @@ from farflung.worker.state_receiver import StateReceiver
 
 SAMPLES, MICROBATCHES, PATIENCE_SECONDS = 2, 3, 60.0
 ATTEMPT = ("job-1", 1)
+Outcomes = list[Outcome | Outgoing]
 
 
 class Fake:
@@ -150,7 +151,9 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def first_worker(rung: str) -> Iterator[tuple[ComputeThread, list[Outcome], Callable[[int], None]]]:
+def first_worker(
+    rung: str,
+) -> Iterator[tuple[ComputeThread, Outcomes, Callable[[int], None]]]:
     """The compute thread of the first of two workers, which has begun; and what feeds it a microbatch."""
     graph = captured(case("gpt"), SAMPLES)[1]
     job = placed(graph, [len(graph.nodes) // 2], workers(2), MICROBATCHES, SAMPLES)
@@ -161,8 +164,8 @@ def first_worker(rung: str) -> Iterator[tuple[ComputeThread, list[Outcome], Call
     owned = [entry for entry in segment.inputs if entry.name in segment.owned]
     sizes = {entry.name: segment.values[entry.value].bytes(SAMPLES) for entry in owned}
     load = Load("job-1", 1, plan, training, [SegmentProgram(0, job.programs[0], sizes)], {}, "desk")
-    outcomes: list[Outcome] = []
-    thread = ComputeThread("worker-0", 10**9, TorchBackend(), outcomes.append)
+    outcomes: Outcomes = []
+    thread = ComputeThread("worker-0", 10**9, TorchBackend(), outcomes.append, outcomes.append)
     thread.start()
     thread.prepare(load, StateReceiver(load, [0], 10**9, tensors.allocate), limits())
     eventually(lambda: bool(outcomes))
@@ -185,7 +188,7 @@ def first_worker(rung: str) -> Iterator[tuple[ComputeThread, list[Outcome], Call
         thread.join(PATIENCE_SECONDS)
 
 
-def coded(outcomes: list[Outcome]) -> list[int]:
+def coded(outcomes: Outcomes) -> list[int]:
     """Microbatches of what left and was written by a codec, in order."""
     sent = [one.parcel for one in outcomes if isinstance(one, Outgoing)]
     return [parcel.microbatch for parcel in sent if parcel.payload is not None and parcel.payload.codec]

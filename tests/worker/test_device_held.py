@@ -49,7 +49,7 @@ def test_a_device_that_is_held_for_a_job_that_is_over_is_given_up(wanted: State)
 def test_verifying_and_handing_out_are_given_time_by_the_size_of_the_parameters() -> None:
     outcomes: list[Outcome] = []
     seen: list[Doing | None] = []
-    thread = ComputeThread("b", 10**9, EmulatedBackend(1.0), outcomes.append)
+    thread = ComputeThread("b", 10**9, EmulatedBackend(1.0), outcomes.append, lambda parcel: None)
 
     class Watched(StateReceiver):
         def verify(self) -> str:

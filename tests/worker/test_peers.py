@@ -75,9 +75,6 @@ class Seen:
     def peer_lost(self, peer: str, reason: str) -> None:
         self.lost.append((peer, reason))
 
-    def parcel_arrived(self, parcel: Parcel[memoryview]) -> None:
-        raise AssertionError("nothing was sent")
-
     def state_arrived(self) -> None:
         raise AssertionError("nothing was sent")
 

@@ -1,7 +1,8 @@
 """The compute thread: it alone touches autograd, generators, tapes, parameters and optimizers.
 
-It and the event loop meet in two queues: calls that the loop posts here, and outcomes that this thread hands
-to `emit` (which must be thread-safe). Where links are coded the codec thread stands between them.
+It and the event loop meet in queues: calls that the loop posts here, outcomes that this thread hands to
+`emit`, and parcels for other workers that it hands to `send` (both must be thread-safe). In a job with codecs
+the codec thread stands between them.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class StateGiven:
     attempt: Attempt
 
 
-Outcome = Outgoing | OutgoingState | StateGiven | Verified | Filled | UnitFinished | ComputeFailed
+Outcome = OutgoingState | StateGiven | Verified | Filled | UnitFinished | ComputeFailed
 Emit = Callable[[Outcome], None]
+Send = Callable[[Outgoing], None]
 
 
 class _Job(Generic[Array]):
@@ -78,6 +80,7 @@ class _Job(Generic[Array]):
         memory_bytes: int,
         backend: Backend[Array],
         emit: Emit,
+        send: Send,
         limits: Limits,
         codecs: CodecThread,
         post: Callable[[str, Callable[[], None]], None],
@@ -88,7 +91,7 @@ class _Job(Generic[Array]):
         self._attempt = (load.job, load.attempt)
         self._post = post
         self._backend = backend
-        self._emit = emit
+        self._emit, self._send = emit, send
         self._batch = load.training.microbatch_size
         self.segments = load_segments(worker, load, intake, memory_bytes, backend)
         programs = {number: runner.segment for number, runner in self.segments.items()}
@@ -156,7 +159,7 @@ class _Job(Generic[Array]):
         self.executor.receive(Parcel(*parcel[:-1], array))
 
     def _written(self, parcel: Parcel[Coded]) -> None:
-        self._emit(Outgoing(self._attempt, self._peers[parcel.target], parcel))
+        self._send(Outgoing(self._attempt, self._peers[parcel.target], parcel))
 
     def _fail(self, error: Exception) -> None:
         """End the attempt: raise an error of the codec thread on the compute thread."""
@@ -203,12 +206,12 @@ class ComputeThread(threading.Thread):
     `stopwatch` says what it is at.
     """
 
-    def __init__(self, worker: str, memory_bytes: int, backend: AnyBackend, emit: Emit) -> None:
+    def __init__(self, worker: str, memory_bytes: int, backend: AnyBackend, emit: Emit, send: Send) -> None:
         super().__init__(name="farflung-compute", daemon=True)
         self._worker = worker
         self._memory_bytes = memory_bytes
         self._backend = backend
-        self._emit = emit
+        self._emit, self._send = emit, send
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._chore_seconds = math.inf
         self._state_size = 0
@@ -334,7 +337,7 @@ class ComputeThread(threading.Thread):
         self._attempt = (load.job, load.attempt)
         try:
             self._job = _Job(
-                self._worker, load, intake, self._memory_bytes, self._backend, self._emit, limits,
+                self._worker, load, intake, self._memory_bytes, self._backend, self._emit, self._send, limits,
                 self._codecs, partial(self._post, self._attempt),
             )  # fmt: skip
         except FarflungError as error:

@@ -6,8 +6,9 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
@@ -18,10 +19,16 @@ from farflung.transport.link import Link
 from farflung.transport.session import Session
 from farflung.worker.admission import Admission
 from farflung.worker.pending_links import PendingLinks
+from farflung.worker.state import Attempt
 from farflung.worker.state_receiver import EMPTY, StateReceiver
+
+if TYPE_CHECKING:
+    from farflung.worker.compute import Outgoing
 
 SLICE_BYTES = 4 * 2**20
 NOTHING = Coded(0, EMPTY)
+
+Deliver = Callable[[Attempt, Parcel[Coded]], None]
 
 
 class PeerEvents(Protocol):
@@ -35,9 +42,6 @@ class PeerEvents(Protocol):
 
     def peer_lost(self, peer: str, reason: str) -> None:
         """That link is gone for good, or could not be made."""
-
-    def parcel_arrived(self, parcel: Parcel[Coded]) -> None:
-        """A value or gradient is complete."""
 
     def state_arrived(self) -> None:
         """Every byte of the state is here, unverified."""
@@ -69,6 +73,8 @@ class Peers:
         self._dialled: dict[Link, _Dialled] = {}
         self._links: dict[str, Link] = {}
         self._sessions: dict[str, Session] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._deliver: Deliver = lambda attempt, parcel: None
         self._load: Load | None = None
         self._ledger: Admission | None = None
         self._intake: StateReceiver | None = None
@@ -79,6 +85,7 @@ class Peers:
 
     def admit(self, worker: str, load: Load, intake: StateReceiver, peers: frozenset[str]) -> None:
         """A new attempt: links of `peers` are welcome from now on."""
+        self._loop = asyncio.get_running_loop()
         self._load, self._ledger, self._intake, self._admitted = load, Admission(worker, load), intake, peers
         for link in self._lobby.links:
             try:
@@ -163,6 +170,21 @@ class Peers:
         link.send_control(messages.encode(claim))
         return settled
 
+    def deliver_to(self, deliver: Deliver) -> None:
+        """Call `deliver` with each value or gradient that has come whole."""
+        self._deliver = deliver
+
+    def send_from_thread(self, outgoing: Outgoing) -> None:
+        """Send what the compute thread or the codec thread gives; dropped if its attempt is over."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
+                self._loop.call_soon_threadsafe(self._send, outgoing)
+
+    def _send(self, outgoing: Outgoing) -> None:
+        load = self._load
+        if load is not None and outgoing.attempt == (load.job, load.attempt):
+            self.send_parcel(outgoing.parcel, outgoing.peer)
+
     def send_parcel(self, parcel: Parcel[Coded], peer: str) -> None:
         """Post a value or gradient to a peer; nothing if it is lost (which has been told)."""
         session, load = self._sessions.get(peer), self._load
@@ -236,12 +258,11 @@ class Peers:
                 self._events.state_arrived()
             return
         assert isinstance(header, ValueHeader)  # `opening` took nothing else
-        self._events.parcel_arrived(
-            Parcel(
-                header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
-                Coded(header.codec, buffer) if header.bytes else None,
-            )
+        parcel = Parcel(
+            header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
+            Coded(header.codec, buffer) if header.bytes else None,
         )  # fmt: skip
+        self._deliver((header.job, header.attempt), parcel)
 
     def closed(self, link: Link, reason: str) -> None:
         """Tell the loss of a link that counts."""

@@ -20,14 +20,13 @@ from farflung.protocol.fields import Opset, shutting_down
 from farflung.protocol.messages import Load, Message, Register, UnitReady
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.parcel import Coded, Parcel
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, listen
 from farflung.transport.frames import boot
 from farflung.transport.identity import Identity
 from farflung.transport.redialling import redial
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
-from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
+from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, StateGiven
 from farflung.worker.peers import Peers
 from farflung.worker.routes import PathMessage, Routes
 from farflung.worker.state_receiver import StateReceiver
@@ -112,8 +111,13 @@ class WorkerService:
         self._peers = Peers(self, options.backend.allocate)
         self._loop = asyncio.get_running_loop()
         self._compute = ComputeThread(
-            options.identity.id, options.memory_bytes, options.backend, self._from_compute
+            options.identity.id,
+            options.memory_bytes,
+            options.backend,
+            self._from_compute,
+            self._peers.send_from_thread,
         )
+        self._peers.deliver_to(self._compute.receive)
         self._client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_strangers=False)
         self._listener: Listener | None = None
@@ -268,10 +272,6 @@ class WorkerService:
         self._peers.give_up(peer)
         self._happened(machine.PeerLost(peer, reason))
 
-    def parcel_arrived(self, parcel: Parcel[Coded]) -> None:
-        if (load := self._state.load) is not None:
-            self._compute.receive((load.job, load.attempt), parcel)
-
     def state_arrived(self) -> None:
         if self._state.attempt is not None and self._intake is not None:
             self._compute.check_state(self._state.attempt, self._intake)
@@ -305,9 +305,7 @@ class WorkerService:
         load = self._state.load
         if load is None or outcome.attempt != (load.job, load.attempt):
             return
-        if isinstance(outcome, Outgoing):
-            self._peers.send_parcel(outcome.parcel, outcome.peer)
-        elif isinstance(outcome, OutgoingState):
+        if isinstance(outcome, OutgoingState):
             self._peers.send_state(outcome.segment, outcome.name, outcome.buffer, outcome.sha256)
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)

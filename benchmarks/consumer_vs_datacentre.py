@@ -21,6 +21,8 @@ from benchmarks.consumer.chart import chart
 from benchmarks.consumer.claim import LATENCIES_MS, RATES_MBPS, RUNGS, TASKS, Assumptions, Comparison, Point
 from benchmarks.consumer.devices import H100_PCIE, RTX_3080
 
+from farflung.pictures.figure import check_picture, write_picture
+
 SHOWN_MS = 20.0
 
 
@@ -142,13 +144,15 @@ def main() -> None:
     parser.add_argument("--codec-speed", type=float, default=Assumptions.codec_speed)
     parser.add_argument("--quick", action="store_true", help="three rates and one latency")
     arguments = parser.parse_args()
+    if arguments.picture:
+        check_picture(arguments.picture)
     result = measure(arguments)
     if arguments.picture:
         panels = {
             name: {rung: _row(points, rung) for rung in RUNGS} for name, points in result.points.items()
         }
         title = "50 RTX 3080 in homes beside 4 H100, 20 ms one way: part of their samples a second"
-        arguments.picture.write_text(chart(title, panels, result.enough))
+        write_picture(chart(title, panels, result.enough), arguments.picture)
     if arguments.json:
         print(json.dumps(asdict(result) | {"sentences": sentences(result)}, indent=1))
     else:

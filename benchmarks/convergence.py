@@ -30,6 +30,7 @@ from benchmarks.learning.way import DENSE, Way, halves
 from farflung.codec.catalogue import recipe
 from farflung.errors import FarflungError
 from farflung.files import write_atomically
+from farflung.pictures.figure import write_picture
 from farflung.planner.compression import losses
 from farflung.plans.codec_policy import LADDER
 
@@ -122,9 +123,7 @@ def _write(options: argparse.Namespace, subject: Subject, found: list[report.Row
     title = f"{subject.title}, {subject.training.steps} steps"
     if options.picture is not None:
         options.picture.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            options.picture / f"convergence-{subject.name}.svg", chart.draw(title, found).encode()
-        )
+        write_picture(chart.draw(title, found), options.picture / f"convergence-{subject.name}.svg")
     if options.losses is not None and subject.name.startswith("gpt"):
         before = losses.read(options.losses.read_bytes()) if options.losses.exists() else None
         table = report.losses(found, subject.name, title, before)

@@ -14,9 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import log10
 from pathlib import Path
-from xml.sax.saxutils import escape
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,6 +24,7 @@ from benchmarks.models import library
 
 from farflung.codec import catalogue
 from farflung.lab.testbeds.fusionllm import FACTOR, fusionllm_48
+from farflung.pictures.figure import BLUE, GREY, check_picture, new_figure, style, write_picture
 from farflung.planner.assignment import Assignment, Options
 from farflung.planner.compression.planned import compressed
 from farflung.planner.compression.policies import Policy, adatopk, dense, uniform_topk
@@ -32,7 +32,11 @@ from farflung.planner.schedulers import SCHEDULERS
 from farflung.plans import Topology
 from farflung.plans.codec_policy import topk
 from farflung.simulator import Conditions
+from farflung.text import format_number
 from farflung.workload import Workload
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RATIO = 100.0
 EFFICIENCY = 0.5
@@ -135,45 +139,34 @@ def show(cells: Sequence[Cell]) -> None:
         print(f"\nauto ahead of {rival}: {factors}")
 
 
-BAR, LABEL, SCALE = 15, 110, 100
-COLOURS = {"dense": "#525252", "uniform TopK": "#93c5fd", "AdaTopK": "#1d4ed8"}
+COLOURS = {"dense": GREY, "uniform TopK": "#6baed6", "AdaTopK": BLUE}
 
 
-def picture(cells: Sequence[Cell]) -> str:
-    """Bars of samples a second on a logarithmic scale: the longer the better."""
-    low = min(cell.samples_per_second for cell in cells) / 2
+@style()
+def picture(cells: Sequence[Cell]) -> Figure:
+    """Draw bars of samples a second on a logarithmic scale: the longer the better."""
     models = list(dict.fromkeys(cell.model for cell in cells))
-    rows = len(NAMES) * (len(POLICIES) * BAR + 10)
-    width, height = 780, 50 + len(models) * (rows + 40)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        '<text x="10" y="20" font-size="14">48 devices, 8 Mbit/s to 10 Gbit/s: samples a second (log)</text>',
-    ]
-    y = 44.0
-    for model in models:
-        parts.append(f'<text x="10" y="{y + 4}" font-size="12" font-weight="bold">{escape(model)}</text>')
-        y += 14
-        for name in NAMES:
-            parts.append(f'<text x="{LABEL - 8}" y="{y + 1.5 * BAR + 4:.0f}" text-anchor="end">{name}</text>')
-            for cell in (c for c in cells if c.model == model and c.scheduler == name):
-                parts += _bar(cell, low, y)
-                y += BAR
-            y += 10
-        y += 12
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _bar(cell: Cell, low: float, y: float) -> list[str]:
-    length = SCALE * log10(cell.samples_per_second / low)
-    rate = cell.samples_per_second
-    text = f"{rate:,.0f} {cell.compressor}" if rate >= 100 else f"{rate:.3g} {cell.compressor}"
-    return [
-        f'<rect x="{LABEL}" y="{y:.0f}" width="{length:.1f}" height="{BAR - 2}" '
-        f'fill="{COLOURS[cell.compressor]}"/>',
-        f'<text x="{LABEL + length + 6:.1f}" y="{y + BAR - 5:.0f}" fill="#404040">{text}</text>',
-    ]
+    figure = new_figure(720, 60 + 240 * len(models))
+    figure.suptitle("48 devices, 8 Mbit/s to 10 Gbit/s: samples a second", fontsize=12)
+    figure.set_layout_engine("constrained")
+    for axes, model in zip(figure.subplots(len(models), squeeze=False)[:, 0], models, strict=True):
+        mine = [cell for cell in cells if cell.model == model]
+        names = [name for name in NAMES if any(cell.scheduler == name for cell in mine)]
+        for number, (compressor, colour) in enumerate(COLOURS.items()):
+            own = [cell for cell in mine if cell.compressor == compressor]
+            rates = [cell.samples_per_second for cell in own]
+            places = [names.index(cell.scheduler) + 0.28 * (number - 1) for cell in own]
+            bars = axes.barh(places, rates, 0.25, color=colour, label=compressor)
+            axes.bar_label(bars, [format_number(rate) for rate in rates], padding=4, fontsize=7.5)
+        axes.set_xscale("log")
+        axes.set_xlim(min(cell.samples_per_second for cell in mine) / 2, None)
+        axes.margins(x=0.1)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_title(model, loc="left")
+        axes.grid(axis="x")
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
 
 
 def main() -> int:
@@ -184,11 +177,13 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--budget", type=int, default=300, help="plans that each search may evaluate")
     arguments = parser.parse_args()
+    if arguments.picture:
+        check_picture(arguments.picture)
     cells = [cell for model in arguments.models for cell in measure(model, arguments.budget)]
     plain, plus = ([factor for *_, factor in ahead(cells, name)] for name in ("op-fence", "op-fence-plus"))
     ok = min(*plain, *plus) >= 1.0 and max(plus) >= 1.3
     if arguments.picture:
-        arguments.picture.write_text(picture(cells))
+        write_picture(picture(cells), arguments.picture)
     if arguments.json:
         print(json.dumps({"ok": ok, "cells": [asdict(cell) for cell in cells]}, indent=1))
     else:

@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.race.course import Course
 from benchmarks.race.systems import job_file
 
+from farflung.pictures.figure import write_picture
+from farflung.pictures.timeline import draw_timeline
 from farflung.plans import Plan, Topology
 from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.simulator import simulate
-from farflung.simulator.gantt import gantt
 
 TESTBEDS = ("four-homes", "two-sites", "good-wan", "three-sites", "eight-homes")
 MOST_OFF = 0.10
@@ -71,7 +72,7 @@ def measure(testbed: str, scheduler: str, course: Course, folder: Path, pictures
     found = simulate(plan, slower(load_testbed(testbed), divisor), timeline=True)
     if pictures is not None:
         title = f"A step on {testbed}, planned by {scheduler}, simulated"
-        (pictures / f"gantt-{testbed}-{scheduler}.svg").write_text(gantt(found, title))
+        write_picture(draw_timeline(found, title), pictures / f"gantt-{testbed}-{scheduler}.svg")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] for row in rows[WARM_UP:]]
     return Row(

@@ -38,6 +38,7 @@ from benchmarks.race.systems import BASELINES, FARFLUNG, entered, race, run_fold
 from farflung.errors import FarflungError
 from farflung.lab.network import Network
 from farflung.lab.run.layout import lay_out
+from farflung.pictures.figure import check_picture, write_picture
 from farflung.plans import Plan
 from farflung.plans.testbeds.catalogue import find_topology
 
@@ -66,13 +67,15 @@ def main() -> int:
     """Race, and print what came of it; 1 if the machine or the testbed does not allow it."""
     options = arguments()
     try:
+        if options.picture is not None:
+            check_picture(options.picture)
         found = compete(options)
     except (FarflungError, RuntimeError) as error:
         print(f"wan.py: {error}", file=sys.stderr)
         return 1
     report.show(found)
     if options.picture is not None and found.systems:
-        options.picture.write_text(report.picture(found))
+        write_picture(report.picture(found), options.picture)
     if options.json:
         print(msgspec.json.encode(found).decode())
     return 0

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from benchmarks.race.chart import loss_chart
 from benchmarks.race.result import Result
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def table(result: Result) -> Table:
@@ -72,7 +77,7 @@ def show(result: Result) -> None:
         console.print(line, highlight=False)
 
 
-def picture(result: Result) -> str:
-    """Validation loss over seconds of training, as SVG."""
+def picture(result: Result) -> Figure:
+    """Draw validation loss over seconds of training."""
     curves = {name: system.validation for name, system in result.systems.items() if system.validation}
     return loss_chart(f"Validation loss over time: {result.testbed}", curves, result.target_loss)

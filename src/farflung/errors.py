@@ -49,6 +49,10 @@ class TopologyError(FarflungError):
     """A topology cannot be read, or says something impossible."""
 
 
+class PictureError(FarflungError):
+    """A picture cannot be drawn here, or not into this file."""
+
+
 class ProfileError(FarflungError):
     """A device profile cannot be read or made, or is not of this model."""
 

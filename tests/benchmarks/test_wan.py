@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -19,6 +18,7 @@ from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, train
 from benchmarks.race.result import result
 from benchmarks.race.systems import BASELINES, FARFLUNG, coded, race
+from tests.pictures.drawn import assert_legible, svg_text
 
 from farflung.plans import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import PAYLOAD_SHARE
@@ -150,15 +150,16 @@ def test_the_schedule_bound_has_fill_and_drain() -> None:
 
 def test_a_loss_chart_is_a_picture_with_every_line_inside() -> None:
     lines = {"a & b": [(0.0, 5.0), (10.0, 2.0)], "c": [(0.0, 5.0), (40.0, 2.0)]}
-    picture = ElementTree.fromstring(loss_chart("over <time>", lines, 2.5))  # noqa: S314
-    drawn = picture.findall("{http://www.w3.org/2000/svg}polyline")
-    assert len(drawn) == len(lines)
-    _, _, width, height = (float(x) for x in picture.attrib["viewBox"].split())
+    figure = loss_chart("over <time>", lines, 2.5)
+    (axes,) = figure.axes
+    drawn = [line for line in axes.lines if line.get_label() in lines]
+    assert [[tuple(map(float, point)) for point in line.get_xydata()] for line in drawn] == [*lines.values()]
     for line in drawn:
-        for pair in line.attrib["points"].split():
-            x, y = map(float, pair.split(","))
-            assert 0 <= x <= width
-            assert 0 <= y <= height
+        for x, y in line.get_xydata():
+            assert axes.get_xlim()[0] <= x <= axes.get_xlim()[1]
+            assert axes.get_ylim()[0] <= y <= axes.get_ylim()[1]
+    assert {"over <time>", "a & b", "target 2.5"} <= set(svg_text(figure))
+    assert_legible(figure)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def capture(
     ] = False,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw what would cross a cut over the model's depth, as SVG."),
+        typer.Option(metavar="FILE", help="Draw the bytes that would cross a cut over the model's depth."),
     ] = None,
     profile: Annotated[
         Path | None,
@@ -38,6 +38,10 @@ def capture(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
 ) -> None:
     """Capture a job's model, hold it beside eager, and say what it is made of."""
+    if picture is not None:
+        from farflung.pictures.figure import check_picture
+
+        check_picture(picture)
     declared = read_job(job, precision=the_precision(precision))
     # These import torch, which `read_job` has seen to be there.
     from farflung.client.capture.check import capture_job
@@ -145,8 +149,8 @@ def _tell_refusal(error: CaptureError, as_json: bool) -> None:
 
 def _draw(path: Path, declared: Job, captured: Capture) -> None:
     from farflung.client.capture.report import divisions_of
-    from farflung.files import write_atomically
-    from farflung.picture.depth import Depth, draw_depth
+    from farflung.pictures.depth import Depth, draw_depth
+    from farflung.pictures.figure import write_picture
     from farflung.workload import workload_of
 
     workload = workload_of(captured.graph, declared.microbatches, declared.microbatch_size)
@@ -154,10 +158,7 @@ def _draw(path: Path, declared: Job, captured: Capture) -> None:
     divisions = divisions_of(captured, workload)
     cuts = next((d.positions for d in reversed(divisions) if d.segments <= 4), [])
     depth = Depth(workload.crossing_forward.tolist(), workload.legal.tolist(), parts, cuts)
-    try:
-        write_atomically(path, draw_depth(declared.name or "job", depth).encode())
-    except OSError as error:
-        raise CaptureError(f"cannot write the picture {path}: {error.strerror or error}") from None
+    write_picture(draw_depth(declared.name or "job", depth), path)
     note(f"the picture is in {path}")
 
 

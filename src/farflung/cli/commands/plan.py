@@ -79,6 +79,7 @@ def plan(
     from farflung.cli.render.forecast import forecast_lines
     from farflung.client.api.planning import plan as planned
     from farflung.client.api.planning import require_possible
+    from farflung.pictures.figure import check_picture
     from farflung.planner.assignment import Options
     from farflung.planner.schedulers import scheduler as scheduler_called
 
@@ -86,6 +87,8 @@ def plan(
         raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
     if fleet == (topology is not None):
         raise PlanError("--topology FILE (or a testbed's name) or --fleet, one of the two, must say for whom")
+    if picture is not None:
+        check_picture(picture)
     codecs = the_codecs(codec)
     number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
     scheduler_called(scheduler)

@@ -35,9 +35,12 @@ def simulate(
     from farflung.cli.render.forecast import expected_lines
     from farflung.cli.render.timeline import draw
     from farflung.client.api.planning import scaled, simulate
+    from farflung.pictures.figure import check_picture
     from farflung.plans import read_plan
     from farflung.simulator import Conditions
 
+    if picture is not None:
+        check_picture(picture)
     reached = the_efficiency(efficiency)
     given, where = read_plan(plan), scaled(the_topology(topology), bandwidth_scale)
     found = simulate(given, where, efficiency=reached, window=window)

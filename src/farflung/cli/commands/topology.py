@@ -33,7 +33,7 @@ def show(
     refresh: Annotated[
         bool, typer.Option("--refresh", help="First have the fleet's idle workers measure it anew.")
     ] = False,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it, as an SVG file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it, as .svg, .png or .pdf.")] = None,
     save: Annotated[Path | None, typer.Option(help="Also write it, as a topology file.")] = None,
     broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
     token: TokenText = None,
@@ -47,6 +47,10 @@ def show(
         raise TopologyError("a topology's FILE or --fleet, one of the two, must say what to show")
     if refresh and not fleet:
         raise TopologyError("--refresh measures a fleet anew: it goes with --fleet")
+    if picture is not None:
+        from farflung.pictures.figure import check_picture
+
+        check_picture(picture)
     if file is not None:
         from farflung.plans.testbeds.catalogue import find_topology
 
@@ -78,10 +82,10 @@ def _give(
         write_topology(topology, save)
         note(f"the topology was written to {save}")
     if picture is not None:
-        from farflung.files import write_atomically
-        from farflung.picture.topology import draw_topology
+        from farflung.pictures.figure import write_picture
+        from farflung.pictures.topology import draw_topology
 
-        write_atomically(picture, draw_topology(topology).encode())
+        write_picture(draw_topology(topology), picture)
         note(f"the picture was written to {picture}")
     if as_json:
         print_json(_document(topology, told))

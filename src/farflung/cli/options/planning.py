@@ -48,7 +48,11 @@ RecomputeOption = Annotated[
 ]
 PictureOption = Annotated[
     Path | None,
-    typer.Option("--picture", metavar="FILE.svg", help="Draw a simulated step, and the plan beside it."),
+    typer.Option(
+        "--picture",
+        metavar="FILE.svg",
+        help="Draw a simulated step with the plan beside it, as .svg, .png or .pdf.",
+    ),
 ]
 
 

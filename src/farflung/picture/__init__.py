@@ -1,1 +1,0 @@
-"""Pictures as SVG, written by hand: no library draws them, and every browser shows them."""

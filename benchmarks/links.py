@@ -35,7 +35,7 @@ from farflung.lab.spec import LabSpec, LinkSettings, Node
 from farflung.transport.rate_estimator import MINIMUM_CHUNK_BYTES
 from farflung.transport.timeouts import CHUNK_SECONDS
 from link_ends import Bursts, Flow, Orders, Setting, Urgent
-from transport import KIBIBYTE, MEBIBYTE, make_identities
+from transport import KIBIBYTE, MEBIBYTE, answer_of, make_identities
 
 ENDS = Path(__file__).with_name("link_ends.py")
 GRADIENT_BYTES = 64 * KIBIBYTE
@@ -108,7 +108,7 @@ class System:
             ]
             child = network.popen(node, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._children.append(child)
-            self._hear(child)
+            answer_of(child)
 
     def do(self, order: Orders) -> dict[str, Any]:
         """Give both sides an order; what they found."""
@@ -116,7 +116,7 @@ class System:
             assert child.stdin is not None
             child.stdin.write(msgspec.json.encode(order).decode() + "\n")
             child.stdin.flush()
-        return {name: value for child in self._children for name, value in self._hear(child).items()}
+        return {name: value for child in self._children for name, value in answer_of(child).items()}
 
     def stop(self) -> None:
         """End both."""
@@ -126,14 +126,6 @@ class System:
             for pipe in (child.stdin, child.stdout):
                 assert pipe is not None
                 pipe.close()
-
-    @staticmethod
-    def _hear(child: subprocess.Popen[str]) -> dict[str, Any]:
-        assert child.stdout is not None
-        line = child.stdout.readline()
-        if not line:
-            sys.exit("a process of the benchmark ended early: see above")
-        return dict(json.loads(line))
 
 
 @contextmanager

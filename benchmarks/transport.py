@@ -188,7 +188,7 @@ class System:
 
     def __init__(self, name: str, folder: Path) -> None:
         self._receiver = self._start(name, "receiver", folder)
-        address = self._hear(self._receiver)["address"]
+        address = answer_of(self._receiver)["address"]
         self._sender = self._start(name, "sender", folder, address)
         self._watched = [psutil.Process(child.pid) for child in (self._receiver, self._sender)]
 
@@ -198,7 +198,7 @@ class System:
         assert self._sender.stdin is not None
         self._sender.stdin.write(f"{size} {count}\n")
         self._sender.stdin.flush()
-        seconds = self._hear(self._sender)["seconds"]
+        seconds = answer_of(self._sender)["seconds"]
         return size * count / seconds, (self._cpu_seconds() - before) / (size * count / 1e9)
 
     def resident_bytes(self) -> int:
@@ -223,13 +223,14 @@ class System:
         command = [sys.executable, __file__, "--child", name, side, str(folder / side), *more]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    @staticmethod
-    def _hear(child: subprocess.Popen[str]) -> dict[str, Any]:
-        assert child.stdout is not None
-        line = child.stdout.readline()
-        if not line:
-            sys.exit("a process of the benchmark ended early: see above")
-        return dict(json.loads(line))
+
+def answer_of(child: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next JSON object that a process of a benchmark writes; ends the benchmark if it died."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if not line:
+        sys.exit("a process of the benchmark ended early: see above")
+    return dict(json.loads(line))
 
 
 def _cpu_seconds_of(process: psutil.Process) -> float:

@@ -7,6 +7,7 @@ import pytest
 from farflung.text import (
     and_more,
     count_of,
+    first_line,
     format_bytes,
     format_clock,
     format_flops,
@@ -37,6 +38,11 @@ def test_a_list_of_sentences_is_joined_with_semicolons() -> None:
 
 def test_a_plural_may_be_irregular() -> None:
     assert [count_of(number, "switch", "switches") for number in (1, 2)] == ["1 switch", "2 switches"]
+
+
+@pytest.mark.parametrize(("said", "line"), [(" one\ntwo", "one"), ("", "ValueError")])
+def test_an_error_without_a_message_is_named_by_its_type(said: str, line: str) -> None:
+    assert first_line(ValueError(said)) == line
 
 
 @pytest.mark.parametrize(("value", "words"), [(None, "None"), (1, "an int"), ("", "a str")])

@@ -13,6 +13,11 @@ def printable(text: str, replacement: str = "?") -> str:
     return "".join(letter if letter.isprintable() else replacement for letter in text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its type where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def and_more(items: Sequence[str], most: int = 6, separator: str = ", ", joint: str = " and ") -> str:
     """Join the first `most` items, and count the others: "a, b and 3 more"."""
     more = f"{joint}{len(items) - most} more" if len(items) > most else ""

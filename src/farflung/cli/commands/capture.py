@@ -10,7 +10,7 @@ import typer
 
 from farflung.cli.options.job import JobArgument, PrecisionOption, read_job, the_precision
 from farflung.cli.process.interrupts import suppress_torch_output
-from farflung.cli.render.output import note, print_json
+from farflung.cli.render.output import JsonOption, note, print_json
 from farflung.cli.render.progress import searching
 from farflung.errors import CaptureError
 from farflung.text import count_of, format_bytes, format_flops
@@ -35,7 +35,7 @@ def capture(
         typer.Option(metavar="FILE", help="Time each kind of operator on this device, for `plan --profile`."),
     ] = None,
     precision: PrecisionOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Capture a job's model, hold it beside eager, and say what it is made of."""
     if picture is not None:

@@ -8,7 +8,7 @@ import typer
 
 from farflung.cli.options.job import JobArgument, PrecisionOption, read_job, the_precision
 from farflung.cli.process.interrupts import suppress_torch_output
-from farflung.cli.render.output import print_json
+from farflung.cli.render.output import JsonOption, print_json
 from farflung.cli.render.progress import searching
 from farflung.text import count_of, format_bytes
 
@@ -18,7 +18,7 @@ def check(
     segments: Annotated[int, typer.Option(help="Parts to cut the model into.")] = 4,
     steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 2,
     precision: PrecisionOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
     declared = read_job(job, precision=the_precision(precision))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.process.identity import folder_of
-from farflung.cli.render.output import print_json, print_text
+from farflung.cli.process.identity import BrokerOption, folder_of
+from farflung.cli.render.output import JsonOption, print_json, print_text
 
 if TYPE_CHECKING:
     from farflung.local.findings import Finding
@@ -21,11 +21,11 @@ ROLES = ("submitter", "viewer", "worker", "broker")
 
 
 def doctor(
-    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    broker: BrokerOption = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the identity lies. [default: those under ~/.farflung]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check Python, frameworks, ports, clock, certificates and the broker; exit 1 when something is wrong."""
     from farflung.local.doctor import examine

@@ -23,7 +23,7 @@ import typer
 
 from farflung.cli.commands import lab_run
 from farflung.cli.commands.lab_run import ScaleOption, scaled
-from farflung.cli.render.output import note, print_json
+from farflung.cli.render.output import JsonOption, note, print_json
 from farflung.text import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def list_testbeds(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the shipped testbeds, whose names may stand for a topology file, and the labs that run."""
     from farflung.lab import registry
@@ -137,7 +137,7 @@ def calibrate(
         typer.Argument(metavar="[TOPOLOGY]", help="Measure its links. [default: a set of typical ones]"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Three links, and a shorter look at each.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure rate, latency and loss of emulated links with plain TCP, UDP and ping: some 12 s a link.
 
@@ -264,7 +264,7 @@ def heal(
 def stats(
     name: RunningName = None,
     reset: Annotated[bool, typer.Option("--reset", help="Then count from zero again.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what each pair carried and dropped, its settings, cuts, and how late the switch was."""
     from farflung.lab.running_lab import find

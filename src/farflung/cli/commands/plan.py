@@ -22,9 +22,9 @@ from farflung.cli.options.planning import (
     the_recompute,
     the_topology,
 )
-from farflung.cli.process.identity import TokenText
+from farflung.cli.process.identity import BrokerOption, FolderOption, TokenText
 from farflung.cli.process.interrupts import suppress_torch_output
-from farflung.cli.render.output import note, print_json, print_text
+from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.cli.render.progress import searching
 from farflung.errors import JobError, PlanError
 
@@ -68,12 +68,10 @@ def plan(
     no_what_if: NoWhatIfOption = False,
     save: SaveOption = None,
     picture: PictureOption = None,
-    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    broker: BrokerOption = None,
     token: TokenText = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    folder: FolderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
     from farflung.cli.render.forecast import forecast_lines

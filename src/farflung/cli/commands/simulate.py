@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farflung.cli.options.planning import EfficiencyOption, PictureOption, the_efficiency, the_topology
-from farflung.cli.render.output import print_json, print_text
+from farflung.cli.render.output import JsonOption, print_json, print_text
 
 
 def simulate(
@@ -29,7 +29,7 @@ def simulate(
         int | None, typer.Option(metavar="W", help="Microbatches in flight, in place of the plan's.")
     ] = None,
     picture: PictureOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a step of a plan on a topology, with the runtime's own schedule."""
     from farflung.cli.render.forecast import expected_lines

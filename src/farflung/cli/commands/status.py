@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from farflung.cli.process.identity import TokenText, folder_of, home_folder, obtain_identity
-from farflung.cli.render.output import print_json, print_text
+from farflung.cli.process.identity import (
+    BrokerOption,
+    FolderOption,
+    TokenText,
+    folder_of,
+    home_folder,
+    obtain_identity,
+)
+from farflung.cli.render.output import JsonOption, print_json, print_text
 from farflung.errors import IdentityError
 
 if TYPE_CHECKING:
@@ -21,12 +26,10 @@ ROLES: tuple[TokenRole, ...] = ("submitter", "viewer", "worker")
 
 
 def status(
-    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    broker: BrokerOption = None,
     token: TokenText = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    folder: FolderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show workers, jobs and the backup pool."""
     found = asyncio.run(_ask(broker, token, folder))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.process.identity import folder_of
-from farflung.cli.render.output import note, print_json, print_text
+from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.cli.render.tables import fitting
 from farflung.text import and_more, count_of
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Tokens with which workers, submitters and viewers join.", rich_markup_mode=None)
 
 FolderOption = Annotated[Path | None, typer.Option(help="The broker's folder. [default: ~/.farflung/broker]")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
 COMMANDS = {
     "worker": "farflung join {broker} --token TOKEN",
     "submitter": "farflung train JOB --broker {broker} --token TOKEN",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.commands.status import any_identity
-from farflung.cli.process.identity import TokenText
-from farflung.cli.render.output import note, print_json, print_text
+from farflung.cli.process.identity import BrokerOption, FolderOption, TokenText
+from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.errors import TopologyError
 
 if TYPE_CHECKING:
@@ -35,12 +35,10 @@ def show(
     ] = False,
     picture: Annotated[Path | None, typer.Option(help="Also draw it, as .svg, .png or .pdf.")] = None,
     save: Annotated[Path | None, typer.Option(help="Also write it, as a topology file.")] = None,
-    broker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")] = None,
+    broker: BrokerOption = None,
     token: TokenText = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document.")] = False,
+    folder: FolderOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show the workers of a topology and what the ways between them carry."""
     if fleet == (file is not None):

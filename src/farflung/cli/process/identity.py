@@ -78,6 +78,10 @@ def folder_of(role: str, given: Path | None) -> Path:
 
 CLOCK_WORTH_SAYING_SECONDS = 1.0
 
+BrokerOption = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
+]
 TokenText = Annotated[
     str | None,
     typer.Option(

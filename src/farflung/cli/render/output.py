@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from farflung.text import printable
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
 
 
 def print_json(document: Any) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from farflung.errors import CaptureError
 from farflung.opdag.capture.loss import CALLED
+from farflung.text import first_line
 
 _TORCH = str(Path(torch.__file__).parent)
 _SELF = str(Path(__file__).parent)
@@ -119,8 +120,8 @@ def explain_failure(error: Exception, dependent: str | None = None) -> CaptureEr
             if lint == "control-flow" and dependent:
                 return CaptureError(dependent, lint)
             return CaptureError(f"{meaning} at {line}: {hint}", lint)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    message = f"the model cannot be captured: {type(error).__name__}: {first[:300]} (at {line})"
+    said = first_line(error)[:300]
+    message = f"the model cannot be captured: {type(error).__name__}: {said} (at {line})"
     notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
     called = next((f"; {note}" for note in notes if note.startswith(CALLED)), "")
     return CaptureError(message + called, "opset")

@@ -19,7 +19,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.indices import check_result_count
 from farflung.runtime.jax_backend import lowering
 from farflung.runtime.jax_backend.arrays import shape_of
-from farflung.text import printable
+from farflung.text import first_line, printable
 
 Shape = jax.ShapeDtypeStruct
 Shapes = dict[int, Shape]
@@ -57,8 +57,8 @@ def _evaluated(node: Node, shapes: Shapes, batch: int) -> list[Shape]:
     except GraphError:
         raise
     except Exception as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GraphError(f"{where} refuses its arguments: {printable(line[:200])}") from None
+        line = printable(first_line(error)[:200])
+        raise GraphError(f"{where} refuses its arguments: {line}") from None
 
 
 def _check(node: Node, segment: Segment, made: Sequence[Shape], shapes: Shapes, batch: int) -> None:

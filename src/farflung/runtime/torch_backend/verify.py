@@ -19,6 +19,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.indices import check_result_count
 from farflung.runtime.torch_backend.codegen import resolve
 from farflung.runtime.torch_backend.tensors import DTYPES
+from farflung.text import first_line
 
 
 def verify_segment(segment: Segment, batch: int) -> None:
@@ -55,8 +56,7 @@ def _verify_node(node: Node, segment: Segment, values: dict[int, Tensor], batch:
     try:
         results = resolve(node.op)(**arguments)
     except Exception as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GraphError(f"{where} refuses its arguments: {line[:200]}") from None
+        raise GraphError(f"{where} refuses its arguments: {first_line(error)[:200]}") from None
     made = list(results) if isinstance(results, list | tuple) else [results]
     if len(made) != len(node.outputs):
         raise GraphError(f"{where} makes {len(made)} results, the graph states {len(node.outputs)}")

@@ -31,7 +31,7 @@ from farflung.codec.catalogue import recipe
 from farflung.errors import FarflungError
 from farflung.files import write_atomically
 from farflung.pictures.figure import write_picture
-from farflung.planner.compression import losses
+from farflung.planner.codecs import ladder
 from farflung.plans.codec_policy import LADDER
 
 WAYS = (
@@ -125,9 +125,9 @@ def _write(options: argparse.Namespace, subject: Subject, found: list[report.Row
         options.picture.mkdir(parents=True, exist_ok=True)
         write_picture(chart.draw(title, found), options.picture / f"convergence-{subject.name}.svg")
     if options.losses is not None and subject.name.startswith("gpt"):
-        before = losses.read(options.losses.read_bytes()) if options.losses.exists() else None
+        before = ladder.read(options.losses.read_bytes()) if options.losses.exists() else None
         table = report.losses(found, subject.name, title, before)
-        write_atomically(options.losses, losses.written(table))
+        write_atomically(options.losses, ladder.written(table))
 
 
 def _tell(line: str) -> None:

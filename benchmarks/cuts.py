@@ -21,12 +21,11 @@ from benchmarks.models import library
 from farflung.client.api.load import load_job
 from farflung.client.capture.check import capture_shapes
 from farflung.planner.assignment import Options
-from farflung.planner.baselines.equal_compute import equal_compute
-from farflung.planner.baselines.equal_count import equal_count
 from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.devices import Devices
-from farflung.planner.exact import exact
-from farflung.planner.opfence import opfence
+from farflung.planner.schedulers.baselines import equal_compute, equal_count
+from farflung.planner.schedulers.exact import exact
+from farflung.planner.schedulers.opfence import opfence
 from farflung.plans import Topology, WorkerSpec
 from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.workload import Workload, workload_of

@@ -25,15 +25,14 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.dtfm_cases import case
 
+from benchmarks.dtfm_grid import GridObjective, GridResult, evolve_with_bound, place_in_grid
 from farflung.errors import FarflungError, PlanError
-from farflung.planner.evolutionary import evolve_grid
-from farflung.planner.grid import GridObjective, GridResult, place_in_grid
-from farflung.planner.grid.objective import ACTIVATION_GB, GRADIENT_GB
+from farflung.planner.schedulers.evolutionary.grid import ACTIVATION_GB, GRADIENT_GB
 from farflung.plans import Topology, read_topology
 
 STAGES = 8
 Search = Callable[..., GridResult]
-SEARCHES: dict[str, Search] = {"auto": place_in_grid, "evolutionary": evolve_grid}
+SEARCHES: dict[str, Search] = {"auto": place_in_grid, "evolutionary": evolve_with_bound}
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from benchmarks.testbeds.cities import CITIES, bandwidth_mbps, latency_ms
 from numpy.typing import NDArray
 
-from farflung.lab.testbeds.cities import CITIES, bandwidth_mbps, latency_ms
 from farflung.plans import Topology, WorkerSpec
 
 Values = NDArray[np.float64]

@@ -37,7 +37,7 @@ from farflung.lab.network import Network
 from farflung.lab.run.emulation import emulate_job
 from farflung.lab.run.layout import lay_out
 from farflung.planner.assignment import Options
-from farflung.planner.schedulers import scheduler
+from farflung.planner.registry import scheduler
 from farflung.plans import Plan, Topology, only
 from farflung.plans.testbeds.catalogue import find_topology
 from farflung.plans.wishes import AUTO

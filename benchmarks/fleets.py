@@ -40,7 +40,7 @@ from benchmarks.random_fleets import random_fleet
 
 from farflung.errors import PlanError
 from farflung.planner.assignment import Options, Schedule
-from farflung.planner.schedulers import SCHEDULERS
+from farflung.planner.registry import SCHEDULERS
 from farflung.plans import Topology
 from farflung.workload import Workload
 

@@ -21,14 +21,13 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.models import library
+from benchmarks.testbeds.fusionllm import FACTOR, fusionllm_48
 
 from farflung.codec import catalogue
-from farflung.lab.testbeds.fusionllm import FACTOR, fusionllm_48
 from farflung.pictures.figure import BLUE, GREY, check_picture, new_figure, style, write_picture
 from farflung.planner.assignment import Assignment, Options
-from farflung.planner.compression.planned import compressed
-from farflung.planner.compression.policies import Policy, adatopk, dense, uniform_topk
-from farflung.planner.schedulers import SCHEDULERS
+from farflung.planner.codecs.policies import Policy, adatopk, compressed, dense, uniform_topk
+from farflung.planner.registry import SCHEDULERS
 from farflung.plans import Topology
 from farflung.plans.codec_policy import topk
 from farflung.simulator import Conditions

@@ -24,7 +24,7 @@ from benchmarks.models.library import workload
 from benchmarks.random_fleets import sited_fleet
 
 from farflung.planner.assignment import Options
-from farflung.planner.auto import auto
+from farflung.planner.schedulers.auto import auto
 
 SIZES = (8, 16, 32, 64, 125, 250, 500, 1000)
 PER_SITE = 25

@@ -28,9 +28,9 @@ from benchmarks.models import library
 from tests.simulator.plans import chain, random_chain, topology
 
 from farflung.planner.assignment import Options
-from farflung.planner.auto import auto
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.objective.window import choose_window
+from farflung.planner.schedulers.auto import auto
 from farflung.plans import FEEDER, Edge, Placement, Plan, Topology
 from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.plans.wishes import DATA_SHEET_EFFICIENCY

@@ -21,8 +21,8 @@ import pytest
 
 import farflung
 from farflung.broker.planning import client
-from farflung.planner.compression.losses import losses
-from farflung.planner.schedulers import SCHEDULERS
+from farflung.planner.codecs.ladder import losses
+from farflung.planner.registry import SCHEDULERS
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("src", "tests", "benchmarks", "examples")

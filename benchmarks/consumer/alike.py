@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from farflung.planner.assignment import Assignment, plan_of
-from farflung.planner.compression.policies import Policy
+from farflung.planner.codecs.policies import Policy
 from farflung.planner.cutting.chain import Cutter
 from farflung.planner.devices import Devices
 from farflung.planner.objective.closed_form import step_seconds

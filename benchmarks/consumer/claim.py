@@ -10,7 +10,7 @@ from benchmarks.consumer.alike import Candidate, Found, best, candidates
 from benchmarks.consumer.fleet import homes, server
 from benchmarks.models import library
 
-from farflung.planner.compression.policies import dense, uniform
+from farflung.planner.codecs.policies import dense, uniform
 from farflung.simulator import Conditions
 from farflung.workload import Live, Workload
 

@@ -10,7 +10,7 @@ from benchmarks.learning.outcome import Outcome
 from benchmarks.learning.subject import SEGMENTS
 from benchmarks.learning.way import DENSE, Way
 
-from farflung.planner.compression.losses import Loss, Table
+from farflung.planner.codecs.ladder import Loss, Table
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from benchmarks.codec_chain import Boundary, rungs_of
 from benchmarks.learning.way import Way, halves
 
-from farflung.planner.compression.chain import Boundary, rungs_of
-from farflung.planner.compression.limits import Limits
-from farflung.planner.compression.policies import adatopk, uniform_topk
+from farflung.planner.codecs.limits import Limits
+from farflung.planner.codecs.policies import adatopk, uniform_topk
 from farflung.plans import FEEDER, LinkCodec, Plan, Topology, WorkerSpec
 from farflung.plans.rung import DENSE
 from farflung.simulator import Conditions

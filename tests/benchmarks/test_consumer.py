@@ -10,7 +10,7 @@ from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
 from tests.pictures.drawn import svg_text
 
-from farflung.planner.compression.policies import dense
+from farflung.planner.codecs.policies import dense
 from farflung.simulator import Conditions
 from farflung.workload import workload_of
 

@@ -17,7 +17,7 @@ from tests.pictures.drawn import svg_text
 
 from benchmarks import convergence
 from farflung.errors import CodecError
-from farflung.planner.compression import losses
+from farflung.planner.codecs import ladder
 
 SPARSE_THEN_INT8 = "row-topk30-int4/masked30-int4@0.5,int8/int4-stochastic"
 
@@ -75,7 +75,7 @@ def test_only_whole_runs_with_one_rung_are_in_the_rate_loss_table() -> None:
     found = report.losses(report.rows(runs), "gpt", "a model")
     assert set(found) == {"bf16"}
     assert (found["bf16"].forward_ratio, found["bf16"].backward_ratio) == (2.0, 2.0)
-    before = {"bf16": losses.Loss(9.0), "int8": losses.Loss(4.0)}
+    before = {"bf16": ladder.Loss(9.0), "int8": ladder.Loss(4.0)}
     assert report.losses(report.rows(runs), "gpt", "a model", before) == {**before, **found}
 
 
@@ -130,7 +130,7 @@ def test_the_program_goes_on_where_it_was(
     assert "seed 0" in first.err and not again.err
     assert json.loads(first.out) == json.loads(again.out)
     assert [row["way"] for row in json.loads(first.out)] == [DENSE, "int8"]
-    assert set(losses.read((tmp_path / "losses.json").read_bytes())) == {"int8"}
+    assert set(ladder.read((tmp_path / "losses.json").read_bytes())) == {"int8"}
     assert "int8" in (tmp_path / "convergence-gpt-quick.svg").read_text()
 
 

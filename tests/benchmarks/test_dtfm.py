@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from benchmarks.dtfm import main
 from benchmarks.dtfm_cases import universities
-from tests.planner.grid.cases import random_topology
+from tests.planner.schedulers.evolutionary.cases import random_topology
 
-from farflung.planner.grid import grid_total
+from benchmarks.dtfm_grid import grid_total
 from farflung.plans import Topology, write_topology
 
 

@@ -22,8 +22,7 @@ from farflung.client.capture.check import capture_shapes
 from farflung.client.output.progress import Observer
 from farflung.opdag import wire
 from farflung.planner import plan_graph
-from farflung.planner.compression.fixed import fixed
-from farflung.planner.compression.phased import phased
+from farflung.planner.codecs.wishes import fixed, phased
 from farflung.plans import CodecWishes, LinkWish, Topology, Wishes, WorkerSpec, read_plan
 from farflung.protocol.messages import CodecsChosen
 from farflung.runtime.in_process import InProcessPipeline

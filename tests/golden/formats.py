@@ -27,8 +27,8 @@ from farflung.lab.switch.process import Start, Started
 from farflung.local.findings import Finding
 from farflung.local.forkserver import Birth, News
 from farflung.planner.advice.forecast import Expected, Forecast
-from farflung.planner.compression import losses
-from farflung.planner.compression.steering import Basis, steering
+from farflung.planner.codecs import ladder
+from farflung.planner.codecs.steering import Basis, steering
 from farflung.plans import Plan, Topology, encode_topology
 from farflung.plans.topology_file import decode_topology
 from farflung.protocol import messages
@@ -118,7 +118,7 @@ FORMATS: Mapping[str, Format] = {
     "metrics.jsonl": _document(StepRow),
     "summary.json": _document(Summary),
     "device profile": _document(DeviceProfile),
-    "losses.json": Format(dict[str, losses.Loss], losses.written, losses.read, True),
+    "losses.json": Format(dict[str, ladder.Loss], ladder.written, ladder.read, True),
     # What commands print with --json.
     "check --json": _document(CheckReport),
     "capture --json": _document(CaptureReport),

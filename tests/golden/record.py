@@ -18,7 +18,7 @@ from tests.golden import broker_folder, coders, documents, frame_bytes
 from tests.golden.formats import FILE, FORMATS, ROOM, Format, all_tags, newest, tag_of
 from tests.golden.samples import members, samples
 
-from farflung.planner.compression.losses import Loss
+from farflung.planner.codecs.ladder import Loss
 
 
 def main(folder: Path, files: list[str]) -> None:

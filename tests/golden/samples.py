@@ -15,7 +15,7 @@ from msgspec import inspect
 from tests.golden.formats import parts
 
 from farflung.lab.spec import LabSpec, LinkSettings, Node
-from farflung.planner.compression.limits import Limits
+from farflung.planner.codecs.limits import Limits
 from farflung.plans import (
     FEEDER,
     CodecWishes,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.simulator.fairness import max_min
+from farflung.simulator.network import max_min
 
 RATES = st.floats(0.1, 100)
 

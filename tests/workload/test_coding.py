@@ -11,7 +11,7 @@ from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.compression.test_compressed import fleet, workload
+from tests.planner.codecs.test_compressed import fleet, workload
 from tests.support.random_graphs import random_graph
 
 from farflung.errors import PlanError
@@ -20,9 +20,9 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.partition import legal_positions
 from farflung.planner import place
 from farflung.planner.assignment import Assignment, Options, memory_by_worker
-from farflung.planner.compression.fixed import memory_of, scheduler_for
-from farflung.planner.opfence import opfence
-from farflung.planner.schedulers import scheduler
+from farflung.planner.codecs.wishes import memory_of, scheduler_for
+from farflung.planner.registry import scheduler
+from farflung.planner.schedulers.opfence import opfence
 from farflung.plans import CodecWishes, Topology
 from farflung.plans.rung import codebook_of
 from farflung.runtime.coding import coding_bytes

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from farflung.planner.assignment import Assignment, Options, Schedule, plan_of
 from farflung.planner.checks import Fleet
 from farflung.planner.cutting.chain import ChainCut
 from farflung.planner.devices import Devices
+from farflung.plans import Topology, joined_part
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 
@@ -35,3 +38,13 @@ def answer(
         step_seconds=simulate(plan, fleet.topology, conditions).step_seconds,
         notes=fleet.notes,
     )
+
+
+def everywhere(schedule: Schedule, topology: Topology, options: Options) -> Schedule:
+    """The same plan with every segment recomputing, and what a step then takes."""
+    assignment = schedule.assignment
+    assignment = replace(assignment, recompute=(True,) * len(assignment.workers))
+    plan = plan_of(schedule.workload, assignment)
+    joined, _ = joined_part(topology)
+    seconds = simulate(plan, joined, Conditions(efficiency=options.efficiency)).step_seconds
+    return replace(schedule, assignment=assignment, plan=plan, step_seconds=seconds)

@@ -1,6 +1,6 @@
 """Who chooses how links are written, as text: `auto[:ROUGHEST]`, `adatopk:R`, `uniform:R`; else it is a rung.
 
-Only names are made here, so that jobs and messages that hold them need no NumPy; `planner.compression`
+Only names are made here, so that jobs and messages that hold them need no NumPy; `planner.codecs`
 chooses.
 """
 
@@ -28,7 +28,7 @@ LADDER: Final = (
     "row-topk20-int4/masked20-int4",
     "row-topk10-int4/masked10-int4",
 )
-"""What `auto` chooses from, by how few bytes they write; `planner.compression.rungs` knows what they lose."""
+"""What `auto` chooses from, by how few bytes they write; `planner.codecs.ladder` knows what they lose."""
 
 MOST_RATIO: Final = 1e5
 STEP: Final = 1.1

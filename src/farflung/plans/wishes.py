@@ -134,7 +134,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     No plan takes less than `lower_bound_seconds` (0: nothing is proven). `left_out` are workers that were
     there and get no part, `unreachable` those who cannot because a way is missing. `measured` says whether
     the fleet's own measurements were planned on, or a file's. Where tasks are so `brief` that what Python
-    takes for them decides (`simulator.brief`), `step_seconds` says little.
+    takes for them decides (`simulator.simulation`), `step_seconds` says little.
     """
 
     scheduler: Word

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from farflung.plans import FEEDER, Topology
 from farflung.simulator.device import Cores
-from farflung.simulator.network import Priority
+from farflung.simulator.network import Priority, Wiring
 from farflung.simulator.pipeline import Pipeline
 from farflung.simulator.simulation import Kind, Load, Span
-from farflung.simulator.wiring import Wiring
 
 _KINDS: dict[int, Kind] = {
     Priority.GRADIENT: "gradient",

@@ -1,4 +1,4 @@
-"""Links that carry one message at a time, and lines that several links share.
+"""Links that carry one message at a time, and access lines that several links share fairly.
 
 A link takes gradients before activations before state, each in the order of their coming, and leaves off a
 message for a more urgent one, as `transport.outbox` does chunk by chunk. Links that cross one line at the
@@ -8,13 +8,50 @@ same time share it max-min fairly, like fluid; only what a change can reach is c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from farflung.plans import FEEDER
 from farflung.simulator.clock import Action, Clock
-from farflung.simulator.fairness import max_min
+from farflung.simulator.costs import LinkCosts
+
+
+def max_min(most: Sequence[float], lines: Sequence[tuple[float, Sequence[int]]]) -> list[float]:
+    """The rate of each flow, by progressive filling.
+
+    Parameters
+    ----------
+    most
+        What each flow can take at most.
+    lines
+        For each shared line its capacity, and the numbers of the flows that cross it.
+    """
+    rates = [0.0] * len(most)
+    is_open = [True] * len(most)
+    left = [capacity for capacity, _ in lines]
+    crossing = [list(flows) for _, flows in lines]
+    lines_of: list[list[int]] = [[] for _ in most]
+    for number, flows in enumerate(crossing):
+        for flow in flows:
+            lines_of[flow].append(number)
+    waiting = list(range(len(most)))
+    while waiting:
+        share, narrowest = min(
+            ((left[n] / len(flows), n) for n, flows in enumerate(crossing) if flows),
+            default=(float("inf"), -1),
+        )
+        settled = [flow for flow in waiting if most[flow] <= share]
+        for flow in settled or list(crossing[narrowest]):
+            rates[flow] = min(most[flow], share)
+            is_open[flow] = False
+            for number in lines_of[flow]:
+                left[number] = max(0.0, left[number] - rates[flow])
+                crossing[number].remove(flow)
+        waiting = [flow for flow in waiting if is_open[flow]]
+    return rates
+
 
 _ROOM = 1 + 1e-9
 
@@ -235,3 +272,36 @@ def _share(links: Iterable[Link]) -> None:
     crossing = [(line.capacity, [number[link] for link in line.links]) for line in lines]
     for link, rate in zip(reached, max_min([link.most for link in reached], crossing), strict=True):
         link.set_rate(rate)
+
+
+class Wiring:
+    """Links by the numbers of their workers; the feeder shares its home's line, and its paths to others."""
+
+    def __init__(self, clock: Clock, costs: LinkCosts) -> None:
+        self._clock = clock
+        self.costs = costs
+        self.links: dict[tuple[int, int], Link] = {}
+        self.up: dict[int, Line] = {}
+        self.down: dict[int, Line] = {}
+        self._paths: dict[int, Line] = {}
+
+    def link(self, source: int, target: int) -> Link | None:
+        """The link between two workers, or from the feeder to one; None where there is nothing between."""
+        if self.costs.is_near(source, target):
+            return None
+        if (source, target) not in self.links:
+            self.links[source, target] = self._made(source, target)
+        return self.links[source, target]
+
+    def _made(self, source: int, target: int) -> Link:
+        costs = self.costs
+        start = costs.home if source == FEEDER else source
+        lines = []
+        if (rate := costs.up(start)) is not None:
+            lines.append(self.up.setdefault(start, Line(rate)))
+        if (rate := costs.down(target)) is not None:
+            lines.append(self.down.setdefault(target, Line(rate)))
+        own = costs.rate(source, target)
+        if start == costs.home:  # both the feeder and the worker there may send to this target
+            lines.append(self._paths.setdefault(target, Line(own)))
+        return Link(self._clock, own, costs.seconds_away(start, target), lines)

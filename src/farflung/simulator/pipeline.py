@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from farflung.plans import FEEDER
 from farflung.schedule import Feeding, Task, TaskKind, needs_of
 from farflung.simulator.clock import Clock
-from farflung.simulator.codable import Codable
-from farflung.simulator.costs import Route, TaskSeconds
+from farflung.simulator.costs import Codable, Route, TaskSeconds
 from farflung.simulator.device import Coder, Cores, Device
-from farflung.simulator.network import Link, Message, Priority
-from farflung.simulator.wiring import Wiring
+from farflung.simulator.network import Link, Message, Priority, Wiring
 
 Arrival = tuple[int, int, bool]  # segment, microbatch, whether it is a gradient
 

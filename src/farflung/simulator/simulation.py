@@ -1,4 +1,4 @@
-"""What a simulation found."""
+"""The result of a simulation, and a note where it says too little."""
 
 from __future__ import annotations
 
@@ -71,3 +71,17 @@ class Simulation:
         """The bottleneck in words."""
         busiest = f"{self.bottleneck.name}, busy {self.bottleneck.share:.0%}"
         return busiest if self.bottleneck.share >= BUSY else f"latency and waiting; the busiest is {busiest}"
+
+
+BRIEF_SECONDS = 1e-3
+
+
+def brief_notes(busy: float, step_seconds: float, microbatches: int) -> list[str]:
+    """A note where the busiest device computes for less than 1 ms a microbatch, else nothing.
+
+    It computes for the part `busy` of a step.
+    """
+    if busy * step_seconds >= BRIEF_SECONDS * microbatches:
+        return []
+    words = "only arithmetic and messages are counted, and no device needs 1 ms for a microbatch: what Python"
+    return [f"{words} takes for each task and message decides, and a step may take hundreds of times as long"]

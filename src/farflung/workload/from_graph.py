@@ -14,9 +14,8 @@ from farflung.opdag.graph import Graph, Input
 from farflung.opdag.partition import legal_positions
 from farflung.opdag.saved_tensors import kept_by
 from farflung.opdag.storage import storage_of
-from farflung.workload.arrays import Floats
+from farflung.workload.arrays import Floats, Gap
 from farflung.workload.tape import tape_of
-from farflung.workload.touched import Gap
 from farflung.workload.workload import Feed, Live, Repeat, Span, Workload
 
 

@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from farflung.opdag.form import Form
 from farflung.plans import FP32_BYTES
-from farflung.workload.arrays import Floats, before
-from farflung.workload.coded_ranges import CodedRanges, Crossing
-from farflung.workload.coding import CodingMemory
-from farflung.workload.footprint import Footprint
-from farflung.workload.memory import Memory
-from farflung.workload.touched import Gap
+from farflung.workload.arrays import Floats, Gap, before
+from farflung.workload.coding import CodedRanges, CodingMemory, Crossing
+from farflung.workload.footprint import Footprint, Memory
 
 BACKWARD_FACTOR = 2.0
 """Backward operations for each operation of a forward pass."""

@@ -10,8 +10,8 @@ from farflung.broker.codecs.tuning_state import MOST_UNSEEN
 from farflung.broker.core import events, facts
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.status import status_of
-from farflung.planner.compression.limits import Limits
-from farflung.planner.compression.steering import steering
+from farflung.planner.codecs.limits import Limits
+from farflung.planner.codecs.steering import steering
 from farflung.plans import LinkCodec, Topology, WorkerSpec
 from farflung.protocol.messages import CodecsChosen, Decide
 from farflung.protocol.worker import SegmentProgram, WayRate

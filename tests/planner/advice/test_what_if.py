@@ -13,7 +13,7 @@ from tests.simulator.plans import on_cores
 from farflung.planner.advice import changes
 from farflung.planner.advice.what_if import changes_worth_a_try, what_if
 from farflung.planner.assignment import Options
-from farflung.planner.schedulers import SCHEDULERS, scheduler
+from farflung.planner.registry import SCHEDULERS, scheduler
 from farflung.plans import Topology, WorkerSpec
 from farflung.simulator import Conditions, simulate
 

@@ -17,12 +17,12 @@ from tests.planner.workloads import (
 
 from farflung.errors import PlanError
 from farflung.planner.assignment import Assignment, Options, memory_of, plan_of
-from farflung.planner.baselines.equal_compute import equal_compute
 from farflung.planner.bounds import lower_bound_seconds
 from farflung.planner.bounds.gates import blocks_of
-from farflung.planner.exact import exact
 from farflung.planner.objective.closed_form import step_seconds
-from farflung.planner.opfence import opfence, opfence_plus
+from farflung.planner.schedulers.baselines import equal_compute
+from farflung.planner.schedulers.exact import exact
+from farflung.planner.schedulers.opfence import opfence, opfence_plus
 from farflung.plans import Topology, WorkerSpec
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Span, Workload

@@ -1,6 +1,6 @@
 """How a job's links are written from the next unit on: what a unit showed goes to the job's steering. Pure.
 
-The steering itself (`planner.compression.steering`) is held with the job and not logged: what it decides is,
+The steering itself (`planner.codecs.steering`) is held with the job and not logged: what it decides is,
 so that a broker that replays its log knows how links were written, and when that changed. It looks at units
 off the loop, where other jobs' commits do not wait for it, and what it finds rides on the next decision.
 
@@ -64,7 +64,7 @@ def begin(turn: Transition, job: Job, basis: bytes) -> None:
     """Take what the planner has left for a job whose codecs are chosen while it runs."""
     if not basis:
         return
-    from farflung.planner.compression.steering import Steering  # with NumPy, which no other job needs
+    from farflung.planner.codecs.steering import Steering  # with NumPy, which no other job needs
 
     try:
         begun = Steering.begun(basis)
@@ -86,8 +86,8 @@ def decided(turn: Transition, job: Job, group: CommitGroup, verdict: Verdict) ->
         return None
     if helm is None:
         return due(turn, job, unit)
-    from farflung.planner.compression.events import WayMeasured, WayWritten
-    from farflung.planner.compression.steering import Over, WaySampled
+    from farflung.planner.codecs.controller import WayMeasured, WayWritten
+    from farflung.planner.codecs.steering import Over, WaySampled
     from farflung.runtime.parcel import Sample
 
     ways = tuple(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farflung.planner.compression.steering import Over, Steering, Verdict
+    from farflung.planner.codecs.steering import Over, Steering, Verdict
 
 MOST_UNSEEN = 64
 """Units that wait to be looked at; a choice takes a second at most, so of more the oldest are let go."""

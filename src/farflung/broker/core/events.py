@@ -27,7 +27,7 @@ from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
-    from farflung.planner.compression.steering import Over, Steering, Verdict
+    from farflung.planner.codecs.steering import Over, Steering, Verdict
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from farflung.transport.timeouts import Timeouts
 
 PROGRAM = "farflung.broker.planning.process"  # loads what a broker that only keeps members does not need
 
-STEERING = "farflung.planner.compression.steering"
+STEERING = "farflung.planner.codecs.steering"
 
 HEAR_SECONDS = 1.0
 """At least, between two words on how a search gets on that are passed on."""

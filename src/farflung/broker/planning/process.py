@@ -29,27 +29,29 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place, plan_job
-from farflung.planner.able import Needs, unable
+from farflung.planner.answer import everywhere
 from farflung.planner.assignment import Options, Watch, unwatched
-from farflung.planner.compression.fixed import (
+from farflung.planner.codecs.steering import steering
+from farflung.planner.codecs.wishes import (
     alike,
     limits_of,
+    phase_notes,
+    phased,
     require_known,
     scheduler_for,
     unplanned,
     unused,
+    unused_phases,
 )
-from farflung.planner.compression.phased import phase_notes, phased, unused_phases
-from farflung.planner.compression.steering import steering
-from farflung.planner.draws import draws, draws_notes
-from farflung.planner.recomputing import everywhere, recomputing_notes
-from farflung.planner.schedulers import scheduler
+from farflung.planner.compatibility import Needs, unable
+from farflung.planner.notes import draws, draws_notes, recomputing_notes
+from farflung.planner.registry import scheduler
 from farflung.plans import Plan, Prediction, Topology, joined_part, only
 from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
-from farflung.simulator.brief import brief_notes
+from farflung.simulator.simulation import brief_notes
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
 

@@ -73,7 +73,7 @@ def run(
     from farflung.lab.network import Network
     from farflung.lab.run.layout import lay_out
     from farflung.lab.run.run import Request
-    from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.planner.registry import scheduler as scheduler_called
 
     the_efficiency(efficiency)
     scheduler_called(scheduler)

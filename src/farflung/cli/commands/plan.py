@@ -79,7 +79,7 @@ def plan(
     from farflung.client.api.planning import require_possible
     from farflung.pictures.figure import check_picture
     from farflung.planner.assignment import Options
-    from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.planner.registry import scheduler as scheduler_called
 
     if workers < 0:
         raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")

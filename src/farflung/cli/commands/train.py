@@ -189,7 +189,7 @@ def _require_able(prepared: Prepared, place: Target) -> None:
     if not place.local or all(name == "torch" for name in place.frameworks):
         return
     from farflung.opdag.opset import version
-    from farflung.planner.able import Needs, require_able, unable
+    from farflung.planner.compatibility import Needs, require_able, unable
     from farflung.plans.ability import Ability
     from farflung.runtime.frameworks import backend_called
 

@@ -136,7 +136,7 @@ def _wishes(
     recompute: str,
     codecs: CodecWishes,
 ) -> Wishes:
-    from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.planner.registry import scheduler as scheduler_called
     from farflung.plans import Wishes
 
     scheduler_called(scheduler)

@@ -68,7 +68,7 @@ def expected_lines(found: Expected) -> Iterator[str]:
 
 def _brief_tasks(found: Forecast | Expected) -> list[str]:
     """What is not simulated weighs more than what is, where tasks are short."""
-    from farflung.simulator.brief import brief_notes
+    from farflung.simulator.simulation import brief_notes
 
     busy = max((row.busy for row in found.workers), default=0.0)
     notes = brief_notes(busy, found.step_seconds, found.microbatches)

@@ -12,16 +12,22 @@ from farflung.client.api.job import Job
 from farflung.client.capture.prepared import Microbatches, Model, model_of, number_of
 from farflung.client.output.progress import ProgressCallback, Search, no_progress
 from farflung.errors import PlanError, TopologyError
-from farflung.planner.able import require_able, unable
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.advice.what_if import MOST_CHANGES, Effect
 from farflung.planner.advice.what_if import what_if as effects_of
+from farflung.planner.answer import everywhere
 from farflung.planner.assignment import Options, Schedule, Scheduler
-from farflung.planner.compression.fixed import require_known, scheduler_for, unused
-from farflung.planner.compression.phased import phase_notes, phased, unused_phases
-from farflung.planner.draws import draws_notes
-from farflung.planner.recomputing import everywhere
-from farflung.planner.schedulers import scheduler as scheduler_called
+from farflung.planner.codecs.wishes import (
+    phase_notes,
+    phased,
+    require_known,
+    scheduler_for,
+    unused,
+    unused_phases,
+)
+from farflung.planner.compatibility import require_able, unable
+from farflung.planner.notes import draws_notes
+from farflung.planner.registry import scheduler as scheduler_called
 from farflung.plans import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
 from farflung.plans.testbeds.catalogue import find_topology
 from farflung.plans.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
@@ -61,7 +67,7 @@ def plan(
         The fleet, a testbed's name, or the path of a topology file. Workers who cannot reach the others are
         left out, and so are those that lack an op of the model.
     scheduler
-        One of `farflung.planner.schedulers.SCHEDULERS`.
+        One of `farflung.planner.registry.SCHEDULERS`.
     workers
         Use exactly as many; None leaves out whoever makes the step slower.
     microbatches

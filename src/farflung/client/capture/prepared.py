@@ -16,8 +16,8 @@ from farflung.client.api.job import Job
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.errors import CaptureError, JobError
 from farflung.opdag.graph import Graph
-from farflung.planner.able import Needs
-from farflung.planner.draws import draws
+from farflung.planner.compatibility import Needs
+from farflung.planner.notes import draws
 from farflung.plans.codec_policy import is_auto
 from farflung.runtime.training import Training
 from farflung.workload import Workload, workload_of

@@ -84,7 +84,7 @@ def emulate_job(
     from farflung.client.capture.check import capture_shapes
     from farflung.opdag import wire
     from farflung.planner.assignment import Options
-    from farflung.planner.schedulers import scheduler as scheduler_called
+    from farflung.planner.registry import scheduler as scheduler_called
     from farflung.workload import workload_of
 
     graph = capture_shapes(job).graph

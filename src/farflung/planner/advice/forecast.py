@@ -8,7 +8,7 @@ import msgspec
 
 from farflung.planner.advice.what_if import Effect
 from farflung.planner.assignment import Schedule, memory_by_worker
-from farflung.planner.recomputing import recomputing_notes
+from farflung.planner.notes import recomputing_notes
 from farflung.plans import Plan, Topology, joined_part
 from farflung.simulator import Simulation
 

@@ -1,8 +1,7 @@
 """What no plan can undercut.
 
 `pipelines` bounds the simulated step of every plan of one pipeline and has the proof; it looks at rows of
-operators (`gates`, `row`) in the light of what workers can hold (`items`, `pieces`), one row at a time
-(`interval`, over the graph of `ways`). `certain` says what a cut sends whatever the other cuts are.
+operators between `gates` in the light of what `workers` can hold (`rows`), one row at a time (`interval`).
 """
 
 from farflung.planner.bounds.pipelines import lower_bound_seconds

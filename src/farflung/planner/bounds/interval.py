@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.planner.bounds.items import ALMOST, Items
-from farflung.planner.bounds.pieces import Pieces
-from farflung.planner.bounds.queue import Queue
-from farflung.planner.bounds.row import Row, sums
-from farflung.planner.bounds.ways import components, shortest
+from farflung.planner.bounds.rows import ALMOST, Items, Pieces, Row, sums
+from farflung.planner.bounds.workers import Queue, components, shortest
 from farflung.planner.devices import Devices
-from farflung.planner.objective.passes import FORWARD
+from farflung.planner.objective.closed_form import FORWARD
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

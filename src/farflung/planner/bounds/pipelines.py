@@ -53,12 +53,10 @@ from itertools import dropwhile
 
 from farflung.planner.bounds.gates import Block, blocks_of, longest_way
 from farflung.planner.bounds.interval import CLOSE, Home, Interval
-from farflung.planner.bounds.items import Items
-from farflung.planner.bounds.pieces import Pieces
-from farflung.planner.bounds.row import Row
+from farflung.planner.bounds.rows import Items, Pieces, Row
 from farflung.planner.devices import Devices
-from farflung.planner.kept import once
-from farflung.planner.objective.passes import FORWARD, on_the_way
+from farflung.planner.memoize import once
+from farflung.planner.objective.closed_form import FORWARD, on_the_way
 from farflung.plans import Topology
 from farflung.simulator import Conditions
 from farflung.workload import Workload

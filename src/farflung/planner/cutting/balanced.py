@@ -20,7 +20,7 @@ from farflung.planner.assignment import Assignment
 from farflung.planner.checks import refuse_ties, require_segments
 from farflung.planner.cutting.chain import ChainCut, Cutter
 from farflung.planner.devices import Devices
-from farflung.planner.kept import once
+from farflung.planner.memoize import once
 from farflung.planner.placing import PlannedJob, place
 from farflung.workload import Workload, workload_of
 

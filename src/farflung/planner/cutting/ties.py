@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.planner.cutting.positions import Positions
-from farflung.planner.kept import once
+from farflung.planner.memoize import once
 from farflung.workload import Workload
 
 HEADS = 3

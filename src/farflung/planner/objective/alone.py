@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from farflung.plans import FEEDER
-from farflung.simulator.codable import Codable
-from farflung.simulator.costs import Route, TaskSeconds
-from farflung.simulator.link_costs import LinkCosts
+from farflung.simulator.costs import Codable, LinkCosts, Route, TaskSeconds
 
 _NEVER = float("inf")
 

@@ -1,4 +1,7 @@
-"""The time of a step in closed form: what no resource of a plan can undercut.
+"""The time of a step in closed form: a lower bound from every resource that a plan uses.
+
+Gradients of what was received are computed first and sent at once, if the simulator (as the runtime) splits
+backward passes; those of parameters then hold nobody up.
 
 Every resource r must work M times for each step: head_r + M busy_r + tail_r, where the head is the least time
 before its first work and the tail the least after its last, both on the path of one microbatch that is alone.
@@ -15,8 +18,20 @@ from collections.abc import Sequence
 from farflung.planner.objective.alone import Alone
 from farflung.plans import Plan, Topology
 from farflung.simulator import Conditions
-from farflung.simulator.costs import numbers_of, routes_of, segment_seconds, throughput_seconds
-from farflung.simulator.link_costs import LinkCosts
+from farflung.simulator.costs import LinkCosts, numbers_of, routes_of, segment_seconds, throughput_seconds
+from farflung.workload import BACKWARD_FACTOR
+
+_WHOLE = 1 + BACKWARD_FACTOR
+_WEIGHTS = BACKWARD_FACTOR - 1  # gradients of parameters: about as much as a forward pass
+
+FORWARD = 1 / _WHOLE
+"""The part of a segment's work that is its forward pass."""
+
+
+def on_the_way(split_backward: bool = Conditions().split_backward) -> float:
+    """The part of a segment's work that is on a microbatch's round trip: until gradients leave."""
+    return (_WHOLE - _WEIGHTS) / _WHOLE if split_backward else 1.0
+
 
 _DEFAULT = Conditions()
 
@@ -64,7 +79,7 @@ def _machine_seconds(
 
 
 def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts) -> float:
-    """DT-FM's time for the replicas of a segment to add up gradients: see `simulator.sync`."""
+    """DT-FM's time for the replicas of a segment to add up gradients: see `simulator.simulate`."""
     count = len(workers)
     return max(
         sum(

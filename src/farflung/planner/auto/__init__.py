@@ -1,5 +1,0 @@
-"""The scheduler `auto`: structured moves over orders of workers, judged by the simulator."""
-
-from farflung.planner.auto.scheduler import auto
-
-__all__ = ["auto"]

@@ -1,0 +1,76 @@
+"""The codec context of a plan, as its topology and the conditions promise it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from farflung.planner.codecs.codec_context import (
+    NOWHERE,
+    Circumstances,
+    Hop,
+    Line,
+    Machine,
+    Pipeline,
+    Stage,
+    Way,
+)
+from farflung.plans import FEEDER, Plan, Topology
+from farflung.simulator import Conditions
+from farflung.simulator.costs import LinkCosts, Route, numbers_of, routes_of, segment_seconds
+
+_Numbers = dict[tuple[int, int], int]
+
+
+def gathered(plan: Plan, topology: Topology, conditions: Conditions) -> Circumstances:
+    """What there is to choose codecs for.
+
+    Raises
+    ------
+    PlanError
+        See `simulator.simulate`.
+    """
+    costs, ids = LinkCosts(plan, topology, conditions), topology.ids
+    routes = [route for route in routes_of(plan.edges) if route.source != FEEDER]
+    numbers: _Numbers = {}
+    pipelines = []
+    for workers, (_, share) in zip(numbers_of(plan, topology), plan.pipelines(), strict=True):
+        seconds = segment_seconds(plan, topology, conditions, workers)
+        stages = tuple(Stage(ids[worker], each) for worker, each in zip(workers, seconds, strict=True))
+        if share:
+            hops = tuple(_hop(route, workers, numbers) for route in routes)
+            pipelines.append(Pipeline(stages, hops, share))
+    machines = tuple(
+        Machine(tuple(ids[number] for number in members), topology.workers[members[0]].cores or 1)
+        for members in topology.machines().values()
+    )
+    return Circumstances(
+        ways=tuple(Way(ids[a], ids[b], costs.rate(a, b), costs.seconds_away(a, b)) for a, b in numbers),
+        lines=_lines(list(numbers), costs, ids),
+        pipelines=tuple(pipelines),
+        machines=machines,
+        window=conditions.window or plan.window,
+        codec_speed=conditions.codec_speed,
+    )
+
+
+def _hop(route: Route, workers: Sequence[int], numbers: _Numbers) -> Hop:
+    a, b = workers[route.source], workers[route.target]
+    forward = backward = NOWHERE
+    if a != b:
+        forward = numbers.setdefault((a, b), len(numbers))
+        backward = numbers.setdefault((b, a), len(numbers))
+    exact, returned = (size - route.floats.bytes for size in (route.forward_bytes, route.backward_bytes))
+    return Hop(route.source, route.target, forward, backward, route.floats, exact, returned)
+
+
+def _lines(pairs: Sequence[tuple[int, int]], costs: LinkCosts, ids: Sequence[str]) -> tuple[Line, ...]:
+    found = []
+    for worker in dict.fromkeys(number for pair in pairs for number in pair):
+        out = tuple(at for at, (a, _) in enumerate(pairs) if a == worker)
+        into = tuple(at for at, (_, b) in enumerate(pairs) if b == worker)
+        up, down = costs.up(worker), costs.down(worker)
+        if up is not None and out:
+            found.append(Line(f"the line out of {ids[worker]}", up, out))
+        if down is not None and into:
+            found.append(Line(f"the line into {ids[worker]}", down, into))
+    return tuple(found)

@@ -1,0 +1,242 @@
+"""Which codec pair each link of a plan gets, and planning for links that are compressed.
+
+What is not a float with a gradient (integers, masks, model inputs) always travels as it is, so a link's ratio
+is that of all its bytes together, as its codecs declare them.
+
+A scheduler knows nothing of codecs, and the codecs of a plan depend on the plan. So the scheduler is asked
+several times, each time with all lines as much faster as codecs might make them; each answer gets the codecs
+that the policy gives it on the true topology, and the one with the shortest simulated step is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from farflung.codec import catalogue
+from farflung.errors import PlanError
+from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler, plan_of
+from farflung.planner.codecs.auto import choose
+from farflung.planner.codecs.codec_context import Carried
+from farflung.planner.codecs.ladder import ladder
+from farflung.planner.codecs.limits import Limits
+from farflung.planner.codecs.plan_context import gathered
+from farflung.plans import FEEDER, LinkCodec, Plan, Topology
+from farflung.plans.codec_policy import nearest, require_ratio, topk
+from farflung.plans.rung import DENSE, Rung
+from farflung.plans.topology import LEAST_MBPS, MOST_MBPS
+from farflung.simulator import Conditions, simulate
+from farflung.simulator.costs import Codable
+from farflung.workload import Workload
+
+Pair = tuple[str, str]
+Policy = Callable[[Plan, Topology], tuple[LinkCodec, ...]]
+
+
+def traffic(plan: Plan) -> dict[Pair, Carried]:
+    """For each ordered pair of workers that values or gradients travel between: what for a microbatch."""
+    found: dict[Pair, Carried] = {}
+    for edge in plan.edges:
+        if edge.source == FEEDER:
+            continue
+        floats, exact = Codable.of(edge), 0 if edge.is_codable else edge.bytes
+        ends = zip(plan.placements[edge.source].workers, plan.placements[edge.target].workers, strict=True)
+        for source, target in ends:
+            if source == target:
+                continue
+            there = found.get((source, target), Carried())
+            found[source, target] = there.plus(Carried(activations=floats, exact=exact))
+            if edge.differentiable:
+                back = found.get((target, source), Carried())
+                found[target, source] = back.plus(Carried(gradients=floats, exact=exact))
+    return found
+
+
+def ratio_of(carried: Carried, rung: Rung) -> float:
+    """Of all that a link carries, floats in fp32, over its bytes on the wire if `rung` writes them."""
+    wire = _wire_bytes(carried, rung)
+    return max(1.0, carried.fp32_bytes / wire) if wire else 1.0
+
+
+def _wire_bytes(carried: Carried, rung: Rung) -> float:
+    return carried.wire_bytes(*(catalogue.declared(name).ratio for name in rung))
+
+
+def dense(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
+    """Nothing is compressed."""
+    return ()
+
+
+def uniform(rung: str) -> Policy:
+    """Every link writes activations and gradients by this rung (`ACTIVATION/GRADIENT`, or one codec for
+    both).
+
+    Raises
+    ------
+    CodecError
+        There is no such codec.
+    """
+    chosen = Rung.of(rung)
+    for name in chosen:
+        catalogue.recipe(name)
+
+    def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
+        return named(dict.fromkeys(traffic(plan), chosen), plan)
+
+    return policy
+
+
+def uniform_topk(ratio: float) -> Policy:
+    """TopK on every link alike: one element of `ratio` is kept; raises what `adatopk` does."""
+    require_ratio(ratio)
+
+    def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
+        return named({link: topk(ratio) for link in traffic(plan)}, plan)
+
+    return policy
+
+
+def adatopk(ratio: float) -> Policy:
+    """FusionLLM's AdaTopK (arXiv 2410.12707), as far as its formula could be established.
+
+    Link i keeps one element of r_i = max(1, 3 r R_i / max_j R_j), R_i its estimated transfer time (latency
+    and bytes over bandwidth) and r the user's `ratio`: the slowest link is compressed most, a fast one not at
+    all. The 3 makes up for the index that travels with each value there (12 bytes in place of 4), so that the
+    slowest link's bytes shrink by r. The formula is taken as it is, but here values are bfloat16 and gaps
+    between indices are coded, so bytes shrink by more than r: 12 bytes become less than 4. The paper's text
+    could not be read; whether gradients follow the mask of the activations is not known. The plain reading is
+    the default: largest elements of the tensor, activations and gradients each on their own.
+
+    Raises
+    ------
+    CodecError
+        The ratio is below 1 or beyond all bounds.
+    """
+    require_ratio(ratio)
+
+    def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
+        links = traffic(plan)
+        seconds = _seconds(topology, links)
+        slowest = max(seconds.values(), default=0.0)
+        kept = {link: 3 * ratio * took / slowest if slowest else 1.0 for link, took in seconds.items()}
+        chosen = {link: topk(nearest(one, 3 * ratio)) for link, one in kept.items()}
+        return named(chosen, plan)
+
+    return policy
+
+
+def auto(limits: Limits, conditions: Conditions) -> Policy:
+    """The gentlest rungs that hide each link's messages, within `limits`: see `compression.auto`."""
+
+    def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
+        scene, rungs = gathered(plan, topology, conditions), ladder()
+        choice = choose(scene, rungs, limits)
+        links = (
+            LinkCodec(way.source, way.target, rung.name, scene.ratio_of_all(number, rung))
+            for number, way in enumerate(scene.ways)
+            if (rung := rungs[choice.levels[number]]).name != DENSE
+            and scene.wire_bytes(number, rung) < scene.wire_bytes(number, rungs[0])
+        )
+        return tuple(sorted(links, key=lambda one: (one.source, one.target)))
+
+    return policy
+
+
+def named(chosen: Mapping[Pair, Rung], plan: Plan) -> tuple[LinkCodec, ...]:
+    """Links in order, each with what its rung makes of its bytes, without those that are dense."""
+    links = traffic(plan)
+    return tuple(
+        LinkCodec(*link, rung.name, ratio_of(links[link], rung))
+        for link, rung in sorted(chosen.items())
+        if link in links and _wire_bytes(links[link], rung) < links[link].bytes
+    )
+
+
+def _seconds(topology: Topology, links: Mapping[Pair, Carried]) -> dict[Pair, float]:
+    """How long each link takes for its bytes of one microbatch when it is alone."""
+    numbers = {id: number for number, id in enumerate(topology.ids)}
+    found = {}
+    for pair, carried in links.items():
+        source, target = numbers[pair[0]], numbers[pair[1]]
+        link = topology.link(source, target)
+        shared = (topology.workers[source].up_mbps, topology.workers[target].down_mbps)
+        mbps = min([link.bandwidth_mbps, *(line for line in shared if line is not None)])
+        found[pair] = link.latency_ms / 1e3 + carried.bytes * 8 / (max(mbps, LEAST_MBPS) * 1e6)
+    return found
+
+
+_MOST_SPEEDUP = 1e5
+
+
+def compressed(
+    scheduler: Scheduler,
+    policy: Policy,
+    topology: Topology,
+    workload: Workload,
+    options: Options,
+    conditions: Conditions,
+    speedups: Sequence[float] = (1.0,),
+) -> Schedule:
+    """The scheduler's best answer with the codecs of `policy`; never worse, so simulated, than the incumbent.
+
+    Parameters
+    ----------
+    conditions
+        What the simulator is told, costs of codecs included.
+    speedups
+        How many times as fast all lines are taken to be, one call of the scheduler for each.
+
+    Raises
+    ------
+    PlanError
+        The scheduler has no plan for any of these.
+    """
+    found: list[Schedule] = []
+    refusal: PlanError | None = None
+    for speedup in speedups:
+        try:
+            found.append(scheduler(_faster(topology, speedup), workload, options))
+        except PlanError as error:
+            refusal = error
+    if refusal and not found:
+        raise refusal
+    judged = [
+        _with_codecs(schedule, assignment, policy, topology, conditions)
+        for schedule, assignment in _assignments(found, options)
+    ]
+    best = min(judged, key=lambda schedule: schedule.step_seconds)
+    return replace(best, evaluated=sum(schedule.evaluated for schedule in found))
+
+
+def _assignments(found: Sequence[Schedule], options: Options) -> Iterator[tuple[Schedule, Assignment]]:
+    for schedule in found:
+        yield schedule, schedule.assignment
+    if options.incumbent is not None:
+        yield found[0], options.incumbent
+
+
+def _with_codecs(
+    schedule: Schedule, assignment: Assignment, policy: Policy, topology: Topology, conditions: Conditions
+) -> Schedule:
+    """The schedule of an assignment with its plan's codecs; a lower bound is for dense links only."""
+    plan = plan_of(schedule.workload, replace(assignment, codecs=()))
+    assignment = replace(assignment, codecs=policy(plan, topology))
+    plan = plan_of(schedule.workload, assignment)
+    return replace(
+        schedule,
+        assignment=assignment,
+        plan=plan,
+        step_seconds=simulate(plan, topology, conditions).step_seconds,
+        lower_bound_seconds=0.0 if assignment.codecs else schedule.lower_bound_seconds,
+    )
+
+
+def _faster(topology: Topology, speedup: float) -> Topology:
+    """All lines `speedup` times as fast, up to the most that a topology can state."""
+    fastest = max(max(row) for row in topology.bandwidth_mbps)
+    possible = min(speedup, MOST_MBPS / fastest, _MOST_SPEEDUP)
+    if possible <= 1:
+        return topology
+    return msgspec.structs.replace(topology, scale=None).slower(1 / possible, "lines as if compressed")

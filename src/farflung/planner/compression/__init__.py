@@ -1,1 +1,0 @@
-"""Codecs in plans: `policies` choose one for each link, `planned` plans with what they will save."""

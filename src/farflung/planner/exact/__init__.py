@@ -1,5 +1,0 @@
-"""The exact scheduler for few workers: `scheduler`, over all ordered subsets of them (`subsets`)."""
-
-from farflung.planner.exact.scheduler import exact
-
-__all__ = ["exact"]

@@ -1,0 +1,1 @@
+"""The schedulers that `planner.registry` names; each is imported when it is first used."""

@@ -1,0 +1,223 @@
+"""Judge a plan by closed form and simulator, and improve it one cut, window or worker at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from farflung.planner.assignment import Assignment, Options, Watch, memory_by_worker, plan_of, unwatched
+from farflung.planner.objective.closed_form import step_seconds
+from farflung.planner.schedulers.auto.tables import Tables
+from farflung.plans import Topology
+from farflung.simulator import Conditions, simulate
+from farflung.workload import Workload
+
+NEVER = float("inf")
+
+
+class Budget:
+    """What a search may still spend: `plans` that are measured, and CPU seconds if they are capped.
+
+    A plan that is simulated counts as one. `BOUNDED` plans that the closed form, or cuts within a step time,
+    say enough of count as one too, and so do `SCREENED` orders of which `reach` tells whether they fit: it
+    takes hundreds at once. So far apart is what they cost.
+    """
+
+    SCREENED = 64
+    BOUNDED = 8
+
+    def __init__(self, plans: float, seconds: float | None = None, watch: Watch = unwatched) -> None:
+        self.left = plans
+        self._watch = watch
+        self.evaluated = 0.0
+        self._until = None if seconds is None else time.process_time() + seconds
+        self.capped = False
+
+    def spend(self, plans: float, step_seconds: float = NEVER) -> None:
+        """Count plans, of which the best takes `step_seconds`, and say so; also looks at the clock."""
+        self._watch(plans, step_seconds)
+        self._count(plans)
+
+    def settle(self, part: Budget) -> None:
+        """Count what a part of this budget has spent."""
+        self._count(part.evaluated)
+
+    def _count(self, plans: float) -> None:
+        self.left -= plans
+        self.evaluated += plans
+        if self._until is not None and time.process_time() > self._until:
+            self.capped = True
+
+    def part(self, share: float) -> Budget:
+        """A budget of `share` of what is left, under the same cap; `settle` it afterwards."""
+        found = Budget(self.left * share, watch=self._watch)
+        found._until, found.capped = self._until, self.capped
+        return found
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left <= 0 or self.capped
+
+
+@dataclass
+class Judge:
+    """Judges assignments of workloads on one topology, each once."""
+
+    topology: Topology
+    conditions: Conditions
+    budget: Budget
+    _known: dict[tuple[int, Assignment], float] = field(default_factory=dict)
+
+    def closed(self, workload: Workload, assignment: Assignment) -> float:
+        """A lower bound on the step time."""
+        self.budget.spend(1 / Budget.BOUNDED)
+        return step_seconds(plan_of(workload, assignment), self.topology, self.conditions)
+
+    def simulated(self, workload: Workload, assignment: Assignment) -> float:
+        """The step time."""
+        key = (id(workload), assignment)
+        if key not in self._known:
+            plan = plan_of(workload, assignment)
+            self._known[key] = simulate(plan, self.topology, self.conditions).step_seconds
+            self.budget.spend(1, self._known[key])
+        return self._known[key]
+
+    def fits(self, workload: Workload, assignment: Assignment) -> bool:
+        """Whether every worker has the memory for its segments."""
+        room = {worker.id: worker.memory_gb * 1e9 for worker in self.topology.workers}
+        needed = memory_by_worker(workload, assignment)
+        return all(size <= room[worker] for worker, size in needed.items())
+
+
+GAIN = 1e-3
+TRIED = 16  # simulations before a sweep is given up
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An assignment of a workload with its simulated step time; `tables` are those it was cut by."""
+
+    seconds: float
+    workload: Workload
+    assignment: Assignment
+    tables: Tables | None = None
+
+
+def polished(judged: Judged, judge: Judge, options: Options) -> Judged:
+    """Follow improvements until there is none or the budget is spent."""
+    while not judge.budget.is_spent:
+        better = _improved(judged, judge, options)
+        if better is None:
+            return judged
+        judged = better
+    return judged
+
+
+def _improved(judged: Judged, judge: Judge, options: Options) -> Judged | None:
+    workload, limit = judged.workload, judged.seconds * (1 - GAIN)
+    promising: list[tuple[float, int, Assignment]] = []
+    seen = {judged.assignment}
+    for assignment in _neighbours(judged, judged.tables, options):
+        if assignment in seen or judge.budget.is_spent:
+            continue
+        seen.add(assignment)
+        if not judge.fits(workload, assignment):
+            continue
+        closed = judge.closed(workload, assignment)
+        if closed < limit:
+            promising.append((closed, len(promising), assignment))
+    for _, _, assignment in sorted(promising)[:TRIED]:
+        if judge.budget.is_spent:
+            break
+        seconds = judge.simulated(workload, assignment)
+        if seconds < limit:
+            return replace(judged, seconds=seconds, assignment=assignment)
+    return None
+
+
+def _neighbours(judged: Judged, tables: Tables | None, options: Options) -> Iterator[Assignment]:
+    if options.window is None:
+        yield from _windows(judged.assignment)
+    if tables is None or judged.assignment.recompute:  # whose flags belong to its cuts
+        return
+    yield from _shifted(judged, tables)
+    if options.workers is None:
+        yield from _fewer(judged.assignment, tables)
+    yield from _exchanged(judged.assignment, tables)
+
+
+def _windows(assignment: Assignment) -> Iterator[Assignment]:
+    window, most = assignment.window, assignment.microbatches
+    for other in (window + 1, window + 2, window - 1, window * 3 // 2, window * 2, most):
+        if 1 <= other <= most:
+            yield replace(assignment, window=other)
+
+
+def _shifted(judged: Judged, tables: Tables) -> Iterator[Assignment]:
+    """One cut, or several that follow one another, by one or two cheap positions."""
+    cuts = judged.assignment.cuts
+    index = [tables.index(cut) for cut in cuts]
+    for first in range(len(cuts)):
+        for last in range(first, min(first + 4, len(cuts))):
+            for steps in (-1, 1, -2, 2):
+                moved = [_neighbour(tables, at, steps) for at in index[first : last + 1]]
+                if any(at is None for at in moved):
+                    continue
+                fresh = [
+                    *cuts[:first],
+                    *(int(tables.at[at]) for at in moved if at is not None),
+                    *cuts[last + 1 :],
+                ]
+                if _is_cut(judged.workload, fresh, tables):
+                    yield replace(judged.assignment, cuts=tuple(fresh))
+
+
+def _neighbour(tables: Tables, at: int, steps: int) -> int | None:
+    """The position so many steps away among those that no more bytes cross."""
+    way = 1 if steps > 0 else -1
+    left = abs(steps)
+    limit = tables.forward[at] * 1.001
+    at += way
+    while 0 < at < len(tables) - 1:
+        if tables.forward[at] <= limit:
+            left -= 1
+            if not left:
+                return at
+        at += way
+    return None
+
+
+def _is_cut(workload: Workload, cuts: list[int], tables: Tables) -> bool:
+    owned = workload.owned[[0, *cuts, len(workload)]]
+    if not all(a < b for a, b in pairwise(owned)):
+        return False
+    return tables.loop is None or bool(
+        cuts[0] >= tables.at[tables.loop[0]] and cuts[-1] <= tables.at[tables.loop[1]]
+    )
+
+
+def _fewer(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
+    """A segment's range given to the one before or after it."""
+    inner = range(1, len(assignment.workers) - 1) if tables.loop else range(len(assignment.workers))
+    for segment in inner:
+        workers = assignment.workers[:segment] + assignment.workers[segment + 1 :]
+        if any(a == b for a, b in pairwise(workers)):
+            continue
+        for cut in (segment - 1, segment):
+            if 0 <= cut < len(assignment.cuts):
+                cuts = assignment.cuts[:cut] + assignment.cuts[cut + 1 :]
+                yield replace(assignment, cuts=cuts, workers=workers)
+
+
+def _exchanged(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
+    """Two segments' workers exchanged; those at the ends of a loop stay."""
+    ends = 1 if tables.loop else 0
+    inner = range(ends, len(assignment.workers) - ends)
+    for first in inner:
+        for last in range(first + 1, inner.stop):
+            workers = list(assignment.workers)
+            workers[first], workers[last] = workers[last], workers[first]
+            if all(a != b for a, b in pairwise(workers)):
+                yield replace(assignment, workers=tuple(workers))

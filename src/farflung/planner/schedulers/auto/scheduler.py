@@ -1,0 +1,207 @@
+"""`auto`: the best of all other schedulers' plans, improved by moves; see docs/explanation/planner.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from farflung.errors import PlanError
+from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler, plan_of
+from farflung.planner.bounds import lower_bound_seconds
+from farflung.planner.checks import Fleet, advice, usable_fleet
+from farflung.planner.cutting.balanced import balanced_cut
+from farflung.planner.cutting.ties import kept_together
+from farflung.planner.schedulers.auto.polish import Budget, Judge, Judged
+from farflung.planner.schedulers.auto.search import Search
+from farflung.planner.schedulers.baselines import equal_compute, equal_count, nearly_equal_count
+from farflung.planner.schedulers.evolutionary import evolutionary
+from farflung.planner.schedulers.exact import exact
+from farflung.planner.schedulers.opfence import opfence, opfence_plus
+from farflung.plans import FEEDER, Topology
+from farflung.simulator import Conditions
+from farflung.workload import Workload
+
+MOST_RIVALLED = 200  # workers; with more, each rival would take longer than the whole search
+MOST_ALONE = 32
+ALIKE = 1.05  # of workers who share cores, plans that are so much slower count as equal
+PROVEN = 1.001  # times the lower bound: a search can bring no more than a thousandth
+TINY_WORKERS, TINY_POSITIONS = 5, 64
+"""Of a case that `exact` is asked about too: it takes less than a CPU second for it."""
+
+RIVALS: tuple[Scheduler, ...] = (equal_count, equal_compute, evolutionary, opfence, opfence_plus)
+AGAIN: tuple[Scheduler, ...] = (nearly_equal_count, *RIVALS[1:])
+"""With a plan to begin with."""
+
+
+def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
+    """The best plan found: never worse, simulated, than the incumbent's or any rival's; where workers share
+    cores up to `ALIKE` times as slow as a rival's, for fewer bytes or less work of one worker.
+
+    The rivals are equal-count (nearly, where there is an incumbent), equal-compute, evolutionary, both of
+    `opfence`, for few workers and places to cut the exact scheduler, the plan for workers of whom nothing is
+    known, and one worker alone. `options.budget` counts plans as `judge.Budget` does; the other schedulers'
+    own work is not counted, and they are not asked for more than `MOST_RIVALLED` workers. Where one of these
+    is proven best, nothing is searched.
+
+    Raises
+    ------
+    PlanError
+        See `usable_fleet`; or no cut fits the workers.
+    """
+    fleet = usable_fleet(topology, workload, options)
+    budget = Budget(options.budget, options.seconds, options.watch)
+    judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), budget)
+    workloads = (workload, *options.alternatives)
+    bound = _bound(fleet, workloads, options)
+    shares_cores = bool(fleet.topology.machines())
+    found: list[Judged] = []
+    refusal: PlanError | None = None
+    for left, one in zip(range(len(workloads), 0, -1), workloads, strict=True):
+        try:
+            known = list(_known(fleet, one, options, judge))
+        except PlanError as error:
+            known, refusal = [], error
+        if not shares_cores and any(judged.seconds <= PROVEN * bound for judged in known):
+            found += known
+            break
+        search = Search(fleet, one, options, replace(judge, budget=budget.part(1 / left)))
+        found += [*known, *search.run(known)]
+        budget.settle(search.judge.budget)
+    if not found:
+        raise refusal or PlanError(
+            "no cut of the model fits these workers: "
+            + advice(workload, float(fleet.devices.memory_bytes.sum()))
+        )
+    best = _chosen(found, options.incumbent, shares_cores)
+    return Schedule(
+        scheduler="auto",
+        workload=best.workload,
+        assignment=best.assignment,
+        plan=plan_of(best.workload, best.assignment),
+        step_seconds=best.seconds,
+        lower_bound_seconds=min(best.seconds, bound),
+        evaluated=round(budget.evaluated),
+        capped=budget.capped,
+        notes=fleet.notes,
+    )
+
+
+def _chosen(found: Sequence[Judged], incumbent: Assignment | None, shares_cores: bool) -> Judged:
+    """The fastest; where workers share cores, of those nearly as fast and no slower than the incumbent the
+    one that sends least, and of these the one that asks least of one worker.
+
+    What it takes to send a byte is not simulated. Devices of their own hardly notice it, shared cores do. Nor
+    do these tell one division from another while all of them are busy, which at either end of a step they
+    are not.
+    """
+    best = min(found, key=lambda judged: judged.seconds)
+    if not shares_cores:
+        return best
+    old = min((judged.seconds for judged in found if judged.assignment == incumbent), default=math.inf)
+    alike = [judged for judged in found if judged.seconds <= min(ALIKE * best.seconds, old)]
+    return min(alike, key=lambda judged: (*_load(judged), judged.seconds))
+
+
+def _load(judged: Judged) -> tuple[int, int]:
+    """Bytes that workers send each other for a microbatch, and the most operations of one worker."""
+    plan = plan_of(judged.workload, judged.assignment)
+    sent = sum(
+        edge.bytes
+        for edge in plan.edges
+        if edge.source != FEEDER and plan.worker_of(edge.source) != plan.worker_of(edge.target)
+    )
+    return sent, max(
+        sum(plan.placements[segment].flops for segment in plan.segments_of(worker))
+        for worker in plan.workers()
+    )
+
+
+def _bound(fleet: Fleet, workloads: Sequence[Workload], options: Options) -> float:
+    if options.proven is not None:
+        return options.proven
+    return min(
+        lower_bound_seconds(fleet.topology, one, options.efficiency, options.most_replicas, options.recompute)
+        for one in workloads
+    )
+
+
+def _alone(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Assignment | None:
+    """The whole model on the best worker for that, of the `MOST_ALONE` fastest who can hold it."""
+    if fleet.count not in (None, 1):
+        return None
+    fastest = sorted(fleet.topology.workers, key=lambda worker: (-worker.tflops, worker.id))
+    window = options.window or min(workload.microbatches, 2)
+    able = [
+        one
+        for worker in fastest
+        if judge.fits(workload, one := Assignment((), ((worker.id,),), workload.microbatches, window))
+    ]
+    return min(able[:MOST_ALONE], key=lambda one: judge.closed(workload, one), default=None)
+
+
+def _even_shares(fleet: Fleet, workload: Workload, options: Options) -> Assignment | None:
+    """What is planned where no topology is known, on the workers in their order."""
+    count = fleet.count or len(fleet.devices)
+    if count > MOST_RIVALLED:
+        return None
+    try:
+        cut = balanced_cut(workload, count)
+    except PlanError:
+        return None
+    return Assignment(
+        cuts=cut.cuts,
+        workers=tuple((fleet.devices.ids[number],) for number in cut.devices),
+        microbatches=workload.microbatches,
+        window=options.window or min(workload.microbatches, 2 * len(cut.devices)),
+    )
+
+
+def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Iterator[Judged]:
+    """The incumbent and the other schedulers' plans; if there is none, the last one's reason."""
+    alone = replace(options, alternatives=(), incumbent=None, proven=None)
+    refusal: PlanError | None = None
+    some = False
+    incumbent = options.incumbent
+    if incumbent is not None and _is_valid(fleet, workload, incumbent, judge):
+        some = True
+        yield Judged(judge.simulated(workload, incumbent), workload, incumbent)
+    for simple in (_even_shares(fleet, workload, options), _alone(fleet, workload, options, judge)):
+        if simple is not None and _is_valid(fleet, workload, simple, judge):
+            some = True
+            yield Judged(judge.simulated(workload, simple), workload, simple)
+    rivals = _rivals(fleet, workload, RIVALS if incumbent is None else AGAIN)
+    asked = [(rival, replace(alone, most_replicas=1)) for rival in rivals]
+    if options.most_replicas > 1 and evolutionary in rivals:  # the others know of none
+        asked.append((evolutionary, alone))
+    for rival, allowed in asked:
+        try:
+            schedule = rival(fleet.topology, workload, allowed)
+        except PlanError as error:
+            refusal = error
+            continue
+        some = True
+        yield Judged(schedule.step_seconds, workload, schedule.assignment)
+    if not some and refusal is not None:
+        raise refusal
+
+
+def _rivals(fleet: Fleet, workload: Workload, all_of_them: tuple[Scheduler, ...]) -> tuple[Scheduler, ...]:
+    if len(fleet.devices) > MOST_RIVALLED:
+        return ()
+    tiny = len(fleet.devices) <= TINY_WORKERS and kept_together(workload).sum() <= TINY_POSITIONS
+    return (*all_of_them, exact) if tiny else all_of_them
+
+
+def _is_valid(fleet: Fleet, workload: Workload, assignment: Assignment, judge: Judge) -> bool:
+    """Whether an assignment that came from outside is one of this workload on these workers, and fits."""
+    used = {name for names in assignment.workers for name in names}
+    cuts = assignment.cuts
+    return (
+        used <= set(fleet.topology.ids)
+        and len(cuts) == len(assignment.workers) - 1
+        and all(0 < cut < len(workload) and workload.legal[cut] for cut in cuts)
+        and list(cuts) == sorted(set(cuts))
+        and assignment.microbatches == workload.microbatches
+        and judge.fits(workload, assignment)
+    )

@@ -1,0 +1,297 @@
+"""The search for one workload: starts, descents, copies as replicas, and what the simulator makes of them.
+
+Each worker of a copy is the unused one with memory for the segment that adds least to a step: by its work, by
+the link from the worker before it, and by the exchange of gradients with the other copies of the segment.
+Copies run as many microbatches as they are fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from farflung.planner.assignment import Assignment, Options, memory_of
+from farflung.planner.checks import Fleet
+from farflung.planner.devices import Devices
+from farflung.planner.schedulers.auto.descent import Candidate, Descent
+from farflung.planner.schedulers.auto.feasibility import Ground
+from farflung.planner.schedulers.auto.moves import Moves
+from farflung.planner.schedulers.auto.polish import Judge, Judged, polished
+from farflung.planner.schedulers.auto.tables import Tables, tables_of
+from farflung.workload import Workload
+
+
+def replicated(
+    workload: Workload, devices: Devices, assignment: Assignment, most: int
+) -> Iterator[Assignment]:
+    """The plan with 2, 3, ... up to `most` copies, for as long as there are workers and microbatches."""
+    number = {id: at for at, id in enumerate(devices.ids)}
+    pipelines = [[number[names[0]] for names in assignment.workers]]
+    for _ in range(2, min(most, assignment.microbatches) + 1):
+        copy = _copy(workload, devices, assignment, pipelines)
+        if copy is None:
+            return
+        pipelines.append(copy)
+        yield replace(
+            assignment,
+            workers=tuple(tuple(devices.ids[at] for at in row) for row in zip(*pipelines, strict=True)),
+            shares=_shares(workload, devices, assignment, pipelines),
+        )
+
+
+def _copy(
+    workload: Workload, devices: Devices, assignment: Assignment, pipelines: list[list[int]]
+) -> list[int] | None:
+    """Another pipeline of workers that none of `pipelines` uses; None if there are not enough."""
+    first = pipelines[0]
+    left = set(range(len(devices))) - {at for pipeline in pipelines for at in pipeline}
+    taken: dict[int, int] = {}
+    ranges = assignment.ranges(len(workload))
+    for segment, (original, (start, stop)) in enumerate(zip(first, ranges, strict=True)):
+        if original in taken:
+            continue
+        needed = memory_of(workload, assignment, devices.ids[original])
+        able = [at for at in sorted(left) if devices.memory_bytes[at] >= needed]
+        if not able:
+            return None
+        peers = [pipeline[segment] for pipeline in pipelines]
+        before = taken[first[segment - 1]] if segment else None
+        cost = [
+            _seconds(workload, devices, assignment.microbatches, before, at, peers, start, stop)
+            for at in able
+        ]
+        taken[original] = able[int(np.argmin(cost))]
+        left.discard(taken[original])
+    return [taken[original] for original in first]
+
+
+def _seconds(
+    workload: Workload,
+    devices: Devices,
+    microbatches: int,
+    before: int | None,
+    worker: int,
+    peers: list[int],
+    start: int,
+    stop: int,
+) -> float:
+    """What a worker would add to a step: its work, its hop and its exchange of gradients."""
+    work = float(workload.work[stop] - workload.work[start]) / devices.speeds[worker]
+    hop = 0.0
+    if before is not None:
+        hop = float(
+            workload.crossing_forward[start] / max(devices.bandwidth[before, worker], 1e-9)
+            + workload.crossing_backward[start] / max(devices.bandwidth[worker, before], 1e-9)
+        )
+    gradients = float(workload.sums["parameter"][stop] - workload.sums["parameter"][start])
+    rates = [min(devices.bandwidth[worker, peer], devices.bandwidth[peer, worker]) for peer in peers]
+    return microbatches * max(work, hop) / (len(peers) + 1) + gradients / max(min(rates), 1e-9)
+
+
+def _shares(
+    workload: Workload, devices: Devices, assignment: Assignment, pipelines: list[list[int]]
+) -> tuple[int, ...]:
+    """Microbatches of each pipeline: one by one to whoever would be through with it first."""
+    seconds = [_busiest(workload, devices, assignment, pipeline) for pipeline in pipelines]
+    shares = [1] * len(pipelines)
+    for _ in range(assignment.microbatches - len(pipelines)):
+        ends = [(share + 1) * each for share, each in zip(shares, seconds, strict=True)]
+        shares[int(np.argmin(ends))] += 1
+    return tuple(shares)
+
+
+def _busiest(workload: Workload, devices: Devices, assignment: Assignment, pipeline: list[int]) -> float:
+    """Seconds for each microbatch of the busiest worker or link of a pipeline."""
+    busy: dict[int, float] = {}
+    ranges = assignment.ranges(len(workload))
+    for worker, (start, stop) in zip(pipeline, ranges, strict=True):
+        work = float(workload.work[stop] - workload.work[start]) / devices.speeds[worker]
+        busy[worker] = busy.get(worker, 0.0) + work
+    links = [
+        workload.crossing_forward[cut] / max(devices.bandwidth[a, b], 1e-9)
+        for cut, a, b in zip(assignment.cuts, pipeline, pipeline[1:], strict=False)
+    ]
+    return float(max(*busy.values(), *links, 0.0))
+
+
+SLACKS = (1.7, 1.1)
+"""How many times over a window must cover the round trip: simulated, 1.7 leaves no device idle; where memory
+is short, less is better."""
+SEARCHED = 0.5  # of the budget, before anything is simulated
+JUDGED = 10  # candidates whose cuts go to the simulator
+POLISHED = 3
+SITES = 6  # searched from
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+
+
+class Search:
+    """Looks for the best plan of one workload."""
+
+    def __init__(self, fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> None:
+        self.fleet, self.workload, self.options, self.judge = fleet, workload, options, judge
+        self.devices = fleet.devices
+        names = list(dict.fromkeys(worker.site for worker in fleet.topology.workers))
+        self.site = np.array([names.index(worker.site) for worker in fleet.topology.workers])
+        self.low = workload.microbatches * workload.work[-1] / self.devices.speeds.sum()
+        self.tables = tables_of(workload)
+
+    def run(self, known: Sequence[Judged]) -> list[Judged]:
+        """The best plans found, beside those that are `known`, from which it also starts.
+
+        Those with replicas come after all others. So a search that may copy segments has looked at every plan
+        that one without has, of one workload, before its first copy.
+        """
+        copies = self.options.most_replicas > 1 and self.fleet.count is None  # a count is of one pipeline
+        plain = [one for one in known if not (copies and one.assignment.shares)]
+        judged = [*plain, *self._judged(self._candidates(plain))]
+        judged.sort(key=lambda one: one.seconds)
+        best = [polished(self._with_tables(one), self.judge, self.options) for one in judged[:POLISHED]]
+        if not copies:
+            return best
+        return [*best, *self._replicated([*best, *judged], [one for one in known if one.assignment.shares])]
+
+    def _replicated(self, judged: Sequence[Judged], known: Sequence[Judged]) -> list[Judged]:
+        """The shortest plans that leave most workers unused, in several copies; of these and those that are
+        known the best one, improved.
+        """
+        found = {one.assignment: one for one in known}
+        shallow = {len(one.assignment.workers): one for one in sorted(judged, key=lambda one: -one.seconds)}
+        for one in shallow.values():
+            if one.assignment.shares:
+                continue
+            for assignment in replicated(
+                self.workload, self.devices, one.assignment, self.options.most_replicas
+            ):
+                if assignment not in found and self.judge.fits(self.workload, assignment):
+                    seconds = self.judge.simulated(self.workload, assignment)
+                    found[assignment] = replace(one, seconds=seconds, assignment=assignment)
+        best = sorted(found.values(), key=lambda one: one.seconds)[:1]
+        return [polished(self._with_tables(one), self.judge, self.options) for one in best]
+
+    def _candidates(self, known: Sequence[Judged]) -> list[tuple[Candidate, Tables]]:
+        """What descents end with; on the way there a worker may come twice, which leads elsewhere."""
+        budget = self.judge.budget.part(SEARCHED)
+        moves, again = (
+            Moves(range(len(self.devices)), self.site, self.devices.speeds, self.fleet.count, again)
+            for again in (False, True)
+        )
+        found: dict[tuple[object, ...], tuple[Candidate, Tables]] = {}
+        tables = self._worth(known)
+        for number, one in enumerate(tables):
+            descent = Descent(
+                self._ground(one, SLACKS[0]), moves, budget.part(1 / (len(tables) - number)), self.low
+            )
+            tight = replace(descent, ground=self._ground(one, SLACKS[1]), moves=again)
+            for start in self._starts(descent, known):
+                for candidate in self._descended(start, descent, tight):
+                    if candidate.found.fits and len(set(candidate.workers)) == len(candidate.workers):
+                        found[candidate.workers, candidate.found.window, one.loop] = candidate, one
+            budget.settle(descent.budget)
+        self.judge.budget.settle(budget)
+        return list(found.values())
+
+    def _descended(self, start: Candidate, descent: Descent, tight: Descent) -> Iterator[Candidate]:
+        candidate = descent.run(descent.settled(start))
+        yield candidate
+        if descent.is_held_up(candidate) and self.options.window is None:
+            yield tight.run(tight.measured(candidate.workers, candidate.found.window))
+
+    def _worth(self, known: Sequence[Judged]) -> list[Tables]:
+        """Tables of plain pipelines, and of the first loop if there is one; those that can be cut."""
+        return [
+            tables for tables in self.tables[:2] if len(tables.latest) > (2 if tables.loop is None else 3)
+        ]
+
+    def _ground(self, tables: Tables, slack: float) -> Ground:
+        home = self.fleet.topology.ids.index(self.fleet.topology.home.id)
+        return Ground(
+            self.devices,
+            tables,
+            self.workload.microbatches,
+            home,
+            slack,
+            self.options.recompute,
+            self.options.window,
+        )
+
+    def _starts(self, descent: Descent, known: Sequence[Judged]) -> list[Candidate]:
+        """The orders that are known, and for each of the strongest sites the best number of its workers."""
+        loop = descent.ground.tables.loop is not None
+        found = [descent.best_of([order]) for order in self._orders(known, loop)]
+        found += [descent.best_of(prefixes) for prefixes in self._prefixes(2 if loop else 1)]
+        some = [one for one in found if one is not None]
+        return sorted(some, key=lambda one: (one.seconds, -one.found.part))
+
+    def _orders(self, known: Sequence[Judged], loop: bool) -> list[tuple[int, ...]]:
+        number = {id: at for at, id in enumerate(self.devices.ids)}
+        orders = []
+        for judged in known:
+            order = tuple(number[names[0]] for names in judged.assignment.workers)
+            if loop and len(order) > 2 and order[0] == order[-1]:
+                order = order[:-1]
+            elif loop and (len(order) < 2 or order[0] == order[-1]):
+                continue
+            orders.append(order)
+        return list(dict.fromkeys(orders))
+
+    def _prefixes(self, least: int) -> Iterator[list[list[int]]]:
+        speeds, count = self.devices.speeds, self.fleet.count
+        ranked = np.argsort(-speeds, kind="stable")
+        sites = sorted(set(self.site.tolist()), key=lambda site: -float(speeds[self.site == site].sum()))
+        for site in sites[:SITES]:
+            inside = self.site[ranked] == site
+            members, others = ranked[inside].tolist(), ranked[~inside].tolist()
+            members += others[: max(0, (count or least) - len(members))]
+            sizes = {count} if count else {least, len(members), *SIZES}
+            kept = sorted(size for size in sizes if least <= size <= len(members))
+            if kept:
+                yield [members[:size] for size in kept]
+
+    def _judged(self, candidates: list[tuple[Candidate, Tables]]) -> list[Judged]:
+        found: dict[Assignment, Judged] = {}
+        for candidate, tables in sorted(candidates, key=lambda pair: pair[0].seconds)[:JUDGED]:
+            for assignment in self._assignments(candidate, tables):
+                if assignment not in found and self.judge.fits(self.workload, assignment):
+                    seconds = self.judge.simulated(self.workload, assignment)
+                    found[assignment] = Judged(seconds, self.workload, assignment, tables)
+        return list(found.values())
+
+    def _assignments(self, candidate: Candidate, tables: Tables) -> Iterator[Assignment]:
+        order = candidate.workers if tables.loop is None else (*candidate.workers, candidate.workers[0])
+        base = Assignment(
+            cuts=tuple(int(tables.at[stop]) for stop in candidate.found.stops[:-1]),
+            workers=tuple((self.devices.ids[worker],) for worker in order),
+            microbatches=self.workload.microbatches,
+            window=candidate.found.window,
+        )
+        if self.options.recompute:
+            base = self._recomputing(base)
+        window, most = base.window, base.microbatches
+        wider = {window * 2 // 3, window, window * 3 // 2, most} if self.options.window is None else {window}
+        for other in sorted({max(1, min(most, each)) for each in wider}):
+            yield replace(base, window=other)
+
+    def _recomputing(self, assignment: Assignment) -> Assignment:
+        """The same with segments that run forward twice where their worker's memory asks for it."""
+        again = [False] * len(assignment.workers)
+        for worker in self.fleet.topology.workers:
+            for number, names in enumerate(assignment.workers):
+                fits = memory_of(self.workload, assignment, worker.id) <= worker.memory_gb * 1e9
+                if worker.id in names and not fits:
+                    again[number] = True
+                    assignment = replace(assignment, recompute=tuple(again))
+        return assignment
+
+    def _with_tables(self, judged: Judged) -> Judged:
+        """With the tables to improve its cuts by."""
+        if judged.tables is not None:
+            return judged
+        loops = (
+            judged.assignment.workers[0] == judged.assignment.workers[-1] and len(judged.assignment.cuts) > 1
+        )
+        for tables in self.tables:
+            if (tables.loop is not None) == (loops and bool(self.workload.ties)):
+                return replace(judged, tables=tables)
+        return replace(judged, tables=self.tables[0])

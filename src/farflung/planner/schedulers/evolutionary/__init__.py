@@ -1,0 +1,9 @@
+"""DT-FM's evolutionary scheduler (arXiv 2206.01288).
+
+`search` finds the `grid` of stages x replicas, and `scheduler` makes a plan of it.
+"""
+
+from farflung.planner.schedulers.evolutionary.scheduler import evolutionary
+from farflung.planner.schedulers.evolutionary.search import evolve_grid
+
+__all__ = ["evolutionary", "evolve_grid"]

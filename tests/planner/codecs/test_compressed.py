@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured
+
+from farflung.errors import PlanError
+from farflung.planner.assignment import Assignment, Options
+from farflung.planner.codecs.policies import adatopk, compressed, dense, uniform_topk
+from farflung.planner.schedulers.opfence import opfence
+from farflung.plans import Topology, WorkerSpec
+from farflung.simulator import Conditions
+from farflung.workload import Workload, workload_of
+
+
+def workload() -> Workload:
+    return workload_of(captured(case("gpt"), 2)[1], 4, 2)
+
+
+def fleet(mbps: float) -> Topology:
+    """Three devices for which the test's model is work, behind lines of `mbps`."""
+    rows = tuple((mbps,) * 3 for _ in range(3))
+    workers = tuple(WorkerSpec(f"w{n}", f"s{n}", 1e-6, 1.0) for n in range(3))
+    return Topology(workers, tuple((1.0,) * 3 for _ in range(3)), rows)
+
+
+def test_without_codecs_the_answer_is_the_schedulers_own() -> None:
+    own = opfence(fleet(10), workload(), Options())
+    found = compressed(opfence, dense, fleet(10), workload(), Options(), Conditions())
+    assert found.assignment == own.assignment and found.step_seconds == own.step_seconds
+
+
+def test_codecs_shorten_a_step_that_waits_for_its_lines() -> None:
+    net, job = fleet(0.1), workload()
+    seconds = [
+        compressed(
+            opfence, policy, net, job, Options(workers=3), Conditions(codec_speed=math.inf)
+        ).step_seconds
+        for policy in (dense, uniform_topk(30), adatopk(30))
+    ]
+    assert seconds[1] < seconds[0] and seconds[2] < seconds[0]
+
+
+def test_asking_for_more_speedups_and_having_an_incumbent_never_make_it_worse() -> None:
+    net, job, conditions = fleet(0.1), workload(), Conditions(codec_speed=math.inf)
+    policy = uniform_topk(30)
+    once = compressed(opfence, policy, net, job, Options(), conditions)
+    more = compressed(opfence, policy, net, job, Options(), conditions, (1.0, 10.0, 1e9))
+    assert more.step_seconds <= once.step_seconds
+    middle = len(job) // 2
+    known = Assignment((middle,), (("w0",), ("w1",)), 4, 4)
+    alone = compressed(opfence, policy, net, job, Options(incumbent=known), conditions)
+    assert alone.step_seconds <= once.step_seconds
+    assert all(codec.codec.startswith("topk") for codec in more.plan.codecs)
+
+
+def test_no_plan_is_said_as_the_scheduler_says_it() -> None:
+    net = fleet(10)
+    small = tuple(replace_memory(worker) for worker in net.workers)
+    with pytest.raises(PlanError, match="GB missing"):
+        compressed(
+            opfence, dense, Topology(small, net.latency_ms, net.bandwidth_mbps), workload(), Options(),
+            Conditions(), (1.0, 2.0),
+        )  # fmt: skip
+
+
+def replace_memory(worker: WorkerSpec) -> WorkerSpec:
+    return WorkerSpec(worker.id, worker.site, worker.tflops, 1e-6)

@@ -1,0 +1,287 @@
+"""The controller by replay: histories of what was measured in, switches out."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planner.codecs.chains import scene
+from tests.planner.codecs.tables import AXES, RUNGS, WITH_AXES
+
+from farflung.planner.codecs.controller import (
+    DWELL,
+    CodecSampled,
+    CodecsSampled,
+    Controller,
+    Event,
+    Relax,
+    Switch,
+    UnitMeasured,
+    WayMeasured,
+    WayWritten,
+)
+from farflung.planner.codecs.decisions import heard
+from farflung.planner.codecs.ladder import ladder
+from farflung.planner.codecs.limits import Limits
+
+MEGABIT = 1e6 / 8
+ANY_LOSS = Limits(1.0)
+QUANTISERS = Limits(1.0, roughest="int8/eden2")
+
+
+def begun(mbps: float, limits: Limits = QUANTISERS, compute_seconds: float = 0.3) -> Controller:
+    """Two workers, 1 MB each way, over links of `mbps`."""
+    where = scene({(0, 1): mbps, (1, 0): mbps}, workers=2, compute_seconds=compute_seconds, microbatches=64)
+    return Controller.begun(where, RUNGS, limits)[0]
+
+
+def unit(number: int, mbps: float, back_mbps: float | None = None) -> UnitMeasured:
+    back = mbps if back_mbps is None else back_mbps
+    ways = (WayMeasured("a", "b", mbps * MEGABIT), WayMeasured("b", "a", back * MEGABIT))
+    return UnitMeasured(number, ways)
+
+
+def replay(controller: Controller, events: Iterable[Event]) -> tuple[Controller, list[Switch]]:
+    switches: list[Switch] = []
+    for event in events:
+        controller, more = heard(controller, event)
+        switches.extend(more)
+    return controller, switches
+
+
+def rungs(controller: Controller) -> dict[tuple[str, str], str]:
+    return {
+        (way.source, way.target): controller.rung(number).name
+        for number, way in enumerate(controller.circumstances.ways)
+    }
+
+
+def test_links_as_planned_are_left_alone() -> None:
+    controller, switches = replay(begun(20), (unit(n, 20) for n in range(200)))
+    assert switches == []
+    assert rungs(controller) == {("a", "b"): "bf16", ("b", "a"): "bf16"}
+
+
+def test_a_link_that_gets_slower_is_written_rougher_within_ten_steps() -> None:
+    controller, _ = replay(begun(40), (unit(n, 40) for n in range(20)))
+    controller, switches = replay(controller, (unit(20 + n, 7) for n in range(10)))
+    assert {switch.unit for switch in switches} <= set(range(21, 30))
+    found = rungs(controller)
+    assert found["a", "b"].startswith("int8") and found["b", "a"] in (
+        "int8",
+        "int8/int4-stochastic",
+        "int8/eden2",
+    )
+    assert all("carries 7 Mbit/s, not 40 Mbit/s" in switch.reason for switch in switches)
+    assert all("\n" not in switch.reason and switch.ratio > 1 for switch in switches)
+
+
+def test_a_link_that_gets_faster_is_written_gentler_within_ten_steps() -> None:
+    controller, _ = replay(begun(7), (unit(n, 7) for n in range(20)))
+    controller, switches = replay(controller, (unit(20 + n, 400) for n in range(10)))
+    assert set(rungs(controller).values()) == {"dense"}
+    assert {(switch.rung, switch.ratio) for switch in switches} == {("dense", 1.0)}
+
+
+def test_a_device_that_gets_slower_hides_more() -> None:
+    slow = {"a": 1.5, "b": 1.5}
+    events = (UnitMeasured(n, unit(n, 9).ways, slow) for n in range(10))
+    controller, switches = replay(begun(9), events)
+    assert set(rungs(controller).values()) == {"dense"}
+    assert "computes 5 times as long as planned" in switches[0].reason
+
+
+def test_the_same_history_gives_the_same_decisions() -> None:
+    draw = random.Random(3)
+    history = [unit(n, draw.choice([4.0, 40.0, 400.0]) if n % 9 == 0 else 40.0) for n in range(100)]
+    one, two = (replay(begun(40), history) for _ in range(2))
+    assert one == two
+
+
+@settings(max_examples=60)
+@given(planned=st.floats(1, 1000), real=st.floats(1, 1000), limit=st.sampled_from([QUANTISERS, ANY_LOSS]))
+def test_at_a_constant_rate_each_link_changes_at_most_once(
+    planned: float, real: float, limit: Limits
+) -> None:
+    _, switches = replay(begun(planned, limit), (unit(n, real) for n in range(120)))
+    ways = [(switch.source, switch.target) for switch in switches]
+    assert len(ways) == len(set(ways))
+
+
+@pytest.mark.parametrize("limit", [QUANTISERS, ANY_LOSS])
+def test_at_rates_that_jitter_by_a_fifth_it_does_not_flap(limit: Limits) -> None:
+    for seed in range(25):
+        draw = random.Random(seed)
+        mean = draw.uniform(2, 100)
+
+        def jittering(number: int, draw: random.Random = draw, mean: float = mean) -> UnitMeasured:
+            return unit(number, mean * draw.uniform(0.8, 1.2), mean * draw.uniform(0.8, 1.2))
+
+        _, switches = replay(begun(mean, limit), (jittering(n) for n in range(300)))
+        for way in {(switch.source, switch.target) for switch in switches}:
+            mine = [switch for switch in switches if (switch.source, switch.target) == way]
+            assert len(mine) <= 2, [(s.unit, s.rung) for s in mine]
+
+
+def alternating(period: int) -> Callable[[int], UnitMeasured]:
+    return lambda number: unit(number, 40 if number // period % 2 else 7)
+
+
+@pytest.mark.parametrize("period", [1, 2, 4, 7])
+def test_a_link_that_swings_changes_no_more_often_than_it_may(period: int) -> None:
+    _, switches = replay(begun(40), map(alternating(period), range(200)))
+    times = [switch.unit for switch in switches if switch.source == "a"]
+    assert all(later - earlier >= DWELL for earlier, later in pairwise(times))
+    if period < 3:
+        assert len(times) <= 2  # nothing lasts long enough to be believed
+
+
+def test_a_way_that_seems_faster_than_it_is_tries_ever_more_rarely() -> None:
+    """Short messages seem to come fast, long ones show that they do not."""
+    controller, switches = replay(begun(8), (unit(n, 8) for n in range(10)))
+    for number in range(10, 400):
+        is_short = "int8" in rungs(controller)["a", "b"]
+        controller, more = heard(controller, unit(number, 300 if is_short else 8))
+        switches += more
+    gentler = [switch.unit for switch in switches if switch.source == "a" and switch.rung == "dense"]
+    pauses = [later - earlier for earlier, later in pairwise(gentler)]
+    assert len(gentler) <= 8 and pauses[-1] >= 3 * pauses[0]
+
+
+def test_a_rung_to_which_the_model_adapts_is_kept_for_long() -> None:
+    controller, _ = replay(begun(100, ANY_LOSS), (unit(n, 1.0) for n in range(10)))
+    assert "topk" in rungs(controller)["a", "b"]
+    controller, switches = replay(controller, (unit(10 + n, 400) for n in range(40)))
+    assert switches == []
+    controller, switches = replay(controller, (unit(50 + n, 400) for n in range(10)))
+    assert set(rungs(controller).values()) == {"dense"}
+
+
+def test_a_way_that_the_planner_may_move_never_takes_one() -> None:
+    where = scene({(0, 1): 1.0, (1, 0): 1.0}, workers=2)
+    controller, _ = Controller.begun(where, RUNGS, ANY_LOSS, frozenset({0, 1}))
+    controller, _ = replay(controller, (unit(n, 0.5) for n in range(60)))
+    assert not any("topk" in name for name in rungs(controller).values())
+
+
+def test_the_guard_is_obeyed_at_once_and_for_good() -> None:
+    controller, _ = replay(begun(6), (unit(n, 6) for n in range(3)))
+    before = rungs(controller)["b", "a"]
+    controller, switches = heard(controller, Relax(3, "held-out loss is 3 % too high", "b", "a"))
+    (switch,) = switches
+    assert switch.unit == 4 and switch.rung != before and "held-out loss is 3 %" in switch.reason
+    after = rungs(controller)["b", "a"]
+    controller, _ = replay(controller, (unit(4 + n, 3) for n in range(100)))
+    order = [rung.name for rung in RUNGS]
+    assert order.index(rungs(controller)["b", "a"]) <= order.index(after)
+    for number in range(20):
+        controller, _ = heard(controller, Relax(200 + number, "still too high"))
+    assert set(rungs(controller).values()) == {"dense"}
+
+
+def test_relaxing_a_sticky_rung_takes_both_directions_along() -> None:
+    controller, switches = heard(begun(1.0, ANY_LOSS), Relax(10, "too much"))
+    assert len(switches) == 2
+    assert not any("topk" in name or "masked" in name for name in rungs(controller).values())
+
+
+def test_samples_of_this_jobs_tensors_change_a_choice() -> None:
+    controller = begun(8.0, compute_seconds=0.28)
+    assert rungs(controller)["a", "b"] == "int8"
+    controller, _ = heard(controller, CodecsSampled(0, (CodecSampled("a", "b", "int8", False, 1.5, 0.007),)))
+    controller, switches = heard(controller, unit(1, 8.0))
+    assert rungs(controller)["a", "b"] != "int8" and switches
+    assert "codecs were tried on this job's own tensors" in switches[0].reason
+
+
+def test_what_makes_no_sense_changes_nothing() -> None:
+    controller = begun(40)
+    for event in (
+        UnitMeasured(
+            0, (WayMeasured("x", "y", 1.0), WayMeasured("a", "b", None), WayMeasured("a", "b", 0.0))
+        ),
+        UnitMeasured(1, (), {"stranger": 3.0, "a": 0.0}),
+        CodecsSampled(2, (CodecSampled("x", "y", "int8", False, 4.0, 0.01),)),
+        CodecsSampled(3, (CodecSampled("a", "b", "int8", False, 0.5, 0.01),)),
+        CodecsSampled(3, (CodecSampled("a", "b", "int8", False, math.nan, 0.01),)),
+        CodecsSampled(3, (CodecSampled("a", "b", "no codec of the ladder", False, 4.0, 0.01),)),
+        UnitMeasured(3, (WayMeasured("a", "b", math.nan), WayMeasured("b", "a", -1.0)), {"a": math.inf}),
+        Relax(4, "nothing there", "x", "y"),
+        Relax(5, "nothing is compressed", "a", "b"),
+    ):
+        told, switches = heard(controller, event)
+        assert switches == () and told == controller
+
+
+def gap(controller: Controller) -> float:
+    return controller.believed().loss_gap([controller.rungs[level] for level in controller.levels])
+
+
+def test_what_samples_show_to_cost_more_than_the_limit_is_given_up_whatever_it_takes() -> None:
+    limits = Limits(0.001, roughest="int8/int4-stochastic")
+    where = scene({(1, 0): 3.0}, workers=2, compute_seconds=0.01, microbatches=64)
+    controller, _ = Controller.begun(where, RUNGS, limits)
+    way = controller.way("b", "a")
+    assert way is not None and controller.rung(way).name == "int8/int4-stochastic"
+    error = 2 * controller.rung(way).gradient.usual_error
+    controller, _ = heard(
+        controller, CodecsSampled(0, (CodecSampled("b", "a", "int4-stochastic", True, 7.5, error),))
+    )
+    assert gap(controller) > limits.max_loss_gap
+    controller, switches = heard(controller, unit(1, 1000, 3))
+    assert switches and gap(controller) <= limits.max_loss_gap
+
+
+def test_a_way_that_waits_never_adds_up_with_others_beyond_the_limit() -> None:
+    limits = Limits(0.0009, roughest="int8/int4-stochastic")
+    where = scene({}, workers=4, compute_seconds=0.01, microbatches=64)
+    controller, _ = Controller.begun(where, RUNGS, limits)
+    back, switched = [("b", "a"), ("c", "b"), ("d", "c")], 0
+    for number in range(60):
+        slow = back[number // 3 % 3]
+        ways = [WayMeasured(*pair, (3 if pair == slow else 1000) * MEGABIT) for pair in back]
+        controller, switches = heard(controller, UnitMeasured(number, tuple(ways)))
+        switched += len(switches)
+        assert gap(controller) <= limits.max_loss_gap
+    assert switched > 5
+
+
+def written(number: int, controller: Controller, swelling: float) -> UnitMeasured:
+    """A unit at 8 Mbit/s whose payloads are so many times as large as expected."""
+    scene, ways = controller.circumstances, []
+    for way, ends in enumerate(scene.ways):
+        size = swelling * scene.wire_bytes(way, controller.rung(way)) * scene.microbatches[way]
+        ways.append(WayWritten(ends.source, ends.target, controller.rung(way).name, round(size)))
+    return UnitMeasured(number, unit(number, 8.0).ways, written=tuple(ways))
+
+
+def test_a_rung_that_writes_more_than_expected_is_judged_by_what_it_writes() -> None:
+    where = scene({(0, 1): 8.0, (1, 0): 8.0}, workers=2, compute_seconds=0.1, microbatches=64)
+    controller, _ = Controller.begun(where, ladder(WITH_AXES), ANY_LOSS)
+    assert set(rungs(controller).values()) == {AXES}
+    as_expected, switches = replay(controller, (written(n, controller, 1.05) for n in range(20)))
+    assert switches == [] and rungs(as_expected) == rungs(controller)
+    swollen = controller
+    for number in range(20):
+        swollen, more = heard(
+            swollen, written(number, swollen, 4.0 if AXES in rungs(swollen).values() else 1.0)
+        )
+        switches += more
+    assert AXES not in rungs(swollen).values()
+    assert switches[0].unit <= 8 and f"smaller by {AXES}" in switches[0].reason
+    still = controller.circumstances.ways[0]
+    wide = swollen.believed().wire_bytes(0, next(rung for rung in swollen.rungs if rung.name == AXES))
+    assert wide == pytest.approx(4 * where.wire_bytes(0, controller.rung(0))) and still == where.ways[0]
+
+
+def test_what_a_worker_says_of_its_bytes_is_taken_only_where_it_can_be() -> None:
+    controller = begun(8.0, compute_seconds=0.28)
+    for size, rung in ((0, "int8"), (1, "int8"), (10**15, "int8"), (10**6, "dense"), (10**6, "int9")):
+        for ends in (("a", "b"), ("x", "y")):
+            told, switches = heard(controller, UnitMeasured(0, written=(WayWritten(*ends, rung, size),)))
+            assert switches == () and told == controller

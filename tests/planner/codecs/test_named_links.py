@@ -1,0 +1,56 @@
+"""Codecs as users fix them: for every link, for some, and what no plan can keep."""
+
+from __future__ import annotations
+
+import pytest
+from tests.planner.codecs.chains import chain
+
+from farflung.errors import PlanError
+from farflung.planner.codecs.wishes import fixed, require_known, unused
+from farflung.plans import CodecWishes, LinkWish
+
+
+def test_named_links_keep_their_own_rung_and_dense_ones_are_not_told() -> None:
+    wishes = CodecWishes("int8/int4-stochastic", (LinkWish("b", "a", "dense"), LinkWish("b", "c", "eden4")))
+    codecs = {(link.source, link.target): link for link in fixed(chain(["a", "b", "c"]), wishes)}
+    assert {pair: link.codec for pair, link in codecs.items()} == {
+        ("a", "b"): "int8/int4-stochastic",
+        ("b", "c"): "eden4",
+        ("c", "b"): "int8/int4-stochastic",
+    }
+    assert codecs["a", "b"].ratio == pytest.approx(32 / 8.0625)
+    assert codecs["c", "b"].ratio == pytest.approx(32 / 4.125)
+    assert fixed(chain(["a", "b", "c"]), CodecWishes()) == ()
+
+
+def test_a_codec_without_loss_is_kept_though_it_promises_nothing() -> None:
+    (first, _) = fixed(chain(["a", "b"]), CodecWishes("dense+zstd"))
+    assert (first.codec, first.ratio) == ("dense+zstd", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "codebook", "words"),
+    [
+        (CodecWishes("int9"), ("int9",), "there is no codec 'int9'"),
+        (CodecWishes("int8/bf16"), ("int8",), "written with bf16, which is not in the job's codebook"),
+        (
+            CodecWishes(links=(LinkWish("a", "z", "int8"),)),
+            ("int8",),
+            "there is no worker z: the workers are a",
+        ),
+    ],
+)
+def test_what_no_plan_can_keep_is_refused(wishes: CodecWishes, codebook: tuple[str, ...], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        require_known(wishes, ["a", "b"], codebook)
+
+
+def test_a_named_link_that_the_plan_does_not_use_is_told() -> None:
+    wishes = CodecWishes(links=(LinkWish("a", "c", "int8"), LinkWish("a", "b", "int8")))
+    (note,) = unused(chain(["a", "b", "c"]), wishes)
+    assert "sends nothing from a to c" in note
+
+
+def test_a_link_has_one_wish() -> None:
+    with pytest.raises(ValueError, match="one codec"):
+        CodecWishes(links=(LinkWish("a", "b", "int8"), LinkWish("a", "b", "bf16")))

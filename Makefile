@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test test-fast test-all fuzz lint bench models clean
+.PHONY: setup train test test-fast test-all fuzz lint bench models docs clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,10 @@ bench: $(STAMP)
 # Minutes on one core: every model of the zoo is captured, most at their usual size too.
 models: $(STAMP)
 	$(BIN)/python -m benchmarks.model_table --page docs/models.md
+
+# The site, in build/site; any warning fails it.
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) runs

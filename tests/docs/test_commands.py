@@ -1,0 +1,96 @@
+"""Commands and code of README and docs: the program knows every command, code compiles, links resolve."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from farflung.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GENERATED = {ROOT / "docs/reference/cli.md"}
+_FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(?<!`)\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """The fence info and the text of each block of code."""
+    for match in _FENCE.finditer(page.read_text()):
+        yield match[2].strip(), match[3]
+
+
+def farflung_commands(page: Path) -> Iterator[list[str]]:
+    """The arguments of each `farflung` command in the shell blocks of a page; of two in one line, both."""
+    for info, text in blocks(page):
+        if info.split()[:1] != ["sh"]:
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            starts = [
+                i
+                for i, word in enumerate(words)
+                if word in ("farflung", ".venv/bin/farflung")
+                and (i == 0 or words[i - 1] in ("sudo", "--", "-m", "&&"))
+            ]
+            for start, end in zip(starts, [*starts[1:], len(words)][: len(starts)], strict=True):
+                yield words[start + 1 : end + 1]  # a command that another one runs is an argument of it, too
+
+
+COMMANDS = [(page, command) for page in PAGES for command in farflung_commands(page)]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [pytest.param(page, words, id=f"{page.stem}: {' '.join(words)[:80]}") for page, words in COMMANDS],
+)
+def test_the_program_knows_every_documented_command(
+    page: Path, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only parsed: most need other machines, root or minutes. Files that a command reads must exist for that.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for word in command:
+        if word.endswith((".py", ".json")) and not Path(word).exists():
+            Path(word).touch()
+    words, group = list(command), typer.main.get_command(app)
+    while hasattr(group, "commands") and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        assert name in group.commands, f"{page.name}: there is no command {name}"
+        group = group.commands[name]
+    words = [str(tmp_path / "job.py") if word == "JOB" else word for word in words]
+    (tmp_path / "job.py").touch()
+    assert group.make_context(" ".join(command), words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_of_a_page_compiles_and_runs_where_it_says_so(page: Path) -> None:
+    space: dict[str, object] = {"__name__": "page"}
+    for info, text in blocks(page):
+        if info.split()[:1] != ["python"]:
+            continue
+        code = compile(text.replace(", ...)", ", **{})"), f"{page.name}", "exec")
+        if "run" in info.split():
+            exec(code, space)  # noqa: S102 - they are our own pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_relative_links_and_anchors_resolve(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text())
+    for target, anchor in _LINK.findall(text):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists() or path in GENERATED, f"{page.name}: no file {target}"
+        if anchor and path.suffix == ".md" and path not in GENERATED:
+            assert anchor in anchors(path), f"{page.name}: {target} has no heading #{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    text = _FENCE.sub("", page.read_text())
+    titles = re.findall(r"^#+ +(.+?)\s*$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}

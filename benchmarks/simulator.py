@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.models import library
-from tests.simulator.plans import chain, random_chain, topology
+from benchmarks.simulated_plans import chain, random_chain, topology
 
 from farflung.planner.assignment import Options
 from farflung.planner.objective.closed_form import step_seconds

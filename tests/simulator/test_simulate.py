@@ -5,9 +5,9 @@ import random
 
 import msgspec
 import pytest
+from benchmarks.simulated_plans import MB, chain, on_cores, random_chain, topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulator.plans import MB, chain, on_cores, random_chain, topology
 
 from farflung.codec import catalogue
 from farflung.errors import PlanError

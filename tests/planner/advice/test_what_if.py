@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from benchmarks.simulated_plans import on_cores
 from tests.planner.workloads import random_topology, random_workload
-from tests.simulator.plans import on_cores
 
 from farflung.planner.advice import changes
 from farflung.planner.advice.what_if import changes_worth_a_try, what_if

@@ -6,9 +6,9 @@ import random
 
 import msgspec
 import pytest
+from benchmarks.simulated_plans import MB, chain, on_cores, random_chain, random_replicas, topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulator.plans import MB, chain, on_cores, random_chain, random_replicas, topology
 
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.objective.window import choose_window

@@ -4,10 +4,10 @@ import random
 from dataclasses import replace
 
 import msgspec
+from benchmarks.simulated_plans import MB, chain, random_chain, topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.workloads import chain_workload, random_topology
-from tests.simulator.plans import MB, chain, random_chain, topology
 
 from farflung.planner.assignment import Assignment, Options
 from farflung.planner.objective.window import SLACK, choose_window, with_window

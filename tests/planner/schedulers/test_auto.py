@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from benchmarks.simulated_plans import on_cores
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.planner.workloads import chain_workload, random_topology, random_workload
-from tests.simulator.plans import on_cores
 
 from farflung.errors import PlanError
 from farflung.planner.assignment import Assignment, Options, Schedule, memory_of, plan_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.simulated_plans import MB, chain, topology
 from matplotlib.collections import PolyCollection
 from tests.pictures.drawn import assert_legible, svg_text
-from tests.simulator.plans import MB, chain, topology
 
 from farflung.pictures.timeline import draw_timeline
 from farflung.simulator import Simulation, simulate

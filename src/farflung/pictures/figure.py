@@ -66,7 +66,6 @@ def style() -> Iterator[None]:
             {
                 "text.parse_math": False,  # a `$` in a name is a dollar sign
                 "svg.hashsalt": "farflung",
-                "svg.fonttype": "none",
                 "text.hinting": "none",
                 "font.size": 9,
                 "text.color": INK,
@@ -104,12 +103,18 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def render(figure: Figure, kind: str = "svg") -> bytes:
-    """The figure as a file's content; the same figure always gives the same bytes."""
+def render(figure: Figure, kind: str = "svg", text_as_shapes: bool = False) -> bytes:
+    """The figure as a file's content; the same figure always gives the same bytes.
+
+    An SVG's text stays text, which can be searched, or becomes shapes, which look alike in any viewer.
+    """
+    import matplotlib
+
     dots = min(_PIXELS_PER_INCH, _MOST_PIXELS / max(figure.get_size_inches()))
     content = io.BytesIO()
     with style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # names are in any script
+        matplotlib.rcParams["svg.fonttype"] = "path" if text_as_shapes else "none"
         figure.savefig(content, format=kind, dpi=dots, metadata=_NO_DATE[kind])
     return content.getvalue()
 

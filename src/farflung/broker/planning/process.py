@@ -29,28 +29,25 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place, plan_job
-from farflung.planner.answer import everywhere
 from farflung.planner.assignment import Options, Watch, unwatched
 from farflung.planner.codecs.steering import steering
 from farflung.planner.codecs.wishes import (
     alike,
     limits_of,
-    phase_notes,
     phased,
     require_known,
     scheduler_for,
     unplanned,
-    unused,
-    unused_phases,
 )
 from farflung.planner.compatibility import Needs, unable
-from farflung.planner.notes import draws, draws_notes, recomputing_notes
+from farflung.planner.notes import draws, recomputing_notes
 from farflung.planner.registry import scheduler
+from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, joined_part, only
 from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
-from farflung.simulator import Conditions, simulate
+from farflung.simulator import Conditions
 from farflung.simulator.simulation import brief_notes
 from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
@@ -134,11 +131,7 @@ def _answer(question: Question, watch: Watch) -> Made | Lacking:
     _check_size(sum(len(program.program) for program in programs))
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
-    notes = [
-        *draws_notes(draws(graph), made.plan.workers(), frameworks),
-        *unused(made.plan, question.codecs),
-        *unused_phases(question.codecs, training.steps),
-    ]
+    notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
     return Made(made.plan, programs, owned, prediction, found, notes, _steering(question, made.plan))
 
 
@@ -184,27 +177,22 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         watch=watch,
     )
     conditions = Conditions(efficiency=question.efficiency)
-    schedule = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)(
-        topology, workload, options
-    )
-    if question.recompute == "always":
-        schedule = everywhere(schedule, topology, options)
+    search = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)
+    schedule = find_schedule(search, topology, workload, options, question.recompute)
     made = place(graph, schedule.assignment, training.microbatch_size)
-    made = replace(made, plan=phased(made.plan, question.codecs, training.steps))
-    joined, parted = joined_part(topology)
-    simulation = simulate(made.plan, joined, conditions)
+    predicted = predict(made.plan, topology, question.codecs, training.steps, conditions)
+    made, simulation = replace(made, plan=predicted.plan), predicted.simulation
     used = set(made.plan.workers())
     busy = max((load.share for load in simulation.loads if load.kind == "device"), default=0.0)
     brief = brief_notes(busy, simulation.step_seconds, made.plan.microbatches)
-    later = phase_notes(made.plan, training.steps, joined, conditions)
-    notes = [*schedule.notes, *later, *recomputing_notes(made.plan), *brief, *question.assumed]
+    notes = [*schedule.notes, *predicted.notes, *recomputing_notes(made.plan), *brief, *question.assumed]
     return made, Prediction(
         scheduler=schedule.scheduler,
         step_seconds=simulation.step_seconds,
         bottleneck=simulation.line(),
         lower_bound_seconds=schedule.lower_bound_seconds,
-        left_out=[id for id in joined.ids if id not in used],
-        unreachable=list(parted),
+        left_out=[id for id in predicted.joined.ids if id not in used],
+        unreachable=predicted.unreachable,
         notes=[note[:LINE_LENGTH] for note in notes],
         measured=question.measured,
         brief=bool(brief),

@@ -15,20 +15,15 @@ from farflung.errors import PlanError, TopologyError
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.advice.what_if import MOST_CHANGES, Effect
 from farflung.planner.advice.what_if import what_if as effects_of
-from farflung.planner.answer import everywhere
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.codecs.wishes import (
-    phase_notes,
-    phased,
     require_known,
     scheduler_for,
-    unused,
-    unused_phases,
 )
 from farflung.planner.compatibility import require_able, unable
-from farflung.planner.notes import draws_notes
 from farflung.planner.registry import scheduler as scheduler_called
-from farflung.plans import CodecWishes, Plan, Recompute, Topology, joined_part, only, read_plan, read_topology
+from farflung.planner.run import find_schedule, plan_notes, predict
+from farflung.plans import CodecWishes, Plan, Recompute, Topology, only, read_plan, read_topology
 from farflung.plans.testbeds.catalogue import find_topology
 from farflung.plans.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.simulator import Conditions, Simulation
@@ -117,29 +112,14 @@ def plan(
         alternatives=model.alternatives,
         watch=Search(tell, f"looking for a plan on {count_of(len(fleet.workers), 'worker')} ({scheduler})"),
     )
-    schedule = search(fleet, model.workload, options)
-    if recompute == "always":
-        schedule = everywhere(schedule, fleet, options)
-    schedule = replace(schedule, plan=phased(schedule.plan, codecs, job.steps))
-    joined, _ = joined_part(fleet)
-    simulation = simulated(schedule.plan, joined, conditions)
-    effects = _effects(joined, schedule, simulation, search, options, tell) if what_if else None
+    schedule = find_schedule(search, fleet, model.workload, options, recompute)
+    predicted = predict(schedule.plan, fleet, codecs, job.steps, conditions)
+    schedule, simulation = replace(schedule, plan=predicted.plan), predicted.simulation
+    effects = _effects(predicted.joined, schedule, simulation, search, options, tell) if what_if else None
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
-    beside = [
-        *phase_notes(schedule.plan, job.steps, joined, conditions),
-        *_notes(job, model, schedule.plan, fleet, codecs),
-    ]
-    return msgspec.structs.replace(found, notes=[*found.notes, *beside])
-
-
-def _notes(job: Job, model: Model, plan: Plan, fleet: Topology, codecs: CodecWishes) -> list[str]:
-    """What a plan does not promise, and which wishes it could not serve."""
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
-    return [
-        *draws_notes(model.draws, plan.workers(), frameworks),
-        *unused(plan, codecs),
-        *unused_phases(codecs, job.steps),
-    ]
+    beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)
+    return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside])
 
 
 def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:

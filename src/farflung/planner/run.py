@@ -1,0 +1,60 @@
+"""From a workload and a topology to a predicted plan: what `farflung.plan` and a broker share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farflung.planner.answer import everywhere
+from farflung.planner.assignment import Options, Schedule, Scheduler
+from farflung.planner.codecs.wishes import phase_notes, phased, unused, unused_phases
+from farflung.planner.notes import draws_notes
+from farflung.plans import CodecWishes, Plan, Recompute, Topology, joined_part
+from farflung.simulator import Conditions, Simulation, simulate
+from farflung.workload import Workload
+
+
+@dataclass(frozen=True)
+class PredictedPlan:
+    """A plan with its codecs in phases, and its simulation on the workers that can reach each other.
+
+    `notes` say how a step changes when the codecs do.
+    """
+
+    plan: Plan
+    joined: Topology
+    unreachable: list[str]
+    simulation: Simulation
+    notes: tuple[str, ...]
+
+
+def find_schedule(
+    scheduler: Scheduler, topology: Topology, workload: Workload, options: Options, recompute: Recompute
+) -> Schedule:
+    """The scheduler's answer, with every segment recomputing if `recompute` is "always"."""
+    schedule = scheduler(topology, workload, options)
+    return everywhere(schedule, topology, options) if recompute == "always" else schedule
+
+
+def predict(
+    plan: Plan, topology: Topology, wishes: CodecWishes, steps: int, conditions: Conditions
+) -> PredictedPlan:
+    """Add the codecs of later steps to a plan for a run of `steps` steps, and simulate its first step."""
+    plan = phased(plan, wishes, steps)
+    joined, parted = joined_part(topology)
+    simulation = simulate(plan, joined, conditions)
+    return PredictedPlan(plan, joined, list(parted), simulation, phase_notes(plan, steps, joined, conditions))
+
+
+def plan_notes(
+    plan: Plan, wishes: CodecWishes, steps: int, has_draws: bool, frameworks: Mapping[str, str]
+) -> list[str]:
+    """Notes on what a plan does not promise, and on codec wishes that it cannot use.
+
+    `has_draws` says that the model draws random numbers; `frameworks` are those of the workers.
+    """
+    return [
+        *draws_notes(has_draws, plan.workers(), frameworks),
+        *unused(plan, wishes),
+        *unused_phases(wishes, steps),
+    ]

@@ -1,5 +1,17 @@
-"""The broker: who is a member, which jobs run where, when a step counts.
+"""The broker: keeps membership, queues jobs, asks for plans and commits steps.
 
-`authority` issues certificates for tokens, `store` keeps what must outlive the process, the rest is a pure
-state machine and the service that moves its bytes.
+The decisions are a pure state machine (`core`); everything else moves bytes to and from it.
+
+- `service`: the broker process (`serve`, `BrokerService`); owns the listener, the store and the survey.
+- `dispatcher`: orders what arrives, asks the state machine, stores its decisions, then sends commands.
+- `sessions`: one holder's control session (`HolderSession`) and who owns which (`SessionRegistry`).
+- `status`: what `farflung status` shows.
+- `address_file`: the address at which the broker of a folder listens.
+- `core`: state, events, facts and commands. No I/O.
+- `codecs`: changes codecs while a job runs.
+- `network`: worker addresses, reachability of peers, relays, link reports.
+- `planning`: runs the planner in its own process.
+- `security`: certificates and join tokens.
+- `storage`: the SQLite file behind it all.
+- `survey`: measures links between idle workers.
 """

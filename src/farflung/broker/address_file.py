@@ -1,4 +1,4 @@
-"""Where a broker listens, kept in its folder: `farflung token create` tells newcomers without asking it."""
+"""The broker's address, kept in its folder, so that `farflung token create` can print it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MOST_BYTES = 300
 
 
 def write_address(folder: Path, address: str) -> None:
-    """Remember that the broker of `folder` listens on `address` (HOST:PORT).
+    """Record that the broker of `folder` listens on `address` (HOST:PORT).
 
-    A disk that takes no more is not said here: the store says so at the first decision.
+    A full disk is ignored here: the store reports it at the first decision.
     """
     with suppress(OSError):
         write_atomically(folder / ADDRESS_FILE, f"{address}\n".encode())
 
 
 def read_address(folder: Path) -> str | None:
-    """Where the broker of `folder` listens, or did when it last ran; None where it never has."""
+    """The address at which the broker of `folder` listens, or last listened; None if it never ran."""
     try:
         with (folder / ADDRESS_FILE).open("rb") as file:
             address = file.read(_MOST_BYTES).decode("ascii").strip()

@@ -1,9 +1,7 @@
-"""What happens, in order: decided at once, stored in groups, and only then answered.
+"""Order what arrives, decide it, store the decisions in groups, and only then carry out commands.
 
-While one group is on its way to the disk (on a thread) the next one gathers, so a slow disk makes groups
-larger and never delays a heartbeat.
-
-What comes in over links, made into events of the state machine.
+Messages become events of the state machine (`events_of`). While one group of decisions is written to disk on
+a thread, the next one accumulates, so a slow disk makes groups larger and never delays a heartbeat.
 """
 
 from __future__ import annotations
@@ -68,14 +66,14 @@ from farflung.transport.timeouts import Timeouts
 
 @dataclass(frozen=True)
 class Closed:
-    """The line is gone, for this reason."""
+    """The session ended, for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message, the end of a line, or an event that came over none."""
+    """A message or the end of a session (`origin`), or an event without a session."""
 
     origin: HolderSession | None
     content: Message | Closed | events.Event
@@ -84,12 +82,12 @@ class Arrival:
 def events_of(
     arrival: Arrival, switchboard: SessionRegistry, timeouts: Timeouts, now: float
 ) -> Iterator[events.Event]:
-    """The events that an arrival stands for.
+    """Convert an arrival into events.
 
     Raises
     ------
     ProtocolError
-        A worker's message came before its registration, it registered twice, or an address is none.
+        A worker sent a message before it registered, it registered twice, or an address is invalid.
     """
     line, content = arrival.origin, arrival.content
     if isinstance(content, events.Event):
@@ -155,16 +153,16 @@ _log = logging.getLogger("farflung.broker")
 
 @dataclass
 class _Group:
-    """What one group commit stores, and what happens once it is stored."""
+    """Decisions that are stored together, and the actions that follow once they are stored."""
 
     records: list[bytes]
     actions: list[Callable[[], None]]
 
 
 class Dispatcher:
-    """Carries events to the state machine and commands from it; the one owner of the state.
+    """Owns the state: passes events to the state machine and carries out its commands.
 
-    `measurements` are what is known of the ways between workers: observed, and no part of the state.
+    `measurements` holds what is known about links between workers. It is observed and not part of the state.
     """
 
     def __init__(
@@ -173,7 +171,7 @@ class Dispatcher:
         self.state = state
         self.measurements = Measurements()
         self._planning = FairLock()  # one planner at a time
-        self._choosing = ThreadPoolExecutor(1, "farflung-choosing")  # no thread that writes the log
+        self._choosing = ThreadPoolExecutor(1, "farflung-choosing")  # apart from threads that write the log
         self._circuits = circuits
         self.switchboard = SessionRegistry()
         self._store = store
@@ -184,27 +182,27 @@ class Dispatcher:
         self._background: set[asyncio.Task[None]] = set()
 
     def topology_of(self, workers: Iterable[str]) -> MeasuredTopology:
-        """What is known of these workers and the ways between them, and what has to be assumed."""
+        """The topology of these workers, measured where possible, and what had to be assumed."""
         return topology_of([self.state.workers[name] for name in workers], self.measurements)
 
     def _known(self, workers: Sequence[str]) -> MeasuredTopology | None:
-        """The topology of these workers, if anything of it was measured."""
+        """The topology of these workers; None if none of their links was measured."""
         if len(workers) > MOST_WORKERS or not self.measurements.among(workers):
             return None
         return self.topology_of(workers)
 
     def put(self, arrival: Arrival) -> None:
-        """Add to what has happened."""
+        """Queue an arrival."""
         self._arrivals.append(arrival)
         self._awake.set()
 
     async def run(self) -> None:
-        """Work until cancelled.
+        """Process arrivals until cancelled.
 
         Raises
         ------
         StoreError
-            A decision cannot be stored, so nothing may follow from it: the broker must stop.
+            A decision cannot be stored, so its commands must not be carried out: the broker must stop.
         """
         while True:
             await self._awake.wait()
@@ -225,24 +223,24 @@ class Dispatcher:
             try:
                 await asyncio.wait([writing])
             except asyncio.CancelledError:
-                cancelled = True  # the thread writes on, and whoever cancelled closes the store next
+                cancelled = True  # the thread still writes, and the caller closes the store next
         writing.result()
         if cancelled:
             raise asyncio.CancelledError
 
     async def stop(self) -> None:
-        """End what still runs in the background."""
+        """Cancel all background tasks."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._choosing.shutdown(wait=False, cancel_futures=True)
 
     def close(self, line: HolderSession, reason: str) -> None:
-        """Close a line without waiting for it."""
+        """Close a session without waiting for it."""
         self.spawn(line.close(reason))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something in the background that ends with the broker."""
+        """Run a coroutine in the background; it is cancelled when the broker stops."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -279,8 +277,8 @@ class Dispatcher:
                 self.switchboard.jobs.pop(fact.job, None)
 
     def _address(self, outcome: Outcome, origin: HolderSession | None, group: _Group) -> None:
-        # Receivers are looked up now and not after the commit: a worker that registers anew within this group
-        # must not get what was meant for its older link.
+        # Look up receivers now and not after the commit: a worker that registers again within this group must
+        # not get messages meant for its older session.
         for command in self._spelled_out(outcome.commands):
             if isinstance(command, RunPlanner):
                 group.actions.append(partial(self.spawn, self._plan(command)))
@@ -304,11 +302,11 @@ class Dispatcher:
                 yield command
 
     async def _consider(self, command: ConsiderCodecs) -> None:
-        """A choice takes a second at most, of the largest plans: on a thread, since the loop must go on."""
+        """Run codec tuning on a thread: it takes up to a second for the largest plans."""
         try:
             loop = asyncio.get_running_loop()
             found = await loop.run_in_executor(self._choosing, command.steering.all_over, command.units)
-        except Exception:  # the job goes on as it is written, and its steering is asked again
+        except Exception:  # the job keeps its codecs, and tuning is tried again after the next unit
             _log.exception("codecs of %s could not be chosen", command.job)
             found = command.steering.unmoved()
         self.put(Arrival(None, CodecsConsidered(self._clock(), command.job, command.attempt, *found)))
@@ -316,7 +314,7 @@ class Dispatcher:
     async def _plan(self, command: RunPlanner) -> None:
         async with self._planning.turn(self.state.jobs[command.job].submitter):
             if not is_planning(self.state.jobs[command.job], command.attempt):
-                return  # it ended while it waited, and others wait for the planner
+                return  # the attempt ended while it waited for the planner
             answer = await self._planned(command)
         self.put(Arrival(None, answer))
 
@@ -325,13 +323,13 @@ class Dispatcher:
             known = await asyncio.to_thread(self._known, command.workers)  # seconds for a thousand workers
             hear = partial(self._tell_search, command)
             return await plan(command, known, self._timeouts, self._clock, hear)
-        except Exception:  # without an answer the job would keep its workers for ever
+        except Exception:  # without an answer the job would hold its workers for ever
             _log.exception("%s could not be planned", command.job)
             reason = "the broker could not plan this job: see its log"
             return PlanFailed(self._clock(), command.job, command.attempt, reason)
 
     def _tell_search(self, command: RunPlanner, searched: Searched) -> None:
-        """Tell the submitter how its search gets on: an observation, of which the log knows nothing."""
+        """Report the search's progress to the submitter. This is not stored."""
         job = self.state.jobs[command.job]
         line = self.switchboard.jobs.get(command.job)
         if line is not None and is_planning(job, command.attempt):

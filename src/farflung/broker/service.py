@@ -1,4 +1,4 @@
-"""The broker as a process: one port for workers, submitters, viewers and those who want to become one."""
+"""The broker process: one port for workers, submitters, viewers and newcomers with a join token."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ _UNIONS: dict[str, Any] = {
 async def serve(
     folder: Path, address: str, lease_seconds: float, relay_mbps: float = 0.0, surveys: bool = True
 ) -> None:
-    """Run a broker on `folder` until cancelled; the first start makes the folder and its authority.
+    """Run a broker on `folder` until cancelled; the first start creates the folder and its authority.
 
-    `relay_mbps` is what it carries for peers who cannot reach each other. Without `surveys` workers measure
-    the ways between them only when somebody asks for it.
+    `relay_mbps` is the rate at which the broker relays links between peers that cannot reach each other.
+    Without `surveys`, links are measured only on request.
 
     Raises
     ------
     FarflungError
-        The folder is another broker's or damaged, the port is in use, or a decision cannot be stored.
+        Another broker owns the folder, it is damaged, the port is in use, or a decision cannot be stored.
     """
-    if not await asyncio.to_thread(folder.exists):  # nor shall it be made in vain
+    if not await asyncio.to_thread(folder.exists):  # do not create it if the port is in use
         await require_free(*parse_address(address))
     with Store(folder) as store:
         service = BrokerService(folder, store, Timeouts(lease_seconds), relay_mbps, surveys=surveys)
@@ -75,7 +75,7 @@ async def serve(
 
 
 class BrokerService:
-    """A broker on an open store; `start`, then `run` until it is cancelled, then `stop`."""
+    """A broker on an open store: call `start`, then `run` until it is cancelled, then `stop`."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class BrokerService:
 
     @property
     def address(self) -> str:
-        """HOST:PORT on which it listens."""
+        """HOST:PORT on which the broker listens."""
         assert self._listener is not None
         return self._listener.address
 
     async def start(self, address: str) -> None:
-        """Listen on `address` (HOST:PORT); ConnectionFailed if that cannot be."""
+        """Listen on `address` (HOST:PORT); ConnectionFailed if that is impossible."""
         self._identity = await asyncio.to_thread(self._authority.identity)
         self._context = self._identity.server_context(admit_strangers=True)
         self._listener = await listen(
@@ -141,16 +141,16 @@ class BrokerService:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Close every link with a word why, and free the port."""
+        """Close all connections with a reason, and free the port."""
         await self._prover.close()
         await self._dispatcher.stop()
         if self._listener is not None:
             await self._listener.close("the broker is shutting down")
 
-    # what links tell (transport.handler.Handler)
+    # Callbacks of connections (transport.endpoint.Handler)
 
     def control(self, link: Link, message: bytes) -> None:
-        """Take one message; ProtocolError, which closes the link, if the peer's role may not send it."""
+        """Handle one message; ProtocolError, which closes the connection, if its sender may not send it."""
         union = _UNIONS.get(link.peer.role)
         if union is None:
             raise ProtocolError(f"a {link.peer.role} has nothing to say to a broker")
@@ -176,10 +176,10 @@ class BrokerService:
         raise ProtocolError("a broker takes no data: values go from worker to worker")
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        """Never called, since nothing may be opened."""
+        """Never called, because `opening` refuses all data."""
 
     def closed(self, link: Link, reason: str) -> None:
-        """The line may go on over another link."""
+        """Note that a connection closed; its session may continue on another one."""
         line = self._lines.pop(link, None)
         if line is not None:
             line.closed(reason)
@@ -202,7 +202,7 @@ class BrokerService:
         _log.info("%s is back, from %s", link.peer, link.remote)
 
     def _gone(self, line: HolderSession, reason: str) -> None:
-        """Tell the state machine, which knows whose end this is."""
+        """Forget a session that ended, and report it to the state machine."""
         self._sessions.pop((line.peer, line.session), None)
         for link in [link for link, carried in self._lines.items() if carried is line]:
             del self._lines[link]
@@ -228,7 +228,7 @@ class BrokerService:
 
     def _survey(self, line: HolderSession, said: Probed | PathQuestion) -> None:
         if not self._dispatcher.switchboard.is_worker(line):
-            return  # of a worker that registered anew
+            return  # an older session of a worker that has registered again
         if isinstance(said, Probed):
             self._surveyor.heard(line.peer.id, said)
         else:
@@ -281,5 +281,5 @@ class BrokerService:
                 self._identity = identity
 
     def _clock(self) -> float:
-        # Unix time that never runs backwards, so that a corrected clock ends no wait.
+        # Unix time that never runs backwards, so that setting the system clock cannot end a wait.
         return self._born_at + time.monotonic() - self._born

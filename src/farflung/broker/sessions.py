@@ -1,7 +1,4 @@
-"""One holder's session with this broker, over whatever control link carries it now.
-
-Which line belongs to whom: registered workers, and the submitters of open jobs.
-"""
+"""Control sessions: one holder's session (`HolderSession`), and the sessions by worker and by job."""
 
 from __future__ import annotations
 
@@ -20,10 +17,11 @@ from farflung.transport.session import Session
 
 
 class HolderSession:
-    """Made with a link. Where the holder attaches it to a session, another link may take its place.
+    """One holder's control session with this broker.
 
-    A link that is lost to the network starts the rest of the lease, not the end: `gone` is called with the
-    reason when the line is over for good. It is over at once where the holder said so, or its process died.
+    It begins with one connection. Once the holder has attached that to a session, another connection can
+    replace it. If the network breaks a connection, the session lives on until the lease ends; if the holder
+    closed it or its process died, the session ends at once. `gone` is called with the reason when it ends.
     """
 
     def __init__(self, link: Link, gone: Callable[[HolderSession, str], None]) -> None:
@@ -36,26 +34,26 @@ class HolderSession:
 
     @property
     def peer(self) -> Peer:
-        """Whose it is."""
+        """The holder."""
         return self._link.peer
 
     @property
     def remote(self) -> str:
-        """HOST:PORT from where the holder was last seen."""
+        """HOST:PORT that the current connection comes from."""
         return self._link.remote
 
     @property
     def last_heard(self) -> float:
-        """When the last bytes came (`time.monotonic`)."""
+        """When the last bytes arrived (`time.monotonic`)."""
         return self._link.last_heard
 
     @property
     def session(self) -> str:
-        """The holder's nonce for it; empty as long as it has attached the link to none."""
+        """The holder's nonce for this session; empty until the holder attaches its connection."""
         return self._session.nonce
 
     def send_control(self, message: bytes) -> None:
-        """Send a message, now or over the link that takes the place of a lost one."""
+        """Send a message now, or over the connection that replaces a lost one."""
         try:
             self._session.send_control(message)
         except ProtocolError as error:
@@ -63,12 +61,12 @@ class HolderSession:
             self._end(str(error))
 
     def attach(self, attach: Attach) -> None:
-        """Name the session that begins with this line's first message.
+        """Begin the session that the holder names in its first message.
 
         Raises
         ------
         ProtocolError
-            The holder speaks of links that this broker has no memory of.
+            The holder wants to resume a session that this broker does not know.
         """
         session = Session(attach.session)
         if self._session.nonce or attach.previous:
@@ -79,7 +77,7 @@ class HolderSession:
         session.carry(self._link, attach.number)
 
     def resume(self, attach: Attach, link: Link) -> None:
-        """Go on over a new link; ProtocolError if what the holder says of the older ones cannot be."""
+        """Continue on a new connection; ProtocolError if the holder's message counts are impossible."""
         received = self._session.settle(attach.number, attach.previous, attach.received)
         if self._expiry is not None:
             self._expiry.cancel()
@@ -89,7 +87,7 @@ class HolderSession:
         self._session.carry(link, attach.number)
 
     def closed(self, reason: str) -> None:
-        """Its link is over."""
+        """Note that the current connection closed."""
         self._session.lose()
         link = self._link
         if self._is_over or link.cause != "trouble":
@@ -101,7 +99,7 @@ class HolderSession:
         self._expiry = asyncio.get_running_loop().call_later(left, self._end, words)
 
     async def close(self, reason: str) -> None:
-        """End it with a word why."""
+        """End the session and tell the holder why."""
         self._is_over = True
         await self._link.close(reason)
         self._end(reason)
@@ -115,28 +113,28 @@ class HolderSession:
 
 
 def _nobody(line: HolderSession, reason: str) -> None:
-    """The end was told."""
+    """Replace the callback after the end was reported."""
 
 
 class SessionRegistry:
-    """Lines by worker and by job. One submitter may have several lines, each with jobs of its own."""
+    """Sessions by worker and by job. A submitter may have several sessions, each with its own jobs."""
 
     def __init__(self) -> None:
         self.workers: dict[str, HolderSession] = {}
         self.jobs: dict[str, HolderSession] = {}
 
     def is_worker(self, line: HolderSession) -> bool:
-        """Whether a worker has registered over this line and still is reached over it."""
+        """Whether this is the current session of a registered worker."""
         return self.workers.get(line.peer.id) is line
 
     def jobs_over(self, line: HolderSession) -> list[str]:
-        """The open jobs that were submitted over this line."""
+        """The open jobs that were submitted over this session."""
         return [job for job, found in self.jobs.items() if found is line]
 
     def receiver(
         self, command: Command, origin: HolderSession | None
     ) -> tuple[HolderSession, Message] | None:
-        """The line a message goes to, as things stand now; None if nobody is there or it is no message."""
+        """The session that gets a command's message; None if it is closed or the command has no message."""
         match command:
             case Send(worker, message):
                 line = self.workers.get(worker)
@@ -151,7 +149,7 @@ class SessionRegistry:
         return None if line is None else (line, message)
 
     def replaced(self, command: Command, origin: HolderSession | None) -> HolderSession | None:
-        """Note an admitted worker's line; the one it takes the place of is given back."""
+        """Register an admitted worker's session; returns the session that it replaces."""
         if not isinstance(command, Admit) or origin is None:
             return None
         older = self.workers.get(command.worker)
@@ -159,7 +157,7 @@ class SessionRegistry:
         return older
 
     def drop(self, line: HolderSession) -> None:
-        """Forget a line that has closed."""
+        """Forget a session that has ended."""
         if self.is_worker(line):
             del self.workers[line.peer.id]
         for job in self.jobs_over(line):

@@ -1,4 +1,4 @@
-"""What `farflung status` shows, made of the state and of what the links have seen."""
+"""Build what `farflung status` shows from the state and from observations of sessions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECENT_JOBS = 100
 
 @dataclass(frozen=True)
 class Sighting:
-    """Where a worker's link comes from, and how many seconds ago it last brought anything."""
+    """The address that a worker's session comes from, and the seconds since it last received bytes."""
 
     address: str
     seconds: float
@@ -30,7 +30,7 @@ def status_of(
     timeouts: Mapping[str, float],
     relay_mbps: float,
 ) -> Status:
-    """Every worker, the latest jobs in order of submission, the backup pool and all timeouts.
+    """All workers, the latest jobs in order of submission, the backup pool and all timeouts.
 
     A worker without a sighting has not been seen since the broker started: its `last_seen_seconds` is -1.
     """

@@ -1,4 +1,4 @@
-"""Under which addresses a listener may be found from elsewhere."""
+"""The addresses under which other machines can dial a listener."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_
 
 
 def advertised(listening: str, route: str, hosts: Iterable[str]) -> list[str]:
-    """The addresses to tell peers, best first, at most as many as a message may hold.
+    """The addresses to send to peers, best first, at most as many as a message may hold.
 
     Parameters
     ----------
     listening
-        HOST:PORT of the listener. Only one on every interface can be found elsewhere than there.
+        HOST:PORT of the listener. Other addresses exist only if it listens on every interface.
     route
-        This end of the connection to the broker (HOST:PORT): on its network there may be others. Or nothing.
+        The local address (HOST:PORT) of the connection to the broker, whose network peers may share; or
+        empty.
     hosts
-        Every address of this machine.
+        All addresses of this machine.
     """
     host, port = parse_address(listening)
     if host not in EVERY_INTERFACE:
         return [listening]
     found = [format_address(parse_address(route)[0], port)] if route else []
     found += [format_address(one, port) for one in hosts if _leads_here(one, host)]
-    seen_by_the_broker = format_address("0.0.0.0", port)  # who fills in what it sees
+    seen_by_the_broker = format_address("0.0.0.0", port)  # the broker fills in the host
     others = [address for address in dict.fromkeys(found) if address != seen_by_the_broker]
     return [*others[: MAXIMUM_ADDRESSES - 1], seen_by_the_broker]
 
 
 def dialled_at(listening: str, hosts: Iterable[str]) -> list[str]:
-    """The addresses under which a person may tell others to dial a listener: IPv4 first, never none.
+    """The addresses of a listener to show to a user: IPv4 first, never empty.
 
-    Parameters are as `advertised` has them. A machine without a network has its loopback only.
+    The parameters are those of `advertised`. A machine without a network has only its loopback.
     """
     host, port = parse_address(listening)
     if host not in EVERY_INTERFACE:
@@ -45,7 +46,7 @@ def dialled_at(listening: str, hosts: Iterable[str]) -> list[str]:
 
 
 def own_hosts() -> list[str]:
-    """Every IPv6 and IPv4 address of this machine's interfaces."""
+    """All IPv6 and IPv4 addresses of this machine's interfaces."""
     import psutil
 
     entries = [entry for interface in psutil.net_if_addrs().values() for entry in interface]
@@ -55,7 +56,7 @@ def own_hosts() -> list[str]:
 def _leads_here(text: str, listening_host: str) -> bool:
     try:
         address = ipaddress.ip_address(text)
-    except ValueError:  # an IPv6 address with a zone is no use to others
+    except ValueError:  # an IPv6 address with a zone is useless to others
         return False
     heard = address.version == 4 or listening_host == "::"
     return heard and not (address.is_loopback or address.is_link_local or address.is_unspecified)

@@ -1,4 +1,4 @@
-"""The side that is sought: dials whoever cannot dial it, or takes its end of a circuit."""
+"""The side that was asked to help with a connection: dials back, or takes its end of a circuit."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _log = logging.getLogger("farflung.connectivity")
 
 MAXIMUM_AT_ONCE = 64
 MAXIMUM_FOR_ONE_PEER = 4
-"""One that asks again may have given up on what is still under way."""
+"""More than one, because a peer that asks again may have given up its earlier request."""
 
 
 class Sought(Protocol):
-    """What an answerer needs of whoever it works for."""
+    """What an answerer needs from its owner."""
 
     @property
     def handler(self) -> Handler:
-        """Of links with peers."""
+        """The handler of connections with peers."""
 
     def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
-        """Whether this member of the plan may have a link to here now, and as what."""
+        """The peer, if this member of the plan may connect now; else None."""
 
     def entered(self, link: Link) -> Handler:
-        """A link to a peer is here, and the peer will speak first; ProtocolError refuses it."""
+        """Accept a connection on which the peer speaks first; ProtocolError refuses it."""
 
     def tell(self, message: Message) -> None:
         """Send a message to the broker."""
 
 
 class Answerer:
-    """Does what the broker passes on from peers; see `Connector` for the parameters' meaning."""
+    """Carries out requests that the broker passes on from peers; see `Connector` for the parameters."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Answerer:
         self._at_work: dict[asyncio.Task[None], str] = {}
 
     def hear(self, request: DialBack | Circuit, listener: Listener) -> None:
-        """Begin to do it; what comes of it is told to the peer by the link, or to the broker."""
+        """Begin to carry out a request; on failure, the broker gets a `NotReached`."""
         peer = self._sought.expects(request.job, request.attempt, request.peer)
         if peer is None:
             self._decline(request, "it does not work for that attempt of the job")
@@ -76,7 +76,7 @@ class Answerer:
             self._spawn(request, self._take_end(request, peer, listener))
 
     async def close(self) -> None:
-        """Stop what is under way."""
+        """Cancel requests in progress."""
         for task in self._at_work:
             task.cancel()
         await asyncio.gather(*self._at_work, return_exceptions=True)

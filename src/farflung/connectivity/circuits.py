@@ -1,4 +1,4 @@
-"""Taking one's end of a circuit, wherever its relay can be reached."""
+"""Connect to the relay of a circuit."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from farflung.transport.timeouts import Timeouts
 
 
 async def join_circuit(circuit: Circuit, broker: str, timeouts: Timeouts) -> socket.socket:
-    """A socket at whose other end the peer is; `broker` (HOST:PORT) is where a circuit without address leads.
+    """A socket connected to the peer through the relay.
+
+    `broker` (HOST:PORT) is used if the circuit has no addresses.
 
     Raises
     ------
     ConnectionFailed
-        The relay cannot be reached at any of its addresses, or the peer did not come.
+        The relay cannot be reached at any of its addresses, or the peer did not connect to it.
     """
     addresses = circuit.addresses or [broker]
     try:

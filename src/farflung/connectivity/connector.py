@@ -1,7 +1,4 @@
-"""The side that wants a link: tries one way after the other, each within a bounded time.
-
-Whom to reach, and for what.
-"""
+"""The side that wants a connection: tries one route after another, each within a bounded time."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from farflung.transport.timeouts import Timeouts
 
 @dataclass(frozen=True)
 class ConnectRequest:
-    """Reach `peer`, which gave these `addresses` (HOST:PORT), for one attempt of a job."""
+    """A peer to reach for one attempt of a job; it can be dialled at `addresses` (HOST:PORT)."""
 
     job: str
     attempt: int
@@ -33,12 +30,12 @@ class ConnectRequest:
 
 
 MAXIMUM_RELAYS = 3
-"""Tried for one link, one after the other."""
+"""Relays that are tried for one connection, one after another."""
 
 
 @dataclass(frozen=True)
 class Reached:
-    """A link, and what failed before it came about, in words."""
+    """A connection, and the routes that failed before, in words."""
 
     link: Link
     tried: str
@@ -46,7 +43,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the broker was asked, and who waits for the answer."""
+    """A request to the broker that waits for its answer."""
 
     errand: ConnectRequest
     handler: Handler
@@ -54,23 +51,23 @@ class _Asked:
 
 
 class Connector:
-    """Reaches peers directly, in reverse (they dial) or by relay; a link that is lost is sought anew.
+    """Connects to peers directly, in reverse (they dial) or over a relay.
 
     Parameters
     ----------
     own
-        Who this is.
+        This process, as it introduces itself to peers.
     context
-        The TLS context to dial with.
+        The TLS context for dialling.
     broker
         HOST:PORT at which this process reaches the broker, which may be a relay.
     port
-        The port on which this process listens, or begins to; its listener must give links of kind
-        `reverse` to `admit`.
+        Returns the port on which this process listens, starting the listener if needed. The listener must
+        pass connections of kind `reverse` to `admit`.
     tell
-        Sends a message to the broker, whose answers are given to `hear`.
+        Sends a message to the broker, whose answers go to `hear`.
     timeouts
-        The limits as they hold at the moment.
+        Returns the current timeouts.
     """
 
     def __init__(
@@ -93,15 +90,15 @@ class Connector:
         self._last: dict[Peer, tuple[str, int, Route]] = {}
 
     async def connect(self, errand: ConnectRequest, handler: Handler) -> Reached:
-        """A link to the errand's peer, on whose other end the peer waits to be spoken to.
+        """Connect to a peer, which then waits for the first message.
 
-        They are tried in the order direct, reverse, relay. A link that was lost within an attempt is first
-        sought the way it stood.
+        Routes are tried in the order direct, reverse, relay. If a connection of the same attempt was lost,
+        its route is tried first.
 
         Raises
         ------
         ConnectionFailed
-            No way leads there: the message tells what each came to, and what would help.
+            All routes failed; the message says why, and what would help.
         """
         tried: list[Tried] = []
         ways: dict[Route, Callable[[ConnectRequest, Handler], Awaitable[Link]]] = {
@@ -120,7 +117,7 @@ class Connector:
         raise ConnectionFailed(f"no way leads to {errand.peer}: {told(tried)}{HELPS}{advice({})}")
 
     def hear(self, answer: Circuit | NotReached) -> None:
-        """The broker answers; what nobody waits for any more is dropped."""
+        """Handle an answer of the broker; answers that are no longer awaited are ignored."""
         asked = self._asked.get(answer.number)
         if asked is None or asked.answer.done() or answer.peer != asked.errand.peer.id:
             return
@@ -134,7 +131,7 @@ class Connector:
         return any(asked.errand.peer == peer and not asked.answer.done() for asked in self._asked.values())
 
     def admit(self, link: Link) -> Handler:
-        """The handler for a link of kind `reverse`; ProtocolError if its peer was not asked to dial."""
+        """The handler for a connection of kind `reverse`; ProtocolError if its peer was not asked to dial."""
         for asked in self._asked.values():
             if asked.errand.peer == link.peer and not asked.answer.done():
                 link.path = "reverse"
@@ -180,7 +177,7 @@ class Connector:
         raise ConnectionFailed("; ".join(failures))
 
     async def _over(self, circuit: Circuit, errand: ConnectRequest, handler: Handler) -> Link:
-        """Dial the peer through a circuit, unless the other side says that it cannot come."""
+        """Dial the peer through a circuit, unless the other side reports that it cannot join it."""
         refusal = self._expect(circuit.number, errand, handler)
         joining = asyncio.create_task(join_circuit(circuit, self._broker, self._timeouts()))
         both: list[asyncio.Future[Any]] = [joining, refusal]
@@ -231,7 +228,7 @@ class Connector:
     def _forget(self, number: int) -> None:
         answer = self._asked.pop(number).answer
         if not answer.cancel() and not answer.cancelled():
-            answer.exception()  # told already, or not worth telling
+            answer.exception()  # mark it as retrieved: it was reported already, or does not matter
 
 
 async def _give_up(joining: asyncio.Task[socket.socket]) -> None:
@@ -248,7 +245,7 @@ def _standing(link: Link) -> Link:
 
 
 def _drop(answer: asyncio.Future[Link | Circuit]) -> None:
-    """A link that came at the last moment, when nobody waits for it any more, has no owner."""
+    """Abandon a connection that arrived just after the request was given up."""
     if answer.done() and not answer.cancelled() and answer.exception() is None:
         link = answer.result()
         if isinstance(link, Link):

@@ -1,4 +1,4 @@
-"""The ways to a peer, their order, and what to tell a user of those that failed. No sockets and no clock."""
+"""The routes to a peer, their order, and how failed ones are explained to users. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WORDS: dict[Route, str] = {"direct": "dialled", "reverse": "asked to dial back"
 
 @dataclass(frozen=True)
 class Tried:
-    """A way that led nowhere."""
+    """A route that failed."""
 
     way: Route
     reason: str
 
 
 def order(last: Route | None) -> tuple[Route, ...]:
-    """Which way is tried when, each once: first the one by which a lost link stood."""
+    """The order in which routes are tried: first the `last` one that worked."""
     return WAYS if last is None else (last, *(way for way in WAYS if way != last))
 
 
@@ -35,27 +35,27 @@ def relayed(relay: str) -> str:
 
 
 def is_relayed(path: str) -> bool:
-    """Whether a link's path leads through a relay."""
+    """Whether a path leads through a relay."""
     return path.startswith(_RELAYED)
 
 
 def told(tried: Sequence[Tried]) -> str:
-    """What failed, for a sentence; nothing if nothing did."""
+    """Describe failed routes, as a part of a sentence; empty if there are none."""
     return "; ".join(f"{_WORDS[one.way]}: {one.reason[:LONGEST_REASON]}" for one in tried)
 
 
 def parts(told: str) -> list[str]:
-    """What `told` put into one sentence, whatever was said around it, a way each."""
+    """Split a message that contains the text of `told` into one entry per route."""
     ways = "|".join(_WORDS.values())
     tried, _, _ = told.partition(HELPS)
     return re.findall(rf"(?:^|[;:] )((?:{ways}): .*?)(?=; (?:{ways}): |$)", tried, re.DOTALL)
 
 
 def advice(closed: Mapping[str, int]) -> str:
-    """What users can do so that peers reach each other.
+    """Advise users how to make peers reachable.
 
-    `closed` are the ids of those who could not be dialled and the ports on which they listen, 0 if unknown;
-    it is enough if one of them opens it.
+    `closed` maps the ids of peers that could not be dialled to their ports, 0 if unknown; opening one of them
+    is enough.
     """
     doors = [
         f"{f'TCP port {port}' if port else 'a TCP port'} through to {name}" for name, port in closed.items()

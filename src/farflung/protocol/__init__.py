@@ -1,5 +1,9 @@
-"""What broker, workers and submitters say to each other: message structs and their encoding, no I/O.
+"""Control messages between broker, workers and submitters, and the session that carries them to the broker.
 
-`messages` says who may say which; the structs live by conversation: `sessions` (how a link begins), `worker`,
-`submitter`, `viewer` and `reaching` (how two members of a plan come to reach each other).
+- `messages`: which role may send which messages, and how they are encoded.
+- `fields`: the base of all messages, and field types with bounds.
+- `worker`, `submitter`, `viewer`: messages between the broker and each role.
+- `sessions`: the first messages of a connection.
+- `reachability`: how two members of a plan reach each other. `probing`: how links are measured.
+- `broker_session`: a holder's control session with its broker (`BrokerSession`), and certificate renewal.
 """

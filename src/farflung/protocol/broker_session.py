@@ -1,8 +1,7 @@
-"""A process's session with its broker, over whatever control link carries it now.
+"""A holder's control session with its broker, which survives lost connections; and certificate renewal.
 
-How every holder of an identity dials the broker that it joined.
-
-Keeps a holder's certificate fresh: asks for a new one at half life, and shows it on new connections.
+`dial_broker` makes one connection, `BrokerSession` keeps a session over successive connections, and `Renewal`
+replaces the certificate at half of its life.
 """
 
 from __future__ import annotations
@@ -30,26 +29,27 @@ log = logging.getLogger("farflung.protocol")
 
 
 class SessionListener(Protocol):
-    """Whoever a broker line belongs to."""
+    """The owner of a broker session; its methods are called on the event loop."""
 
     def told(self, message: Any) -> None:
-        """The broker said this, of the union that the line was made for."""
+        """Handle a message from the broker, one of the session's union."""
 
     def back(self) -> None:
-        """Another link has taken the place of a lost one."""
+        """Handle that a new connection has replaced a lost one."""
 
     def lost(self, reason: str) -> None:
-        """The broker is lost for good; called at most once, and not after `close`."""
+        """Handle the end of the session; called at most once, and not after `close`."""
 
 
 class BrokerSession:
-    """Opened once. A lost link is dialled again until the lease is over, and nothing said is lost with it.
+    """A control session with the broker.
 
-    A broker that closes the link, or whose process dies, is lost at once.
+    If the network breaks a connection, the session dials again until the lease ends, and no message is lost.
+    If the broker closes the connection or its process dies, the session ends at once.
 
     Attributes
     ----------
-    link : The newest link.
+    link : The newest connection.
     """
 
     link: Link
@@ -70,22 +70,22 @@ class BrokerSession:
         Raises
         ------
         ConnectionFailed
-            It cannot be reached, or is another one.
+            The broker cannot be reached, or it is not the broker of this identity.
         """
         self.link = await self._dial(self)
         self._claim(self.link)
 
     @property
     def timeouts(self) -> Timeouts:
-        """The broker's."""
+        """The broker's timeouts."""
         return self.link.timeouts
 
     def send(self, message: Message) -> None:
-        """Say something; it arrives once, or the line is lost."""
+        """Send a message. It arrives exactly once, or the session ends."""
         self._session.send_control(encode(message))
 
     async def close(self, reason: str) -> None:
-        """Say why and hang up."""
+        """End the session and tell the broker why."""
         self._is_over = True
         if self._redialling is not None:
             self._redialling.cancel()
@@ -94,7 +94,7 @@ class BrokerSession:
         await asyncio.gather(*(link.close(reason) for link in (self.link, *claimed)))
         self._session.close()
 
-    # transport.handler.Handler
+    # Callbacks of connections (transport.endpoint.Handler)
 
     def control(self, link: Link, message: bytes) -> None:
         said = decode(message, self._union)
@@ -120,7 +120,7 @@ class BrokerSession:
         if self._claimed is not None and self._claimed[0] is link:
             self._claimed = None
         if link is not self.link:
-            # The broker's word on a link that was to take the place of a lost one is its last.
+            # If the broker itself closed the connection that was to replace a lost one, the session is over.
             if link.cause == "word":
                 self._lose(f"{self.link.reason}; {reason}")
             return
@@ -166,7 +166,7 @@ class BrokerSession:
             self._ears.lost(reason)
 
     def _release_claimed(self, reason: str) -> list[Link]:
-        """Be over with a link that the broker has not attached; whatever it still says comes too late."""
+        """Abandon a connection that the broker has not attached yet."""
         claimed, self._claimed = self._claimed, None
         if claimed is None:
             return []
@@ -177,12 +177,12 @@ class BrokerSession:
 async def dial_broker(
     identity: Identity, handler: Handler, timeouts: Timeouts, context: ssl.SSLContext | None = None
 ) -> Link:
-    """A control link to the broker that `identity` names; `context` is one of its own that is in use.
+    """Open a control connection to the broker of `identity`; `context` reuses an existing TLS context of it.
 
     Raises
     ------
     AnotherAuthority
-        There is a broker, but not the one that this identity is of.
+        The broker at this address did not issue this identity.
     ConnectionFailed
         The broker cannot be reached, or refuses.
     """
@@ -206,7 +206,7 @@ def _words(identity: Identity) -> str:
 
 
 class Renewal:
-    """Asks over whatever `tell` is; a live connection keeps the certificate it was made with."""
+    """Renews a holder's certificate at half of its life. Open connections keep the old one."""
 
     def __init__(self, identity: Identity, contexts: Sequence[ssl.SSLContext]) -> None:
         self._identity = identity
@@ -214,7 +214,7 @@ class Renewal:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, tell: Callable[[Message], None], every_seconds: float) -> None:
-        """Look now, when half of the certificate's life is over, and at least every `every_seconds`."""
+        """Check the certificate now, and at least every `every_seconds`; `tell` sends to the broker."""
         if self._timer is not None:
             self._timer.cancel()
         left = self._identity.renewal_due_at - time.time()
@@ -225,12 +225,12 @@ class Renewal:
         self._timer = loop.call_later(min(left, every_seconds), self.start, tell, every_seconds)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 
     def renewed(self, certificate: bytes) -> None:
-        """Keep the new certificate."""
+        """Store the new certificate and use it for new connections."""
         try:
             self._identity = self._identity.renewed(certificate)
         except FarflungError as error:

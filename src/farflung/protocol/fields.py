@@ -1,9 +1,4 @@
-"""What control messages are made of: their base, and field types with bounds.
-
-Which opset a process has, as it tells the broker.
-
-The words with which a worker leaves, by which the broker tells a leave from a loss.
-"""
+"""The base of control messages, field types with bounds, and values that several messages share."""
 
 from __future__ import annotations
 
@@ -32,31 +27,31 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True)
 
 
 def one_line(text: str) -> str:
-    """Fit `text` into a `Text` field: no line breaks, no control characters, cut off at `TEXT_LENGTH`."""
+    """Fit `text` into a `Text` field: without line breaks and control characters, cut at `TEXT_LENGTH`."""
     return printable(text, " ")[:TEXT_LENGTH]
 
 
 class Opset(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The newest version that it knows, and the hash of the table up to it."""
+    """The newest opset version that a process knows, and the hash of the op table up to it."""
 
     version: OpsetVersion
     schema: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]
 
     @classmethod
     def own(cls) -> Opset:
-        """That of this process."""
+        """The opset of this process."""
         return cls(opset.version(), opset.schema_hash(opset.version()))
 
     def conflict(self) -> str | None:
-        """Why who has it cannot be understood here, in words; None where it can."""
+        """Why this opset conflicts with that of this process, in words; None if it does not."""
         return opset.conflict(self.version, self.schema)
 
 
 def shutting_down(worker: str) -> str:
-    """What a worker that was told to stop closes its link with."""
+    """The reason with which a worker that is shut down closes its session."""
     return f"worker {worker} is shutting down"
 
 
 def has_left(worker: str, reason: str) -> bool:
-    """Whether the worker's link ended, for `reason`, because it said so."""
+    """Whether `reason` shows that the worker left on purpose, and was not lost."""
     return reason.endswith(shutting_down(worker))

@@ -1,8 +1,8 @@
-"""Who may say which messages, and how they are written.
+"""Which role may send which messages, and how messages are encoded.
 
-A message is one msgpack-encoded tagged struct; unknown tags and fields are refused. The structs live with the
-conversation they belong to: `sessions`, `worker`, `submitter`, `viewer`, `reaching`. A connection's direction
-and the peer's role decide which union is legal on it, so a worker cannot send what only a submitter may say.
+A message is one msgpack-encoded tagged struct; unknown tags and fields are refused. The structs live in the
+modules of this package, by role and purpose. A connection's direction and the peer's role decide which union
+of messages is legal on it, so a worker cannot send a submitter's messages.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ ToViewer = Denied | Status | FleetTopology | Renewed
 
 
 def encode(message: Message) -> bytes:
-    """The message as it travels."""
+    """Encode a message for the wire."""
     return msgspec.msgpack.encode(message)
 
 
 def decode(data: bytes, union: Any) -> Any:
-    """Read one message of `union` (one of the unions above).
+    """Decode one message of `union` (one of the unions above).
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""What the broker and workers say to each other to find out what the ways between workers carry.
+"""Messages with which the broker has workers measure the links between them.
 
-The broker gives each probe a number that it uses once; two workers who reach each other for it use `SURVEY`
-in place of a job's id, and the number in place of its attempt.
+Each probe has a number of its own. When two workers connect for a probe, `SURVEY` stands for the job's id and
+the probe's number for the attempt.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MOST_PEERS = 64
 SHORT_TEXT_LENGTH = 400
 
 Task = Literal["pair", "out", "in", "take", "give"]
-"""`pair`: probe the peer, which probes back. `out`: send to all peers at once, and say what they took. `in`:
-take from all at once, and say how much. `take` and `give` are the peers' part in these, until the other side
-has enough.
+"""`pair`: probe the peer, which probes back. `out`: send to all peers at once, and report the total rate.
+`in`: receive from all peers at once, and report the total rate. `take` and `give` are the peers' parts in
+these two, until the other side has enough.
 """
 
 Rate = Annotated[float, Meta(ge=0, le=MOST_MBPS)]
@@ -31,7 +31,7 @@ ShortText = Annotated[str, Meta(max_length=SHORT_TEXT_LENGTH)]
 
 
 class ProbedPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Somebody to probe; `dials` says whether whoever is told so is the one to dial."""
+    """A worker to probe; `dials` says whether the receiver of the message dials it."""
 
     worker: Id
     addresses: Addresses
@@ -39,7 +39,7 @@ class ProbedPeer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Probe(Message, frozen=True):
-    """To an idle worker: measure this. Sends at most `byte_limit` bytes to each peer."""
+    """To an idle worker: measure links to these peers, with at most `byte_limit` bytes for each."""
 
     number: Count
     task: Task
@@ -48,16 +48,16 @@ class Probe(Message, frozen=True):
 
 
 class EndProbe(Message, frozen=True):
-    """What was begun under this number is of no use any more."""
+    """To a worker: stop the probe with this number."""
 
     number: Count
 
 
 class ProbedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One peer as a worker found it.
+    """A worker's result for one peer.
 
-    `path` is as of a link, and told by whoever dialled; where none came about it is empty and `problem` says
-    why. Without an estimate nothing was sent.
+    `path` is the connection's path, reported by the side that dialled. If no connection was made it is empty
+    and `problem` says why. Rate and latency are None if nothing was sent.
     """
 
     peer: Id
@@ -70,10 +70,10 @@ class ProbedLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Probed(Message, frozen=True):
-    """What came of a probe. `line_mbps` is what all links carried at once, where that was asked for, and
-    `line_is_settled` whether that had stopped growing.
+    """The results of a probe.
 
-    With a `problem` of its own the worker did not try.
+    `line_mbps` is the rate of all links at once, if the task asked for it, and `line_is_settled` whether it
+    had stopped growing. With a `problem` at this level the worker did not run the probe.
     """
 
     number: Count
@@ -85,19 +85,19 @@ class Probed(Message, frozen=True):
 
 
 class AskTopology(Message, frozen=True):
-    """How are the workers joined? Answered by `FleetTopology`; any role may ask.
+    """Ask for the fleet's topology. Answered by `FleetTopology`; any role may ask.
 
-    With `survey` the broker also measures anew what stands idle, which only submitters may ask for.
+    With `survey` the broker also measures idle workers again, which only submitters may request.
     """
 
     survey: bool = False
 
 
 class MeasuredLink(msgspec.Struct, frozen=True):
-    """Where the numbers of one ordered pair come from, and how old they are.
+    """The source and age of one link's numbers.
 
-    `problem` says why the newest probe found nothing. `state` says what counts then: what was `measured`
-    before, what is assumed of a way that is `not measured`, or that it is `unreachable`: no way leads there.
+    `problem` says why the newest probe failed. `state` says which numbers the topology then has: `measured`
+    (older ones), `not measured` (assumed ones), or `unreachable` (none).
     """
 
     sender: str
@@ -111,10 +111,10 @@ class MeasuredLink(msgspec.Struct, frozen=True):
 
 
 class FleetTopology(Message, frozen=True):
-    """The topology of the workers that are connected; None without any.
+    """The topology of the connected workers; None if there are none.
 
-    `assumed` says in words what of it was not measured. `surveys` counts the surveys that have ended since
-    the broker started, `survey` says how the one under way stands; empty if there is none.
+    `assumed` describes what was not measured. `surveys` counts the surveys that have ended since the broker
+    started; `survey` describes the progress of the running one, and is empty if there is none.
     """
 
     topology: Topology | None

@@ -1,7 +1,7 @@
-"""Messages by which two members of a plan come to reach each other, and report how they do.
+"""Messages with which two members of a plan reach each other, and report how.
 
-Whoever asks gives a `number`, which every answer to it repeats. Neither of the two can make the other do more
-than its plan does: the broker passes on only what members of one job say about each other.
+A request has a `number`, which every answer repeats. The broker passes on only requests between members that
+the plan links, so no member can make another one dial strangers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CircuitToken = Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BY
 
 
 class AskReverse(Message, frozen=True):
-    """`peer` cannot be dialled from here: have it dial the asker.
+    """`peer` cannot be dialled from here: ask it to dial back.
 
-    A worker is dialled where it is registered, a submitter at `port` of the host that the broker sees: nobody
-    can have others dial just any address and hear what became of that.
+    A worker is dialled at its registered addresses, a submitter at `port` of the host that it connects from.
+    So no member can make others dial arbitrary addresses.
     """
 
     number: Count
@@ -36,7 +36,7 @@ class AskReverse(Message, frozen=True):
 
 
 class AskCircuit(Message, frozen=True):
-    """Neither side can dial the other: give both an end of a circuit, over no relay in `without`."""
+    """Neither side can dial the other: ask for a circuit, over a relay that is not in `without`."""
 
     number: Count
     job: Id
@@ -46,7 +46,7 @@ class AskCircuit(Message, frozen=True):
 
 
 class NotReached(Message, frozen=True):
-    """What was asked led nowhere: from whom it was asked of to the broker, and on to whoever asked."""
+    """A request failed. Sent by the asked member to the broker, and passed on to the asker."""
 
     number: Count
     job: Id
@@ -58,7 +58,7 @@ class NotReached(Message, frozen=True):
 class DialBack(Message, frozen=True):
     """`peer`, a member of the same plan, cannot dial you: dial it at one of `addresses`.
 
-    One on every interface (0.0.0.0) is on the broker's machine.
+    The host 0.0.0.0 stands for the broker's machine.
     """
 
     number: Count
@@ -69,9 +69,9 @@ class DialBack(Message, frozen=True):
 
 
 class Circuit(Message, frozen=True):
-    """One end of a circuit: show `token` to the relay; `dials` says who then begins the TLS session.
+    """One end of a circuit: show `token` to the relay; the side with `dials` then begins the TLS handshake.
 
-    `relay` is a worker's id or `broker`. Without `addresses` it is where one reaches the broker.
+    `relay` is a worker's id or `broker`. Without `addresses` the relay is at the broker's address.
     """
 
     number: Count
@@ -85,7 +85,7 @@ class Circuit(Message, frozen=True):
 
 
 class HoldCircuit(Message, frozen=True):
-    """To a worker that relays: join the two connections that show these tokens, for so many bytes at most."""
+    """To a worker that relays: connect the two ends with these tokens, for at most `byte_quota` bytes."""
 
     label: Text
     tokens: tuple[CircuitToken, CircuitToken]
@@ -93,13 +93,13 @@ class HoldCircuit(Message, frozen=True):
 
 
 Answers = Circuit | NotReached
-"""What the broker says to whoever asked."""
+"""The broker's answers to `AskReverse` and `AskCircuit`."""
 
 
 class LinkReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One end's view of how it reaches `peer`. Without a `link` it does not; `tried` tells what failed.
+    """How one end reaches `peer`. `link` is None if it does not; `tried` says which routes failed.
 
-    `port` is where this end listens.
+    `port` is the port on which this end listens.
     """
 
     peer: Id
@@ -109,7 +109,7 @@ class LinkReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Links(Message, frozen=True):
-    """Every data link of the sender's job as it now is: an observation, by which nothing is decided."""
+    """The state of all data links of the sender's job. The broker shows it and decides nothing by it."""
 
     job: Id
     reports: Annotated[list[LinkReport], Meta(max_length=MAXIMUM_REPORTS)]

@@ -1,4 +1,4 @@
-"""The first message of a link, and its answer: which session the link carries on.
+"""The first message on a connection, and its answer: which session the connection continues.
 
 Between members of a plan these are `Claim` and `Welcome`, with the broker `Attach` and `Attached`.
 """
@@ -10,9 +10,9 @@ from farflung.transport.headers import Receipt
 
 
 class Attach(Message, frozen=True):
-    """This link carries on the session of the sender's nonce; the fields are those of `Claim`.
+    """This connection continues the session with the sender's nonce; the fields are those of `Claim`.
 
-    What both sides say after it and its answer reaches the other once, in order, even if links are lost.
+    Messages that follow reach the other side once and in order, even if connections are lost.
     """
 
     session: Id
@@ -22,16 +22,16 @@ class Attach(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """The answer: `received` is what has come over the link that was called previous."""
+    """The answer to `Attach`: `received` counts what arrived over the previous connection."""
 
     received: Receipt = Receipt()
 
 
 class Claim(Message, frozen=True):
-    """First message of whoever dialled a data link: the attempt it is for, and the session it carries on.
+    """The dialler's first message on a data connection: the attempt it is for, and the session it continues.
 
     `session` is the dialler's nonce for this peer and attempt, `number` counts its claims from 1, `previous`
-    is the last link of the session that was welcomed (0: none) and `received` what has come over that one.
+    is the session's last connection that was welcomed (0: none) and `received` what arrived over that one.
     """
 
     job: Id
@@ -43,9 +43,9 @@ class Claim(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The link belongs to this attempt: data may be sent. Whoever dials waits for it.
+    """The answer to `Claim`: the connection belongs to this attempt and may carry data.
 
-    `received` is what has come over the link that the claim calls previous.
+    `received` counts what arrived over the claim's previous connection.
     """
 
     job: Id

@@ -1,4 +1,4 @@
-"""What a submitter and the broker say to each other, in the order of a job."""
+"""Messages between a submitter and the broker, in the order of a job."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from farflung.runtime.training import Training
 
 
 class Submit(Message, frozen=True):
-    """A job: the OP-DAG on the wire (no weights), how to train it, on how many workers, and how to plan it.
+    """Submit a job: the encoded OP-DAG (no weights), how to train it, on how many workers, how to plan it.
 
-    `workers` get a part each; 0 lets the plan take as many as serve it. `on` names those to choose from, who
-    must all be there; empty, it is whoever is idle. `opset` is what the graph was captured with.
+    Each of `workers` workers gets a part; with 0 the planner chooses how many. `on` names the workers to
+    choose from, which must all be connected; if empty, idle workers are used. `opset` is the opset that the
+    graph was captured with.
     """
 
     name: Text
@@ -38,19 +39,19 @@ _WAITING = "waiting for"
 
 
 def waiting_for(workers: str) -> str:
-    """The state of a job that lacks workers: which ones, or how many."""
+    """The state text of a job that waits for `workers` (their names, or how many)."""
     return f"{_WAITING} {workers}"
 
 
 def waits_for_more(state: str) -> bool:
-    """Whether `state` is that of a job that lacks more workers than it names."""
+    """Whether the state text `state` is that of a job that waits for any more workers."""
     return state.startswith(f"{_WAITING} ") and " more " in state
 
 
 class Accepted(Message, frozen=True):
     """The job's id, and its state in words ("waiting for 1 more worker (have 1, the job needs 2)").
 
-    With `lacking` enough workers are there, and too few of them have the model's ops: only others can help.
+    `lacking` means that enough workers are connected, but too few of them have the model's ops.
     """
 
     job: Id
@@ -59,12 +60,12 @@ class Accepted(Message, frozen=True):
 
 
 class Planned(Message, frozen=True):
-    """The plan: dial these workers, send each segment's state to its worker, then feed when `Running`.
+    """The plan: dial these workers, send each segment's state to its worker, and feed inputs after `Running`.
 
-    `owned[s]` names the parameters and buffers that segment s owns: what the submitter sends to its worker
-    and gets back at the end. A parameter used by several segments is owned by the first of them. What the
-    plan promises is in `prediction`, where something is known of workers and links. `unable` says of workers
-    that lack ops of the model why they have no part.
+    `owned[s]` names the parameters and buffers that segment s owns: the submitter sends them to its worker
+    and gets them back at the end. A parameter used by several segments is owned by the first of them.
+    `prediction` is the simulated step, if workers and links are known. `unable` maps workers that have no
+    part to the ops of the model that they lack.
     """
 
     job: Id
@@ -87,7 +88,7 @@ class Running(Message, frozen=True):
 class UnitDone(Message, frozen=True):
     """A unit was decided. `loss` sums the shares in segment order, `gradient_norm` is before clipping.
 
-    `links` say what workers sent each other meanwhile.
+    `links` is the traffic between workers in this unit.
     """
 
     job: Id
@@ -100,7 +101,7 @@ class UnitDone(Message, frozen=True):
 
 
 class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A link is written by another rung, which makes its bytes `ratio` times fewer, for this reason."""
+    """A link gets another codec pair, whose compression ratio is `ratio`, for this reason."""
 
     source: Id
     target: Id
@@ -110,7 +111,7 @@ class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CodecsChosen(Message, frozen=True):
-    """From `unit` on, after `step` steps, links are written otherwise; `words` are warnings about codecs."""
+    """Codecs change from `unit` on, after `step` steps; `words` are warnings about codecs."""
 
     job: Id
     attempt: Count
@@ -129,7 +130,7 @@ class Cancel(Message, frozen=True):
 
 
 class Collecting(Message, frozen=True):
-    """Workers now send their state (of step `step`); `state` and `reason` tell how the job ends."""
+    """Workers now send their state (of step `step`); `state` and `reason` say how the job ends."""
 
     job: Id
     attempt: Count
@@ -139,7 +140,7 @@ class Collecting(Message, frozen=True):
 
 
 class Collected(Message, frozen=True):
-    """The submitter holds and has written the state it asked for."""
+    """The submitter has received and written the state."""
 
     job: Id
     attempt: Count

@@ -1,4 +1,4 @@
-"""What every role may ask of the broker: what goes on, and a new certificate."""
+"""Messages that every role may exchange with the broker: status and certificate renewal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ AWAY = ("lost", "left")
 
 
 class Ask(Message, frozen=True):
-    """What is going on? Answered by `Status`; any role may ask."""
+    """Ask for the broker's status. Answered by `Status`; any role may ask."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
     """One worker as `farflung status` shows it; `state` is idle, loading, running, lost or left.
 
-    `framework` is what it computes with, and its version; `opset` is the version that it knows, `lacks` the
-    ops of it that its backend refuses.
+    `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
+    that it knows, `lacks` the ops of it that its backend refuses.
     """
 
     worker: str
@@ -41,15 +41,15 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
     @property
     def is_away(self) -> bool:
-        """Whether it has joined and is not connected now."""
+        """Whether the worker has joined but is not connected now."""
         return self.state in AWAY
 
 
 class JobStatus(msgspec.Struct, frozen=True):
     """One job as `farflung status` shows it; an emulated one has no loss.
 
-    `links` say what workers sent each other since the job began or the broker was started, `codecs` how links
-    are written that are not dense.
+    `links` is the traffic between workers since the job began or the broker was started, `codecs` the codecs
+    of links that are not dense.
     """
 
     job: str
@@ -75,7 +75,7 @@ class LinkView(msgspec.Struct, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """Everything `farflung status` prints. `relay_mbps` is what the broker itself carries for peers."""
+    """Everything that `farflung status` prints. `relay_mbps` is the rate at which the broker relays links."""
 
     version: str
     uptime_seconds: float
@@ -87,29 +87,29 @@ class Status(Message, frozen=True):
     relay_mbps: float
 
     def workers_counted(self) -> str:
-        """How many workers are connected, and how many have joined but are away: "2 workers, 1 away"."""
+        """The number of connected workers, and of those that are away: "2 workers, 1 away"."""
         away = sum(worker.is_away for worker in self.workers)
         here = count_of(len(self.workers) - away, "worker")
         return f"{here}, {away} away" if away else here
 
 
 class Renew(Message, frozen=True):
-    """A certificate request (PEM) for the key, id and role of the connection it comes over."""
+    """Ask for a new certificate; `request` (PEM) must be for the connection's own key, id and role."""
 
     request: Annotated[bytes, Meta(max_length=4096)]
 
 
 class Renewed(Message, frozen=True):
-    """The certificate (PEM) that was asked for."""
+    """The new certificate (PEM)."""
 
     certificate: Annotated[bytes, Meta(max_length=4096)]
 
 
 class Denied(Message, frozen=True):
-    """The broker refuses what was asked, with one line for the user.
+    """The broker refuses a request, with one line for the user.
 
-    With `for_now` a worker does well to ask once more when a link that died would be suspect: its id is in
-    use, but maybe by a process that died a moment ago.
+    `for_now` means that a worker's id is in use, but maybe by a process that died a moment ago: it can try
+    again after the time in which a dead connection becomes suspect.
     """
 
     reason: Text

@@ -1,4 +1,4 @@
-"""What a worker and the broker say to each other, in the order of a job."""
+"""Messages between a worker and the broker, in the order of a job."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from farflung.runtime.training import Training
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker offers. `memory_bytes` is what its owner lets jobs use, `framework` what it runs,
-    `lacks` the ops of the opset that it refuses.
+    """The device that a worker offers.
 
-    `tflops` is what it sustains in float32 matrix products, as measured by the worker when it started; 0 is
-    unknown.
+    `memory_bytes` is what its owner lets jobs use, `framework` the framework that it computes with, `lacks`
+    the ops of the opset that it refuses. `tflops` is the rate that it sustains in float32 matrix products, as
+    measured by the worker when it started; 0 is unknown.
     """
 
     kind: Id
@@ -35,14 +35,14 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ability(self) -> Ability:
-        """What of a model it can run."""
+        """The ops that the device can run."""
         return Ability(self.opset.version, self.lacks, self.framework)
 
 
 class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker's owner says of its line, which all of its links share; None: find out.
+    """A worker's access line as its owner declares it; None: to be measured.
 
-    Without `probes` nobody may ask the worker to send bytes only to measure a path.
+    Without `probes` the worker takes no part in surveys, which send bytes only to measure links.
     """
 
     up_mbps: Annotated[float, Meta(ge=LEAST_MBPS, le=MOST_MBPS)] | None = None
@@ -51,10 +51,9 @@ class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Register(Message, frozen=True):
-    """First message of a worker: `addresses` (HOST:PORT) lead peers to it, `boot` is new per process.
+    """First message of a worker: peers can dial it at `addresses` (HOST:PORT); `boot` is new per process.
 
-    `relay_mbps` is what it carries for peers who cannot reach each other; 0 is nothing. `line` is what its
-    owner says of it.
+    `relay_mbps` is the rate at which it relays links of others; 0 if it does not. `line` is its access line.
     """
 
     device: Device
@@ -72,23 +71,23 @@ class Registered(Message, frozen=True):
 
 
 class Moved(Message, frozen=True):
-    """A registered worker is to be found at other `addresses` now."""
+    """The addresses of a registered worker have changed."""
 
     addresses: Addresses
 
 
 class PeerMoved(Message, frozen=True):
-    """To whom a job links to `worker`: it is to be found at these addresses from now on."""
+    """To the neighbours of `worker` in a job: its addresses have changed."""
 
     worker: Id
     addresses: Addresses
 
 
 class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One segment of the job as the OP-DAG wire format writes it.
+    """One segment of the job in the OP-DAG wire format.
 
-    `owned` maps the parameters and buffers it owns to their sizes in bytes, so that a worker can take the
-    state while it still verifies the program (and refuse both where they disagree).
+    `owned` maps the parameters and buffers that it owns to their sizes in bytes, so that a worker can receive
+    the state while it still verifies the program (and refuse both if they disagree).
     """
 
     segment: Count
@@ -97,7 +96,7 @@ class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Load(Message, frozen=True):
-    """Take these segments. `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id."""
+    """Load these segments. `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id."""
 
     job: Id
     attempt: Count
@@ -144,7 +143,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CodecSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See `runtime.parcel.Sample`."""
+    """A measured codec on one link; see `runtime.parcel.Sample`."""
 
     codec: CodecName
     gradient: bool
@@ -156,12 +155,12 @@ class CodecSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker sent to `target` since it was last ready.
+    """Traffic from a worker to `target` since its last `UnitReady`.
 
-    `tensor_bytes` is what the tensors take in fp32, `wire_bytes` what the link carried for them and for
-    whatever else was said on it: payloads, headers and frames. `payload_bytes` is what the payloads of the
-    unit take alone. `not_finite` counts tensors that went as they are because a codec cannot write infinity
-    or NaN. Codecs took `coding_seconds` of CPU time for what went there and what came from there.
+    `tensor_bytes` is the size of the tensors in fp32, `wire_bytes` all bytes that the link carried: payloads,
+    headers, frames and other messages. `payload_bytes` is the size of the unit's payloads alone. `not_finite`
+    counts tensors that were sent dense because a codec cannot encode infinity or NaN. `coding_seconds` is the
+    CPU time of codecs for tensors to and from `target`.
     """
 
     target: Id
@@ -174,7 +173,7 @@ class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one worker sent another: in one unit, or in all of a job. See `LinkBytes`."""
+    """Traffic of one link, in one unit or in the whole job. See `LinkBytes`."""
 
     source: Id
     target: Id
@@ -185,11 +184,11 @@ class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def ratio(self) -> float | None:
-        """Bytes of the tensors in fp32 over bytes on the wire; None before there were any."""
+        """Bytes of the tensors in fp32 over bytes on the wire; None if nothing was sent."""
         return self.tensor_bytes / self.wire_bytes if self.wire_bytes else None
 
     def with_more(self, more: LinkTraffic) -> LinkTraffic:
-        """Both together, as far as messages can count."""
+        """The sum of both, limited to what a message can hold."""
         return LinkTraffic(
             self.source,
             self.target,
@@ -201,17 +200,17 @@ class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WayRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the way from `source` carries, in bytes of payload a second, as its traffic has shown here."""
+    """The rate of the link from `source`, in payload bytes per second, measured from its traffic."""
 
     source: Id
     bytes_per_second: Annotated[float, Meta(gt=0, le=1e12)]
 
 
 class UnitReady(Message, frozen=True):
-    """Every microbatch of the unit has run here; `bytes_sent` went out on data links since the last ready.
+    """All microbatches of the unit have run here.
 
-    `links` are those to other workers, `rates` of the ways from them. Tasks of the unit took
-    `computing_seconds`, without what codecs took.
+    `bytes_sent` were sent over data links since the last `UnitReady`. `links` are the links to other workers,
+    `rates` the rates of links from them. Tasks of the unit took `computing_seconds`, not counting codecs.
     """
 
     job: Id
@@ -225,9 +224,9 @@ class UnitReady(Message, frozen=True):
 
 
 class Decide(Message, frozen=True):
-    """The unit is decided: a step is applied with gradients times `scale`, an evaluation only ends.
+    """The unit is decided: a step is applied with gradients times `scale`, an evaluation just ends.
 
-    With `codecs` they take the place of the plan's from the next unit on; all are of the job's codebook.
+    `codecs`, if given, replace the plan's codecs from the next unit on; all are in the job's codebook.
     """
 
     job: Id
@@ -238,7 +237,7 @@ class Decide(Message, frozen=True):
 
 
 class SendState(Message, frozen=True):
-    """Send the owned parameters and buffers of every segment, as they stand, to the submitter."""
+    """Send the current owned parameters and buffers of every segment to the submitter."""
 
     job: Id
     attempt: Count

@@ -1,1 +1,5 @@
-"""Choose the codecs of a running job from what its links and losses show."""
+"""Change the codecs of a running job: codec tuning (`auto`) and codec phases.
+
+- `tuning`: the broker's part in both; called by the state machine when a unit is decided.
+- `tuning_state`: the state of a job's codec tuning.
+"""

@@ -1,12 +1,9 @@
-"""How a job's links are written from the next unit on: what a unit showed goes to the job's steering. Pure.
+"""Change the codecs of a job's links between units: by codec tuning, or by the phases of its plan. Pure.
 
-The steering itself (`planner.codecs.steering`) is held with the job and not logged: what it decides is,
-so that a broker that replays its log knows how links were written, and when that changed. It looks at units
-off the loop, where other jobs' commits do not wait for it, and what it finds rides on the next decision.
-
-Links of a job whose rungs come in turn: what they are written by from the next step on. Pure.
-
-The plan says when (`Plan.later`), so a broker that replays its log knows it, too.
+Codec tuning (`planner.codecs.steering`) examines each decided unit outside the event loop, so that
+commits of other jobs do not wait for it; its result is applied with the next decision. Its state is kept with
+the job and not stored, but its changes are (`CodecsDecided`), so that a replay knows which codecs were used
+when. A job with codec phases changes its codecs at the steps that its plan names (`Plan.later`).
 """
 
 from __future__ import annotations
@@ -31,9 +28,9 @@ from farflung.schedule import Unit
 
 
 def due(turn: Transition, job: Job, unit: Unit) -> tuple[LinkCodec, ...] | None:
-    """The codecs of all links from behind `unit` on, if the plan changes them there.
+    """The codecs of all links after `unit`, if the plan has a phase that begins there; else None.
 
-    `job` stands where it stood when the unit ended.
+    `job` is the job's state from before the unit was decided.
     """
     if job.plan is None or not unit.train:
         return None
@@ -61,10 +58,10 @@ def _changes(before: tuple[LinkCodec, ...], after: tuple[LinkCodec, ...], why: s
 
 
 def begin(turn: Transition, job: Job, basis: bytes) -> None:
-    """Take what the planner has left for a job whose codecs are chosen while it runs."""
+    """Start codec tuning from the planner's initial state; an empty `basis` means fixed codecs."""
     if not basis:
         return
-    from farflung.planner.codecs.steering import Steering  # with NumPy, which no other job needs
+    from farflung.planner.codecs.steering import Steering  # imports NumPy, which other jobs do not need
 
     try:
         begun = Steering.begun(basis)
@@ -76,10 +73,9 @@ def begin(turn: Transition, job: Job, basis: bytes) -> None:
 
 
 def decided(turn: Transition, job: Job, group: CommitGroup, verdict: Verdict) -> tuple[LinkCodec, ...] | None:
-    """Let the steering see a unit that is decided; the codecs of all links from the next one on, if they
-    change.
+    """Show a decided unit to codec tuning; the codecs of all links from the next unit on, if they change.
 
-    `job` stands where it stood when the unit ended.
+    `job` is the job's state from before the unit was decided.
     """
     helm, unit = job.helm, job.unit
     if unit is None:
@@ -121,7 +117,7 @@ def decided(turn: Transition, job: Job, group: CommitGroup, verdict: Verdict) ->
 
 
 def considered(turn: Transition, job: Job, event: CodecsConsidered) -> None:
-    """The steering has looked at what it was shown; what came meanwhile follows."""
+    """Take the result of codec tuning, and let it examine the units that were decided meanwhile."""
     if job.helm is not None and job.attempt == event.attempt:
         _look(turn, job, job.helm.found(event.steering, event.verdict))
 
@@ -136,7 +132,7 @@ def _look(turn: Transition, job: Job, helm: TuningState) -> None:
 def _told(
     turn: Transition, job: Job, helm: TuningState, unit: int, step: int
 ) -> tuple[LinkCodec, ...] | None:
-    """What is due goes into the log and to the submitter, and if links change to the workers."""
+    """Apply a result that is ready: store it, tell the submitter, and return changed codecs for workers."""
     if helm.due is None:
         return None
     changes = [

@@ -1,4 +1,4 @@
-"""How the links of a job are steered: what was chosen so far, what is being thought over, what is due."""
+"""The state of a job's codec tuning: units that wait, whether it is busy, and results to apply."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from farflung.planner.codecs.steering import Over, Steering, Verdict
 
 MOST_UNSEEN = 64
-"""Units that wait to be looked at; a choice takes a second at most, so of more the oldest are let go."""
+"""Units that may wait for codec tuning; beyond that the oldest are dropped. A choice takes up to a second."""
 
 
 @dataclass(frozen=True)
 class TuningState:
-    """The steering of a job: a choice is made off the loop, and rides on the decision of a unit after it.
+    """Codec tuning of one job. It runs outside the event loop; results are applied with a later unit.
 
-    `unseen` are units that it has not been shown yet; `is_busy` while it looks at some. `due` is what it has
-    found and nobody was told.
+    `unseen` are units that it has not examined yet. `is_busy` says that it is examining some. `due` is its
+    result that has not been applied yet.
     """
 
     steering: Steering
@@ -26,10 +26,10 @@ class TuningState:
     due: Verdict | None = None
 
     def shown(self, over: Over) -> TuningState:
-        """With one more unit to look at."""
+        """Add a unit to examine."""
         return replace(self, unseen=(*self.unseen, over)[-MOST_UNSEEN:])
 
     def found(self, steering: Steering, verdict: Verdict) -> TuningState:
-        """It has looked at what it was shown: its verdict is due, with what was due before."""
+        """Take a result, and merge it with an earlier one that was not applied yet."""
         due = verdict if self.due is None else self.due.then(verdict)
         return replace(self, steering=steering, is_busy=False, due=due if due.is_news else None)

@@ -1,1 +1,11 @@
-"""The broker as a pure state machine: events in, facts and commands out. No sockets, clocks or files."""
+"""The broker as a pure state machine: events in, facts and commands out. No sockets, clocks or files.
+
+- `state`: the entry points `decide` (one event) and `replay` (the stored log).
+- `events`: events that go in and commands that come out.
+- `facts`: changes of the state, and which of them are stored.
+- `records`: the state as data (`State`, `Worker`, `Job`).
+- `reducer`: applies a fact to the state.
+- `transition`: collects facts and commands while one event is decided.
+- `jobs`: the life of a job. `units`: the end of a unit. `commit`: the step commit.
+- `log_lines`: a log line for each stored fact.
+"""

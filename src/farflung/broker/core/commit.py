@@ -1,7 +1,7 @@
-"""The step commit: a unit is over on every worker, or on none.
+"""The step commit: a unit is completed on every worker, or on none.
 
-Segments that apply together form a commit group with one coordinator. Today the group is the whole job and
-the coordinator the broker; nothing outside this file may rely on that.
+Segments whose updates are applied together form a commit group with one coordinator. Today the group is the
+whole job and the coordinator is the broker; nothing outside this file may rely on that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NORM_OFFSET = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a complete group decides.
+    """The decision of a complete group.
 
     `scale` multiplies every gradient of the step. `loss` is the sum of the shares, `gradient_norm` the global
     norm before clipping (0.0 for an evaluation). `trouble` is empty, or says why the step cannot be applied.
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CommitGroup:
-    """The shares of one unit in one attempt, as far as they have come; `readies` is what brought them."""
+    """The shares of one unit in one attempt received so far; `readies` are the messages that held them."""
 
     attempt: int
     unit: Unit
@@ -56,7 +56,7 @@ class CommitGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether every segment's share has come."""
+        """Whether the shares of all segments have arrived."""
         return len(self.shares) == sum(map(len, self.owners.values()))
 
     def awaited(self) -> list[str]:
@@ -66,13 +66,14 @@ class CommitGroup:
         ]
 
     def add(self, worker: str, ready: UnitReady) -> CommitGroup:
-        """The group with `worker`'s shares.
+        """The group with `worker`'s shares added.
 
         Raises
         ------
         ProtocolError
-            The shares are of another attempt or unit, came before, are not exactly those of the worker's
-            segments, or hold a negative sum of squares; or it tells of links to nobody.
+            The shares belong to another attempt or unit, were sent before, are not exactly those of the
+            worker's segments, or hold a negative sum of squares; or the message names a link that the plan
+            does not have.
         """
         if (ready.attempt, ready.unit) != (self.attempt, self.unit.number):
             raise ProtocolError(
@@ -99,7 +100,7 @@ class CommitGroup:
         )
 
     def verdict(self, clip: float | None) -> Verdict:
-        """Add the shares in segment order and decide; the group must be complete."""
+        """Add up the shares in segment order and decide. The group must be complete."""
         shares = [self.shares[segment] for segment in sorted(self.shares)]
         loss = _in_order(share.loss for share in shares)
         if not self.unit.train:
@@ -136,7 +137,7 @@ class CommitGroup:
 def added_up(
     before: Mapping[tuple[str, str], LinkTraffic], group: CommitGroup, worker: str
 ) -> dict[tuple[str, str], LinkTraffic]:
-    """What each link carried since its job began, with what `worker` told of the group's unit."""
+    """The traffic of each link since its job began, including what `worker` reported for the group's unit."""
     after = dict(before)
     for link in group.links:
         if link.source == worker:

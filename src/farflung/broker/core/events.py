@@ -1,4 +1,4 @@
-"""What happens to the broker (events), and what it then does (commands)."""
+"""The input and output of the state machine: events go in, commands come out."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class Event:
 
 @dataclass(frozen=True)
 class Restarted(Event):
-    """The broker has just replayed its log; no link of before is left."""
+    """The broker has just replayed its log; all earlier connections are gone."""
 
 
 @dataclass(frozen=True)
 class Tick(Event):
-    """Time has passed. `patience_seconds` is what any wait for progress may last at least."""
+    """Time has passed. Every wait for progress may last at least `patience_seconds`."""
 
     patience_seconds: float
 
 
 @dataclass(frozen=True)
 class WorkerJoins(Event):
-    """A worker registers, which is to be found at `where`.
+    """A worker registers; `where` holds its addresses.
 
-    `heard_seconds` ago its older link, if one is open, last brought anything; it is suspect after
+    If an older session of it is open, its last bytes arrived `heard_seconds` ago. A session is suspect after
     `suspect_seconds` of silence.
     """
 
@@ -66,7 +66,7 @@ class WorkerJoins(Event):
 
 @dataclass(frozen=True)
 class WorkerMoves(Event):
-    """A registered worker is to be found elsewhere."""
+    """The addresses of a registered worker have changed."""
 
     worker: str
     where: WorkerAddresses
@@ -74,7 +74,7 @@ class WorkerMoves(Event):
 
 @dataclass(frozen=True)
 class WorkerProved(Event):
-    """Of the addresses that a worker claims its key has answered at these."""
+    """The worker's key answered at `addresses`, which are among its `claims`."""
 
     worker: str
     claims: tuple[str, ...]
@@ -83,7 +83,7 @@ class WorkerProved(Event):
 
 @dataclass(frozen=True)
 class WorkerLeaves(Event):
-    """A registered worker's line is over: its link closed, and none took its place within the lease."""
+    """A registered worker's session ended: its connection closed and was not replaced within the lease."""
 
     worker: str
     reason: str
@@ -91,7 +91,7 @@ class WorkerLeaves(Event):
 
 @dataclass(frozen=True)
 class WorkerSays(Event):
-    """A message of a registered worker."""
+    """A message from a registered worker."""
 
     worker: str
     message: Loaded | Refused | UnitReady | Broken | AskReverse | AskCircuit | NotReached
@@ -99,7 +99,7 @@ class WorkerSays(Event):
 
 @dataclass(frozen=True)
 class SubmitterSays(Event):
-    """A message of a submitter, which the broker sees at `remote` (HOST:PORT)."""
+    """A message from a submitter, whose connection comes from `remote` (HOST:PORT)."""
 
     submitter: str
     message: Submit | Collected | Cancel | AskReverse | AskCircuit
@@ -108,7 +108,7 @@ class SubmitterSays(Event):
 
 @dataclass(frozen=True)
 class SubmitterLeaves(Event):
-    """The line over which `job` was submitted is over."""
+    """The session over which `job` was submitted ended."""
 
     job: str
     reason: str
@@ -116,11 +116,11 @@ class SubmitterLeaves(Event):
 
 @dataclass(frozen=True)
 class PlanMade(Event):
-    """The planner is done; `programs` and `owned` have one entry a segment.
+    """The planner has made a plan; `programs` and `owned` have one entry per segment.
 
-    `prediction` is what the plan promises; None where nothing is known of workers and links. `unable` says of
-    workers that lack ops of the model why they have no part, `notes` what else the plan does not promise.
-    `steering` is what it takes to choose codecs anew while the job runs (`broker.steering`); empty for never.
+    `prediction` is the simulated step; None if nothing is known about workers and links. `unable` says for
+    each worker that lacks ops of the model which ones. `notes` are warnings for the user. `steering` is the
+    initial state of codec tuning (`broker.codecs.tuning`); empty if codecs are fixed.
     """
 
     job: str
@@ -136,7 +136,7 @@ class PlanMade(Event):
 
 @dataclass(frozen=True)
 class PlanFailed(Event):
-    """There is no plan, for a reason the user can read."""
+    """Planning failed, for a reason the user can read."""
 
     job: str
     attempt: int
@@ -145,7 +145,7 @@ class PlanFailed(Event):
 
 @dataclass(frozen=True)
 class PlanLacks(Event):
-    """Too few of the workers can run the model; `unable` says of each of the others what it lacks."""
+    """Too few of the workers can run the model; `unable` says what each of the others lacks."""
 
     job: str
     attempt: int
@@ -154,7 +154,7 @@ class PlanLacks(Event):
 
 @dataclass(frozen=True)
 class CodecsConsidered(Event):
-    """The steering of a job has looked at the units that it was shown."""
+    """Codec tuning of a job has examined the units that it was given."""
 
     job: str
     attempt: int
@@ -164,7 +164,7 @@ class CodecsConsidered(Event):
 
 @dataclass(frozen=True)
 class Send:
-    """To a registered worker."""
+    """Send a message to a registered worker."""
 
     worker: str
     message: Message
@@ -172,7 +172,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Tell:
-    """To the link over which `job` was submitted, if it still is there."""
+    """Send a message over the session through which `job` was submitted, if it is still open."""
 
     job: str
     message: Message
@@ -180,14 +180,14 @@ class Tell:
 
 @dataclass(frozen=True)
 class Reply:
-    """To the link that brought the event."""
+    """Answer the sender of the event."""
 
     message: Message
 
 
 @dataclass(frozen=True)
 class Admit:
-    """The link that brought the event is now the worker's; an older one is closed with `reason`."""
+    """Make the session that sent the event the worker's; close an older one with `reason`."""
 
     worker: str
     reason: str
@@ -195,7 +195,7 @@ class Admit:
 
 @dataclass(frozen=True)
 class Reject:
-    """Tell the link that brought the event why it is refused, and close it; see `protocol.Denied`."""
+    """Tell the sender of the event why it is refused, and close its session; see `protocol.viewer.Denied`."""
 
     reason: str
     for_now: bool = False
@@ -203,11 +203,11 @@ class Reject:
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Plan the job on `count` of these workers, off the loop. Answered by `PlanMade`, `PlanFailed` or
-    `PlanLacks`.
+    """Plan the job on `count` of these workers, outside the event loop.
 
-    Each of the `count` gets a part; with 0 the plan takes as many as serve it. `abilities` say what
-    each worker can compute; nothing is kept from one that has none.
+    Answered by `PlanMade`, `PlanFailed` or `PlanLacks`. Each of the `count` workers gets a part; with 0 the
+    planner chooses how many to use. `abilities` say what each worker can compute; a worker that is not listed
+    can run everything.
     """
 
     job: str
@@ -222,7 +222,7 @@ class RunPlanner:
 
 @dataclass(frozen=True)
 class ConsiderCodecs:
-    """Show the steering of a job these units, off the loop. Answered by `CodecsConsidered`."""
+    """Let codec tuning examine these units, outside the event loop. Answered by `CodecsConsidered`."""
 
     job: str
     attempt: int
@@ -232,10 +232,10 @@ class ConsiderCodecs:
 
 @dataclass(frozen=True)
 class OpenCircuit:
-    """Give `dialler` and `target` an end each of a circuit through `relay` (a worker's id, or `broker`).
+    """Give `dialler` and `target` one end each of a circuit through `relay` (a worker's id, or `broker`).
 
-    `byte_quota` is what it may carry, `addresses` where each of the two finds the relay. What is said of it
-    goes to the asker under `number`.
+    `byte_quota` is what it may carry, `addresses` where each of the two can dial the relay. Answers repeat
+    the asker's `number`.
     """
 
     number: int

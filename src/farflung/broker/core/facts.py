@@ -1,8 +1,8 @@
-"""What the broker has decided, and what it has merely been told.
+"""The changes of the broker's state: decisions, which are stored, and observations, which are not.
 
-A `Decision` is appended to the store before anything that follows from it leaves the broker, so a broker that
-was killed knows what it promised. An `Observation` changes the state in the same way and is never logged:
-whoever reported it is still there to report it again.
+A `Decision` is appended to the store before any message that follows from it leaves the broker, so a broker
+that was killed still knows what it promised. An `Observation` changes the state in the same way and is never
+stored, because its sender can report it again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True):
-    """A fact that is logged. `at` is in seconds since 1970, by the broker's clock."""
+    """A fact that is stored. `at` is in seconds since 1970, by the broker's clock."""
 
     at: float
 
 
 class WorkerAdmitted(Decision, frozen=True):
-    """The worker is connected and stands in the backup pool."""
+    """The worker is connected and in the backup pool."""
 
     worker: str
     device: Device
@@ -43,7 +43,7 @@ class WorkerAdmitted(Decision, frozen=True):
 
 
 class WorkerMoved(Decision, frozen=True):
-    """The worker is to be found at other addresses."""
+    """The worker's addresses have changed."""
 
     worker: str
     addresses: list[str]
@@ -52,14 +52,14 @@ class WorkerMoved(Decision, frozen=True):
 
 
 class WorkerLost(Decision, frozen=True):
-    """The worker's control link is gone; it stays known under its id."""
+    """The worker's control session ended. The worker stays known under its id."""
 
     worker: str
     reason: str
 
 
 class JobSubmitted(Decision, frozen=True):
-    """A job stands at the end of the queue. `workers` = 0 takes every idle worker; `on` may name them."""
+    """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them."""
 
     job: str
     name: str
@@ -81,9 +81,9 @@ class JobPlanning(Decision, frozen=True):
 
 
 class JobRequeued(Decision, frozen=True):
-    """The attempt was over before any worker heard of it: the job waits again, its workers are free.
+    """The attempt ended before any worker received a message about it: the job is queued again.
 
-    `unable` are those of them that lack ops of its model, each with what it lacks.
+    `unable` maps workers that lack ops of its model to what they lack.
     """
 
     job: str
@@ -92,7 +92,7 @@ class JobRequeued(Decision, frozen=True):
 
 
 class JobLoading(Decision, frozen=True):
-    """The plan is made; workers it does not name are free again, and why some were `unable` is told."""
+    """The plan is made. Workers that it does not use are free again; `unable` says what some of them lack."""
 
     job: str
     plan: Plan
@@ -107,7 +107,7 @@ class JobRunning(Decision, frozen=True):
 
 
 class UnitDecided(Decision, frozen=True):
-    """The unit is over on every worker; a training step is applied with gradients times `scale`."""
+    """The unit is complete on every worker; a training step is applied with gradients times `scale`."""
 
     job: str
     attempt: int
@@ -119,7 +119,7 @@ class UnitDecided(Decision, frozen=True):
 
 
 class CodecsDecided(Decision, frozen=True):
-    """From `unit` on the job's links are written by `codecs`, and those that are not named dense."""
+    """From `unit` on the job's links use `codecs`; links that are not listed are dense."""
 
     job: str
     attempt: int
@@ -129,7 +129,7 @@ class CodecsDecided(Decision, frozen=True):
 
 
 class JobCollecting(Decision, frozen=True):
-    """No further unit runs; workers send their state, then the job ends as `state`."""
+    """No further unit runs. Workers send their state, then the job ends as `state`."""
 
     job: str
     state: str
@@ -145,7 +145,7 @@ class JobEnded(Decision, frozen=True):
 
 
 class WorkerProved(msgspec.Struct, frozen=True):
-    """The worker's key has answered at `addresses`."""
+    """Observed: the worker's key answered at `addresses`."""
 
     worker: str
     addresses: list[str]
@@ -159,7 +159,7 @@ class WorkerLoaded(msgspec.Struct, frozen=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True):
-    """Observed: the worker's shares of the current unit."""
+    """Observed: a worker sent its shares of the current unit."""
 
     job: str
     worker: str
@@ -167,14 +167,14 @@ class WorkerReady(msgspec.Struct, frozen=True):
 
 
 class Steered(msgspec.Struct, frozen=True):
-    """Observed: what the job's links were like, as far as it matters to how they are written."""
+    """Observed: the new state of the job's codec tuning."""
 
     job: str
     helm: TuningState
 
 
 class WaitExplained(msgspec.Struct, frozen=True):
-    """Observed: the words in which the submitter was told what a queued job waits for."""
+    """Observed: the text that tells the submitter why a queued job waits."""
 
     job: str
     words: str
@@ -199,12 +199,12 @@ Fact = AnyDecision | Observation
 
 
 def encode(fact: AnyDecision) -> bytes:
-    """The decision as the store keeps it."""
+    """Encode a decision for the store."""
     return msgspec.msgpack.encode(fact)
 
 
 def decode(data: bytes) -> AnyDecision:
-    """Read one decision back.
+    """Decode one stored decision.
 
     Raises
     ------

@@ -40,14 +40,14 @@ from farflung.protocol.submitter import waiting_for
 from farflung.text import and_more, count_of
 
 _PLANNING_LENGTH = 120
-"""Characters that what is said of planning has, however long the reason is for which it is planned anew."""
+"""Characters that `planning_words` keeps for itself when the reason in front is long."""
 
 NAMED = 5
-"""How many missing workers a wait is explained with."""
+"""The largest number of missing workers that an explanation names."""
 
 
 def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None:
-    """Put a job of a submitter, seen at this host, at the end of the queue."""
+    """Add a job to the end of the queue; `seen` is the host that the submitter connects from."""
     job = f"job-{len(turn.state.jobs) + 1}"
     turn.emit(
         facts.JobSubmitted(
@@ -66,13 +66,13 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
 
 
 def start_queued(turn: Transition) -> None:
-    """Begin queued jobs in order while workers last, and say to the others what they wait for."""
+    """Start queued jobs in order while workers last, and tell the other submitters why their jobs wait."""
     blocked: Job | None = None
     for job in list(turn.state.jobs.values()):
         if job.state != QUEUED:
             continue
         if blocked is not None:
-            # Strictly first in, first out: a large job would wait for ever behind small ones.
+            # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
             _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
             continue
         idle = turn.state.idle_for(job)
@@ -90,7 +90,7 @@ def start_queued(turn: Transition) -> None:
 
 
 def loaded(turn: Transition, job: Job, worker: str) -> None:
-    """A worker holds its part; the last one lets the job run."""
+    """Note that a worker has loaded its segments; the last one starts the job."""
     if job.state != LOADING or worker in job.loaded:
         return
     turn.emit(facts.WorkerLoaded(job.job, worker))
@@ -102,7 +102,7 @@ def loaded(turn: Transition, job: Job, worker: str) -> None:
 
 
 def load(turn: Transition, job: Job, made: PlanMade) -> None:
-    """Hand the plan to its workers and to the submitter."""
+    """Send the plan to its workers and to the submitter."""
     turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
     names = made.plan.workers()
     for name in names:
@@ -133,7 +133,7 @@ def load(turn: Transition, job: Job, made: PlanMade) -> None:
 
 
 def moved(turn: Transition, job: Job, worker: str) -> None:
-    """Tell whoever the plan links to a worker where it is now."""
+    """Tell the neighbours and the submitter of a job the new addresses of one of its workers."""
     if job.plan is None:
         return
     for name in sorted(job.plan.neighbours(worker)):
@@ -142,7 +142,7 @@ def moved(turn: Transition, job: Job, worker: str) -> None:
 
 
 def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
-    """Let the workers send their state; the job then ends as `state`."""
+    """Make the workers send their state; the job then ends as `state`."""
     reason = one_line(reason)
     turn.emit(facts.JobCollecting(turn.now, job.job, state, reason))
     turn.send_members(job, SendState(job.job, job.attempt))
@@ -150,7 +150,7 @@ def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
 
 
 def collected(turn: Transition, job: Job, message: Collected) -> None:
-    """The submitter has what it wanted.
+    """End a job whose submitter has received the state.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def collected(turn: Transition, job: Job, message: Collected) -> None:
 
 
 def cancel(turn: Transition, job: Job, message: Cancel) -> None:
-    """End the job at the submitter's word; the unit under way is dropped."""
+    """End the job at the submitter's request; the current unit is dropped."""
     if not message.collect:
         end(turn, job, CANCELLED, message.reason)
     elif job.state == RUNNING:
@@ -177,7 +177,7 @@ def cancel(turn: Transition, job: Job, message: Cancel) -> None:
 
 
 def give_up(turn: Transition, job: Job, reason: str) -> None:
-    """The attempt cannot go on. Before a plan is out the job only waits again; after, it fails."""
+    """Stop an attempt that cannot go on: while planning, the job is queued again; later, it fails."""
     if job.state == PLANNING:
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(reason)))
     elif job.state == COLLECTING and job.ending != DONE:
@@ -188,7 +188,7 @@ def give_up(turn: Transition, job: Job, reason: str) -> None:
 
 
 def end(turn: Transition, job: Job, state: str, reason: str) -> None:
-    """The job is over: its workers go back to the backup pool."""
+    """End the job; its workers return to the backup pool."""
     reason = one_line(reason)
     turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
     if job.plan is not None:
@@ -199,14 +199,14 @@ def end(turn: Transition, job: Job, state: str, reason: str) -> None:
 
 
 def is_planning(job: Job, attempt: int) -> bool:
-    """Whether an answer of the planner for `attempt` is still awaited."""
+    """Whether the job still waits for the planner's answer for `attempt`."""
     return job.state == PLANNING and job.attempt == attempt
 
 
 def planning_words(job: Job, workers: int, so_far: str = "") -> str:
-    """What is done for a job while it is planned on some of so many workers, and how far that is.
+    """Describe the planning of a job on some of `workers` idle workers; `so_far` adds its progress.
 
-    The second begins as the first, so that whoever hears both knows that it goes on.
+    The text with progress begins with the text without, so a client can tell that it continues it.
     """
     pool = count_of(workers, "worker")
     count = f"{job.asked} of {pool}" if 0 < job.asked < workers else pool
@@ -215,7 +215,7 @@ def planning_words(job: Job, workers: int, so_far: str = "") -> str:
 
 
 def moment(job: Job) -> str:
-    """Where the job stands, for a sentence."""
+    """When something happened to the job, as a part of a sentence."""
     if job.state == RUNNING and job.unit is not None:
         return f"at step {job.step + 1}" if job.unit.train else f"while evaluating after step {job.step}"
     if job.state == COLLECTING:
@@ -249,8 +249,9 @@ def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]
 
 
 def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:
-    """Whether enough workers are connected for `job` and too few of them have its model's ops: then it waits
-    for another one to join, and no place in the queue brings it nearer.
+    """Whether enough workers are connected for `job`, but too few of them have its model's ops.
+
+    Such a job needs another worker to join, so it must not block the jobs behind it.
     """
     kin = [name for name in turn.state.kin_of(job) if not job.on or name in job.on]
     return len([name for name in kin if name not in job.unable]) < needs <= len(kin)

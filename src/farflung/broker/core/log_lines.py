@@ -1,4 +1,4 @@
-"""One line for the log for each decision that a person cares about."""
+"""Turn facts into lines of the broker's log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farflung.protocol.fields import has_left, one_line
 
 @singledispatch
 def log_line(fact: object) -> str:
-    """What happened, in words; empty for a fact that is too common to say."""
+    """One line that describes `fact`; empty if the fact is too frequent to log."""
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The broker's state as data: workers, jobs, and nothing that moves."""
+"""The broker's state as immutable data: workers and jobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ OVER = (DONE, FAILED, CANCELLED)
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker that the broker knows. `job` is the one it works for, `trouble` why it is not connected.
+    """A worker that the broker knows. `job` is its current job, `trouble` says why it is not connected.
 
-    `relay_mbps` is what it carries for peers who cannot reach each other, `line` what its owner says of it.
+    `relay_mbps` is the rate at which it relays links of others, `line` its access line as its owner describes
+    it.
     """
 
     worker: str
@@ -42,21 +43,21 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether it stands in the backup pool."""
+        """Whether the worker is in the backup pool."""
         return self.connected and self.job is None
 
     @property
     def emulated(self) -> bool:
-        """Whether its device only takes time: it runs emulated jobs, and nothing else does."""
+        """Whether its device is emulated. Emulated jobs run on such workers only, and other jobs never do."""
         return self.device.kind == EMULATED
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a job moves, from the times of its decided units.
+    """The progress of a job, from the times of its decided units.
 
-    `moved_at` is when the job last moved (seconds since 1970), `slowest` the longest unit so far in seconds
-    a microbatch.
+    `moved_at` is when the job last made progress (seconds since 1970), `slowest` the longest unit so far in
+    seconds per microbatch.
     """
 
     moved_at: float
@@ -66,14 +67,15 @@ class Pace:
 
 @dataclass(frozen=True)
 class Job:
-    """One job. `unit` is the one under way; `step` counts applied training steps.
+    """One job. `unit` is the current one; `step` counts applied training steps.
 
-    `seen` is the host at which the broker saw the submitter.
-    `members` are the workers it holds (after its end: held). `ending` is the state that a job in collecting
-    will have. `on` are the only workers that may do it, if it names any, and `unable` say of others
-    what ops of its model they lack, until they come anew. `codecs` are those of its links now. `loaded`,
-    `group`, `traffic` (of each link since the job began), `words` and `helm`, which chooses codecs while
-    it runs, are observed and empty after a replay.
+    `seen` is the host that the submitter connects from. `members` are the workers that the job holds (after
+    its end: held). `ending` is the final state of a job that is collecting. `on` names the only workers that
+    may run it, if any; `unable` maps workers to the ops of its model that they lack, until they register
+    again. `codecs` are the current codecs of its links.
+
+    `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `helm` (codec
+    tuning) are observed, and empty after a replay.
     """
 
     job: str
@@ -105,40 +107,38 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more happens to it."""
+        """Whether the job has ended."""
         return self.state in OVER
 
 
 @dataclass(frozen=True)
 class State:
-    """Every worker and every job the broker has known, jobs in order of submission."""
+    """All workers and jobs that the broker has known; jobs are in order of submission."""
 
     workers: Mapping[str, Worker]
     jobs: Mapping[str, Job]
 
     @classmethod
     def empty(cls) -> State:
-        """The state of a broker on a new folder."""
+        """The state of a new broker."""
         return cls({}, {})
 
     def backup_pool(self) -> list[str]:
-        """Idle workers, in the order of their ids, so that equal fleets get equal plans."""
+        """Idle workers, sorted by id, so that equal fleets get equal plans."""
         return sorted(worker.worker for worker in self.workers.values() if worker.idle)
 
     def idle_for(self, job: Job) -> list[str]:
-        """Those of the backup pool that may run `job`: no job runs on real and emulated devices, nor on one
-        that lacks its ops.
-        """
+        """Workers of the backup pool that can run `job`: of its kind, and with all of its ops."""
         kin = self.kin_of(job)
         return [name for name in self.backup_pool() if name in kin and name not in job.unable]
 
     def kin_of(self, job: Job) -> set[str]:
-        """Connected workers, idle or not, that are emulated if `job` is, and real if it is not."""
+        """Connected workers of the job's kind (emulated or real), idle or not."""
         emulated = job.training.emulated
         return {w.worker for w in self.workers.values() if w.connected and w.emulated == emulated}
 
     def told(self, worker: str, reader: str, job: str = "") -> list[str]:
-        """Addresses of a worker, as far as another worker or the submitter of `job` is told of them."""
+        """Addresses of a worker that `reader`, another worker or the submitter of `job`, may dial."""
         of_job, other = self.jobs.get(job), self.workers.get(reader)
         if of_job is not None and of_job.submitter == reader:
             seen = of_job.seen
@@ -147,16 +147,16 @@ class State:
         return self.workers[worker].where.told(seen)
 
     def with_worker(self, worker: Worker) -> State:
-        """The state with this worker in place of its namesake."""
+        """The state with this worker added or replaced."""
         return replace(self, workers={**self.workers, worker.worker: worker})
 
     def with_job(self, job: Job) -> State:
-        """The state with this job in place of its namesake."""
+        """The state with this job added or replaced."""
         return replace(self, jobs={**self.jobs, job.job: job})
 
 
 def durable(state: State) -> State:
-    """The part of `state` that a replay of the decisions gives."""
+    """The part of `state` that a replay of the stored decisions restores."""
     jobs = {
         name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", helm=None)
         for name, job in state.jobs.items()

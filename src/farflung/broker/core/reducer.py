@@ -1,7 +1,4 @@
-"""What each fact does to the state. Nothing here decides.
-
-Which unit follows another, without walking the whole sequence of a long job.
-"""
+"""Apply facts to the state. Decisions are made elsewhere; this file only carries them out."""
 
 from __future__ import annotations
 
@@ -29,7 +26,10 @@ from farflung.schedule import Unit
 
 
 def next_unit(training: Training, after: Unit | None) -> Unit | None:
-    """The unit after `after` (None: the first) in `training.units()`; None when that was the last."""
+    """The unit after `after` (None: the first) in `training.units()`; None if there is no more.
+
+    Computed directly, because walking the sequence of a long job would take too long.
+    """
     number = 0 if after is None else after.number + 1
     step = 0 if after is None else after.step + after.train
     evaluated = after is not None and not after.train
@@ -67,7 +67,7 @@ def _evolve(fact: object, state: State) -> State:
 @_evolve.register
 def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
     for job in state.jobs.values():
-        if fact.worker in job.unable:  # it may have come with another backend
+        if fact.worker in job.unable:  # it may have another backend now
             others = {worker: why for worker, why in job.unable.items() if worker != fact.worker}
             state = state.with_job(replace(job, unable=others))
     return state.with_worker(
@@ -202,7 +202,7 @@ def _apply_job_collecting(fact: facts.JobCollecting, state: State) -> State:
 @_evolve.register
 def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
     job = state.jobs[fact.job]
-    # What an ended job no longer needs would stay in memory for the broker's life.
+    # Drop what an ended job no longer needs; ended jobs stay in memory as long as the broker runs.
     ended = replace(
         job,
         state=fact.state,
@@ -243,9 +243,7 @@ def _apply_wait_explained(fact: facts.WaitExplained, state: State) -> State:
 
 
 def _whereabouts(known: Worker | None, fact: facts.WorkerAdmitted | facts.WorkerMoved) -> WorkerAddresses:
-    """What a worker says now; where it was found to answer still counts if its process claims the same from
-    there.
-    """
+    """The worker's new addresses; verified ones are kept if the same process makes the same claims."""
     where = WorkerAddresses(tuple(fact.addresses), tuple(fact.claims), fact.seen)
     if known is None or (known.where.claims, known.where.seen) != (where.claims, where.seen):
         return where
@@ -254,7 +252,7 @@ def _whereabouts(known: Worker | None, fact: facts.WorkerAdmitted | facts.Worker
 
 
 def _held(state: State, job: Job, keep: Collection[str]) -> State:
-    """`job` holds the workers `keep` and no others."""
+    """Assign the workers `keep` to `job` and free its other workers."""
     for name in {*job.members, *keep}:
         worker = state.workers[name]
         if name in keep:

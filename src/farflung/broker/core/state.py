@@ -3,10 +3,9 @@
 No clock, socket, thread or file: time is a field of the event, and the service appends the decisions among
 the facts to the store before it carries out the commands. Any history can be replayed as a list of events.
 
-When the broker stops waiting for a job that no longer moves although every link is alive.
-
-Deadlines follow from measured unit times (dropped after 10 x the slowest so far). Before there is a measure
-they follow from what the plan has to move and compute, at rates below any device or line worth having.
+A job that makes no progress is given up after a deadline, even if all of its sessions are alive (`overdue`).
+Deadlines follow from measured unit times (10 x the slowest so far). Before the first measurement they follow
+from the bytes and FLOPs of the plan, at rates below those of any useful device or access line.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ TRAIN_FLOPS_PER_FORWARD = 3
 
 
 def overdue(job: Job, now: float, patience_seconds: float) -> str:
-    """Why the job is given up at `now`, or nothing.
+    """The reason to give the job up at `now`; empty if there is none.
 
-    `patience_seconds` is what every wait may last at least.
+    Every wait may last at least `patience_seconds`.
     """
     if job.state not in (PLANNING, LOADING, RUNNING, COLLECTING):
         return ""
@@ -100,25 +99,25 @@ __all__ = ["Outcome", "State", "decide", "durable", "reduce_fact", "replay"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an event brought about. `state` is the state of before with every fact evolved, in order."""
+    """The result of one event; `state` is the old state with all `facts` applied in order."""
 
     state: State
     facts: tuple[Fact, ...]
     commands: tuple[Command, ...]
 
     def decisions(self) -> list[AnyDecision]:
-        """The facts that must be on disk before a command leaves."""
+        """The facts that must be stored before any command is carried out."""
         return [fact for fact in self.facts if isinstance(fact, Decision)]
 
 
 def decide(state: State, event: events.Event) -> Outcome:
-    """What the broker makes of `event`.
+    """Decide one event.
 
     Raises
     ------
     ProtocolError
-        The event is a message that its sender may not send now. The state stays as it was; the service closes
-        the sender's link.
+        The event is a message that its sender may not send now. The state is unchanged; the service closes
+        the sender's session.
     """
     turn = Transition(state, event.now)
     _decide(event, turn)
@@ -127,7 +126,7 @@ def decide(state: State, event: events.Event) -> Outcome:
 
 
 def replay(decisions: Iterable[AnyDecision]) -> State:
-    """The durable state after these decisions."""
+    """The durable state after these stored decisions."""
     state = State.empty()
     for fact in decisions:
         state = reduce_fact(state, fact)
@@ -154,7 +153,7 @@ def _on_restarted(event: events.Restarted, turn: Transition) -> None:
 def _on_tick(event: events.Tick, turn: Transition) -> None:
     for job in list(turn.state.jobs.values()):
         if reason := overdue(job, event.now, event.patience_seconds):
-            if job.state == PLANNING:  # giving up would only plan again
+            if job.state == PLANNING:  # `give_up` would only plan it again
                 jobs.end(turn, job, FAILED, reason)
             else:
                 jobs.give_up(turn, job, reason)
@@ -162,12 +161,13 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
 
 @_decide.register
 def _on_worker_joins(event: events.WorkerJoins, turn: Transition) -> None:
-    """Admit the worker, or refuse it because its id is in use or its opset is not ours.
+    """Admit the worker, or refuse it because its id is in use or its opset conflicts with the broker's.
 
-    Two live processes with one identity would throw each other out for ever, so while the older link brings
-    heartbeats a newcomer with another boot is refused, for now: its machine may have been rebooted between
-    two of them. An older link that missed heartbeats is that of a machine that was switched off or moved: it
-    gives way at once, without waiting for the lease. So does the same process (same boot) on a new link.
+    Two live processes with one identity would replace each other for ever. So while the older session
+    receives heartbeats, a new process (another boot) is refused, but only for now: its machine may have been
+    rebooted between two heartbeats. If the older session missed heartbeats, its machine was probably switched
+    off or moved, and the new session replaces it at once, without waiting for the lease. So does a new
+    session of the same process (same boot).
     """
     register = event.register
     if trouble := register.device.opset.conflict():
@@ -220,7 +220,7 @@ def _on_worker_moves(event: events.WorkerMoves, turn: Transition) -> None:
 def _on_worker_proved(event: events.WorkerProved, turn: Transition) -> None:
     worker = turn.state.workers[event.worker]
     if not worker.connected or worker.where.claims != event.claims or worker.where.proved == event.addresses:
-        return  # of what it said before
+        return  # outdated, or known already
     turn.emit(facts.WorkerProved(event.worker, list(event.addresses)))
     if worker.job is not None:
         jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
@@ -324,7 +324,7 @@ def _lose(turn: Transition, name: str, reason: str) -> None:
 
 
 def _named_job(turn: Transition, event: events.WorkerSays) -> Job | None:
-    """The live job the message is about; None when the message is of an attempt that is over."""
+    """The live job that the message is about; None if the message belongs to an attempt that has ended."""
     message = event.message
     job = turn.state.jobs.get(message.job)
     if job is None or message.attempt > job.attempt:

@@ -1,4 +1,4 @@
-"""One event being decided: the facts it brings about, the commands that follow, the state so far."""
+"""Accumulate the facts and commands of one event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farflung.protocol.messages import Message
 
 
 class Transition:
-    """Collects the outcome of one event at time `now` (seconds since 1970)."""
+    """Facts, commands and current state while one event is decided; `now` is in seconds since 1970."""
 
     def __init__(self, state: State, now: float) -> None:
         self.state = state
@@ -19,7 +19,7 @@ class Transition:
         self.commands: list[Command] = []
 
     def emit(self, fact: Fact) -> None:
-        """Add a fact; `state` is the one after it."""
+        """Add a fact and apply it to `state`."""
         self.state = reduce_fact(self.state, fact)
         self.facts.append(fact)
 
@@ -28,11 +28,11 @@ class Transition:
         self.commands.append(command)
 
     def tell(self, job: str, message: Message) -> None:
-        """A message to the job's submitter."""
+        """Send a message to the job's submitter."""
         self.do(Tell(job, message))
 
     def send_members(self, job: Job, message: Message) -> None:
-        """A message to every connected worker that the job holds."""
+        """Send a message to every connected worker that the job holds."""
         for name in job.members:
             worker = self.state.workers[name]
             if worker.connected and worker.job == job.job:

@@ -1,4 +1,4 @@
-"""A unit's end: every share has come, the commit group decides, the next unit follows or the job's end."""
+"""The end of a unit: when all shares have arrived, the commit group decides and the next unit begins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farflung.protocol.messages import Decide, UnitDone, UnitReady
 
 
 def ready(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
-    """Take a worker's shares; the last one decides the unit.
+    """Add a worker's shares; the last ones decide the unit.
 
     Raises
     ------
@@ -20,7 +20,7 @@ def ready(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
         The shares are not what the plan and the current unit let the worker send.
     """
     if job.state == COLLECTING:
-        return  # sent before the worker heard that the unit is dropped
+        return  # sent before the worker knew that the unit was dropped
     if job.state != RUNNING:
         raise ProtocolError(f"worker {worker} is ready for unit {message.unit} of a job that is {job.state}")
     turn.emit(facts.WorkerReady(job.job, worker, message))

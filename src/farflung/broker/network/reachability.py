@@ -1,6 +1,6 @@
-"""Members of a plan who cannot reach each other: whom the broker asks for help, and how much it grants.
+"""Help members of a plan that cannot reach each other: reverse dialling, and circuits through relays.
 
-Nothing of this is a decision of the job's: it is observed, never logged, and asked for again when it is lost.
+None of this is stored: a member that loses an answer asks again.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from farflung.transport.names import BROKER_ID
 
 QUOTA_FACTOR = 2
 QUOTA_SLACK_BYTES = 2**28
-"""For heartbeats, framing and TLS over days."""
+"""Allowance for heartbeats, framing and TLS over days."""
 
 
 def ask(
     turn: Transition, job: Job, asker: str, message: AskReverse | AskCircuit, addresses: Sequence[str]
 ) -> None:
-    """Pass on what a member of the plan asks of another, who then dials it or takes an end of a circuit.
+    """Pass a request on to another member of the plan, which then dials back or takes an end of a circuit.
 
-    `addresses` are where the broker knows the asker to be.
+    `addresses` are those of the asker.
 
     Raises
     ------
     ProtocolError
-        The plan does not join the two.
+        The plan has no link between the two.
     """
     if job.state not in (LOADING, RUNNING, COLLECTING) or job.plan is None:
         return
@@ -48,9 +48,10 @@ def ask(
 
 
 def submitter_addresses(message: AskReverse | AskCircuit, remote: str) -> list[str]:
-    """Where a submitter that the broker sees at `remote` (HOST:PORT) listens for whoever dials it back.
+    """The address at which a submitter connected from `remote` (HOST:PORT) can be dialled back.
 
-    One that came over the loopback is on the broker's machine, which others know by another name.
+    A submitter that connected over the loopback runs on the broker's machine. Others reach that under another
+    host, so the address has the wildcard host, which receivers replace by the broker's.
     """
     if not isinstance(message, AskReverse):
         return []
@@ -60,7 +61,7 @@ def submitter_addresses(message: AskReverse | AskCircuit, remote: str) -> list[s
 
 
 def not_reached(turn: Transition, job: Job, worker: str, message: NotReached) -> None:
-    """Tell the asker that the worker it sought could do nothing; see `ask`."""
+    """Tell the asker that its peer could not help; see `ask`."""
     if job.plan is not None:
         _check_pair(job, job.plan, worker, message.peer)
         answer = NotReached(message.number, job.job, job.attempt, worker, message.reason)
@@ -68,14 +69,14 @@ def not_reached(turn: Transition, job: Job, worker: str, message: NotReached) ->
 
 
 def to_member(job: str, submitter: str, member: str, message: Message) -> Command:
-    """The command that brings `message` to a worker of the job or to its submitter."""
+    """The command that sends `message` to a worker of the job or to its submitter."""
     return Tell(job, message) if member == submitter else Send(member, message)
 
 
 def byte_quota(plan: Plan, training: Training, a: str, b: str, submitter: str) -> int:
-    """What a circuit between two members may carry, both ways: twice what the plan sends between them.
+    """Bytes that a circuit between two members may carry in total: twice what the plan sends between them.
 
-    One that is used up ends; what the plan still needs is then asked for anew.
+    A circuit ends when its quota is used up; its members then ask for another one.
     """
     microbatches = _microbatches(training)
     if submitter in (a, b):
@@ -94,7 +95,7 @@ def byte_quota(plan: Plan, training: Training, a: str, b: str, submitter: str) -
 
 
 def _microbatches(training: Training) -> int:
-    """Of the whole job, evaluations included: never too few."""
+    """An upper bound on the microbatches of the whole job, including evaluations."""
     evaluations = 2 + training.steps // (training.validate_every or training.steps)
     return training.steps * training.microbatches + evaluations * training.validation_microbatches
 
@@ -121,9 +122,10 @@ def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit
 
 
 def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[str]) -> str:
-    """A worker that relays, drawn by its rate (for one pair always the same); the broker if none is left.
+    """Choose a worker that relays, with probability by its rate; the broker if none is left.
 
-    Weighted rendezvous hashing: pairs spread over the relays without anybody counting.
+    Weighted rendezvous hashing: a pair always gets the same relay, and pairs spread over the relays without
+    any bookkeeping.
     """
     offers = {
         name: worker.relay_mbps

@@ -1,4 +1,4 @@
-"""The broker's hand in circuits: it draws their tokens, tells all three, and may be the relay itself."""
+"""Open circuits: draw their tokens and send them to the relay, which may be the broker, and to both ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NO_RELAY = "no relay is on offer: the broker was started with --relay 0, and no 
 
 
 class Circuits:
-    """`relay` is the broker's own; None where it carries nothing."""
+    """Opens circuits. `relay` is the broker's own relay; None if the broker does not relay."""
 
     def __init__(self, relay: Relay | None) -> None:
         self._relay = relay
 
     def open(self, command: OpenCircuit) -> list[Command]:
-        """What is sent to whom, now that a circuit was granted. The relay is told first."""
+        """The messages that open a granted circuit; the relay's comes first."""
         one, other = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES)
         if command.relay == BROKER_ID and self._relay is None:
             refusal = NotReached(command.number, command.job, command.attempt, command.target, NO_RELAY)

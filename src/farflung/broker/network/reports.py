@@ -1,4 +1,4 @@
-"""How holders last said that their links stand: observed, never logged, and bounded whoever they are."""
+"""The newest link reports of workers and submitters, kept in bounded memory and never stored."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from farflung.protocol.messages import Links
 from farflung.protocol.viewer import LinkView
 
 MAXIMUM_REPORTS_KEPT = 20_000
-"""Of all holders, each of a few hundred bytes, 2.6 KB at most; a thousand workers with ten links each fit."""
+"""Reports of all holders together: enough for a thousand workers with ten links each.
+
+A report takes a few hundred bytes, at most 2.6 KB.
+"""
 
 
 class Reports:
-    """The newest report of each member of a job; who reported longest ago is forgotten first."""
+    """The newest report of each member of a job; the oldest are dropped first."""
 
     def __init__(self) -> None:
         self._newest: dict[str, Links] = {}
 
     def take(self, jobs: Mapping[str, Job], holder: str, links: Links) -> None:
-        """Keep what a member of a job says of its links to other members; of anything else nothing."""
+        """Keep a member's reports about links to other members of its job, and ignore all others."""
         job = jobs.get(links.job)
         if job is None:
             return
@@ -33,7 +36,7 @@ class Reports:
             del self._newest[next(iter(self._newest))]
 
     def views(self) -> Iterator[LinkView]:
-        """All of them, for the status, by holder."""
+        """All reports for `farflung status`, sorted by holder."""
         for holder in sorted(self._newest):
             links = self._newest[holder]
             for report in links.reports:

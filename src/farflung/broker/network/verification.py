@@ -1,4 +1,4 @@
-"""Finds out where workers answer: dials what they claim, and looks whose key is there."""
+"""Verify the addresses that workers claim: dial them and check whose key answers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from farflung.transport.peer import Peer
 from farflung.transport.timeouts import Timeouts
 
 AT_ONCE = 16
-"""Dials for all workers together."""
+"""Concurrent dials for all workers together."""
 
 OF_A_WORKER = 4
-"""Of these, for one worker: what it claims may take the longest to fail."""
+"""Concurrent dials for one worker, because false claims can take very long to fail."""
 
 MOST_OF_A_NAME = 4
-"""Of the addresses that one name has."""
+"""Addresses that are tried for one host name."""
 
 LONGEST_PAUSE_LEASES = 64
 
@@ -39,7 +39,7 @@ _Said = tuple[tuple[str, ...], str, str]
 
 @dataclass
 class _Proof:
-    """What a worker said that was heeded, when, the pause after that, and where it answered, once known."""
+    """The claims last verified, when that began, the pause after it, and the result, once known."""
 
     said: _Said
     begun_at: float
@@ -48,16 +48,18 @@ class _Proof:
 
 
 class AddressVerifier:
-    """Strangers hear little of what a worker claims: what it says is tried once, and the more often it says
-    something else, the later that is heeded: after a lease, then two, in the end 64.
+    """Dials claimed addresses once, and changed claims at growing intervals.
+
+    A worker that keeps changing its claims could use the broker to dial strangers. So each change is tried
+    later than the one before: after one lease, then two, and at most 64.
 
     Parameters
     ----------
     context
-        The broker's TLS context to dial with.
+        Returns the broker's TLS context for dialling.
     proved
-        Called with a worker, its claims, and the addresses at which its key has answered, as long as other
-        ones are known of it.
+        Called with a worker, its claims, and the addresses at which its key answered, until the worker's
+        state shows these addresses.
     """
 
     def __init__(
@@ -74,17 +76,17 @@ class AddressVerifier:
         self._proofs: dict[str, _Proof] = {}
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
-        # Not the loop's own threads, which store decisions: names may lead to a server that never answers.
+        # Not the loop's own threads, which store decisions: a name server may never answer.
         self._names = ThreadPoolExecutor(2, thread_name_prefix="farflung-names")
 
     def look(self, workers: Mapping[str, Worker]) -> None:
-        """Tell what was proved, and begin to prove what workers have said since the last look."""
+        """Report results, and begin to verify new claims; called every heartbeat."""
         for name, worker in workers.items():
             if worker.connected and name not in self._at_work:
                 self._heed(name, worker)
 
     async def close(self) -> None:
-        """Stop what is under way."""
+        """Cancel verifications in progress."""
         tasks = list(self._at_work.values())
         for task in tasks:
             task.cancel()
@@ -104,7 +106,7 @@ class AddressVerifier:
             self._at_work[name] = asyncio.create_task(self._prove(name, worker.where, proof))
 
     def _pause(self, known: _Proof | None, now: float) -> float:
-        """Twice the last one, less what the worker waited beyond it."""
+        """Twice the last pause, less the time that the worker waited beyond it."""
         lease = self._timeouts.lease_seconds
         pause = lease if known is None else 3 * known.pause - (now - known.begun_at)
         return min(max(pause, lease), LONGEST_PAUSE_LEASES * lease)
@@ -113,7 +115,7 @@ class AddressVerifier:
         try:
             context = await asyncio.to_thread(self._context)
             proof.answered = await self._answering(name, await self._in_numbers(where), context)
-        except Exception:  # nobody waits for this task
+        except Exception:  # no other task awaits this one
             _log.exception("what %s claims could not be proved", name)
         finally:
             del self._at_work[name]
@@ -130,9 +132,9 @@ class AddressVerifier:
         return tuple(address for address, task in dials.items() if task.result())
 
     async def _in_numbers(self, where: WorkerAddresses) -> list[str]:
-        """The addresses behind claims that may be tried; all names have `connect_seconds` together.
+        """Resolve claims to addresses that may be tried; all lookups together may take `connect_seconds`.
 
-        Peers are told these and no name, which could lead elsewhere by then.
+        Peers get these numeric addresses, because a name could resolve differently later.
         """
         found: list[str] = []
         with suppress(TimeoutError):
@@ -147,7 +149,7 @@ class AddressVerifier:
         look_up = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._names, look_up)
-        except (OSError, ValueError):  # no such name, or none at all: IDNA refuses it, a NUL is in it
+        except (OSError, ValueError):  # an unknown name, or an invalid one (IDNA refuses it, it has a NUL)
             return []
         return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -158,4 +160,4 @@ def _is_name(address: tuple[str, int]) -> bool:
         ipaddress.ip_address(host)
     except ValueError:
         return True
-    return "%" in host  # whether there is such an interface is for the system to say
+    return "%" in host  # only the system knows whether there is such an interface

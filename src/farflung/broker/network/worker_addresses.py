@@ -1,8 +1,8 @@
-"""Where a worker is to be found, and whom to tell: nobody is sent to a stranger by a worker's word alone.
+"""A worker's addresses, and which of them other members may see.
 
-A worker says under which addresses it listens. What it says of the host that the broker sees it at is told to
-everybody. Any other address is a claim: told once the worker's key has answered there (`proving.py`), or to
-those whose own network it leads to.
+A worker lists the addresses at which it listens, but its word alone must not send peers to strangers. An
+address of the host that the worker connects from is shown to everyone. Any other address is a claim: it is
+shown after the worker's key has answered there (`verification`), or to peers in whose own network it lies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
 
 _SITE_BITS = 64
-"""Of an IPv6 address: a home's, or at least one network's within it."""
+"""Leading bits of an IPv6 address that identify a home, or at least one network in it."""
 
 _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -26,10 +26,10 @@ class WorkerAddresses:
 
     Attributes
     ----------
-    addresses : Of the host that the broker sees it at.
-    claims : What else it says, in its order.
-    seen : That host.
-    proved : Where its key has answered to the broker, in numbers. Observed, and empty after a replay.
+    addresses : Those of the host that the worker connects from.
+    claims : Its other addresses, in its order.
+    seen : The host that it connects from.
+    proved : Numeric addresses at which its key answered the broker. Observed, and empty after a replay.
     """
 
     addresses: tuple[str, ...] = ()
@@ -39,23 +39,25 @@ class WorkerAddresses:
 
     @property
     def said(self) -> tuple[str, ...]:
-        """What the worker says, as it says it."""
+        """All addresses that the worker lists."""
         return (*self.addresses, *self.claims)
 
     def told(self, reader: str) -> list[str]:
-        """Those that somebody may dial whom the broker sees at host `reader`: the nearest first."""
+        """Addresses for a member that connects from host `reader`, nearest first."""
         near = [claim for claim in self.claims if _is_near(claim, self.seen, reader)]
         far = [address for address in (*self.addresses, *self.proved) if _leads_there(address, reader)]
         return list(dict.fromkeys([*near, *far]))
 
 
 def worker_addresses(addresses: Sequence[str], seen_from: str) -> WorkerAddresses:
-    """What a worker says, judged by where the broker sees it; one without a host is there.
+    """Sort a worker's addresses into own ones and claims, by the address `seen_from` that it connects from.
+
+    A wildcard host stands for the host that it connects from.
 
     Raises
     ------
     ProtocolError
-        One is no HOST:PORT.
+        An address is not HOST:PORT.
     """
     own: list[str] = []
     claims: list[str] = []
@@ -71,9 +73,10 @@ def worker_addresses(addresses: Sequence[str], seen_from: str) -> WorkerAddresse
 
 
 def may_be_tried(host: str, seen: str) -> bool:
-    """Whether the broker itself may dial `host` to find the worker there that it sees at `seen`.
+    """Whether the broker may dial `host` to verify a claim of a worker that connects from `seen`.
 
-    One of a private network only if it meets the worker in one, else it would search its own for strangers.
+    A private host only if the worker connects from a private one: otherwise a remote worker could make the
+    broker probe the broker's own network.
     """
     address, here = _parsed(host), _parsed(seen)
     if address is None or here is None or _is_nowhere(address) or address.is_loopback:
@@ -82,7 +85,7 @@ def may_be_tried(host: str, seen: str) -> bool:
 
 
 def _is_near(claim: str, seen: str, reader: str) -> bool:
-    """Whether a claim leads into the network of who is told: there it can harm nobody else."""
+    """Whether a claim lies in the reader's own network, where it cannot harm others."""
     address, there = _parsed(parse_address(claim)[0]), _parsed(reader)
     if address is None or there is None or _is_nowhere(address):
         return False
@@ -94,13 +97,13 @@ def _is_near(claim: str, seen: str, reader: str) -> bool:
 
 
 def _leads_there(address: str, reader: str) -> bool:
-    """Whether an address that is told to everybody means the same to this one: a loopback does to few."""
+    """Whether an address means the same host to this reader; a loopback does so on one machine only."""
     host, there = _parsed(parse_address(address)[0]), _parsed(reader)
     return host is None or not host.is_loopback or there is None or there.is_loopback
 
 
 def _is_one_network(a: _Host, b: _Host) -> bool:
-    """Whether the broker sees both in one place: behind one address, in one network, or beside it."""
+    """Whether the broker sees both in one place: at one address, in one IPv6 network, or on its machine."""
     if a.is_loopback and b.is_loopback:
         return True
     if isinstance(a, ipaddress.IPv6Address) and isinstance(b, ipaddress.IPv6Address):

@@ -1,4 +1,4 @@
-"""Has a job planned where that can delay nobody: in a process of its own, for a bounded time."""
+"""Run the planner in a process of its own, for a bounded time."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from farflung.errors import PlanError
 from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
 
-PROGRAM = "farflung.broker.planning.process"  # loads what a broker that only keeps members does not need
+PROGRAM = "farflung.broker.planning.process"  # keeps the planner's imports out of the broker
 
 STEERING = "farflung.planner.codecs.steering"
 
 HEAR_SECONDS = 1.0
-"""At least, between two words on how a search gets on that are passed on."""
+"""Minimum time between two progress reports that are passed on."""
 
 Clock = Callable[[], float]
 _log = logging.getLogger("farflung.broker")
 
 
 def unheard(searched: Searched) -> None:
-    """Nobody wants to hear how a search gets on."""
+    """Ignore a progress report."""
 
 
 async def plan(
@@ -49,10 +49,10 @@ async def plan(
     clock: Clock,
     hear: Callable[[Searched], None] = unheard,
 ) -> PlanMade | PlanFailed | PlanLacks:
-    """Plan a job; what goes wrong becomes the reason that its submitter reads.
+    """Plan a job. A failure becomes a `PlanFailed` whose reason is shown to the submitter.
 
-    `measured` is what the fleet knows of the command's workers; a topology of the job's own counts more.
-    `hear` is told now and then how a search gets on.
+    `measured` is the measured topology of the command's workers; a topology that the job brings takes
+    precedence. `hear` is called with progress reports.
     """
     question = _question(command, measured, timeouts.search_seconds)
     try:
@@ -62,7 +62,7 @@ async def plan(
     if isinstance(answer, Made):
         made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable, answer.notes)
         if answer.steering:
-            await asyncio.to_thread(import_module, STEERING)  # with NumPy, which takes a while
+            await asyncio.to_thread(import_module, STEERING)  # imports NumPy, which takes a while
         return PlanMade(clock(), command.job, command.attempt, *made, answer.steering)
     if isinstance(answer, Lacking):
         return PlanLacks(clock(), command.job, command.attempt, answer.unable)
@@ -94,7 +94,7 @@ def _question(command: RunPlanner, measured: MeasuredTopology | None, search_sec
 
 
 async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched], None]) -> Answer:
-    """Put a question to a new process; PlanError if it gives no answer."""
+    """Ask a new planner process; PlanError if it gives no answer."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -115,7 +115,7 @@ async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched],
         raise PlanError(
             f"no plan within {limit_seconds:.0f} s: model or fleet are too large for the broker's machine"
         ) from None
-    except msgspec.ValidationError as error:  # of a step of 10^15 s, say, on devices that hardly compute
+    except msgspec.ValidationError as error:  # e.g. a step of 10^15 s on extremely slow devices
         raise PlanError(f"no such plan can be told: {error}") from None
     finally:
         if process.returncode is None:
@@ -129,14 +129,14 @@ async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched],
 
 
 async def _put(stream: asyncio.StreamWriter, question: bytes) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and what it said tells why
+    with suppress(BrokenPipeError, ConnectionResetError):  # the process ended; its stderr says why
         stream.write(question)
         await stream.drain()
     stream.close()
 
 
 async def _heard(stream: asyncio.StreamReader, hear: Callable[[Searched], None]) -> Answer | None:
-    """The answer, which ends what is said; None if that ends before."""
+    """Read progress reports up to the answer; None if the stream ends without one."""
     due = 0.0
     while True:
         try:
@@ -147,7 +147,7 @@ async def _heard(stream: asyncio.StreamReader, hear: Callable[[Searched], None])
         said = msgspec.msgpack.decode(body, type=Searched | Answer)
         if not isinstance(said, Searched):
             return said
-        if time.monotonic() >= due:  # whatever the process does, its words are few
+        if time.monotonic() >= due:  # limit the rate, whatever the process sends
             due = time.monotonic() + HEAR_SECONDS
             hear(said)
 

@@ -1,4 +1,4 @@
-"""One at a time, and whoever waits is served in rounds: each submitter once, then each once more."""
+"""A lock that serves waiting submitters round-robin."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 
 class FairLock:
-    """A lock of which a submitter with many jobs holds up another by one of them, and not by all.
+    """A lock under which a submitter with many jobs delays another submitter by at most one of them.
 
-    Within a submitter the order is that of asking. Whoever stops waiting loses no one else's place.
+    Requests of one submitter are served in order. A cancelled request does not change the order of others.
     """
 
     def __init__(self) -> None:
         self._held = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by submitter, whose turn is next first
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by submitter, next one first
 
     @asynccontextmanager
     async def turn(self, submitter: str) -> AsyncIterator[None]:
@@ -38,7 +38,7 @@ class FairLock:
         except asyncio.CancelledError:
             if called.cancelled():
                 self._leave(submitter, called)
-            else:  # called and cancelled at once: the turn is somebody else's
+            else:  # called and cancelled at once: pass the turn on
                 self._pass_on()
             raise
 

@@ -1,4 +1,4 @@
-"""What the broker asks its planner, and what it may answer."""
+"""Messages between the broker and its planner process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from farflung.runtime.training import Training
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What to plan, on `count` of `workers` (0: as many as serve it), by whose wishes, on what is known.
+    """The job to plan, on `count` of `workers` (0: the planner chooses how many).
 
-    `topology` is None where nothing is known of the workers; `measured` says that the fleet measured it, and
-    `assumed` what of it was not. A search ends after `search_seconds` of CPU time. `abilities` say what each
-    worker can compute, `codecs` how links are to be written.
+    `topology` is None if nothing is known about the workers; `measured` says that the fleet measured it, and
+    `assumed` lists what was not measured. A search ends after `search_seconds` of CPU time. `abilities` say
+    what each worker can compute, `codecs` which codecs the job asks for.
     """
 
     graph: bytes
@@ -35,7 +35,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
-    """A plan, and what `PlanMade` has with it."""
+    """A plan; the fields are those of `PlanMade`."""
 
     plan: Plan
     programs: list[SegmentProgram]
@@ -47,13 +47,13 @@ class Made(msgspec.Struct, frozen=True, tag=True):
 
 
 class Impossible(msgspec.Struct, frozen=True, tag=True):
-    """There is no plan, for a reason the user can read."""
+    """Planning failed, for a reason the user can read."""
 
     reason: str
 
 
 class Lacking(msgspec.Struct, frozen=True, tag=True):
-    """Too few of the workers can run the model: what each of the others lacks, in words."""
+    """Too few of the workers can run the model; `unable` says what each of the others lacks."""
 
     unable: dict[str, str]
 
@@ -66,7 +66,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 
 class Searched(msgspec.Struct, frozen=True, tag=True):
-    """Said before the answer: how many plans were looked at so far, and the step of the best, if known."""
+    """A progress report: the number of plans examined so far, and the step time of the best, if known."""
 
     plans: float
     step_seconds: float | None
@@ -75,4 +75,4 @@ class Searched(msgspec.Struct, frozen=True, tag=True):
 Answer = Made | Impossible | Lacking | Broken
 
 LENGTH_BYTES = 8
-"""Before whatever the planner says stands its length, in so many bytes, the highest first."""
+"""Size of the big-endian length in front of each message of the planner."""

@@ -1,7 +1,7 @@
-"""The planner as a process of its own: a question on standard input, an answer on standard output.
+"""The planner process: reads a question from standard input and writes the answer to standard output.
 
-A graph of 100,000 nodes keeps it busy for a while, and a hostile one may take it all the memory there is: the
-broker only waits, and its heartbeats go on.
+A graph of 100,000 nodes takes a while to plan, and a hostile one may use up the memory. Meanwhile the broker
+only waits, and its heartbeats continue.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
 
 BUDGET = 400
-"""Plans that a search looks at before a job begins."""
+"""Number of plans that a search examines before a job begins."""
 
 SAY_SECONDS = 0.5
-"""At least, between two words on how a search gets on."""
+"""Minimum time between two progress reports."""
 
 MOST_MEMORY_BYTES = 4 * 1024**3
-"""What planning one job may take of the broker's machine; a plan for 1,000 workers took 0.35 GB."""
+"""Memory limit of this process; a plan for 1,000 workers took 0.35 GB."""
 
 
 class _Progress:
-    """Says now and then how a search gets on (`planner.assignment.Watch`)."""
+    """Reports the progress of a search to the broker (a `planner.assignment.Watch`)."""
 
     def __init__(self) -> None:
         self._plans, self._best = 0.0, float("inf")
@@ -78,21 +78,21 @@ class _Progress:
 
 
 def main() -> None:
-    """Answer the one question."""
+    """Answer one question."""
     limit_memory()
     question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
     say(answer(question, _Progress()))
 
 
 def say(said: Searched | Answer) -> None:
-    """Write something for the broker."""
+    """Write a message for the broker."""
     body = msgspec.msgpack.encode(said)
     sys.stdout.buffer.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
     sys.stdout.buffer.flush()
 
 
 def limit_memory() -> None:
-    """Let this process run out of memory before the machine does, where the system has such limits."""
+    """Limit this process's memory, so that it fails before the machine does, if the system supports it."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -100,7 +100,7 @@ def limit_memory() -> None:
 
 
 def answer(question: Question, watch: Watch = unwatched) -> Answer:
-    """What the planner makes of a question; `watch` hears how a search gets on."""
+    """Plan what the question asks for; `watch` is called with the search's progress."""
     try:
         return _answer(question, watch)
     except FarflungError as error:
@@ -136,7 +136,7 @@ def _answer(question: Question, watch: Watch) -> Made | Lacking:
 
 
 def _steering(question: Question, plan: Plan) -> bytes:
-    """What the broker needs to go on choosing codecs while the job runs; nothing where they are fixed."""
+    """The initial state of codec tuning; empty if the job's codecs are fixed."""
     policy = question.codecs.policy
     if policy is None or policy.kind != "auto":
         return b""
@@ -146,7 +146,7 @@ def _steering(question: Question, plan: Plan) -> bytes:
 
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:
-    """By the cut of `planner.cutting.balanced`, for workers of whose links nothing is known."""
+    """Plan with the cut of `planner.cutting.balanced`, for workers whose links are unknown."""
     workers = question.workers[: question.count or None]
     training = question.training
     made = plan_job(
@@ -163,7 +163,7 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
 
 
 def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
-    """The answer of the scheduler that the job asks for, on a topology."""
+    """Plan with the scheduler that the job asks for, on a topology."""
     training = question.training
     moments = training.optimizer.moments
     workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=moments)
@@ -200,10 +200,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
 
 
 def _of_these(question: Question) -> Topology:
-    """The topology without others than the workers at hand.
-
-    Raises PlanError where it does not know one of them.
-    """
+    """The topology reduced to the workers of the question; PlanError if it lacks one of them."""
     assert question.topology is not None
     numbers = {id: number for number, id in enumerate(question.topology.ids)}
     for worker in question.workers:
@@ -215,7 +212,7 @@ def _of_these(question: Question) -> Topology:
 
 
 def _check_size(program_bytes: int) -> None:
-    # One worker may get all of them, in one control message beside the plan.
+    # One worker may get all programs, in one control message together with the plan.
     if program_bytes > MAXIMUM_CONTROL_BYTES // 2:
         raise PlanError(
             f"the programs take {program_bytes} bytes, at most {MAXIMUM_CONTROL_BYTES // 2} can be sent: "
@@ -224,7 +221,7 @@ def _check_size(program_bytes: int) -> None:
 
 
 def _owned_bytes(segment: Segment, training: Training) -> dict[str, int]:
-    """What has to move before and after the run; of an emulated job nothing does."""
+    """Sizes of the state that moves before and after the run; empty for an emulated job."""
     owned = set() if training.emulated else set(segment.owned)
     return {
         entry.name: segment.values[entry.value].bytes(training.microbatch_size)

@@ -1,1 +1,5 @@
-"""The certificate authority of a broker and the tokens that it has issued."""
+"""The broker's certificates and join tokens.
+
+- `authority`: `Authority` issues and renews certificates, and creates join tokens.
+- `tokens`: lists and revokes join tokens.
+"""

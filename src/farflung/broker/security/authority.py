@@ -1,7 +1,4 @@
-"""The broker as certificate authority: who may be called what, and on whose word.
-
-How the broker's authority writes certificates: its own, and those of its holders.
-"""
+"""The broker as certificate authority: issues certificates to holders of join tokens, and renews them."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def sign_holder(
     now: float,
     lifetime_seconds: float = LIFETIME_SECONDS,
 ) -> x509.Certificate:
-    """A certificate for one (id, role): from a day before `now` (Unix seconds) to the end of its life."""
+    """A certificate of (id, role), valid from a day before `now` (Unix seconds) for its lifetime."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, holder[0])])
     end = datetime.fromtimestamp(now + lifetime_seconds, UTC)
     usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -119,9 +116,9 @@ _log = logging.getLogger("farflung.broker")
 
 @dataclass(frozen=True)
 class Authority:
-    """A broker's authority: its folder holds the key, its store the tokens and who has which id.
+    """A broker's certificate authority. Its folder holds the key, its store the tokens and holders.
 
-    Certificates are good for `lifetime_seconds`; only tests have others than the default.
+    Certificates are valid for `lifetime_seconds`; only tests change the default.
     """
 
     folder: Path
@@ -139,8 +136,8 @@ class Authority:
         clock: Callable[[], float] = time.time,
         lifetime_seconds: float = LIFETIME_SECONDS,
     ) -> Authority:
-        """The authority of a broker's folder; on the first call it is made. `clock` gives Unix seconds."""
-        with store.transaction():  # two processes may be the first to come, and only one may make the key
+        """The authority of a broker's folder, created on first use. `clock` returns Unix seconds."""
+        with store.transaction():  # only one of several processes may create the key
             if not (folder / AUTHORITY_FILE).exists():
                 _make_authority(folder, clock())
         if not (folder / AUTHORITY_KEY_FILE).exists():
@@ -157,7 +154,7 @@ class Authority:
         return cls(folder, store, certificate, key, clock, lifetime_seconds)
 
     def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
-        """A token that lets `uses` newcomers in as `role`, from now for `hours`."""
+        """Create a token with which `uses` holders can join as `role` within `hours` from now."""
         if not 1 <= uses <= 1_000_000:
             raise IdentityError(f"expected a token for 1 to 1000000 uses, found {uses}")
         if not 0 < hours <= 24 * 365:
@@ -168,7 +165,7 @@ class Authority:
         return token
 
     def identity(self) -> Identity:
-        """The broker's own identity, issued or renewed when it is missing or half its life is over."""
+        """The broker's own identity, issued if missing and renewed at half of its life."""
         try:
             identity = Identity.load(self.folder)
             if not identity.needs_renewal(self.clock()):
@@ -182,11 +179,11 @@ class Authority:
         return Identity.write(self.folder, certificate, certificate_to_pem(self.certificate), broker="")
 
     async def on_stranger(self, request: bytes, remote: str) -> bytes:
-        """Answer a peer without a certificate; the disk is waited for on another thread."""
+        """Answer a peer without a certificate; disk access runs on another thread."""
         return await asyncio.to_thread(self.answer, request, remote)
 
     def answer(self, request: bytes, remote: str) -> bytes:
-        """Answer one request of a stranger (`farflung.transport.stranger`); a refusal is an answer too."""
+        """Answer one request of a stranger (`farflung.transport.stranger`), if only by a refusal."""
         try:
             asked = stranger.decode_request(request)
             if isinstance(asked, stranger.AskCertificate):
@@ -201,15 +198,15 @@ class Authority:
             return stranger.encode(stranger.Refuse(str(error)[:1000]))
 
     def enrol(self, asked: stranger.AskCertificate) -> bytes:
-        """Spend a token for a certificate (PEM), both or neither.
+        """Spend a token and issue a certificate (PEM), in one transaction.
 
-        The same key may repeat what an interrupted join asked; that spends nothing.
+        The same key may repeat the request after an interrupted join; that spends nothing.
 
         Raises
         ------
         IdentityError
-            The token is unknown, of another role, expired or used up, the id is taken by another key, or
-            the certificate request is for somebody else.
+            The token is unknown, for another role, expired or used up, the id is taken by another key, or
+            the certificate request is for another holder.
         """
         digest = secret_digest(asked.secret)
         holder, key = _read_request(asked.request, asked.id, asked.role)
@@ -218,7 +215,7 @@ class Authority:
         with self.store.transaction():
             known = self.store.holder(asked.id)
             repeated = known is not None and _is_same(known, key) and known.token_digest == digest
-            # The token first: without one, nobody learns which ids exist.
+            # Check the token first, so that strangers without one cannot learn which ids exist.
             _check_token(self.store.token(digest), asked.role, self.clock(), repeated)
             _check_holder(known, holder, key)
             if not repeated:
@@ -226,7 +223,7 @@ class Authority:
             return self._issue(holder, key, digest)
 
     def renew(self, id: str, role: Role, request: bytes) -> bytes:
-        """A new certificate (PEM) for a holder who proved to be `id` in `role` on its connection.
+        """A new certificate (PEM) for a holder whose connection proved that it is `id` in `role`.
 
         Raises
         ------
@@ -253,7 +250,7 @@ class Authority:
 
 
 def create_token(folder: Path, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
-    """A token of the broker in `folder`, which may be running meanwhile, or may never have run."""
+    """Create a token for the broker of `folder`, which may be running or may never have run."""
     with Store(folder, sole=False) as store:
         return Authority.open(folder, store).create_token(role, uses, hours)
 

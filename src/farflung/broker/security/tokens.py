@@ -1,4 +1,4 @@
-"""The tokens that a broker gave out: which there are, and how one is taken back. No secret is in it."""
+"""List and revoke a broker's join tokens. Their secrets are not stored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ID_LENGTH = 8
 
 
 class KnownToken(msgspec.Struct, frozen=True):
-    """A token as its broker knows it; times are in Unix seconds, `joined` are the ids that it let in.
+    """A token as `farflung token list` shows it; times are in Unix seconds, `joined` are the ids it admitted.
 
-    `id` is the beginning of the SHA-256 of its secret. Nobody kept when an old one was made.
+    `id` is the beginning of the SHA-256 of its secret. `made_at` is None for tokens of older versions.
     """
 
     id: str
@@ -31,12 +31,12 @@ class KnownToken(msgspec.Struct, frozen=True):
 
 
 def known_tokens(folder: Path) -> list[KnownToken]:
-    """All tokens of the broker in `folder`, which may be running; those that end first in front.
+    """All tokens of the broker of `folder`, which may be running; those that expire first in front.
 
     Raises
     ------
     IdentityError
-        No broker ever was in the folder.
+        The folder has never had a broker.
     """
     with _store(folder) as store:
         now = time.time()
@@ -44,12 +44,12 @@ def known_tokens(folder: Path) -> list[KnownToken]:
 
 
 def revoke_token(folder: Path, id: str) -> KnownToken:
-    """Take back the token with this id: from now on it lets nobody in. Who joined with it stays.
+    """Revoke the token with this id (or beginning of an id). Holders that joined with it stay.
 
     Raises
     ------
     IdentityError
-        No broker ever was in the folder, or it has no such token, or several whose ids begin so.
+        The folder has never had a broker, has no such token, or has several whose ids begin like this.
     """
     with _store(folder) as store:
         found = [token for token in store.tokens() if id and token.digest.hex().startswith(id.lower())]

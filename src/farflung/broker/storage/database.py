@@ -1,4 +1,4 @@
-"""The SQLite file under the broker's store: how it is opened, made, checked, and owned by one broker."""
+"""Open, check and migrate the store's SQLite file, and lock its folder for one broker."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ CREATE TABLE measurements (
 """
 _THIRD = "ALTER TABLE tokens ADD COLUMN made_at REAL;"
 _SCHEMAS = (_FIRST, _SECOND, _THIRD)
-"""What each version added to the one before."""
+"""The changes that each schema version made to the one before."""
 
 _SCHEMA_VERSION = len(_SCHEMAS)
 _BUSY_SECONDS = 10.0
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Connect to the store's file, which is made when absent; every commit is on disk when it returns.
+    """Connect to the store's file, creating it if needed; every commit is on disk when it returns.
 
     Raises
     ------
     StoreError
         The file is damaged, is another program's, was written by a newer farflung, or cannot be used.
     """
-    # One opener at a time: SQLite gives up at once, busy timeout or not, when two switch a file to WAL.
+    # One opener at a time: if two switch a file to WAL, SQLite fails at once despite the busy timeout.
     with _alone(path.parent), readable_errors(path):
         connection = sqlite3.connect(
             path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -61,7 +61,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite raises inside into one clear line."""
+    """Convert SQLite's errors into StoreErrors of one line."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -71,7 +71,7 @@ def readable_errors(path: Path) -> Iterator[None]:
 
 
 def own_folder(folder: Path) -> int:
-    """Become the one broker of `folder`, until the descriptor given back is closed; else StoreError."""
+    """Lock `folder` until the returned descriptor is closed; StoreError if another broker holds it."""
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""What the broker must not forget, in one SQLite file: its event log, tokens and certificates.
+"""The broker's store: its event log, measurements, tokens and certificates, in one SQLite file.
 
-Every write is on disk when the call returns (WAL, synchronous=FULL). One broker at a time owns a folder; a
-token may be added beside it by another process.
+Every write is on disk when the call returns (WAL, synchronous=FULL). One broker at a time owns a folder;
+other processes may add tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKEN = "digest, role, uses, used, expires_at, made_at"
 class TokenRecord:
     """A token as stored: `digest` is the SHA-256 of its secret, times are in Unix seconds.
 
-    Nobody kept when a token was made that is older than schema 3.
+    `made_at` is None for tokens from before schema 3.
     """
 
     digest: bytes
@@ -41,7 +41,7 @@ class TokenRecord:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has an id: SHA-256 of its public key, the token that let it in, its newest certificate (PEM)."""
+    """The owner of an id: SHA-256 of its public key, the token it used, its newest certificate (PEM)."""
 
     id: str
     role: str
@@ -51,7 +51,7 @@ class Holder:
 
 
 class Store:
-    """The file `broker.sqlite` in a broker's folder; made when absent. Threads may share it.
+    """The file `broker.sqlite` in a broker's folder, created if needed. Threads may share it.
 
     Raises
     ------
@@ -77,7 +77,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Close the file, after what other threads are writing, and let another broker have the folder."""
+        """Close the file after pending writes of other threads, and unlock the folder."""
         # SQLite crashes the process when a connection is closed under a statement of another thread.
         with self._guard:
             self._connection.close()
@@ -93,7 +93,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside is written together or, if it raises, not at all; no writer comes between."""
+        """Write everything inside together or, if it raises, not at all; other writers wait."""
         with self._guard, readable_errors(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -112,7 +112,7 @@ class Store:
             )
 
     def events(self) -> Iterator[bytes]:
-        """Every event in the order it was appended."""
+        """All events in the order in which they were appended."""
         last = 0
         while rows := self._rows(
             "SELECT sequence, body FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?", last, _PAGE_ROWS
@@ -122,65 +122,65 @@ class Store:
                 yield body
 
     def write_measurements(self, rows: Sequence[tuple[str, str, bytes]]) -> None:
-        """Keep what was measured about (subject, object), in place of what was before."""
+        """Store measurements of (subject, object), replacing older ones."""
         with self.transaction():
             self._connection.executemany(
                 "INSERT OR REPLACE INTO measurements (subject, object, body) VALUES (?, ?, ?)", rows
             )
 
     def forget_measurements(self, worker: str) -> None:
-        """Drop what was measured about a worker."""
+        """Delete all measurements of a worker."""
         with self.transaction():
             self._connection.execute(
                 "DELETE FROM measurements WHERE subject = ? OR object = ?", (worker, worker)
             )
 
     def measurements(self) -> list[bytes]:
-        """All that is kept."""
+        """All stored measurements."""
         return [body for (body,) in self._rows("SELECT body FROM measurements")]
 
     def add_token(self, token: TokenRecord) -> None:
-        """Remember a token."""
+        """Store a token."""
         with self.transaction():
             self._connection.execute(
                 f"INSERT INTO tokens ({_TOKEN}) VALUES (?, ?, ?, ?, ?, ?)", astuple(token)
             )
 
     def token(self, digest: bytes) -> TokenRecord | None:
-        """The token with this digest."""
+        """The token with this digest; None if there is none."""
         rows = self._rows(f"SELECT {_TOKEN} FROM tokens WHERE digest = ?", digest)
         return TokenRecord(*rows[0]) if rows else None
 
     def tokens(self) -> list[TokenRecord]:
-        """Every token that was made and not taken back, those that end first in front."""
+        """All tokens that were not revoked, those that expire first in front."""
         return [
             TokenRecord(*row)
             for row in self._rows(f"SELECT {_TOKEN} FROM tokens ORDER BY expires_at, digest")
         ]
 
     def drop_token(self, digest: bytes) -> None:
-        """Forget a token: it lets nobody in any more."""
+        """Delete a token: no holder can join with it any more."""
         with self.transaction():
             self._connection.execute("DELETE FROM tokens WHERE digest = ?", (digest,))
 
     def spend(self, digest: bytes) -> None:
-        """Count one more use of a token; belongs in the transaction that writes the holder."""
+        """Count one more use of a token; call it in the transaction that writes the holder."""
         with self._guard, readable_errors(self._path):
             self._connection.execute("UPDATE tokens SET used = used + 1 WHERE digest = ?", (digest,))
 
     def holder(self, id: str) -> Holder | None:
-        """Who has this id."""
+        """The holder of this id; None if there is none."""
         columns = "id, role, key_digest, token_digest, certificate"
         rows = self._rows(f"SELECT {columns} FROM certificates WHERE id = ?", id)
         return Holder(*rows[0]) if rows else None
 
     def joined_with(self, token_digest: bytes) -> list[str]:
-        """The ids of those whom a token let in."""
+        """The ids that joined with a token."""
         rows = self._rows("SELECT id FROM certificates WHERE token_digest = ? ORDER BY id", token_digest)
         return [id for (id,) in rows]
 
     def write_holder(self, holder: Holder) -> None:
-        """Record who has an id, and its newest certificate."""
+        """Store the holder of an id and its newest certificate."""
         with self._guard, readable_errors(self._path):
             self._connection.execute(
                 "INSERT OR REPLACE INTO certificates (id, role, key_digest, token_digest, certificate) "

@@ -1,13 +1,11 @@
-"""A survey as a pure state machine: what happens to it, what is asked of whom, and what was found.
+"""A survey as a pure state machine: events in, probe requests and measurements out.
 
-First pairs of workers probe each other, both ways in one turn, nobody in two pairs at once. A pair whose
-probe came to nothing, or was still getting faster when its time was up, gets a second chance. A worker
-whose pairs are known keeps several links busy at once, out and in, to see what its line carries.
+First, pairs of workers probe each other in both directions; a worker is in one pair at a time. A pair is
+probed a second time if its probe failed, or if its rate still grew when time was up. When all pairs of a
+worker are measured, it keeps several links busy at once (a fan), out and in, to measure its access line.
 
-Whoever falls silent costs one deadline, not one for each pair. No clock, socket or thread: time is an
-argument.
-
-A survey as data: what is left to measure, what is being measured, and what was found.
+A worker that does not answer costs one deadline, not one for each of its pairs. No clock, socket or thread:
+time is an argument.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ RELAY = "a relay"
 
 @dataclass(frozen=True)
 class Member:
-    """A worker that takes part, and where it is to be found."""
+    """A worker that takes part in a survey, and its addresses."""
 
     worker: str
     where: WorkerAddresses
@@ -37,7 +35,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Measuring:
-    """One thing to measure: the first of a pair dials, the centre of a fan comes first."""
+    """One probe: of a pair, whose first member dials, or of a fan, whose centre comes first."""
 
     task: Task
     members: tuple[str, ...]
@@ -45,7 +43,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Running:
-    """What is being measured, what was heard of it so far, and until when it may last."""
+    """A running probe: its deadline, and the answers received so far."""
 
     measuring: Measuring
     deadline: float
@@ -54,21 +52,22 @@ class Running:
 
 @dataclass(frozen=True)
 class Survey:
-    """Where a survey stands.
+    """The state of a survey.
 
     Attributes
     ----------
-    known : What was measured before, with what was found since.
-    pairs, lines : What is still to be measured.
-    byte_limit : What a worker may send in one probe of a pair.
-    patience_seconds : How long an answer may take.
-    next_number : Is given to the next probe.
-    running : What is being measured, by its number.
-    opened, closed : Who could be dialled and who could not.
-    gone : Members who take no further part, and why.
-    repeated : What was measured, and if it failed is not tried a second time.
-    doubts_left : How many pairs may still be repeated because their rate still grew, or no link came about.
-    ended : How many probes are over.
+    known : All measurements, from before the survey and from it.
+    pairs, lines : Pairs and access lines that are still to be measured.
+    byte_limit : Bytes that a worker may send in one probe of a pair.
+    patience_seconds : The time that an answer may take.
+    next_number : The number of the next probe.
+    running : Running probes by number.
+    opened, closed : Workers that could be dialled, and workers that could not.
+    gone : Members that have left the survey, and why.
+    repeated : Finished probes, which are not tried a third time.
+    doubts_left : Number of pairs that may still be repeated, because their rate still grew or they did not
+        connect.
+    ended : Number of finished probes.
     """
 
     members: Mapping[str, Member]
@@ -90,26 +89,26 @@ class Survey:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to measure."""
+        """Whether everything is measured."""
         return not (self.running or self.pairs or self.lines)
 
     @property
     def behind_nat(self) -> frozenset[str]:
-        """Who is known not to be dialled."""
+        """Workers that other workers cannot dial."""
         return self.closed - self.opened
 
     @property
     def taken(self) -> set[str]:
-        """What the running probes need."""
+        """What the running probes occupy: workers, and the relay."""
         return {need for running in self.running.values() for need in self.needs(running.measuring)}
 
     def needs(self, measuring: Measuring) -> set[str]:
-        """What nobody else may use meanwhile: its workers and, if they need one, the way over a relay."""
+        """What a probe occupies: its workers and, if none of them can be dialled, the relay."""
         needs = set(measuring.members)
         return needs | {RELAY} if needs <= self.behind_nat else needs
 
     def rates(self, line: Line) -> dict[str, float]:
-        """What each way from (or to) a member carries by itself, where the two are joined without a relay."""
+        """Measured rates of the links from (or to) a worker that need no relay, by peer."""
         worker, direction = line
         rates: dict[str, float] = {}
         for peer in self.members.keys() - self.gone.keys():
@@ -119,31 +118,32 @@ class Survey:
         return rates
 
     def words(self) -> str:
-        """How far it is."""
+        """The progress of the survey, for `farflung status`."""
         left = len(self.pairs) + len(self.lines) + len(self.running)
         return f"{self.ended} of {self.ended + left} measured"
 
 
 FAN_PEERS, FAN_PEERS_OF_MANY = 7, 4
-"""With how many peers a worker's line is kept busy: with all of a fleet of 8, and of more with so few that
-several groups fit beside one another.
+"""Peers that keep a worker's access line busy: all of a fleet of 8, and fewer of a larger fleet, so that
+several fans can run at once.
 """
 
 FAN_SHARE = 4
-"""A link of a fan may carry this part of what a pair may: they are several."""
+"""Each link of a fan may carry the byte limit of a pair divided by this."""
 
 DOUBTFUL_SHARE = 4
-"""One in so many pairs may be repeated because its rate still grew, or no link came about."""
+"""One in this many pairs may be repeated because its rate still grew or it did not connect."""
 
 _GOOD_ENOUGH = 0.8
-"""The peers of a fan carry at least this share of what the best would."""
+"""The peers of a fan must reach this share of the rate of the best peers."""
 _TELLING = 2.0
-"""Or so many times what the fastest carries alone: a line that is shared shows then."""
+"""Or this multiple of the fastest link alone, which is enough to see whether the access line is shared."""
 _WORTH_A_FAN = 1.15
+"""A fan is measured if its links alone add up to at least this multiple of the fastest."""
 
 
 class SurveyTransition:
-    """One event being taken: the survey as it is by then, what to say to whom, and what was found."""
+    """Accumulates messages and measurements while one event is handled."""
 
     def __init__(self, survey: Survey, now: float) -> None:
         self.survey = survey
@@ -152,7 +152,7 @@ class SurveyTransition:
         self.found: list[Measurement] = []
 
     def finish(self, number: int) -> None:
-        """A probe is over, with the results that it has."""
+        """End a probe and keep its results."""
         measuring = self.survey.running[number].measuring
         result = _results(self.survey, self.survey.running[number], self.now)
         again = _again(self.survey, measuring, result)
@@ -169,12 +169,12 @@ class SurveyTransition:
         )
 
     def drop(self, number: int) -> None:
-        """A probe is over, without any."""
+        """End a probe without results."""
         running = {key: one for key, one in self.survey.running.items() if key != number}
         self.survey = replace(self.survey, running=running, ended=self.survey.ended + 1)
 
     def start(self, measuring: Measuring) -> None:
-        """Ask its members for a probe."""
+        """Ask the members of a probe to run it."""
         number = self.survey.next_number
         running = Running(measuring, self.now + self.survey.patience_seconds)
         self.survey = replace(
@@ -182,13 +182,13 @@ class SurveyTransition:
         )
         centre, *peers = measuring.members
         part: Task = {"pair": "pair", "out": "take", "in": "give"}[measuring.task]  # type: ignore[assignment]
-        # Whoever is dialled hears of it first, so that as few links as can be come too early.
+        # Members that are dialled are asked first, so that few connections reach them too early.
         for peer in peers:
             self.messages.append((peer, _probe(self.survey, number, part, peer, [centre])))
         self.messages.append((centre, _probe(self.survey, number, measuring.task, centre, peers)))
 
     def leave(self, worker: str, reason: str, is_fault: bool) -> None:
-        """A member takes no further part; see `leave`."""
+        """Remove a member; see the function `leave`."""
         self.survey = replace(
             self.survey,
             gone={**self.survey.gone, worker: reason},
@@ -205,7 +205,7 @@ class SurveyTransition:
                     self.drop(number)
 
     def go_on(self) -> SurveyTransition:
-        """Start whatever can be measured now: pairs first, and the lines of those whose pairs are known."""
+        """Start all probes that can run now: pairs first, then access lines of workers without open pairs."""
         taken = self.survey.taken
         for pair in self.survey.pairs:
             if not self.survey.needs(pair) & taken:
@@ -238,7 +238,7 @@ def begin(survey: Survey) -> SurveyTransition:
 
 
 def heard(survey: Survey, now: float, worker: str, probed: Probed) -> SurveyTransition:
-    """A worker says what came of a probe; what nobody waits for is dropped."""
+    """Handle a worker's answer; answers that are not awaited are ignored."""
     turn = SurveyTransition(survey, now)
     running = survey.running.get(probed.number)
     if running is None or worker not in running.measuring.members or worker in running.heard:
@@ -259,7 +259,7 @@ def heard(survey: Survey, now: float, worker: str, probed: Probed) -> SurveyTran
 
 
 def passed(survey: Survey, now: float) -> SurveyTransition:
-    """Time has passed: whoever has not answered in time is left out from now on."""
+    """Handle the passing of time: members that have not answered in time leave the survey."""
     turn = SurveyTransition(survey, now)
     for running in survey.running.values():
         late = set(running.measuring.members) - running.heard.keys() if now >= running.deadline else set()
@@ -269,7 +269,7 @@ def passed(survey: Survey, now: float) -> SurveyTransition:
 
 
 def leave(survey: Survey, now: float, worker: str, reason: str, is_fault: bool = False) -> SurveyTransition:
-    """A member takes no further part. If that `is_fault` of its own, what it was measuring has failed."""
+    """Remove a member. If the reason `is_fault` of its own, its running probe counts as failed."""
     turn = SurveyTransition(survey, now)
     if worker in survey.members and worker not in survey.gone:
         turn.leave(worker, reason, is_fault)
@@ -286,10 +286,10 @@ def _results(survey: Survey, running: Running, now: float) -> Results:
 
 
 def _again(survey: Survey, measuring: Measuring, result: Results) -> list[Measuring]:
-    """A pair that deserves a second chance: the machines may have been busy.
+    """The probe again if it deserves a second chance, since the machines may have been busy.
 
-    Any whose members reached each other and got nothing through, and some of those who did not, or whose
-    rate still grew.
+    That is every pair that connected without getting a rate, and some of the pairs that did not connect or
+    whose rate still grew.
     """
     found = [one for one in result.found if isinstance(one, PairMeasurement)]
     has_failed = any(one.problem and one.path for one in found)
@@ -299,7 +299,7 @@ def _again(survey: Survey, measuring: Measuring, result: Results) -> list[Measur
 
 
 def _probe(survey: Survey, number: int, task: Task, worker: str, peers: Iterable[str]) -> Probe:
-    """What to ask a member for. The first one dials, unless it is the only one who can be dialled."""
+    """The request to one member. The first member dials, unless only it can be dialled."""
     is_first = worker == survey.running[number].measuring.members[0]
     reader = survey.members[worker].where.seen
     probed = [
@@ -317,9 +317,9 @@ def _dials(survey: Survey, worker: str, peer: str, is_first: bool) -> bool:
 
 
 def _fan(survey: Survey, line: Line, taken: set[str]) -> tuple[bool, Measuring | None]:
-    """Whether there is anything to see on this line and, if so, who keeps it busy enough and is free for it.
+    """Whether an access line is worth measuring and, if so, a fan of free peers that keeps it busy, or None.
 
-    Of those who do, the slowest: the fast ones are what other lines wait for.
+    Of the possible peers the slowest are chosen, because other access lines need the fast ones.
     """
     rates = survey.rates(line)
     by_rate = sorted(rates, key=lambda peer: (-rates[peer], peer))

@@ -1,9 +1,7 @@
-"""What was measured between workers, and how old that is: observations, which nothing is decided by.
+"""Measurements of links and access lines, in memory (`Measurements`) and on disk (`MeasurementStore`).
 
-Measurements on disk, so that a broker that starts again need not have them taken again.
-
-They are observations: what is lost with a broker's last second can be measured anew, so nobody waits for the
-disk, and a full one is no reason to stop.
+They are stored so that a restarted broker need not measure again. They are observations, not decisions: a
+lost one can be measured again, so writes happen in the background and a full disk does not stop the broker.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ Source = Literal["probe", "traffic"]
 WayState = Literal["measured", "not measured", "unreachable"]
 
 ENOUGH_FAILURES = 2
-"""So many probes in a row without a link show that no way leads there: machines may be too busy for one."""
+"""Probes in a row without a connection after which a link counts as unreachable; one may fail by chance."""
 
 
 class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
-    """The way from `sender` to `receiver`, as found `at` seconds since 1970.
+    """The link from `sender` to `receiver`, as measured `at` seconds since 1970.
 
-    A bandwidth of 0 says that nothing was measured; `problem` is why the newest probe came to nothing.
-    `failures` counts the probes in a row in which both ends answered and no link came about. `dialled` is
-    whom the other could dial, if the two are joined directly, and `closed` are those who could not be.
+    A bandwidth of 0 means that no rate was measured; `problem` says why the newest probe failed. `failures`
+    counts the probes in a row in which both ends answered but could not connect. If one end dialled the
+    other, `dialled` is the end that was dialled; `closed` are the ends that could not be dialled.
     """
 
     sender: str
@@ -62,15 +60,15 @@ class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
 
     @property
     def state(self) -> WayState:
-        """What is known: one probe that failed does not show that no way leads there."""
+        """The state of the link: one failed probe does not make it unreachable."""
         if self.bandwidth_mbps > 0:
             return "measured"
         return "unreachable" if self.failures >= ENOUGH_FAILURES else "not measured"
 
     def after(self, before: PairMeasurement | None) -> PairMeasurement:
-        """What is known of the way by this, the newest, and by what was known before.
+        """Combine this newest measurement with the one before.
 
-        A rate stays known until as many probes have failed as show that no way is left.
+        A measured rate is kept until so many probes have failed that the link counts as unreachable.
         """
         if before is None or self.bandwidth_mbps > 0:
             return self
@@ -81,9 +79,9 @@ class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
 
 
 class LineMeasurement(msgspec.Struct, frozen=True, tag="line"):
-    """What `worker`'s links carried out (`up`) or in (`down`) when all of them were busy.
+    """The rate of `worker`'s access line: what its links carried together, out (`up`) or in (`down`).
 
-    `alone_mbps` is the sum of what the same links carry one at a time.
+    `alone_mbps` is the sum of the rates of the same links measured one at a time.
     """
 
     worker: str
@@ -94,7 +92,7 @@ class LineMeasurement(msgspec.Struct, frozen=True, tag="line"):
 
     @property
     def is_shared(self) -> bool:
-        """Whether the links get in each other's way, by more than a measurement errs."""
+        """Whether the links slow each other down by more than the measurement error."""
         return self.mbps < 0.9 * self.alone_mbps
 
 
@@ -102,14 +100,14 @@ Measurement = PairMeasurement | LineMeasurement
 
 
 def row(one: Measurement) -> tuple[str, str, bytes]:
-    """A measurement as the store keeps it: what of, and its bytes."""
+    """A measurement as a row of the store: subject, object and bytes."""
     if isinstance(one, PairMeasurement):
         return one.sender, one.receiver, msgspec.msgpack.encode(one)
-    return one.worker, f"/{one.direction}", msgspec.msgpack.encode(one)  # no worker is called that
+    return one.worker, f"/{one.direction}", msgspec.msgpack.encode(one)  # not a valid worker id
 
 
 def read_row(body: bytes) -> Measurement | None:
-    """Read one back; None if another version wrote it: it can be measured again."""
+    """Decode a stored measurement; None if another version wrote it."""
     try:
         return msgspec.msgpack.decode(body, type=Measurement)
     except (msgspec.DecodeError, ValueError):
@@ -118,13 +116,13 @@ def read_row(body: bytes) -> Measurement | None:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The newest of every pair and of every line."""
+    """The newest measurement of each pair and of each access line."""
 
     pairs: Mapping[Pair, PairMeasurement] = field(default_factory=dict)
     lines: Mapping[tuple[str, Direction], LineMeasurement] = field(default_factory=dict)
 
     def updated(self, found: Iterable[Measurement]) -> Measurements:
-        """With what `found` adds to what was known of the same pairs and lines."""
+        """These measurements combined with newer ones."""
         pairs, lines = dict(self.pairs), dict(self.lines)
         for one in found:
             if isinstance(one, PairMeasurement):
@@ -134,7 +132,7 @@ class Measurements:
         return Measurements(pairs, lines)
 
     def of(self, found: Iterable[Measurement]) -> list[Measurement]:
-        """What is known of the same pairs and lines as `found` tells of."""
+        """The current measurements of the pairs and access lines in `found`."""
         return [
             self.pairs[one.pair]
             if isinstance(one, PairMeasurement)
@@ -143,21 +141,21 @@ class Measurements:
         ]
 
     def without(self, worker: str) -> Measurements:
-        """What does not concern `worker`, which is somewhere else now."""
+        """All measurements that do not involve `worker`, for a worker that has moved."""
         return Measurements(
             {pair: found for pair, found in self.pairs.items() if worker not in pair},
             {key: found for key, found in self.lines.items() if key[0] != worker},
         )
 
     def among(self, workers: Iterable[str]) -> bool:
-        """Whether anything is known of any way between two of these workers."""
+        """Whether any link between two of these workers was measured or is unreachable."""
         names = set(workers)
         return any(
             names.issuperset(pair) and found.state != "not measured" for pair, found in self.pairs.items()
         )
 
     def line_mbps(self, worker: str, direction: Direction) -> float | None:
-        """What all links of a worker share in one direction; None where none was seen to give way."""
+        """The rate that all links of a worker share in one direction; None if no sharing was measured."""
         line = self.lines.get((worker, direction))
         return line.mbps if line is not None and line.is_shared else None
 
@@ -165,11 +163,11 @@ class Measurements:
 _log = logging.getLogger("farflung.broker")
 
 KEPT_SECONDS = 30 * 24 * 3600.0
-"""Older ones are not believed after a restart."""
+"""Older measurements are ignored after a restart."""
 
 
 class MeasurementStore:
-    """Measurements in a store; `spawn` runs what writes them, in the background."""
+    """Writes measurements to a store; `spawn` runs the writing in the background."""
 
     def __init__(self, store: Store, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._store = store
@@ -179,23 +177,23 @@ class MeasurementStore:
         self._is_writing = False
 
     def read(self) -> list[Measurement]:
-        """What was kept; what another version has written is left out."""
+        """Stored measurements, without old ones and those of other versions."""
         kept = [found for found in map(read_row, self._store.measurements()) if found is not None]
         return [found for found in kept if time.time() - found.at < KEPT_SECONDS]
 
     def note(self, found: Iterable[Measurement]) -> None:
-        """Write these with the next ones."""
+        """Add measurements to the next write."""
         for one in found:
             subject, thing, body = row(one)
             self._unwritten[subject, thing] = body
 
     def forget(self, worker: str) -> None:
-        """Drop all that concerns a worker."""
+        """Delete all measurements of a worker at the next write."""
         self._unwritten = {key: body for key, body in self._unwritten.items() if worker not in key}
         self._forgotten.add(worker)
 
     def write(self) -> None:
-        """Begin to write what was noted, unless that is under way."""
+        """Start to write pending changes, unless a write is running."""
         if not self._is_writing and (self._unwritten or self._forgotten):
             self._is_writing = True
             self._spawn(self._write())

@@ -1,8 +1,8 @@
-"""What training traffic shows of the ways between workers: refreshes what was measured before. Pure.
+"""Measure links from training traffic. Pure.
 
-A rate is believed when two reports agree. One that is higher than what is known always is; one that is much
-lower only while no other link of either end is busy, since a line that is shared makes each of its links look
-slow; and a link that carries nothing keeps what was known of it.
+A rate counts when two reports agree. A rate much lower than the known one counts only if three reports agree
+and no other link of either end is busy, because links that share an access line all look slow. A link without
+traffic keeps its measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farflung.protocol.reachability import Links
 from farflung.transport.link_stats import LinkStatus
 
 BUSY_BYTES = 2**18
-"""What a link must have carried since the last report to count as busy."""
+"""Bytes that a link must have carried since the last report to count as busy."""
 
 AGREEING = 0.1
 ENOUGH, ENOUGH_TO_LOWER = 2, 3
@@ -28,7 +28,7 @@ MOST_SEEN = 20_000
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was last reported of one way, and how many reports in a row agree with it; when it was busy."""
+    """The last report about one link, how many in a row agree with it, and when the link was last busy."""
 
     job: str
     bytes_received: int
@@ -38,7 +38,7 @@ class _Seen:
 
 
 class PassiveMeasurement:
-    """Told how links stand; `memory_seconds` is how long a link that was busy may still be."""
+    """Turns link reports into measurements. A link counts as busy for `memory_seconds` after its traffic."""
 
     def __init__(self, memory_seconds: float) -> None:
         self._memory_seconds = memory_seconds
@@ -47,7 +47,7 @@ class PassiveMeasurement:
     def take(
         self, holder: str, links: Links, workers: Collection[str], known: Measurements, now: float
     ) -> list[PairMeasurement]:
-        """What follows from a holder's report: newer measurements of ways to it from other workers."""
+        """Newer measurements of the links from other workers to `holder`, from its report."""
         busy = [
             report.link
             for report in links.reports
@@ -57,7 +57,7 @@ class PassiveMeasurement:
         return [one for one in found if one is not None and {*one.pair} <= set(workers)]
 
     def _note(self, holder: str, links: Links, link: LinkStatus, now: float) -> bool:
-        """Whether the way to the holder was busy since its last report."""
+        """Record one report; returns whether the link was busy since the last one."""
         pair, mbps = (link.peer, holder), link.incoming_mbps
         before = self._seen.get(pair)
         if before is None or before.job != links.job or link.bytes_received < before.bytes_received:
@@ -98,7 +98,7 @@ class PassiveMeasurement:
         )
 
     def _is_alone(self, pair: Pair, now: float) -> bool:
-        """Whether neither end's line may have been held up by another link."""
+        """Whether no other link of the sender's or receiver's access line was busy lately."""
         return not any(
             other != pair
             and now - seen.busy_at < self._memory_seconds

@@ -1,4 +1,4 @@
-"""Two workers who are to probe each other and cannot: what the broker does for them, as for a plan's."""
+"""Help two workers of a survey that cannot reach each other, as `network.reachability` does for a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PathQuestion = AskReverse | AskCircuit | NotReached
 
 
 def help_reach(state: State, survey: Survey | None, asker: str, message: PathQuestion) -> Command | None:
-    """What to do about a question of a member; nothing if the probe it is for is over, or was never asked."""
+    """The command that answers a member's request; None if its probe has ended or never existed."""
     running = None if survey is None else survey.running.get(message.attempt)
     if survey is None or running is None or message.job != SURVEY or asker == message.peer:
         return None

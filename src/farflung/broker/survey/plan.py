@@ -1,7 +1,4 @@
-"""What a survey of a fleet has to measure, and how many bytes that may take. Pure.
-
-Who meets whom, and when: nobody is in two places at once. Pure.
-"""
+"""Choose the pairs and access lines that a survey measures, their order and byte limits. Pure."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from farflung.broker.survey.machine import FAN_PEERS, FAN_SHARE, Line
 from farflung.broker.survey.measurements import Measurements
 
 MOST_MEETINGS = 23
-"""Of one worker with others; up to 24 workers all meet."""
+"""Largest number of other workers that one worker probes; in fleets of up to 24, all pairs are probed."""
 
 SITE_MEETINGS = 3
-"""Of a worker that stands for nobody with others of its site."""
+"""Pairs within its own site for a worker that does not represent the site."""
 
 Meeting = tuple[str, str]
 
 
 def round_robin(players: Sequence[str]) -> list[list[Meeting]]:
-    """Everybody meets everybody once, in as few rounds as can be, each at most once a round.
+    """All pairs of players, in the fewest rounds in which each player has at most one partner.
 
-    The circle method: one stays, the others move on by one seat. Who comes first in a meeting is spread
-    evenly.
+    The circle method: one player stays, the others move on by one seat. Each player comes first in about half
+    of its pairs.
     """
     count = len(players)
     seats = list(range(count + count % 2))
@@ -41,11 +38,11 @@ def round_robin(players: Sequence[str]) -> list[list[Meeting]]:
 
 
 def meetings(sites: Mapping[str, str]) -> list[Meeting]:
-    """Whom to measure with whom, by worker and declared site (empty: none), round after round.
+    """The pairs to measure, round after round. `sites` maps workers to declared sites (empty: none).
 
-    Up to 24 workers all meet. Of more, representatives of their sites meet, as many as that allows, and the
-    others a few of their own site; without sites to go by everybody meets 23 others. What the rest is taken
-    for, `broker.assumed` says.
+    Up to 24 workers: all pairs. More workers with sites: all pairs of up to 24 representatives of the sites,
+    and a few pairs within each site. More workers without sites: 23 pairs for each worker. See `topology` for
+    what is assumed about the other pairs.
     """
     workers = sorted(sites)
     if len(workers) <= MOST_MEETINGS + 1:
@@ -63,7 +60,7 @@ def meetings(sites: Mapping[str, str]) -> list[Meeting]:
 
 
 def _representatives(sites: Sequence[Sequence[str]]) -> list[str]:
-    """One of each site after the other, until there are enough."""
+    """Up to 24 workers, dealt from the sites in turn."""
     longest = max(map(len, sites))
     dealt = [members[turn] for turn in range(longest) for members in sites if turn < len(members)]
     return sorted(dealt[: MOST_MEETINGS + 1])
@@ -74,7 +71,7 @@ def _in_turn(found: Sequence[Sequence[Meeting]]) -> list[Meeting]:
 
 
 WORKER_BYTES = 128 * 2**20
-"""What one worker may send in one survey."""
+"""Bytes that one worker may send in one survey."""
 
 MOST_PROBE_BYTES = 32 * 2**20
 LEAST_PROBE_BYTES = 2**20
@@ -82,7 +79,7 @@ LEAST_PROBE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class SurveyPlan:
-    """Whom to measure with whom, and whose lines. `byte_limit` is for one probe of a pair."""
+    """The pairs and access lines to measure. `byte_limit` applies to one probe of a pair."""
 
     meetings: tuple[Meeting, ...]
     lines: tuple[Line, ...]
@@ -95,10 +92,10 @@ class SurveyPlan:
 def survey_plan(
     probed: Mapping[str, Worker], pair_is_due: Callable[[Meeting], bool], line_is_due: Callable[[Line], bool]
 ) -> SurveyPlan:
-    """What there is to measure among these workers.
+    """What to measure among these workers.
 
-    A line is not measured where its owner has said what it carries, nor with fewer than two others to keep
-    it busy.
+    An access line is not measured if its owner has declared its rate, or with fewer than two other workers to
+    keep it busy.
     """
     all_meetings = meetings({name: worker.site for name, worker in probed.items()})
     due = tuple(meeting for meeting in all_meetings if pair_is_due(meeting))
@@ -110,14 +107,14 @@ def survey_plan(
 
 
 def byte_limit(due: Iterable[Meeting]) -> int:
-    """What one probe of a pair may send, so that nobody sends more than `WORKER_BYTES` by much."""
+    """Bytes for one probe of a pair, so that no worker sends much more than `WORKER_BYTES` in total."""
     most = max(Counter(name for meeting in due for name in meeting).values(), default=1)
     probes = most + 2 * FAN_PEERS / FAN_SHARE  # in its own fan, and in about as many of others
     return int(min(max(WORKER_BYTES / probes, LEAST_PROBE_BYTES), MOST_PROBE_BYTES))
 
 
 def is_known(meeting: Meeting, measurements: Measurements) -> bool:
-    """Whether the newest probe of two workers found a way between them, in both directions."""
+    """Whether the newest probes of two workers found a rate in both directions."""
     a, b = meeting
     ways = [measurements.pairs.get(pair) for pair in ((a, b), (b, a))]
     return all(way is not None and way.is_fresh for way in ways)

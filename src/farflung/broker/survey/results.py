@@ -1,4 +1,4 @@
-"""From what the members of one probe said to measurements, and to who could be dialled. Pure."""
+"""Turn the answers to one probe into measurements, and learn which workers can be dialled. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farflung.protocol.probing import Probed, ProbedLink
 
 @dataclass(frozen=True)
 class Results:
-    """What one probe found, who could be dialled for it, and who could not."""
+    """The measurements of one probe, the workers that could be dialled, and those that could not."""
 
     found: tuple[Measurement, ...] = ()
     opened: frozenset[str] = frozenset()
@@ -26,9 +26,9 @@ class Results:
 
 
 def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str], now: float) -> Results:
-    """Both ways between two workers; where none was found, that is the result.
+    """Measurements of both links of a pair, also if they failed.
 
-    `gone` says of members who have left the survey why they did: their silence shows nothing of the way.
+    `gone` maps members that have left the survey to the reason; their silence says nothing about the link.
     """
     first, second = pair
     there, back = _told(heard, first, second), _told(heard, second, first)
@@ -59,7 +59,7 @@ def pair_results(pair: Pair, heard: Mapping[str, Probed], gone: Mapping[str, str
 
 
 def better(results: Results, known: Measurements) -> Results:
-    """The results of a second chance, where they are better than what the first one found."""
+    """The results of a second probe, with each link's first measurement kept where that was better."""
     found: list[Measurement] = []
     for one in results.found:
         before = known.pairs.get(one.pair) if isinstance(one, PairMeasurement) else None
@@ -70,9 +70,9 @@ def better(results: Results, known: Measurements) -> Results:
 def line_results(
     centre: str, direction: Direction, heard: Mapping[str, Probed], known: Measurements, now: float
 ) -> Results:
-    """What a worker's line carried with several links busy; nothing if fewer than two were.
+    """The rate of a worker's access line with several links busy; empty if fewer than two were.
 
-    Nothing either if that was little and still grew when time was up: it does not show what is shared.
+    Also empty if the rate was low and still grew when time was up, because that does not show sharing.
     """
     probed = heard.get(centre)
     if probed is None or not probed.line_mbps:
@@ -82,7 +82,7 @@ def line_results(
     alone = [known.pairs[way].bandwidth_mbps for way in ways if way in known.pairs]
     if len(alone) < 2:
         return Results()
-    # A line carries at least what one link had to itself: the machine was too busy if it seems not to.
+    # An access line carries at least the rate of one link alone; a lower result means a busy machine.
     line = LineMeasurement(centre, direction, max(probed.line_mbps, *alone), sum(alone), now)
     return Results(() if line.is_shared and not probed.line_is_settled else (line,))
 
@@ -99,5 +99,5 @@ def _is_better(before: PairMeasurement, one: Measurement) -> bool:
 
 
 def _quality(found: PairMeasurement) -> tuple[bool, float]:
-    """A rate that had stopped growing is better than one that had not, and then a higher one."""
+    """Sort key: a rate that stopped growing is better than one that still grew, then the higher one."""
     return found.is_settled and found.bandwidth_mbps > 0, found.bandwidth_mbps

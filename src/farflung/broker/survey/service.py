@@ -1,11 +1,8 @@
-"""Has idle workers measure the ways between them, and keeps what they find.
+"""Survey a live fleet: let idle workers measure the links between them, and keep the results.
 
-A fleet is surveyed unasked once it has been idle for a moment, and only what nobody has measured; what failed
-is tried again, later each time. A job comes first: a survey leaves its workers alone at once.
-
-What of a fleet was asked for lately, and from when on it may be asked for again. Pure.
-
-What a person is told of the fleet's topology. Pure.
+When a fleet has been idle for a moment, its unmeasured links are surveyed automatically; failed probes are
+repeated at growing intervals (`Retries`). Jobs have priority: a survey releases workers that a job needs at
+once.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ from farflung.transport.addresses import parse_address
 from farflung.transport.timeouts import Timeouts
 
 Subject = frozenset[str] | Line
-"""Two workers, or a line."""
+"""Two workers, or an access line."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +53,9 @@ class _Tried:
 
 
 class Retries:
-    """Two workers of whom nothing was found are asked again soon, and twice as late each time after that.
+    """When failed measurements may be repeated: for a pair soon, and with a doubled pause each time.
 
-    A line, of which mostly nothing is found because there is nothing to see, waits the longest pause at once.
+    An access line always waits for the longest pause, because most of them show no sharing at all.
     """
 
     def __init__(self, timeouts: Timeouts) -> None:
@@ -66,17 +63,17 @@ class Retries:
         self._tried: dict[Subject, _Tried] = {}
 
     def begin(self, subject: Subject, now: float, was_known: bool = False) -> None:
-        """It is asked for now; if it `was_known`, its next failure is a first one."""
+        """Note that a measurement begins; if the subject `was_known`, its next failure counts as a first."""
         before = self._tried.get(subject)
         times = 0 if before is None or was_known else before.times
         self._tried[subject] = _Tried(now, times + 1)
 
     def forget(self, worker: str) -> None:
-        """A worker is another than it was: whatever concerns it may be asked for at once."""
+        """Allow all measurements of a worker at once, because it was restarted or moved."""
         self._tried = {subject: tried for subject, tried in self._tried.items() if worker not in subject}
 
     def is_due(self, subject: Subject, now: float) -> bool:
-        """Whether it may be asked for."""
+        """Whether the subject may be measured now."""
         tried = self._tried.get(subject)
         return tried is None or now - tried.at >= self._pause(subject, tried.times)
 
@@ -90,7 +87,7 @@ class Retries:
 def fleet_topology(
     state: State, measurements: Measurements, survey: Survey | None, surveys: int, now: float
 ) -> FleetTopology:
-    """The topology of all workers that are connected, working or not, and where its numbers come from."""
+    """The topology of all connected workers, idle or not, and where its numbers come from."""
     present = {name: worker for name, worker in state.workers.items() if worker.connected}
     under_way = "" if survey is None else survey.words()
     if not 1 <= len(present) <= MOST_WORKERS:
@@ -117,9 +114,9 @@ _log = logging.getLogger("farflung.broker")
 
 
 class SurveyService:
-    """Beside a dispatcher, whose measurements it adds to; `look` must be called every heartbeat.
+    """Runs surveys and updates the measurements of a dispatcher; call `look` every heartbeat.
 
-    Without `is_automatic` it surveys only what it is asked for. `ended` counts surveys.
+    Without `is_automatic` it surveys only on request. `ended` counts finished surveys.
     """
 
     def __init__(
@@ -151,7 +148,7 @@ class SurveyService:
             self._retries.begin(subject, at)
 
     def look(self) -> None:
-        """See who has come, gone, moved or begun to work; go on with the survey, or begin one that is due."""
+        """Take note of changed workers; continue the current survey, or begin one if it is time."""
         self._look_at_workers()
         self._look_at_survey()
         if self.survey is None and self._is_automatic and self._is_calm:
@@ -161,9 +158,9 @@ class SurveyService:
         self._logbook.write()
 
     def request(self) -> None:
-        """Measure everything anew that stands idle; ProtocolError if there is nothing to measure.
+        """Measure all idle workers again; ProtocolError if there is nothing to measure.
 
-        A survey that is under way goes on, and counts as that.
+        A survey that is already running counts as the requested one.
         """
         if self.survey is not None:
             self._was_asked_for = True
@@ -177,12 +174,12 @@ class SurveyService:
         self._was_asked_for = True
 
     def heard(self, worker: str, probed: Probed) -> None:
-        """A worker says what came of a probe."""
+        """Handle a worker's answer to a probe."""
         if self.survey is not None:
             self._take(heard(self.survey, self._clock(), worker, probed))
 
     def reach(self, worker: str, message: PathQuestion, circuits: Circuits) -> None:
-        """A worker that is to probe another cannot reach it alone, or was asked in vain to help with that."""
+        """Help a worker that cannot reach its peer of a probe, or pass its failure on."""
         command = help_reach(self._dispatcher.state, self.survey, worker, message)
         commands = circuits.open(command) if isinstance(command, OpenCircuit) else [command]
         for one in commands:
@@ -190,21 +187,21 @@ class SurveyService:
                 self.send(one.worker, one.message)
 
     def topology(self) -> FleetTopology:
-        """What is known of the fleet; takes a moment for a large one, and may run on a thread."""
+        """The topology of the fleet; takes a moment for a large one, and may run on a thread."""
         dispatcher = self._dispatcher
         return fleet_topology(
             dispatcher.state, dispatcher.measurements, self.survey, self.ended, self._clock()
         )
 
     def watch(self, holder: str, links: Links) -> None:
-        """A member of a job says how its links stand: their traffic shows what they carry."""
+        """Measure links from the traffic that a member of a job reports."""
         dispatcher = self._dispatcher
         if links.job in dispatcher.state.jobs:
             workers, known = dispatcher.state.workers.keys(), dispatcher.measurements
             self.learn(self._traffic.take(holder, links, workers, known, self._clock()))
 
     def learn(self, found: Iterable[Measurement]) -> None:
-        """Something was measured."""
+        """Keep new measurements."""
         found = list(found)
         if not found:
             return
@@ -212,7 +209,7 @@ class SurveyService:
         self._logbook.note(known.of(found))
 
     def send(self, worker: str, message: Message) -> None:
-        """Tell a worker, if it is there."""
+        """Send a message to a worker, if it is connected."""
         line = self._dispatcher.switchboard.workers.get(worker)
         if line is not None:
             line.send_control(messages.encode(message))
@@ -245,7 +242,7 @@ class SurveyService:
         self._take(begin(survey))
 
     def _take(self, turn: SurveyTransition) -> None:
-        """Carry out what follows from an event."""
+        """Carry out the result of an event."""
         survey = self.survey = turn.survey
         self._next_number = survey.next_number
         self.learn(turn.found)
@@ -261,7 +258,7 @@ class SurveyService:
             self.ended += 1
 
     def _look_at_workers(self) -> None:
-        """Note who is another than before: a process that is new, or a machine that was carried elsewhere."""
+        """Find workers that were restarted or that moved, and forget what was known about them."""
         before, now = self._workers, self._dispatcher.state.workers
         if before is now:
             return
@@ -306,7 +303,7 @@ class SurveyService:
         return line is None or time.monotonic() - line.last_heard > self._timeouts.suspect_seconds
 
     def _idle(self) -> dict[str, Worker]:
-        """Those who may be probed."""
+        """Idle workers that may be probed."""
         state = self._dispatcher.state
         workers = {name: state.workers[name] for name in state.backup_pool()}
         return {name: worker for name, worker in workers.items() if worker.line.probes}

@@ -1,6 +1,6 @@
-"""A topology made of what was measured, and of what has to be assumed for the rest, which is said. Pure.
+"""Build a topology from measurements, with defaults for links that were not measured. Pure.
 
-What the way between two workers is taken for when nobody measured it, and how that is said. Pure.
+The defaults are described in words (`MeasuredTopology.assumed`), so that users know what was not measured.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class DefaultLink(NamedTuple):
-    """One ordered pair: Mbit/s (0: no way) and ms one way."""
+    """Rate and latency of one link: Mbit/s (0: unreachable) and ms one way."""
 
     mbps: float
     ms: float
 
 
 class LinkDefaults:
-    """Says of every pair of `members` what was measured or what it is taken for; counts the latter.
+    """Measured or assumed rate and latency of each link between `members`; counts the assumptions.
 
-    A rate that an owner has declared for a line bounds what is assumed, never what was measured.
+    An access line's declared rate limits assumed rates, but never measured ones.
     """
 
     def __init__(self, members: Sequence[Worker], measurements: Measurements) -> None:
@@ -57,7 +57,7 @@ class LinkDefaults:
         self._assumed: Counter[tuple[bool, str]] = Counter()
 
     def way(self, sender: Worker, receiver: Worker) -> DefaultLink:
-        """From one member to another; to itself is nothing."""
+        """The link from one member to another; zero for a member to itself."""
         if sender.worker == receiver.worker:
             return DefaultLink(0.0, 0.0)
         found = self._found.get((sender.worker, receiver.worker))
@@ -71,7 +71,7 @@ class LinkDefaults:
         return _bounded(min([way.mbps, *declared]), way.ms)
 
     def words(self) -> list[str]:
-        """What was assumed of the pairs that were asked for so far."""
+        """Describe what was assumed for the links returned so far."""
         return [
             f"{count} of {self._total} links not measured{FAILED if has_failed else ''}: taken {reason}"
             for (has_failed, reason), count in self._assumed.items()
@@ -127,17 +127,14 @@ _FRAMEWORK_LENGTH = 128
 
 @dataclass(frozen=True)
 class MeasuredTopology:
-    """A topology, workers in the order of their ids, and in words what of it was assumed, not measured."""
+    """A topology, with workers sorted by id, and descriptions of what in it was assumed."""
 
     topology: Topology
     assumed: tuple[str, ...]
 
 
 def topology_of(workers: Iterable[Worker], measurements: Measurements) -> MeasuredTopology:
-    """The topology of these workers.
-
-    Raises ValueError where there are none, or more than a topology can hold.
-    """
+    """The topology of these workers; ValueError if there are none, or more than a topology can hold."""
     members = sorted(workers, key=lambda worker: worker.worker)
     specs, words = _specs(members, measurements)
     ways = LinkDefaults(members, measurements)
@@ -180,13 +177,13 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
 
 
 def _line(declared: float | None, found: float | None) -> float | None:
-    """What an owner says of a line counts: it may have other users just now."""
+    """The owner's rate takes precedence over a measured one, which other users of the line may lower."""
     if declared is not None or found is None:
         return declared
     return min(max(found, LEAST_MBPS), MOST_MBPS)
 
 
 def _behind_nat(measurements: Measurements) -> set[str]:
-    """Whom nobody could dial, although somebody tried."""
+    """Workers that could not be dialled by any worker that tried."""
     opened = {found.dialled for found in measurements.pairs.values()}
     return {name for found in measurements.pairs.values() for name in found.closed} - opened

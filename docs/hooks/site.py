@@ -41,7 +41,7 @@ def cli_reference() -> str:
     root = typer.main.get_command(app)
     parts = [
         "# Command line\n\nThis page is generated from the program; `farflung COMMAND --help` prints it too."
-        " A user's mistake ends with one line and exit code 2; Ctrl-C gives 130.\n"
+        " A wrong command line ends with exit code 2, Ctrl-C with 130.\n"
     ]
     for name, command in _leaves(root, "farflung"):
         parts.append(_section(name, command))

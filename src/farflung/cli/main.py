@@ -1,4 +1,4 @@
-"""`farflung`: the commands, and the one place where an error becomes a line and an exit code."""
+"""The `farflung` app: its commands, and the one place where an error becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from farflung.errors import FarflungError
 USAGE = 2
 INTERRUPTED = 130
 
-# Newer typers carry a copy of click, older ones use an installed one: this is the base of usage errors in
-# either.
+# Newer versions of typer carry a copy of click, older ones use an installed one: this is the base class of
+# usage errors in both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -71,17 +71,17 @@ def _root(
 def main() -> None:
     """The entry point: runs the command line and exits with its code."""
     code = run(sys.argv[1:])
-    # Else the interpreter goes through every object that torch made, several times over, before it ends.
+    # Otherwise the interpreter scans every object that torch made, several times, before it exits.
     gc.freeze()
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; a user's mistake ends in one line and a code, a defect of ours in a traceback."""
+    """Run one command and return its exit code; a user's mistake prints one line, our own a traceback."""
     as_json = "--json" in arguments
     command = typer.main.get_command(app)
     try:
-        # Not command.main(), which would turn Ctrl-C into a code without a word.
+        # Not command.main(), which would turn Ctrl-C into an exit code without a message.
         with command.make_context("farflung", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as end:
@@ -96,27 +96,27 @@ def run(arguments: Sequence[str]) -> int:
         print_error("interrupted", as_json)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone; the interpreter must not try to flush to it again.
+        # The reader of our output is gone; the interpreter must not try to flush to it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def _hint(error: Exception) -> str:
-    """Where to look, if what is wrong is a name or a number of words: of a value the error says enough."""
-    is_missing = hasattr(error, "param_type")  # of the class for what is missing, which typer hides
+    """A pointer to --help for a wrong name or number of arguments; a wrong value explains itself."""
+    is_missing = hasattr(error, "param_type")  # only click's MissingParameter has it; typer hides the class
     is_value = isinstance(error, typer.BadParameter) and not is_missing
     return "" if is_value else f" ({_command_of(error)} --help lists what there is)"
 
 
 def _command_of(error: Exception) -> str:
-    """The command that was being read, as far as its name was: farflung lab run."""
+    """The command whose arguments were being parsed, such as "farflung lab run"."""
     context: typer.Context | None = getattr(error, "ctx", None)
     return "farflung" if context is None else context.command_path
 
 
 def _message(error: Exception) -> str:
-    """What a usage error says, with the parameter it is about."""
+    """The message of a usage error, with the parameter that it is about."""
     formatted = getattr(error, "format_message", None)
     words = str(formatted() if formatted else error).rstrip(".")
-    return words.replace(": Value error, ", ": ", 1)  # how newer typers begin what is wrong with a choice
+    return words.replace(": Value error, ", ": ", 1)  # newer versions of typer add this to an invalid choice

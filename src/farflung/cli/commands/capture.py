@@ -1,4 +1,4 @@
-"""`farflung capture`: what a job's model looks like as an OP-DAG."""
+"""`farflung capture`: show a job's model as an OP-DAG."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def capture(
 
         check_picture(picture)
     declared = read_job(job, precision=the_precision(precision))
-    # These import torch, which `read_job` has seen to be there.
+    # These import torch, whose presence `read_job` has checked.
     from farflung.client.capture.check import capture_job
     from farflung.client.capture.report import report_of
 
@@ -86,7 +86,7 @@ def _facts(made: CaptureReport) -> Iterator[str]:
 
 
 def _details(declared: Job, captured: Capture, made: CaptureReport) -> Iterator[str]:
-    """What a full report has beyond the facts."""
+    """The additional lines of a full report."""
     if made.verdicts is None or made.cuts is None:
         return
     from farflung.cli.render.forecast import sparkline
@@ -113,7 +113,7 @@ def _details(declared: Job, captured: Capture, made: CaptureReport) -> Iterator[
 
 
 def _place(captured: Capture, position: int) -> str:
-    """The module that a cut is in; of the model's own lines, behind which module they are."""
+    """The module that a cut is in; for code of the model itself, the module before it."""
     nodes = captured.graph.nodes
     if module := captured.origins[nodes[position].number].module:
         return module
@@ -134,7 +134,7 @@ def _verdict_lines(verdicts: list[Verdict]) -> Iterator[str]:
 
 
 def _tell_refusal(error: CaptureError, as_json: bool) -> None:
-    """Name the lint that refused the model, and its rule; the error itself is told where all errors are."""
+    """Print the lint that refused the model, and its rule; `main` prints the error itself."""
     from farflung.client.capture.report import Refusal
     from farflung.opdag.capture import LINTS, Verdict
 

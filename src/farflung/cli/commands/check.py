@@ -1,4 +1,4 @@
-"""`farflung check`: is a job's model captured, cut and differentiated right? Held beside eager, here."""
+"""`farflung check`: compare a captured and cut model with the eager module, on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(
     """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
     declared = read_job(job, precision=the_precision(precision))
     from farflung.client.capture.check import (
-        check_job,  # imports torch, which `read_job` has seen to be there
+        check_job,  # imports torch, whose presence `read_job` has checked
     )
 
     with searching() as tell, suppress_torch_output():

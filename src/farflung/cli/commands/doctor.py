@@ -1,4 +1,4 @@
-"""`farflung doctor`: what is wrong with this machine, and which command helps."""
+"""`farflung doctor`: find what is wrong with this machine, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def doctor(
 
 
 def _lines(finding: Finding, width: int) -> Iterator[str]:
-    """A finding, and below it what was tried and what helps."""
+    """The lines of a finding: what was found, what was tried, and what helps."""
     margin = " " * 19
     yield f"{'ok  ' if finding.ok else 'FAIL'}  {finding.check:<12} {finding.found}"
     helps = [] if finding.ok else [f"helps: {finding.helps}"]

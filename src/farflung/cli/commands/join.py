@@ -1,4 +1,4 @@
-"""`farflung join`: offers this machine to a broker."""
+"""`farflung join`: offer this machine to a broker as a worker."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def join(
     """Offer this machine to the broker at HOST:PORT (7700) until stopped; a lost broker is dialled again."""
     from farflung.heap import keep_freed_memory
 
-    keep_freed_memory()  # before a thread has a heap of its own, such as the one that heeds the parent
+    keep_freed_memory()  # before any thread, such as the one that watches the parent, has its own heap
     heed_parent(exit_with_parent)
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
@@ -88,7 +88,7 @@ def join(
     own = folder_of("worker", folder)
     identity = asyncio.run(obtain_identity(own, "worker", broker, token, name))
     hold_folder(own)
-    computes = _imported(framework, tflops)  # last: who is not let in need not wait for it
+    computes = _imported(framework, tflops)  # last: a worker that is refused need not wait for it
     from farflung.protocol.worker import HomeLine
     from farflung.worker.service import WorkerOptions, run
 
@@ -102,7 +102,7 @@ def join(
         relay_mbps=relay,
         line=HomeLine(up, down, probe),
     )
-    gc.freeze()  # or each collection goes through every object of a framework, and nothing else runs
+    gc.freeze()  # or each collection would scan every object of a framework and block all threads
     try:
         run_service(run(options), as_json)
     except DeviceHeld as held:
@@ -110,7 +110,7 @@ def join(
 
 
 def _imported(framework: str, tflops: float | None) -> AnyBackend:
-    """What computes; while a framework is imported, a line says so."""
+    """The backend; prints a line while it imports a framework."""
     from farflung.runtime.frameworks import COMPUTING, backend_called
 
     if framework not in COMPUTING or framework in sys.modules:

@@ -1,12 +1,8 @@
-"""`farflung lab`: slow, lossy, NATed networks on this machine.
+"""`farflung lab`: emulate slow, lossy, NATed networks on this machine.
 
-`farflung lab list`: the testbeds that ship with farflung, and the labs that run.
-
-`farflung lab up` and `down`: a network of namespaces, for as long as the command runs.
-
-`farflung lab calibrate`: the lab's links as they were asked for, beside what plain traffic finds.
-
-`farflung lab set`, `cut`, `heal`, `stats` and `exec`: what is done to a lab while it runs.
+`list` shows the shipped testbeds and the running labs. `up` lays out a network of namespaces and keeps it for
+as long as the command runs; `down` removes one. `calibrate` compares emulated links with what plain traffic
+measures. `set`, `cut`, `heal`, `stats` and `exec` act on a running lab.
 """
 
 from __future__ import annotations
@@ -199,7 +195,7 @@ def _print_calibration(found: Calibration) -> None:
 
 
 NOT_FOUND = 127
-"""What shells say of a command that is not there."""
+"""The exit code of shells for a command that does not exist."""
 
 Rate = Annotated[float | None, typer.Option("--mbps", help="Mbit/s.")]
 Source = Annotated[str, typer.Argument(metavar="A", help="A node.")]
@@ -288,7 +284,7 @@ def execute(
     if shutil.which(command[0]) is None:
         note(f"error: there is no command {command[0]!r} here: nodes have this machine's, give its path")
         raise typer.Exit(NOT_FOUND)
-    os.execvp(argv[0], argv)  # its signals and its exit code are the command's own
+    os.execvp(argv[0], argv)  # so signals reach the command, and its exit code is ours
 
 
 def _pairs(pairs: Iterable[tuple[str, str]]) -> str:

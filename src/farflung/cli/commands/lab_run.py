@@ -1,4 +1,4 @@
-"""`farflung lab run`: training for real, on a network that is not."""
+"""`farflung lab run`: train for real on an emulated network."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def run(
 
 
 def scaled(name_or_path: str, divisor: float | None) -> Topology:
-    """The topology that the user means, every rate divided."""
+    """The topology of that name or file, with every rate divided."""
     from farflung.plans.testbeds.catalogue import find_topology
 
     topology = find_topology(name_or_path)
@@ -119,7 +119,7 @@ def scaled(name_or_path: str, divisor: float | None) -> Topology:
 
 
 def _emulated(request: Request, efficiency: float, scale: float | None) -> Request:
-    """The request with its devices emulated, and its topology as slow as that asks for."""
+    """The request with emulated devices, and with its topology slowed down accordingly."""
     from farflung.client.api.load import load_job
     from farflung.lab.run.emulation import emulate_job
 
@@ -131,7 +131,7 @@ def _emulated(request: Request, efficiency: float, scale: float | None) -> Reque
 
 
 def _check_job(job: Path) -> None:
-    """Before a lab is laid out for it; what is in it shows later."""
+    """Check that the job file exists before a lab is laid out; its contents are checked later."""
     if not job.is_file():
         raise JobError(f"expected a job file at {job}, found {'a folder' if job.is_dir() else 'nothing'}")
 
@@ -177,7 +177,7 @@ def _report(outcome: Outcome, as_json: bool) -> None:
         print_json({**document, "lab": outcome.report})
     if outcome.exit_code < 0:
         raise RunFailed(f"the submitter was killed by signal {-outcome.exit_code}")
-    if outcome.exit_code > 0:  # it has said why
+    if outcome.exit_code > 0:  # it has printed why
         raise typer.Exit(outcome.exit_code)
     for line in outcome.report.lines():
         note(line)

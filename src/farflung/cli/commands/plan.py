@@ -1,4 +1,4 @@
-"""`farflung plan`: where a model would go on a fleet, what to expect of it, and what would help most."""
+"""`farflung plan`: plan a model on a fleet, forecast its step time, and suggest what would help most."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def plan(
 
 
 class _Whom(NamedTuple):
-    """The fleet that is planned for, what its devices reach, and what of it is not known."""
+    """The fleet to plan for, the efficiency of its devices, and what is unknown about it."""
 
     topology: Topology
     efficiency: float
@@ -118,7 +118,7 @@ class _Whom(NamedTuple):
 def _whom(
     topology: str | None, efficiency: float | None, broker: str | None, token: str | None, folder: Path | None
 ) -> _Whom:
-    """Of a file or testbed; without a name, the broker's workers as they are measured."""
+    """The fleet of a file or testbed; without a name, the broker's workers as measured."""
     if topology is not None:
         return _Whom(the_topology(topology), the_efficiency(efficiency), [])
     where, told = fleet_topology(broker, token, folder)
@@ -126,7 +126,7 @@ def _whom(
 
 
 def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, as_json: bool) -> None:
-    """Draw a forecast if that was asked for, and print it."""
+    """Print a forecast, and draw it if a picture was requested."""
     from farflung.cli.render.timeline import draw
     from farflung.plans import joined_part
     from farflung.simulator import Conditions

@@ -1,4 +1,4 @@
-"""`farflung simulate`: what a step of a given plan takes on a topology."""
+"""`farflung simulate`: simulate a step of a given plan on a topology."""
 
 from __future__ import annotations
 

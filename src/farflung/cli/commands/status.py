@@ -1,4 +1,4 @@
-"""`farflung status`: workers, jobs and the backup pool, as the broker sees them."""
+"""`farflung status`: show workers, jobs and the backup pool, as the broker sees them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def _ask(broker: str | None, token: str | None, folder: Path | None) -> St
 
 
 async def any_identity(broker: str | None, token: str | None, folder: Path | None) -> Identity:
-    """Whoever this user is: a token's holder, the identity in `folder`, or the first one there is."""
+    """An identity of this user: the token's, the one in `folder`, or the first one that exists."""
     if token is not None:
         from farflung.transport.tokens import Token
 

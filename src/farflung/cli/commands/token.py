@@ -1,4 +1,4 @@
-"""`farflung token`: lets others join, shows whom, and takes that back."""
+"""`farflung token`: create, list and revoke the tokens with which others join a broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 class TokenRole(StrEnum):
-    """What a token's holder may become."""
+    """The role that a token grants."""
 
     WORKER = "worker"
     SUBMITTER = "submitter"
@@ -111,7 +111,7 @@ def _clock(at: float) -> str:
 
 
 def _addresses(folder: Path) -> list[str]:
-    """Where the broker of a folder is dialled from elsewhere, as far as this machine knows."""
+    """The addresses at which other machines can dial the broker, as far as this machine knows."""
     from farflung.broker.address_file import read_address
     from farflung.connectivity.advertised import dialled_at, own_hosts
 

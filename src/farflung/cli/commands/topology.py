@@ -1,7 +1,4 @@
-"""`farflung topology`: who the workers are, and what the ways between them carry.
-
-`farflung topology show`: a topology as a table and a picture, from a file or from a live fleet.
-"""
+"""`farflung topology show`: show the workers and links of a topology file or a live fleet."""
 
 from __future__ import annotations
 
@@ -61,9 +58,9 @@ def show(
 def fleet_topology(
     broker: str | None, token: str | None, folder: Path | None, refresh: bool = False
 ) -> tuple[Topology, FleetTopology]:
-    """The topology of a broker's workers, and all that the broker says of it.
+    """The topology of a broker's workers, with all that the broker reports about it.
 
-    Raises TopologyError where no worker is connected.
+    Raises TopologyError if no worker is connected.
     """
     told = asyncio.run(_ask(broker, token, folder, refresh))
     if told.topology is None:
@@ -115,7 +112,7 @@ async def _ask(broker: str | None, token: str | None, folder: Path | None, refre
 
 
 async def _refreshed(identity: Identity) -> FleetTopology:
-    """Ask for a survey, and wait for its end."""
+    """Request a survey and wait until it has ended."""
     from farflung.client.run.broker_client import ask_topology
 
     told = await ask_topology(identity, survey=True)

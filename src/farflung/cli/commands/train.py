@@ -1,4 +1,4 @@
-"""`farflung train`: from a job file to trained weights."""
+"""`farflung train`: train the model of a job file."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def train(
     where = folder_of("submitter", folder)
     identity = None if place.local else _identity(where, broker, token, place, wait)
     loaded, path = _load(job, steps, text, computing, codecs.every, out)
-    codecs.wishes.otherwise(loaded.codec)  # what cannot be is said before the model is captured
+    codecs.wishes.otherwise(loaded.codec)  # fail before the model is captured
     if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
         prepared = _prepare_emulated(loaded, emulated)
     else:
@@ -102,7 +102,7 @@ def train(
 
 
 def _run(prepared: Prepared, path: Path, place: Target, identity: Identity | None, as_json: bool) -> None:
-    """Train, and tell how that went; typer.Exit where it was not done.
+    """Train and report the outcome; raises typer.Exit if the run was not completed.
 
     Raises
     ------
@@ -138,8 +138,9 @@ def _identity(folder: Path, broker: str | None, token: str | None, place: Target
 async def _admitted(
     folder: Path, broker: str | None, token: str | None, place: Target, wait: bool
 ) -> Identity:
-    """The identity with which to submit, shown to a broker that answers and knows the workers that are named:
-    then the model is worth a minute.
+    """The identity to submit with.
+
+    The broker must answer and know the named workers, before a minute is spent on capturing the model.
     """
     from farflung.cli.process.worker_check import check_workers, require_ends
     from farflung.client.run.broker_client import ask_status
@@ -164,7 +165,7 @@ def _load(
     codec: str | None,
     out: Path | None,
 ) -> tuple[Job, Path]:
-    """The job and its run folder, which must be free before a minute is spent on the model."""
+    """Load the job; its run folder must be free before a minute is spent on capturing the model."""
     from farflung.client.output.run_folder import RunFolder
 
     job = read_job(path, steps, text, precision, codec)
@@ -177,7 +178,7 @@ def _prepare(job: Job, workers: int) -> Prepared:
     from farflung.client.capture.prepared import prepare
 
     with searching() as tell, suppress_torch_output():
-        tell("capturing the model")  # what that needs is only imported now
+        tell("capturing the model")  # the import below takes a while, too
         prepared = prepare(job, workers, tell)
     for remark in prepared.remarks:
         note(f"note: {remark}")
@@ -185,7 +186,7 @@ def _prepare(job: Job, workers: int) -> Prepared:
 
 
 def _require_able(prepared: Prepared, place: Target) -> None:
-    """Refuse what no waiting mends: local workers are all there will be, and some lack an op of the model."""
+    """Refuse a model with an op that a local worker lacks: no other worker will come."""
     if not place.local or all(name == "torch" for name in place.frameworks):
         return
     from farflung.opdag.opset import version
@@ -217,7 +218,7 @@ def _run_folder(path: Path) -> RunFolder:
 
 
 def _give_way(run: RunFolder) -> None:
-    """Leave the name to the older run that had it, if this one was ended before its first step was done."""
+    """Give an older run its folder name back, if this run ended before its first step was done."""
     if run.give_way():
         note(f"no step was done: what it wrote is in {run.path}, and the older run has its name back")
 
@@ -233,10 +234,9 @@ def _observer(prepared: Prepared, as_json: bool) -> Observer:
 async def _trained(
     prepared: Prepared, run: RunFolder, observer: Observer, place: Target, identity: Identity | None
 ) -> Summary:
-    """Train at the place: with an identity at its broker, without one on a fleet that lives for the run.
+    """Train at the target's broker if there is an identity, else on a local fleet that lives for the run.
 
-    The first signal asks a run for an orderly end, before it ends the start of its fleet; the second ends
-    either at once.
+    The first signal stops a run in order, or cancels the start of its fleet; the second ends either at once.
     """
     ending = Ending()
     with on_interrupt(ending.in_order, ending.at_once):
@@ -272,7 +272,7 @@ async def _submitted(
     ending: Ending,
     watch: Watch | None = None,
 ) -> Summary:
-    """The run's summary; `watch` tells what the run stands on, besides broker and workers, and is gone."""
+    """Submit the job and return its summary; `watch` reports the loss of anything else that the run needs."""
     from farflung.client.run.submitter import Submitter
 
     submitter = Submitter(

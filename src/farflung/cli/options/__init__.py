@@ -1,1 +1,11 @@
-"""Options that several commands share."""
+"""Options that several commands share.
+
+job
+    The job file, and the options that override its values.
+codecs
+    `--codec`.
+planning
+    Topology, scheduler and the efficiency of devices.
+target
+    Where `farflung train` trains: on local workers or on a broker's.
+"""

@@ -1,4 +1,4 @@
-"""How links are to be written, as the commands that train and plan are told."""
+"""The option `--codec` of the commands that train and plan."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ CodecOption = Annotated[
 
 @dataclass(frozen=True)
 class Codecs:
-    """`every` takes the place of the job's own rung, if it is given; `wishes` name single links."""
+    """What `--codec` asks for: `every` overrides the job's own codec, `wishes` name single links."""
 
     every: str | None
     wishes: CodecWishes
 
 
 def the_codecs(given: Sequence[str] | None) -> Codecs:
-    """What `--codec` says.
+    """Parse the values of `--codec`.
 
     Raises
     ------
     PlanError
-        It names no codec that there is, says two things of one link, or names links beside who chooses.
+        A codec does not exist, one link is given two codecs, or links are named together with a selector.
     """
     from farflung.plans import CodecWishes, LinkWish
     from farflung.plans.rung import DENSE
@@ -67,7 +67,7 @@ def the_codecs(given: Sequence[str] | None) -> Codecs:
 
 
 def _rung(name: str, text: str) -> str:
-    """The rung of that name, or the rungs in turn, spelt as plans spell it."""
+    """The codec pair of that name, or the sequence of pairs, in the spelling of plans."""
     from farflung.codec.catalogue import recipe
     from farflung.plans.codec_policy import policy_of
     from farflung.plans.phases import codecs_in, spelt

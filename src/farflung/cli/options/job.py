@@ -1,4 +1,4 @@
-"""What commands that read a job file are told alike: the file, and what takes the place of its own words."""
+"""Options of commands that read a job file: the file, and what overrides its values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PrecisionOption = Annotated[
 
 
 def the_precision(given: str | None) -> Precision | None:
-    """The precision that the user means, if any; JobError if none is called so."""
+    """Parse `--precision`; raises JobError if there is no such precision."""
     from farflung.opdag.graph import Precision
 
     for name in get_args(Precision):
@@ -46,7 +46,7 @@ def read_job(
     precision: Precision | None = None,
     codec: str | None = None,
 ) -> Job:
-    """The job of a file, for which torch is imported and data read: it is said what takes those seconds."""
+    """Load the job of a file, and say what takes the seconds: importing torch and reading data."""
     from farflung.cli.render.progress import searching
     from farflung.client.api.load import load_job, require_job_file
 

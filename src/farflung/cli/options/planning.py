@@ -1,7 +1,4 @@
-"""What the commands that plan are told alike: a topology, a scheduler, how far devices reach.
-
-What to ask for where a model cannot be cut for as many workers as were asked for.
-"""
+"""Options of commands that plan: topology, scheduler, efficiency of devices, recomputation."""
 
 from __future__ import annotations
 
@@ -57,14 +54,14 @@ PictureOption = Annotated[
 
 
 def the_topology(name_or_path: str) -> Topology:
-    """The topology that the user means."""
+    """The topology of that testbed or file."""
     from farflung.plans.testbeds.catalogue import find_topology
 
     return find_topology(name_or_path)
 
 
 def the_recompute(given: str) -> Recompute:
-    """When segments are to recompute; PlanError if the word says nothing."""
+    """Parse `--recompute`; raises PlanError if there is no such choice."""
     from farflung.plans import Recompute
 
     for word in get_args(Recompute):
@@ -74,7 +71,7 @@ def the_recompute(given: str) -> Recompute:
 
 
 def the_efficiency(given: float | None, measured: bool = False) -> float:
-    """What devices reach of their TFLOP/s, of a data sheet or `measured`; PlanError if none can."""
+    """The fraction of rated or `measured` TFLOP/s that devices sustain; PlanError if out of range."""
     from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 
     if given is not None and not 0 < given <= 1:
@@ -85,7 +82,7 @@ def the_efficiency(given: float | None, measured: bool = False) -> float:
 
 @contextmanager
 def fewer_workers_advice(option: str) -> Iterator[None]:
-    """Say how many workers there can be at most, by the option that asked for too many."""
+    """Say in a `PlanError` of this block which option asked for too many workers, and its largest value."""
     try:
         yield
     except TooFewCuts as error:

@@ -1,4 +1,4 @@
-"""Where `farflung train` trains: on workers that it starts here or on a broker's, and how it is planned."""
+"""Where `farflung train` trains: on local workers that it starts, or on those of a broker."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ WaitOption = Annotated[
 
 @dataclass(frozen=True)
 class Target:
-    """`local` workers that are started for the run, or (0) a broker's.
+    """Where to train: on `local` workers started for the run, or (0) on those of a broker.
 
-    Of a broker's it takes `workers` (0: as many as serve), from `pool` if that names any; `asked_by` is the
-    option that says how many. Local ones compute with `frameworks`, over again from the first; without any,
-    each with what it finds.
+    Of a broker's workers it takes `workers` (0: the planner chooses), from `pool` if that names any;
+    `asked_by` is the option that gave the number. Local workers use `frameworks` in turn; if that is empty,
+    each uses what is installed.
     """
 
     local: int
@@ -73,7 +73,7 @@ def target_of(
     recompute: str,
     codecs: CodecWishes,
 ) -> Target:
-    """What the options say; JobError where they contradict, before a minute is spent on the model."""
+    """The target that the options describe; raises JobError if they contradict each other."""
     if local is not None and (broker is not None or token is not None or workers or on or topology):
         raise JobError(
             "--local starts its own broker and workers, all alike:"
@@ -97,12 +97,12 @@ def target_of(
 
 
 def local_ids(count: int) -> list[str]:
-    """What the workers of `--local` are called (`local.fleet`)."""
+    """The ids of the workers that `--local` starts (see `local.fleet`)."""
     return [f"worker-{number}" for number in range(count)]
 
 
 def _frameworks(local: int | None, backends: str | None) -> list[str]:
-    """What --backends lists; what is not installed is said here."""
+    """Parse `--backends`; raises JobError if one is unknown or not installed."""
     if backends is None:
         return []
     if local is None:
@@ -119,7 +119,7 @@ def _frameworks(local: int | None, backends: str | None) -> list[str]:
 
 
 def _chosen(on: str | None) -> list[str]:
-    """The ids that --on lists."""
+    """Parse the worker ids of `--on`."""
     from farflung.transport.names import check_id
 
     ids = [] if on is None else [check_id(id.strip()) for id in on.split(",")]

@@ -1,1 +1,11 @@
-"""The process around a command: identity, signals, long-running services."""
+"""The process around a command.
+
+identity
+    The identity that a command uses, and how a token becomes one.
+interrupts
+    Ctrl-C while an event loop runs, and torch's output on stderr.
+service
+    Run a broker or a worker until it is stopped.
+worker_check
+    Check that the workers a run names have joined its broker.
+"""

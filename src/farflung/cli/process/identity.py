@@ -1,8 +1,8 @@
-"""Who runs a command: the identity in a folder, or, the first time, the one that a token buys.
+"""Find or obtain the identity with which a command runs.
 
-A worker's folder while the worker runs: nobody takes its identity from under it.
-
-Where a holder keeps its identity unless told otherwise: under FARFLUNG_HOME, by default ~/.farflung.
+An identity is a folder with a certificate and its key, by default below FARFLUNG_HOME (~/.farflung). The
+first time, a token is exchanged for one. A running worker locks its folder, so that no other command replaces
+its identity.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ HELD_FILE = "running"
 
 
 def hold_folder(folder: Path) -> None:
-    """Say that a worker runs on `folder`, until this process ends; not where nothing can be written there."""
+    """Lock `folder` for a running worker until this process ends; does nothing if the folder is read-only."""
     import fcntl
 
     with suppress(OSError):
         descriptor = os.open(folder / HELD_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)  # several at once are the broker's to judge; the last is told
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # shared: the broker refuses the second of two workers
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
 
 
 def require_free_folder(folder: Path) -> None:
-    """IdentityError where a worker runs on `folder`, or where one may run whom nobody here can see."""
+    """Raise IdentityError if a worker runs on `folder`, or may run there without this process seeing it."""
     import fcntl
 
     try:
@@ -61,13 +61,13 @@ def require_free_folder(folder: Path) -> None:
             " give this one a folder of its own with --folder"
         ) from None
     except OSError:
-        return  # nothing can be held on this file system
+        return  # this file system has no locks
     finally:
         os.close(descriptor)
 
 
 def home_folder() -> Path:
-    """The folder of all of this user's identities."""
+    """The folder that contains all identities of this user."""
     return Path(os.environ.get("FARFLUNG_HOME") or Path.home() / ".farflung").expanduser()
 
 
@@ -93,15 +93,16 @@ TokenText = Annotated[
 async def obtain_identity(
     folder: Path, role: TokenRole, broker: str | None, token: str | None, name: str | None = None
 ) -> Identity:
-    """The identity in `folder`; with a token of another broker, or without an identity, join first.
+    """The identity in `folder`; joins with the token if there is none, or if the token is another broker's.
 
-    Without `broker` a token's is where this user, or a broker on this machine, is known to have it.
+    Without `broker`, the address of the token's broker comes from this user's identities, or from a broker on
+    this machine.
 
     Raises
     ------
     IdentityError
-        There is no identity and no token, the identity is of another than `name` or of a worker that runs and
-        would lose it, or the token was refused.
+        There is neither identity nor token, the identity has another name than `name`, a running worker would
+        lose it, or the token was refused.
     ConnectionFailed
         The broker cannot be reached.
     """
@@ -113,7 +114,7 @@ async def obtain_identity(
     broker = None if broker is None else with_port(broker)
     if token is None:
         kept = Identity.load(folder)
-        if role not in (kept.role, "viewer"):  # any role may look
+        if role not in (kept.role, "viewer"):  # any role may view
             raise IdentityError(
                 f"{folder} holds the identity of a {kept.role}, a {role}'s is needed: choose another --folder"
             )
@@ -152,7 +153,7 @@ def _require_name(kept: Identity, folder: Path, name: str | None) -> None:
 
 
 def _known(folder: Path, fingerprint: bytes) -> Identity | None:
-    """The identity that the token's broker gave before, which saves a use of the token."""
+    """An identity that the token's broker issued before, which saves one use of the token."""
     return _kept(folder) if _trusts(folder, fingerprint) else None
 
 
@@ -167,7 +168,7 @@ def _kept(folder: Path) -> Identity | None:
 
 
 def _trusts(folder: Path, fingerprint: bytes) -> bool:
-    """Whether the authority in a folder, of a holder or of a broker, is the one with this fingerprint."""
+    """Whether the certificate authority in a holder's or broker's folder has this fingerprint."""
     from farflung.transport.certificates import certificate_from_pem
     from farflung.transport.certificates import fingerprint as fingerprint_of
     from farflung.transport.identity import AUTHORITY_FILE
@@ -179,7 +180,7 @@ def _trusts(folder: Path, fingerprint: bytes) -> bool:
 
 
 def _address_of(fingerprint: bytes) -> str | None:
-    """Where the broker with this authority is: as an identity of this user has it, or as it runs here."""
+    """The address of the broker with this authority, from this user's identities or a local broker."""
     from farflung.broker.address_file import read_address
     from farflung.connectivity.advertised import dialled_at
     from farflung.transport.tokens import TOKEN_ROLES
@@ -197,7 +198,7 @@ def _at(identity: Identity, broker: str | None) -> Identity:
 
 
 async def _fresh(identity: Identity) -> Identity:
-    """The identity, with a new certificate if half of the old one's life is over and the broker is there."""
+    """The identity, with its certificate renewed if half of its lifetime is over and the broker answers."""
     if not identity.needs_renewal(time.time()):
         return identity
     from farflung.client.run.broker_client import renew

@@ -1,6 +1,6 @@
-"""Ctrl-C while an event loop runs: a polite first time, a firm second one, and the default after that.
+"""Signals and stray output: Ctrl-C stops a run in order, a second one at once, a third one kills the process.
 
-Keeps what torch prints about a failed capture off the terminal; our error says it in one line.
+`suppress_torch_output` hides what torch prints about a failed capture, which our error says in one line.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def remembering_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end of this block too, if one inside it was swallowed.
+    """Raise KeyboardInterrupt at the end of this block if one inside it was swallowed.
 
-    torch has callbacks and bare `except`s in which Ctrl-C is lost. Only for the main thread.
+    torch loses Ctrl-C in callbacks and bare `except` clauses. Use it on the main thread only.
     """
     interrupted = False
 
@@ -43,9 +43,9 @@ def remembering_interrupts() -> Iterator[None]:
 
 
 class Ending:
-    """How the task that makes this ends a run, as signals ask: `stop` is its orderly way while the run lasts.
+    """Ends the task that creates it when signals arrive; while a run lasts, `stop` ends the run in order.
 
-    Before a run there is nothing to be kept in order, and when it `is_over` it is no longer in the way.
+    Before a run there is nothing to stop in order, and once it `is_over`, `stop` is not called any more.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Ending:
         self.is_over = False
 
     def in_order(self) -> None:
-        """What the first signal asks for."""
+        """Handle the first signal: stop in order."""
         if self.is_over:
             note("the run is over: its workers are being stopped (Ctrl-C again does not wait for them)")
         elif self.stop is not None:
@@ -65,7 +65,7 @@ class Ending:
             self.at_once()
 
     def at_once(self) -> None:
-        """What the second signal asks for."""
+        """Handle the second signal: stop at once."""
         self._task.cancel()
 
 
@@ -73,7 +73,7 @@ class Ending:
 def on_interrupt(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
     """Call `first` at the first SIGINT or SIGTERM in this block and `second` at the next.
 
-    A third one ends the process as if nobody caught it.
+    A third one has its default effect and ends the process.
     """
     loop = asyncio.get_running_loop()
     actions = iter((first, second))
@@ -102,7 +102,7 @@ def on_interrupt(first: Callable[[], object], second: Callable[[], object]) -> I
 
 @contextmanager
 def suppress_torch_output() -> Iterator[None]:
-    """Hold back standard error and logging in this block; dropped after a `CaptureError`, else written."""
+    """Buffer standard error and logging in this block; drop them after a `CaptureError`, else print them."""
     stream, held = sys.stderr, io.StringIO()
     logging.disable(logging.CRITICAL)
     try:

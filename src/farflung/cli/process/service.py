@@ -1,4 +1,4 @@
-"""Runs a broker or a worker until it is told to stop, by a signal or by the end of its parent."""
+"""Run a broker or a worker until a signal or the end of its parent process stops it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ExitWithParent = Annotated[
 
 
 def heed_parent(folder: Path | None) -> None:
-    """Do what --exit-with-parent asks for; comes before anything in a command that can take long or fail."""
+    """Apply --exit-with-parent. Call it before anything in a command that can take long or fail."""
     if folder is not None:
         from farflung.local.parent_watch import stop_with_parent
 
@@ -50,7 +50,7 @@ class _JsonFormatter(logging.Formatter):
 def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
     """Run `service` until SIGINT (exit code 130) or SIGTERM (exit code 0); its log goes to standard error.
 
-    With `as_json` the log goes to standard output, one JSON object a line.
+    With `as_json` the log goes to standard output, one JSON object per line.
     """
     _log_to(as_json)
     received = asyncio.run(_until_signal(service))
@@ -61,7 +61,7 @@ def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
 
 
 def start_anew(reason: str) -> NoReturn:
-    """Begin this command again in its own place: its threads end, and its memory is given back."""
+    """Replace this process by a new one with the same command; this ends its threads and frees its memory."""
     logging.getLogger("farflung").error("%s: starting anew", reason)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

@@ -1,4 +1,4 @@
-"""Whether the workers that a run names have joined its broker: asked before the model takes a minute."""
+"""Check that the workers a run names have joined its broker, before capturing the model takes a minute."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool) -> Iterator[str]:
-    """What there is to say of named workers who are not there, a line each.
+    """Notes on named workers that are not connected, one line each.
 
     Raises
     ------
     JobError
-        One of them never joined the broker, and the run is not to `wait` for those.
+        One of them never joined the broker, and `wait` is false.
     """
     known = {worker.worker: worker for worker in status.workers}
     if strange := [id for id in named if id not in known]:
@@ -32,9 +32,9 @@ def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool)
 
 
 def require_ends(status: Status, codecs: CodecWishes) -> None:
-    """Refuse a codec for a link that ends at none of the workers who are there.
+    """Refuse a codec for a link that ends at none of the connected workers.
 
-    Where nobody is there yet, anybody may come. PlanError names the link and the workers.
+    If no worker is connected yet, every link is accepted. PlanError names the link and the workers.
     """
     if there := [worker.worker for worker in status.workers if not worker.is_away]:
         codecs.require_ends(there)

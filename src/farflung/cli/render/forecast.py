@@ -1,6 +1,6 @@
-"""A forecast as text: what goes where, how long a step takes, what holds it up, and what would help.
+"""A forecast as text: which segment runs where, how long a step takes, its bottleneck, and what would help.
 
-A model's cut candidates over its depth, as one line of a terminal.
+`sparkline` draws a model's cut candidates over its depth in one row of a terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_LINKS = 8
 
 
 def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
-    """What `farflung plan` prints; `asked` is how many workers had to be used, 0 for any."""
+    """The output of `farflung plan`; `asked` is the number of workers that was requested, 0 for any."""
     pool = len(found.workers) + len(found.left_out)
     used = count_of(pool, "worker") if not found.left_out else f"{len(found.workers)} of {pool} workers"
     microbatches = count_of(found.microbatches, "microbatch", "microbatches")
@@ -53,7 +53,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
 
 
 def expected_lines(found: Expected) -> Iterator[str]:
-    """What `farflung simulate` prints."""
+    """The output of `farflung simulate`."""
     yield from _placement(found.segments, found.workers)
     yield ""
     yield from _links(found.links)
@@ -67,7 +67,7 @@ def expected_lines(found: Expected) -> Iterator[str]:
 
 
 def _brief_tasks(found: Forecast | Expected) -> list[str]:
-    """What is not simulated weighs more than what is, where tasks are short."""
+    """A warning if tasks are so short that what is not simulated outweighs what is."""
     from farflung.simulator.simulation import brief_notes
 
     busy = max((row.busy for row in found.workers), default=0.0)
@@ -139,9 +139,7 @@ def _holds(names: Sequence[str]) -> str:
 
 
 def _module(name: str) -> str:
-    """The part of a parameter's name that says which block it is in: up to its first number, else all but
-    the last word.
-    """
+    """The block of a parameter: its name up to the first number, or without its last component."""
     words = name.split(".")
     numbered = next((at for at, word in enumerate(words) if word.isdigit()), None)
     return ".".join(words[: numbered + 1] if numbered is not None else words[:-1] or words)
@@ -156,7 +154,7 @@ def _memory(row: WorkerRow) -> str:
 
 
 def _brief(count: int) -> str:
-    """Bytes with a decimal where that is the second digit."""
+    """Bytes with two significant digits, or more before the decimal point."""
     number, unit = format_bytes(count).split()
     return f"{float(number):.1f} {unit}" if float(number) < 10 else f"{float(number):.0f} {unit}"
 
@@ -166,9 +164,10 @@ _NO_CUT = "·"
 
 
 def sparkline(crossing: Sequence[float], legal: Sequence[bool], width: int = WIDTH - 4) -> str:
-    """The cheapest legal cut in each stretch of the depth, heights in powers of the bytes; a dot is no cut.
+    """Draw the cheapest legal cut in each stretch of the model's depth; a dot means that there is none.
 
-    `crossing` and `legal` have one entry for each position before a node, [n + 1].
+    Heights are logarithmic in bytes. `crossing` and `legal` have one entry per cut position, n + 1 for n
+    nodes.
     """
     count = len(crossing) - 1
     columns = min(width, max(1, count - 1))

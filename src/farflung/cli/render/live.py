@@ -19,11 +19,11 @@ from farflung.text import format_bytes, format_clock, format_number, printable
 
 BAR_WIDTH = 16
 OTHERS_WIDTH = len("collecting") + BAR_WIDTH + len("0:00:00") + 3
-"""Of everything on a bar's line but the facts, gaps included."""
+"""Width of a bar's row without the facts, including gaps."""
 
 
 class _Facts(ProgressColumn):
-    """What the newest row says, as the task carries it: what fits into the line, in order."""
+    """The facts of the newest metric row, as many as fit on the screen, in order."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Facts(ProgressColumn):
 
 
 class _Left(ProgressColumn):
-    """How long the bar's phase will go on, as far as that is known."""
+    """The remaining time of the bar's phase, if it is known."""
 
     def render(self, task: Task) -> Text:
         remaining: RemainingTime = task.fields["remaining"]
@@ -53,7 +53,7 @@ class LiveObserver(Observer):
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._total_bytes = 0
-        # Neither markup nor emoji: workers and the broker have a hand in what is shown.
+        # Neither markup nor emoji: parts of the text come from workers and the broker.
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -62,7 +62,7 @@ class LiveObserver(Observer):
             _Left(),
             console=self._console,
         )
-        self._clock = ExitStack()  # while the broker lets wait, or plans
+        self._clock = ExitStack()  # while the job waits or is planned
         self._waiting = ""
         self._tell: ProgressCallback = no_progress
         self._bars: dict[str, TaskID] = {}
@@ -95,7 +95,7 @@ class LiveObserver(Observer):
         done = f"{microbatches}/{unit.microbatches} microbatches"
         if not unit.train:
             self._show("validating", microbatches, unit.microbatches, [done, f"after {unit.step} steps"])
-        elif unit.step == 0:  # a later one has the row of the step before it
+        elif unit.step == 0:  # a later evaluation shows the row of the step before it
             self._show("training", 0, self._steps, [f"step 0/{self._steps}", done])
 
     def stepped(self, row: StepRow) -> None:

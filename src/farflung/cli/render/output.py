@@ -20,7 +20,7 @@ def print_json(document: Any) -> None:
 
 
 def print_error(message: str, as_json: bool) -> None:
-    """The one line that a failure is told in; with `as_json` also as a document."""
+    """Print an error as one line; with `as_json` also as a JSON document."""
     line = " ".join(message.split())
     if as_json:
         print_json({"error": line})
@@ -28,13 +28,13 @@ def print_error(message: str, as_json: bool) -> None:
 
 
 def note(line: str) -> None:
-    """A line for the person at the terminal."""
+    """Print a line for the user on standard error."""
     sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()
 
 
 def print_text(text: str) -> None:
-    """Text that others had a hand in, on standard output: what a terminal would obey is written out."""
+    """Print text from untrusted sources to standard output, with control characters escaped."""
     typer.echo("".join(map(_visible, text)))
 
 
@@ -45,5 +45,5 @@ def _visible(letter: str) -> str:
 
 
 def loss_words(loss: float | None) -> str:
-    """A loss, or why there is none."""
+    """A loss as text, or why there is none."""
     return "none (emulated)" if loss is None else f"{loss:.4f}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PlanRow(NamedTuple):
-    """What one segment is, in words; bytes are what it sends out for a microbatch."""
+    """One segment as text; the bytes are what it sends for one microbatch."""
 
     segment: str
     worker: str
@@ -26,7 +26,7 @@ class PlanRow(NamedTuple):
 
 
 def plan_rows(plan: Plan) -> list[PlanRow]:
-    """One row a segment; its share is of the whole model's operations."""
+    """One row per segment, with its share of the model's FLOPs."""
     total = sum(placement.flops for placement in plan.placements) or 1
     rows = []
     for placement in plan.placements:
@@ -46,9 +46,9 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
 
 
 def planned_lines(planned: Planned) -> list[str]:
-    """What there is to say of a plan beside its table, a line each for a person.
+    """Lines that accompany a plan's table.
 
-    Who is left out because of the model's ops, what the plan promises, and what it does not.
+    They name the workers that lack ops of the model, the predicted step time, and the plan's caveats.
     """
     out = [printable(f"left out: {worker}: {why}") for worker, why in planned.unable.items()]
     notes = [printable(f"note: {words}") for words in planned.notes]
@@ -56,7 +56,7 @@ def planned_lines(planned: Planned) -> list[str]:
 
 
 def chosen_lines(chosen: CodecsChosen) -> list[str]:
-    """Which links are written otherwise and why, and what is worth a warning, a line each for a person."""
+    """Lines about links whose codec pair changed, the reason, and warnings."""
     changes = [
         printable(f"after step {chosen.step}: {one.source} -> {one.target} by {one.codec}: {one.reason}")
         for one in chosen.changes
@@ -65,7 +65,7 @@ def chosen_lines(chosen: CodecsChosen) -> list[str]:
 
 
 def prediction_lines(prediction: Prediction | None) -> list[str]:
-    """What a plan promises, in a few lines for a person."""
+    """The predicted step time and bottleneck, in a few lines."""
     if prediction is None:
         return [
             "nothing is known of these workers: the model is cut where that is least regretted, whatever they"
@@ -87,7 +87,7 @@ HEADINGS = ("segment", "worker", "nodes", "parameters", "work a microbatch", "sh
 
 
 def plan_table(plan: Plan) -> Table:
-    """The plan for a terminal."""
+    """The plan as a table for a terminal."""
     from rich.table import Table
 
     table = Table(caption=f"{plan.microbatches} microbatches a step, window {plan.window}", box=None)

@@ -1,8 +1,7 @@
-"""A run for a log file or a pipe: a plain line now and then, on standard error.
+"""Progress on standard error.
 
-How much longer something will take, from how far it came: nothing is said before that is known.
-
-What takes long, on standard error: a moving line on a terminal, else a line for each thing.
+`PlainObserver` follows a run for a log file or a pipe. `searching` and `moving_line` show what a long task is
+doing, in one moving row on a terminal. `RemainingTime` estimates how much longer something takes.
 """
 
 from __future__ import annotations
@@ -28,26 +27,25 @@ RECENT_SECONDS = 60.0
 _KEPT = 400
 
 _Span = tuple[float, float, float, float]
-"""When the first and the last report that count came, each followed by how much was done."""
+"""Time and progress of the first report that counts, then of the last."""
 
 
 class RemainingTime:
-    """Is told how much is done, and says when the rest will be at that pace.
+    """Estimates the remaining time from reports of progress.
 
-    The pace is a mean over the last minute, or the later half of all the time if that is longer: one slow
-    step, or an evaluation between two, moves it little, and a line that became slower shows all the same.
-    What is reported first begins the count, so whatever came before it (a first step, which compiles and
-    warms up) counts for nothing.
+    The pace is a mean over the last minute, or over the later half of the elapsed time if that is longer. One
+    slow step or an evaluation changes it little, but a link that became slower shows. The first report starts
+    the count, so anything before it (such as a first step, which compiles and warms up) is ignored.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._reports: deque[tuple[float, float]] = deque()
         self._began = 0.0
-        self._span: _Span | None = None  # replaced as a whole: a terminal is drawn by another thread
+        self._span: _Span | None = None  # replaced as a whole, because another thread draws the terminal
 
     def came(self, done: float) -> None:
-        """So much is done; less than before is a new beginning."""
+        """Record progress; a decrease restarts the estimate."""
         now = self._clock()
         if not self._reports or done < self._reports[-1][1]:
             self._reports.clear()
@@ -66,7 +64,7 @@ class RemainingTime:
         self._span = (*first, *last) if is_known and last[1] > first[1] else None
 
     def seconds(self, total: float) -> float | None:
-        """How long until `total` is done; None as long as too little was seen to say it."""
+        """Seconds until `total` is done; None while there are too few reports for an estimate."""
         if (span := self._span) is None:
             return None
         first_at, first, last_at, last = span
@@ -78,7 +76,7 @@ PAUSE_SECONDS = 5.0
 
 
 def advice_on(words: str) -> str:
-    """What to do where a job waits for workers, whom nobody else may send; otherwise nothing."""
+    """Advice for a job that waits for workers; empty for any other message."""
     if not waits_for_more(words):
         return ""
     return (
@@ -87,23 +85,23 @@ def advice_on(words: str) -> str:
 
 
 def is_terminal() -> bool:
-    """Whether a person watches standard error."""
+    """Whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 class _Pause:
-    """Is over a few seconds after it began; then it begins anew. The first is over at once."""
+    """A pause of a few seconds between messages, which restarts when it is over. The first ends at once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until = clock()
 
     def begin(self) -> None:
-        """Begin anew, over or not."""
+        """Restart the pause."""
         self._until = self._clock() + PAUSE_SECONDS
 
     def is_over(self) -> bool:
-        """Whether it was; it has then begun anew."""
+        """Whether the pause was over; if so, it restarts."""
         if self._clock() < self._until:
             return False
         self.begin()
@@ -111,10 +109,10 @@ class _Pause:
 
 
 class PlainObserver(Observer):
-    """Says each change of state at once, and progress every few seconds.
+    """Prints each change of state at once, and progress every few seconds.
 
-    A step is told when it is done: the first, the last, and between them one every few seconds. How far a
-    step or an evaluation is, only where it alone takes longer than that.
+    It prints the first step, the last, and between them one every few seconds. It prints progress within a
+    step or an evaluation only if that alone takes longer.
     """
 
     def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -189,8 +187,8 @@ class PlainObserver(Observer):
 
 @contextmanager
 def searching() -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is being done now."""
-    stream = sys.stderr  # what is done meanwhile may not write to it
+    """Yield a function that prints the current activity."""
+    stream = sys.stderr  # kept, because sys.stderr may be replaced meanwhile
     if is_terminal():
         with moving_line() as tell:
             yield tell
@@ -208,13 +206,13 @@ def searching() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def moving_line() -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is being done, beside a clock; the line is gone in the end."""
+    """Yield a function that shows the current activity beside a clock; the row is removed at the end."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
     shown = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    # What a job file prints is for whoever reads standard output.
+    # What a job file prints belongs on standard output.
     with Progress(*shown, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as progress:
         task = progress.add_task("", total=None)
         yield lambda words: progress.update(task, description=words)

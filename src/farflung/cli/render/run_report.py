@@ -1,4 +1,4 @@
-"""What is said of a training run before it begins and when it is over, and the exit code that says it too."""
+"""Report on a training run before it begins and when it is over, and choose its exit code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 FAILED, INTERRUPTED = 1, 130
 COMPRESSED = 1.05
-"""A ratio below this is that of links without codecs."""
+"""Compression ratios below this are those of links without codecs."""
 
 
 def note_room(prepared: Prepared, run: RunFolder) -> None:
-    """Say before a run that its weights will not fit on the disk of its folder: hours later they are lost."""
+    """Warn before a run if its weights will not fit on the disk, rather than lose them hours later."""
     from farflung.client.output.weights import lacking_room
 
     if not prepared.emulated and (lacking := lacking_room(run.path, prepared.job.model)):
@@ -30,7 +30,7 @@ def note_room(prepared: Prepared, run: RunFolder) -> None:
 
 
 def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:
-    """Tell how a run went; typer.Exit where it was not done.
+    """Print the outcome of a run; raises typer.Exit if it was not completed.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
     if summary.state != "done":
         if summary.weights_step is not None and str(run.path) not in summary.reason:
             note(f"the weights of step {summary.weights_step} are in {run.model_path}")
-        if summary.state == "cancelled":  # as it was asked for, so no error
+        if summary.state == "cancelled":  # the user asked for it, so it is not an error
             note(f"{summary.reason} after {count_of(summary.steps, 'step')}")
             raise typer.Exit(INTERRUPTED)
         print_error(summary.reason, as_json=False)
@@ -72,7 +72,7 @@ def _fields(summary: Summary) -> dict[str, object]:
 
 
 def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
-    """What the trained model says, its weights read back from the file into the user's own module."""
+    """Print the job's sample from the trained model, with its weights read back from the file."""
     from farflung.client.output.weights import load_weights
 
     job = prepared.job

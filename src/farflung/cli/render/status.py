@@ -19,7 +19,7 @@ LINK = ("link", "path", "paced by", "round trip", "sends at", "written by", "rat
 
 
 def status_lines(status: Status) -> Iterator[str]:
-    """What `farflung status` prints."""
+    """The output of `farflung status`."""
     from farflung.local.findings import opset_findings
 
     yield f"broker {status.version}, up {format_clock(status.uptime_seconds)}"
@@ -73,7 +73,7 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
 def _link(
     view: LinkView, written: Mapping[tuple[str, str, str], str], carried: tuple[float | None, float] | None
 ) -> tuple[str, ...]:
-    """`carried`: bytes of the tensors in fp32 over those on the wire, and CPU seconds of codecs a step."""
+    """`carried` is the ratio of fp32 bytes to wire bytes, and the codecs' CPU seconds per step."""
     link = view.report.link
     ends = f"{view.holder} -> {view.report.peer}"
     if link is None:

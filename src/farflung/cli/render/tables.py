@@ -15,9 +15,9 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def columns(
     headings: Sequence[str], rows: Sequence[Sequence[str]], right: str, width: int = WIDTH
 ) -> list[str]:
-    """Lines of a table. `right` has a letter for each column: `>` aligns it right, `<` left.
+    """Format a table. `right` has a character for each column: `>` aligns right, `<` left.
 
-    The widest column of text gives way where the table is wider than `width`.
+    If the table is wider than `width`, its widest text column is shortened.
     """
     table = [list(headings), *(list(row) for row in rows)]
     widths = [max(len(row[at]) for row in table) for at in range(len(headings))]
@@ -35,7 +35,7 @@ def columns(
 
 
 def blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
-    """Lines of a wide table: what is beyond `width` goes into further blocks, each with the first column."""
+    """Format a wide table: columns beyond `width` go into further blocks that repeat the first column."""
     cells = list(zip(headings, *rows, strict=True))
     widths = [2 + max(map(len, column)) for column in cells]
     lines: list[str] = []
@@ -52,9 +52,9 @@ def blocks(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int = 
 
 
 def fitting(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table for this terminal, however narrow; in a pipe each row is one line.
+    """Format a table for the width of this terminal; in a pipe each row is one line.
 
-    Columns of which nothing is known are left out, and without rows there are no lines.
+    Empty columns are left out. Without rows there are no lines.
     """
     if not rows:
         return []
@@ -63,23 +63,23 @@ def fitting(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def own_width() -> int:
-    """Of the terminal; in a pipe lines are as long as they are."""
+    """The width of the terminal; unlimited in a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else BOUNDLESS
 
 
 def paragraph(words: str) -> list[str]:
-    """Words on lines of 80 columns."""
+    """Wrap text at 80 columns."""
     return textwrap.wrap(words, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def wrapped(key: str, words: str) -> list[str]:
-    """A key and what it says, on as many lines as 80 columns ask for."""
+    """Format a key and its text, wrapped at 80 columns."""
     lines = textwrap.wrap(words, WIDTH - 15, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"  {key if not at else '':<11}  {line}" for at, line in enumerate(lines)]
 
 
 def shortened(text: str, width: int) -> str:
-    """`text` within `width` characters, its middle left out where it is longer."""
+    """Shorten `text` to `width` characters by leaving out its middle."""
     if len(text) <= width:
         return text
     kept = width - 1
@@ -87,7 +87,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def bar(share: float, cells: int = 6) -> str:
-    """A share of 1 as a bar and in per cent."""
+    """A share between 0 and 1 as a bar and a percentage."""
     eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
     full, rest = divmod(eighths, 8)
     drawn = "█" * full + (_EIGHTHS[rest] if rest else "")

@@ -1,4 +1,4 @@
-"""Draw a simulated step, with the text that the terminal shows beside it."""
+"""Draw a simulated step, together with the text that the terminal shows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def draw(
     path: Path, plan: Plan, topology: Topology, conditions: Conditions, title: str, lines: Sequence[str]
 ) -> None:
-    """Write the picture of one step of `plan` to `path`, with `lines` beside it.
+    """Write the picture of one step of `plan` to `path`, together with `lines` of text.
 
-    Raises PictureError where the file cannot be written.
+    Raises PictureError if the file cannot be written.
     """
     from farflung.pictures.figure import write_picture
     from farflung.pictures.timeline import draw_timeline

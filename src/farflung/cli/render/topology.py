@@ -1,4 +1,4 @@
-"""A topology as lines for a terminal: the workers, then the ways between them or, of many, between sites."""
+"""A topology as text: its workers, then the links between them or, if there are many, between sites."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_COLUMNS = 12
 
 
 def topology_lines(topology: Topology, told: FleetTopology | None) -> Iterator[str]:
-    """Everything that there is to say of it; `told` is what a broker says beside its fleet's topology."""
+    """Describe a topology; `told` is what a broker reported besides its fleet's topology."""
     yield from paragraph(_heading(topology))
     headings = ("worker", "site", "TFLOP/s", "memory", "line up", "line down", "")
     yield from columns(headings, list(_workers(topology)), "<<<<<<<")
@@ -44,7 +44,7 @@ def _heading(topology: Topology) -> str:
 
 
 def _workers(topology: Topology) -> Iterator[tuple[str, ...]]:
-    """A row each or, where these are too many, one for neighbours of a site that are alike."""
+    """A row per worker or, if there are too many, one for equal neighbours of a site."""
     alike = itertools.groupby(topology.workers, _traits if len(topology.workers) > MOST_ROWS else _id)
     for _, group in alike:
         first, *others = group
@@ -75,7 +75,7 @@ def _rate(mbps: float) -> str:
 
 
 def _groups(topology: Topology) -> Mapping[str, Sequence[int]]:
-    """Workers' numbers by what a row stands for: a worker or, where these are too many, a site."""
+    """Worker numbers by the row that shows them: a worker or, if there are too many, a site."""
     if len(topology.workers) <= MOST_COLUMNS:
         return {worker.id: [number] for number, worker in enumerate(topology.workers)}
     groups: dict[str, list[int]] = {}

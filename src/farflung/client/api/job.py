@@ -1,4 +1,4 @@
-"""What a user declares: a model, its data, and how it is trained."""
+"""`Job`: what a user declares to train a model (the model, its data, and the training settings)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAXIMUM_SEED = 2**63 - 1
 
 
 class Dataset(Protocol):
-    """A map-style data set, as `torch.utils.data` has them; items are dicts of tensors."""
+    """A map-style data set, as in `torch.utils.data`, whose items are dicts of tensors."""
 
     def __len__(self) -> int: ...
 
@@ -42,9 +42,9 @@ class Job:
     Parameters
     ----------
     model
-        Called with a collated batch as keyword arguments; returns the mean scalar loss, or an object or
-        dict with `loss`, unless `loss` makes it. It may be on the meta device: then it can be captured,
-        planned and emulated, and trained with `weights`.
+        Called with a collated batch as keyword arguments. It returns the mean scalar loss, or an object or
+        dict with `loss`, unless `loss` computes it. A model on the meta device can be captured, planned and
+        emulated; to train it, give `weights`.
     data, validation
         Map-style data sets whose items are dicts of tensors of equal shapes.
     optimizer
@@ -52,45 +52,45 @@ class Job:
     batch
         Samples of one step, over all microbatches.
     microbatches
-        Equal parts of a batch, each sent through the pipeline by itself; divides `batch`. Their gradients are
-        added up before the step is applied: this is gradient accumulation, too. However many there are, a
-        worker holds no more of them at once than the plan's window.
+        Number of equal parts of a batch, each sent through the pipeline by itself; divides `batch`. Gradients
+        are accumulated over them before the step is applied. A worker never holds more of them at once than
+        the plan's window.
     steps
         Optimizer steps of the run.
     loss
-        `loss(outputs, batch)` makes the mean scalar loss from what the model returned.
+        `loss(outputs, batch)` computes the mean scalar loss from the model's outputs.
     seed
         Fixes the order of the data and every random number of the training.
     clip
         Upper bound of the global gradient norm.
     codec
-        With which rung links between workers are written, such as "int8/int4-stochastic", with which in turn
-        ("RUNG@0.85,RUNG": the second from 85 % of the steps on), or who chooses:
-        "auto" (or "auto:RUNG", the roughest that may be), "adatopk:R", "uniform:R"
-        (docs/reference/codecs.md); `farflung train --codec` takes its place.
+        The codec pair of links between workers, such as "int8/int4-stochastic"; a sequence of them
+        ("PAIR@0.85,PAIR" switches to the second after 85 % of the steps); or a selector: "auto" (or
+        "auto:PAIR", where PAIR is the coarsest allowed), "adatopk:R", "uniform:R"
+        (docs/reference/codecs.md). `farflung train --codec` overrides it.
     max_loss_gap
-        What "auto" may cost in held-out loss of the exported model, relative.
+        The largest relative increase of the exported model's held-out loss that "auto" accepts.
     validate_every
-        Steps between evaluations; the first and the last step have one whenever `validation` is given.
+        Steps between evaluations. With `validation`, the first and the last step are always evaluated.
     validation_batches
         Microbatch-sized batches of one evaluation, spread evenly over `validation`.
     precision
-        "bfloat16" trains as under `torch.autocast`: products and their values in bfloat16; parameters, the
-        optimizer and the loss stay float32.
+        "bfloat16" trains as under `torch.autocast`: matrix products and their results are bfloat16, while
+        parameters, optimizer state and the loss stay float32.
     weights
         Values for a model on the meta device: a safetensors file, or a folder with shards and their index.
         They are read one tensor at a time.
     collate
-        Makes a batch, a dict of tensors, of a list of items; without it tensors are stacked.
+        Turns a list of items into a batch, a dict of tensors. By default tensors are stacked.
     sample
-        Called with the trained model in evaluation mode; the text it returns ends the run.
+        Called with the trained model in evaluation mode after the run; the text it returns is printed.
     name
-        What `farflung status` calls the job; the job file's name if None.
+        The job's name in `farflung status`; the job file's name if None.
 
     Raises
     ------
     JobError
-        A field is of the wrong type or out of range, or the data has too few items or unfit ones.
+        A field has the wrong type or is out of range, or the data has too few items or unsuitable ones.
     """
 
     model: nn.Module
@@ -147,18 +147,18 @@ class Job:
 
     @property
     def validation_microbatches(self) -> int:
-        """Microbatches of one evaluation: 0 without `validation`, never more than it has."""
+        """Microbatches of one evaluation: 0 without `validation`, and at most as many as that contains."""
         if self.validation is None:
             return 0
         return min(self.validation_batches, len(self.validation) // self.microbatch_size)
 
     @property
     def has_values(self) -> bool:
-        """Whether the model's parameters and buffers are in memory; on the meta device they are not."""
+        """Whether the model's parameters and buffers are in memory rather than on the meta device."""
         return _has_values(self.model)
 
     def training(self) -> Training:
-        """How the job is trained, as workers and broker are told."""
+        """The training settings, in the form that is sent to broker and workers."""
         return Training(
             steps=self.steps,
             microbatches=self.microbatches,
@@ -264,12 +264,12 @@ def _require_callable(name: str, value: object) -> None:
 
 
 def _require_loss(loss: Callable[..., object] | None) -> None:
-    """That it can be called with two arguments, as far as that shows without a call."""
+    """Check, without calling it, that `loss` accepts two arguments."""
     if loss is None:
         return
     try:
         signature = inspect.signature(loss)
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # builtins may have no signature
         return
     try:
         signature.bind(None, None)

@@ -1,4 +1,4 @@
-"""From a job file to the `Job` it declares. The file runs here, on the submitter's machine, and only here."""
+"""Load the `Job` that a job file declares. The file runs on the submitter's machine and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farflung.runtime.frameworks import require_installed
 from farflung.text import kind_of
 
 MODULE_NAME = "farflung_job"
-"""What `__name__` is in a job file; `sys.modules` has the file under it, as pickle and dataclasses expect."""
+"""`__name__` of a job file. The file is in `sys.modules` under it, as pickle and dataclasses require."""
 
 
 def load_job(
@@ -33,23 +33,23 @@ def load_job(
 ) -> Job:
     """Run a job file as `python FILE` would, call its `job()` and return the result.
 
-    The file's folder becomes the first of `sys.path` and stays there, for imports the model makes later.
+    The file's folder is put first on `sys.path` and stays there, because the model may import later.
 
     Parameters
     ----------
     path
         A Python file with `def job() -> farflung.Job`.
     steps, precision, codec
-        Take the place of the job's own.
+        Override the job's own values.
     text
-        What `farflung.data.text()` reads in place of the Python library.
+        File or folder that `farflung.data.text()` reads instead of the Python library.
 
     Raises
     ------
     JobError
-        The file is missing or no Python, there is no torch, it or `job()` raises, `job` is missing, cannot be
-        called or returns something else than a `Job`, `steps` is out of range, or nothing reads `text`. The
-        message names the user's line where there is one.
+        The file is missing or not Python; torch is not installed; the file or `job()` raises; `job` is
+        missing, not callable, or does not return a `Job`; `steps` is out of range; or `text` is given and
+        never read. The message names the line of the user's file if there is one.
     """
     path = Path(path)
     with nullcontext() if text is None else reading_from(text):
@@ -64,14 +64,14 @@ def load_job(
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Leaves no `__pycache__` beside a job file, as running it as a program would not."""
+    """Source loader that writes no `__pycache__`, just as running the file as a program writes none."""
 
     def path_stats(self, path: str) -> Mapping[str, int]:
         raise OSError(f"{path} is compiled afresh")
 
 
 def require_job_file(path: Path) -> None:
-    """Raise JobError if there is no file, or no torch to read it with."""
+    """Raise JobError if the file does not exist or torch is not installed."""
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise JobError(f"expected a job file at {path}, found {found}")
@@ -112,7 +112,7 @@ def _call_job(module: ModuleType, path: Path) -> Job:
 
 
 def _blame(error: BaseException, path: Path) -> JobError:
-    """One line that names what went wrong in the user's own code, and where."""
+    """A one-line error that says what went wrong in the user's code, and where."""
     if isinstance(error, SyntaxError):
         return JobError(f"{error.filename or path}:{error.lineno or 0}: not valid Python: {error.msg}")
     where = _user_line(error, path)
@@ -124,7 +124,7 @@ def _blame(error: BaseException, path: Path) -> JobError:
 
 
 def _user_line(error: BaseException, path: Path) -> str:
-    """The deepest frame in a file of the job's own folder, installed packages aside."""
+    """The deepest frame of a traceback in the job's own folder, ignoring installed packages."""
     folder = path.resolve().parent
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)

@@ -1,4 +1,4 @@
-"""`farflung.plan` and `farflung.simulate`: a job on a fleet that need not exist, and a plan on another."""
+"""`farflung.plan` and `farflung.simulate`: forecast a job, or a plan, on a fleet that need not exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from farflung.text import count_of
 
 MOST_SEED = 2**32 - 1
 WHAT_IF_SECONDS = 30.0
-"""CPU time after which no further change is tried."""
+"""CPU seconds after which no further what-if change is tried."""
 
 
 def plan(
@@ -52,46 +52,46 @@ def plan(
     what_if: bool = True,
     tell: ProgressCallback = no_progress,
 ) -> Forecast:
-    """Plan a job's model on a fleet, and say what to expect of it. Nothing is trained, no weight is needed.
+    """Plan a job's model on a fleet and forecast its step time. Nothing is trained; weights are not needed.
 
     Parameters
     ----------
     job
         Its model may be on the meta device.
     topology
-        The fleet, a testbed's name, or the path of a topology file. Workers who cannot reach the others are
-        left out, and so are those that lack an op of the model.
+        The fleet, a testbed's name, or the path of a topology file. Workers that cannot reach the others, or
+        that lack an op of the model, are left out.
     scheduler
         One of `farflung.planner.registry.SCHEDULERS`.
     workers
-        Use exactly as many; None leaves out whoever makes the step slower.
+        Number of workers to use; None leaves out workers that would make the step slower.
     microbatches
-        In place of the job's own: a number that divides its batch, or "auto" for the best of several.
+        Overrides the job's own: a number that divides its batch, or "auto" for the best of several.
     efficiency
         The part of its TFLOP/s that a device reaches.
     recompute
-        Whether segments run forward twice in place of keeping what they computed: "auto" where memory asks
-        for it, "always" or "never".
+        Whether segments recompute activations instead of storing them: "auto" (where memory requires it),
+        "always" or "never".
     codecs
-        How links are written; a link of which they say nothing as the job says.
+        Codec pairs of links; a link that is not listed uses the job's own.
     profile
-        What `farflung capture --profile` measured: operators then count by their time on that device, so
-        `tflops` mean what a device sustains on this model.
+        A file from `farflung capture --profile`. Operators are then weighted by their time on the profiled
+        device, so `tflops` means what a device sustains on this model.
     budget, seconds, seed
-        Of the search: plans to look at, CPU seconds after which it stops short of that, and its draws.
+        Limits of the search: how many plans to evaluate, how many CPU seconds to spend, and its random seed.
     what_if
-        Whether to plan again with one thing changed at a time, to see what would help most.
+        Whether to plan again with one change at a time, to find what would help most.
     tell
-        Hears what is being done, in a few words.
+        Called with a few words on each stage.
 
     Raises
     ------
     CaptureError, JobError, ProfileError
-        The model cannot be captured, or the profile is not of it.
+        The model cannot be captured, or the profile is of another model.
     TopologyError
-        There is no such testbed or file, or the file is no topology.
+        There is no such testbed or file, or the file is not a topology.
     PlanError
-        There is no plan, and the message says what is missing; or `workers`, `budget` or `seed` cannot be.
+        No plan exists (the message says what is missing), or `workers`, `budget` or `seed` is out of range.
     """
     fleet, conditions = _topology(topology), _conditions(efficiency, None)
     codecs = codecs.otherwise(job.codec, job.max_loss_gap)
@@ -123,7 +123,7 @@ def plan(
 
 
 def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:
-    """The workers that can run the model's ops; of each other one what it lacks."""
+    """The workers that can run the model's ops, and for each other worker the ops that it lacks."""
     out = unable(model.needs, fleet.abilities())
     require_able(len(fleet.workers), asked, out)
     return only(fleet, [number for number, id in enumerate(fleet.ids) if id not in out]), out
@@ -157,27 +157,27 @@ def simulate(
     bandwidth_scale: float = 1.0,
     window: int | None = None,
 ) -> Expected:
-    """What a step of a plan takes on a topology, and what is busy meanwhile.
+    """Simulate one step of a plan on a topology: how long it takes, and how busy devices and links are.
 
     Parameters
     ----------
     plan
-        A plan, or the path of a `plan.json` or of the run folder that has it.
+        A plan, or the path of a `plan.json` or of a run folder that contains one.
     topology
         A topology, a testbed's name, or the path of a topology file, that has all workers of the plan.
     efficiency
         The part of its TFLOP/s that a device reaches.
     bandwidth_scale
-        Every rate of the topology is so many times as high.
+        Factor for every rate of the topology.
     window
-        W of the admission rule in place of the plan's.
+        The window, if it differs from the plan's.
 
     Raises
     ------
     PlanError
-        The file is no plan, or the topology lacks a worker of it or a way that it uses.
+        The file is not a plan, or the topology lacks a worker or a link that the plan uses.
     TopologyError
-        There is no such testbed or file, the file is no topology, or a rate leaves its bounds.
+        There is no such testbed or file, the file is not a topology, or a scaled rate is out of bounds.
     """
     given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
     where = scaled(_topology(topology), bandwidth_scale)
@@ -185,7 +185,7 @@ def simulate(
 
 
 def scaled(topology: Topology, bandwidth_scale: float) -> Topology:
-    """The topology with every rate so many times as high; TopologyError where one leaves its bounds."""
+    """The topology with every rate multiplied; raises TopologyError if one is then out of bounds."""
     if bandwidth_scale == 1:
         return topology
     try:
@@ -202,7 +202,7 @@ def _topology(topology: Topology | Path | str) -> Topology:
 
 
 def require_possible(fleet: Topology, workers: int | None, budget: int, seed: int) -> None:
-    """What can be seen before a model is captured."""
+    """Check what can be checked before a model is captured; raises PlanError."""
     if workers is not None and workers < 1:
         raise PlanError(f"a plan uses at least 1 worker, found workers {workers}")
     if workers is not None and workers > (there := len(fleet.workers)):

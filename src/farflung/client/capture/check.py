@@ -1,6 +1,7 @@
-"""A job's model captured and held beside eager, on the submitter's own machine.
+"""Capture a job's model and compare it with the eager module, on the submitter's own machine.
 
-Holds what was captured of a job's model beside eager, as far as this machine carries it.
+`capture_job` compares one microbatch of the captured graph with the module. `check_job` also cuts the graph
+and trains it for a few steps beside the module. Both compare as much as this machine's memory allows.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from farflung.runtime.parity.steps import (
 from farflung.text import count_of
 
 MOST_OPERATIONS = 2e11
-"""Floating point operations of a forward pass that the check runs; it takes about eight times as many."""
+"""Limit on the FLOPs of the compared forward pass; the whole check takes about eight times as many."""
 _FREE_SHARE = 0.8
 _BRANCHES = "forward branches on self.training: the captured evaluation loss is not that of model.eval()"
 
 
 def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Capture:
-    """The capture with the verdicts of a comparison on the first samples of `batch`, a microbatch.
+    """Compare a capture with eager on the first samples of `batch`, a microbatch, and add the verdicts.
 
-    As many samples as fit this machine's free memory and take a minute at most, but two of them (or the one
-    that a microbatch has) whatever time they take.
+    It uses as many samples as fit into free memory and take at most a minute, but never fewer than two (or
+    the only one of the microbatch).
 
     Raises
     ------
@@ -112,7 +113,7 @@ def _run(job: Job, captured: Capture, batch: Mapping[str, Tensor], samples: int)
 
 
 def _samples(graph: Graph, microbatch_size: int) -> tuple[int, str]:
-    """How many samples to compare on; and, where not even two can be, why."""
+    """How many samples to compare on, and the reason if not even two are possible."""
     least = min(2, microbatch_size)
     operations = sum(flops(node, graph.values, least) for node in graph.nodes) / least
     samples = max(least, min(microbatch_size, int(MOST_OPERATIONS / max(operations, 1.0))))
@@ -129,7 +130,7 @@ def _samples(graph: Graph, microbatch_size: int) -> tuple[int, str]:
 
 
 def _needed_bytes(graph: Graph, samples: int) -> int:
-    """Gradients on one side and one on the other, copies of buffers, and one tape."""
+    """Memory of a comparison: two sets of gradients, copies of buffers, and one tape."""
     sizes = [value_type.bytes(samples) for value_type in graph.values]
     trainable = [sizes[entry.value] for entry in graph.inputs if entry.trainable]
     buffers = sum(sizes[entry.value] for entry in graph.inputs_of("buffer"))
@@ -154,10 +155,10 @@ def first_microbatch(job: Job) -> Batch:
 
 
 def capture_job(job: Job, tell: ProgressCallback = no_progress, workers: int = 0) -> Capture:
-    """Capture the job's model, and hold one microbatch of the graph against eager.
+    """Capture the job's model, and compare one microbatch of the graph with the eager module.
 
-    A model without values is captured and not compared; its verdicts say so. With a number of workers the
-    model is cut for them, before anything is computed. `tell` hears each stage.
+    A model without values is captured but not compared; its verdicts say so. If `workers` is given, the model
+    is first cut for that many. `tell` is called with a description of each stage.
 
     Raises
     ------
@@ -176,7 +177,7 @@ def capture_job(job: Job, tell: ProgressCallback = no_progress, workers: int = 0
 
 
 def capture_shapes(job: Job) -> Capture:
-    """Capture the job's model and compute nothing: it may be on the meta device, where it has no data.
+    """Capture the job's model without computing anything, so it may be on the meta device.
 
     Raises
     ------
@@ -187,14 +188,14 @@ def capture_shapes(job: Job) -> Capture:
 
 
 def check_job(job: Job, segments: int, steps: int = 2, tell: ProgressCallback = no_progress) -> CheckReport:
-    """Capture the job's model, cut it into `segments`, train it for `steps` steps beside eager.
+    """Capture the job's model, cut it into `segments`, and train it for `steps` steps beside eager.
 
-    The job's own model is not changed. `tell` hears each stage in words.
+    The job's own model is not changed. `tell` is called with a description of each stage.
 
     Raises
     ------
     CaptureError, PlanError, JobError
-        The model cannot be captured, or cut so often.
+        The model cannot be captured, or cut into that many segments.
     """
     if segments < 1 or steps < 1:
         raise JobError(f"check needs at least 1 segment and 1 step, found {segments} and {steps}")
@@ -250,7 +251,7 @@ def _compare(job: Job, captured: Capture, segments: int, steps: int) -> CheckRep
 
 
 def _names(count: int) -> list[str]:
-    """Workers of whom nothing is known but how many they are."""
+    """Placeholder names for `count` workers."""
     return [f"worker-{number}" for number in range(count)]
 
 

@@ -1,6 +1,6 @@
-"""A job made ready to submit: model captured, state by name. Takes seconds; never on an event loop.
+"""Prepare a job for submission (`Prepared`) or only for planning (`Model`).
 
-A job's model as planners see it: captured without computing, with the names of what its nodes own.
+Both capture the model, which takes seconds: never call them on an event loop.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 class Prepared:
     """A job with its OP-DAG, and the parameters and buffers that the graph names.
 
-    `state` holds the tensors of the job's own module, or reads them from its stored weights; `program` is the
-    graph as it is submitted, `remarks` what the user should know of the capture. An `emulated` job runs on
-    emulated devices and has no state.
+    `state` holds the tensors of the job's own module, or reads them from its stored weights. `program` is the
+    serialized graph, `remarks` are notes on the capture for the user. An `emulated` job runs on emulated
+    devices and has no state.
     """
 
     job: Job
@@ -46,21 +46,21 @@ class Prepared:
 
     @property
     def training(self) -> Training:
-        """How the job is trained, as workers and broker are told."""
+        """The training settings, in the form that is sent to broker and workers."""
         return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
 
     def written_by(self, codec: str) -> Prepared:
-        """The same, with another codec in place of the job's if that changes what is evaluated how often."""
+        """A copy with another codec than the job's, if that changes which evaluations run."""
         if is_auto(codec) == is_auto(self.job.codec):
             return self
         return replace(self, job=replace(self.job, codec=codec))
 
 
 def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) -> Prepared:
-    """Capture the job's model on the first items it will train on, and hold it beside eager.
+    """Capture the job's model on its first training items, and compare it with the eager module.
 
-    With a number of workers the model is cut for them too, so that what cannot be is said before any starts.
-    `tell` hears in words what is being done.
+    If `workers` is given, the model is also cut for that many, so that an impossible cut is reported before
+    any of them starts. `tell` is called with a description of each stage.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     JobError
         The items or the stored weights cannot be read.
     PlanError
-        The model cannot be cut for so many workers.
+        The model cannot be cut for that many workers.
     """
     from farflung.client.capture.check import capture_job
     from farflung.opdag import wire
@@ -112,7 +112,7 @@ def _remarks(captured: Capture) -> tuple[str, ...]:
 
 
 def prepare_emulated(job: Job, program: bytes) -> Prepared:
-    """A job for emulated devices, its model captured before (`client.check.capture_shapes`).
+    """A job for emulated devices, from a program that `capture_shapes` captured before.
 
     Raises
     ------
@@ -133,10 +133,10 @@ Microbatches = int | Literal["auto"] | None
 
 @dataclass(frozen=True)
 class Model:
-    """A model to plan, in a job's number of microbatches and, as `alternatives`, in others.
+    """A model to plan, for a job's number of microbatches and, as `alternatives`, for other numbers.
 
-    `holds` names, for each node, the parameters that it is the first to read; `needs` are its ops,
-    and `draws` says that some of them draw random numbers.
+    `holds` names, for each node, the parameters that it is the first to read. `needs` are the model's ops;
+    `draws` says whether some of them draw random numbers.
     """
 
     workload: Workload
@@ -147,7 +147,7 @@ class Model:
 
 
 def number_of(job: Job, microbatches: Microbatches) -> int:
-    """Into how many microbatches a batch goes; JobError where it has no such equal parts."""
+    """The number of microbatches of a batch; raises JobError if it does not divide the batch."""
     count = microbatches if isinstance(microbatches, int) else job.microbatches
     if count < 1 or job.batch % count:
         raise JobError(
@@ -157,18 +157,18 @@ def number_of(job: Job, microbatches: Microbatches) -> int:
 
 
 def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None = None) -> Model:
-    """The model of a job, whose own number of microbatches another takes the place of, or "auto" of several.
+    """The model of a job, for its own number of microbatches, another one, or several ("auto").
 
-    With the file of a device profile its nodes count by the time they took there.
+    With the file of a device profile, nodes are weighted by their measured time.
 
     Raises
     ------
     CaptureError
         The model cannot be captured.
     JobError
-        The batch has no such equal parts.
+        The number of microbatches does not divide the batch.
     ProfileError
-        The profile cannot be read, or is of another model or of microbatches of another size.
+        The profile cannot be read, or is of another model or microbatch size.
     """
     from farflung.client.capture.check import capture_shapes
 
@@ -193,7 +193,7 @@ def _weighed(workload: Workload, graph: Graph, path: Path) -> Workload:
 
 
 def _near(batch: int, count: int) -> list[int]:
-    """Divisors of a batch other than `count`, those nearest to it in ratio."""
+    """The divisors of a batch that are nearest to `count` in ratio, without `count` itself."""
     divisors = [n for n in range(1, min(batch, _MOST_MICROBATCHES) + 1) if batch % n == 0 and n != count]
     return sorted(sorted(divisors, key=lambda n: max(n / count, count / n))[:MOST_ALTERNATIVES])
 

@@ -1,4 +1,4 @@
-"""What a job's model is made of, where it may be cut, and what each lint of capture found."""
+"""Report on a captured model: what it consists of, where it can be cut, and the result of each lint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIVISIONS = (2, 4, 8)
 
 
 class ProfileReport(msgspec.Struct, frozen=True):
-    """A profile that was written: where, of which device, and what that sustains on the whole model."""
+    """A written device profile: its file, its device, and the TFLOP/s sustained on the whole model."""
 
     path: str
     device: str
@@ -27,9 +27,9 @@ class ProfileReport(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """A place where the model may be cut: before which node, of which module, after which share of the work.
+    """A place where the model may be cut: the node it precedes, its module, and the share of work before it.
 
-    The bytes are those of one microbatch that cross there: values forward, gradients back.
+    The bytes are what crosses there for one microbatch: values forward, gradients back.
     """
 
     position: int
@@ -40,7 +40,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Division(msgspec.Struct, frozen=True):
-    """The model in equal parts for so many equal devices: where it is cut, and what crosses all cuts."""
+    """The model in equal parts for a number of equal devices: its cuts, and the bytes that cross them."""
 
     segments: int
     positions: list[int]
@@ -80,7 +80,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport | None) -> CaptureReport:
-    """The report of a captured job, in microbatches of its own size."""
+    """Report on a captured job, for its own microbatch size."""
     graph, moments = captured.graph, job.optimizer.moments
     workload = workload_of(graph, job.microbatches, job.microbatch_size, job.name or "job", moments)
     parameter_bytes = int(workload.parameter_bytes.sum())
@@ -121,7 +121,7 @@ def cuts_of(captured: Capture, workload: Workload) -> list[Cut]:
 
 
 def divisions_of(captured: Capture, workload: Workload) -> list[Division]:
-    """The planner's cuts for equal devices, as far as the model can be divided so often."""
+    """The planner's cuts for each number of equal devices for which the model can be cut."""
     found = []
     for segments in DIVISIONS:
         try:

@@ -1,1 +1,15 @@
-"""What a run shows and keeps: progress, metrics, the run folder and weights."""
+"""What a run shows and stores.
+
+recorder
+    Turns the events of a run into files and calls to an `Observer`.
+progress
+    `Observer`, the interface through which a run reports its progress.
+records
+    Rows and summary of a run, as scripts read them.
+run_folder
+    The run folder, which stays valid on a full disk and after a kill.
+weights
+    Save and load `model.safetensors`.
+checkpoint_reader
+    Read the weights of a model on the meta device from safetensors files.
+"""

@@ -1,4 +1,4 @@
-"""The values of a model that was declared without any: read from safetensors files, one tensor at a time."""
+"""Read the weights of a model on the meta device from safetensors files, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ INDEX = "model.safetensors.index.json"
 
 
 class _Index(msgspec.Struct):
-    """What Hugging Face writes beside the shards of a model: tensor name -> file name."""
+    """The index that Hugging Face writes beside a model's shards: tensor name -> file name."""
 
     weight_map: dict[str, str]
 
 
 class CheckpointReader(Mapping[str, "Tensor"]):
-    """A graph's parameters and buffers by name; each is read when it is asked for, and not kept.
+    """A graph's parameters and buffers by name; each is read on access and not cached.
 
     Parameters
     ----------
     path
         A safetensors file, or a folder with `model.safetensors.index.json` or one or more such files.
     graph
-        Says which names are needed, in which shapes and element types; floating point is converted.
+        Gives the needed names, shapes and element types; floating point types are converted.
     own
-        Tensors that the module has itself: they stand for names that no file has.
+        Tensors of the module itself, used for names that are in no file.
 
     Raises
     ------
@@ -66,7 +66,7 @@ class CheckpointReader(Mapping[str, "Tensor"]):
         return len(self._entries)
 
     def _stored_name(self, path: Path, entry: Input) -> str | None:
-        """Under which name a file has the tensor; None where the module's own stands for it."""
+        """The tensor's name in the files; None if the module's own tensor is used."""
         aliases = [alias for alias, name in self._graph.ties.items() if name == entry.name]
         for name in (entry.name, *aliases):
             if name in self._files:

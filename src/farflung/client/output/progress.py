@@ -1,6 +1,6 @@
-"""What is being done, told in words to whoever waits for it.
+"""Progress of a run: `Observer` for the run itself, and plain callbacks for capturing and planning.
 
-What a person may watch of a run. The command line shows it; a test or a notebook may take it elsewhere.
+The command line implements `Observer` for a terminal and for log files; a notebook can bring its own.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ ProgressCallback = Callable[[str], None]
 
 
 def no_progress(words: str) -> None:
-    """Progress that nobody wants to hear of."""
+    """A progress callback that does nothing."""
 
 
 def goes_on(words: str, before: str) -> bool:
-    """Whether words say how far that is what was said before: "planning: 12 plans" after "planning"."""
+    """Whether `words` continue the message before, as "planning: 12 plans" continues "planning"."""
     return bool(before) and words.startswith(f"{before}: ")
 
 
 class Search:
-    """Tells in words how a search gets on, as `planner.assignment.Watch` hears of it."""
+    """Describes the progress of a search; implements `planner.assignment.Watch`."""
 
     def __init__(self, tell: ProgressCallback, words: str) -> None:
         self._tell, self._words = tell, words
@@ -32,7 +32,7 @@ class Search:
         tell(words)
 
     def __call__(self, plans: float, step_seconds: float) -> None:
-        """More plans were looked at."""
+        """Report that more plans were evaluated."""
         self._plans += plans
         self._best = min(self._best, step_seconds)
         best = f", best {self._best:.3g} s a step" if self._best < float("inf") else ""
@@ -40,40 +40,43 @@ class Search:
 
 
 class Observer:
-    """Is told how a run goes, on the event loop; each method does nothing here and must return soon."""
+    """Base class for objects that follow a run.
+
+    The methods are called on the event loop and must return soon. Here they do nothing.
+    """
 
     def waiting(self, words: str) -> None:
-        """The job's state in the broker's words ("waiting for 1 more worker (have 1, the job needs 2)").
+        """The job waits, as the broker describes it ("waiting for 1 more worker (have 1, the job needs 2)").
 
-        What begins as the words before and goes on after a colon says how far that is.
+        A message that repeats the one before and goes on after a colon reports progress of the same thing.
         """
 
     def planned(self, planned: Planned) -> None:
-        """Where each segment runs."""
+        """There is a plan, which says where each segment runs."""
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
-        """How much of the model's first state is with the workers."""
+        """Workers have received this much of the model's initial state."""
 
     def running(self) -> None:
         """Every worker has loaded; the first unit begins."""
 
     def working(self, unit: Unit, microbatches: int) -> None:
-        """A step or an evaluation has begun (`microbatches` 0), or so many of it are through the model."""
+        """A step or an evaluation has begun (`microbatches` 0), or has finished that many microbatches."""
 
     def stepped(self, row: StepRow) -> None:
         """A step was applied everywhere."""
 
     def validated(self, step: int, loss: float | None) -> None:
-        """The model after `step` steps was evaluated; emulated devices know no loss."""
+        """The model was evaluated after `step` steps; on emulated devices `loss` is None."""
 
     def warned(self, words: str) -> None:
-        """Something that the user should know of happened; the run goes on."""
+        """Something happened that the user should know of; the run goes on."""
 
     def codecs_chosen(self, chosen: CodecsChosen) -> None:
-        """Links are written otherwise, or something about their codecs is worth a warning."""
+        """Codec pairs of links have changed, or there is a warning about them."""
 
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
-        """How much of the trained state is back."""
+        """This much of the trained state has been received."""
 
     def close(self) -> None:
         """The run is over."""

@@ -1,6 +1,6 @@
-"""The books of one run: what happens goes into the run folder, and to whoever watches.
+"""Record a run: `Recorder` writes its events to the run folder and to an observer.
 
-What a run has done so far: units become metric rows, and at the end a summary.
+`RunMetrics` turns decided units into metric rows and, at the end, into the summary.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TYPICAL_OF = 1000  # steps
 
 
 class RunMetrics:
-    """Counts steps, losses, seconds and bytes of one run. Times are monotonic seconds, by the caller.
+    """Counts steps, losses, seconds and bytes of one run. The caller gives times in monotonic seconds.
 
-    A run on `emulated` devices has no losses. `current` is the unit that is under way; None after the last.
+    A run on `emulated` devices has no losses. `current` is the unit in progress; None after the last.
     """
 
     def __init__(self, job: Job, now: float, emulated: bool = False) -> None:
@@ -60,25 +60,27 @@ class RunMetrics:
         self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
 
     def planned(self, now: float, workers: int, prediction: Prediction | None = None) -> None:
-        """Workers are known and their state is about to be sent."""
+        """Note the plan; loading begins."""
         self._loading_since = now
         self.workers = workers
         self.prediction = prediction
 
     def running(self, now: float, sent_bytes: int) -> None:
-        """The first unit begins; `sent_bytes` have left this process over data links up to now."""
+        """Note that the first unit begins; this process has sent `sent_bytes` over data links so far."""
         self.loading_seconds = now - self._loading_since
         self.loading_bytes = self._counted_bytes = sent_bytes
         self._last = now
 
     def finished(self, done: UnitDone, now: float, sent_bytes: int) -> StepRow | None:
-        """Count a decided unit; a training step gives a row, an evaluation sets `validation_loss`
-        (or the one with codecs, where both are asked for).
+        """Count a decided unit.
+
+        A training step returns a row. An evaluation sets `validation_loss`, or `validation_loss_with_codecs`
+        for the one with codecs if a job has both.
 
         Raises
         ------
         ProtocolError
-            Another unit was due.
+            This is not the unit in progress.
         """
         unit = self.current
         if unit is None or unit.number != done.unit:
@@ -116,17 +118,17 @@ class RunMetrics:
         )
 
     def is_looped(self, unit: Unit) -> bool:
-        """Whether it evaluates with codecs what the next unit evaluates without."""
+        """Whether the unit evaluates with codecs what the next unit evaluates without."""
         return self._training.validate_twice and not unit.train and not unit.plain
 
     @property
     def step_seconds(self) -> float | None:
-        """The median of the newest steps; the first, which finds cold links and caches, only counts alone."""
+        """The median of the newest steps, without the first one (cold links and caches) if there are more."""
         timed = list(self._recent)[1 if self.steps == len(self._recent) > 1 else 0 :]
         return median(timed) if timed else None
 
     def summary(self, state: str, reason: str, job: str, now: float) -> Summary:
-        """How the run ended, for `summary.json`."""
+        """The contents of `summary.json`."""
         return Summary(
             state=state,
             reason=reason,
@@ -155,7 +157,7 @@ class RunMetrics:
 
     @property
     def ratio(self) -> float | None:
-        """Of what workers sent each other: its bytes in fp32 over those on the wire; None without any."""
+        """Compression ratio of the traffic between workers: fp32 bytes over bytes on the wire, or None."""
         tensor_bytes = sum(link.tensor_bytes for link in self._links.values())
         wire_bytes = sum(link.wire_bytes for link in self._links.values())
         return tensor_bytes / wire_bytes if wire_bytes else None
@@ -188,7 +190,7 @@ class Outcome:
 
 
 class Recorder:
-    """Writes a run's files on a thread, one after the other; each method may raise `RunFailed` (disk)."""
+    """Writes a run's files on a thread, one at a time; each method may raise `RunFailed` (disk full)."""
 
     def __init__(self, job: Job, folder: RunFolder, observer: Observer, emulated: bool = False) -> None:
         self.folder = folder
@@ -200,11 +202,11 @@ class Recorder:
         self._warned = False
 
     async def submitted(self, name: str, broker: str) -> None:
-        """The job is with the broker."""
+        """The job has been submitted to the broker."""
         await self._record("submitted", name=name, broker=broker)
 
     async def accepted(self, message: Accepted) -> None:
-        """The broker says where the job stands."""
+        """The broker has reported the job's state."""
         self._job_id = message.job
         self.observer.waiting(message.state)
         if not goes_on(message.state, self._state):
@@ -227,14 +229,14 @@ class Recorder:
         )
 
     async def running(self, sent_bytes: int) -> None:
-        """Loading is over; `sent_bytes` have left over data links."""
+        """Loading is done; `sent_bytes` were sent over data links."""
         self.tally.running(time.monotonic(), sent_bytes)
         self.observer.running()
         self._begin()
         await self._record("running", loading_seconds=self.tally.loading_seconds)
 
     async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
-        """A unit was decided; `sent_bytes` have left over data links since the start."""
+        """A unit was decided; `sent_bytes` were sent over data links since the start."""
         unit = self.tally.current
         row = self.tally.finished(message, time.monotonic(), sent_bytes)
         await self._warn(message.links)
@@ -253,24 +255,24 @@ class Recorder:
             await self._record("validated", step=self.tally.steps, loss=self.tally.validation_loss)
 
     async def codecs_chosen(self, message: CodecsChosen) -> None:
-        """Links are written otherwise from some unit on."""
+        """The codec pairs of some links change from some unit on."""
         self.observer.codecs_chosen(message)
         await self._record("codecs", step=message.step, changes=message.changes, words=message.words)
 
     async def collecting(self, message: Collecting) -> None:
-        """The weights are on their way home."""
+        """The workers are sending the trained weights."""
         await self._record("collecting", step=message.step, state=message.state, reason=message.reason)
 
     def close(self, outcome: Outcome) -> Summary:
-        """Write the last event and the summary, as far as the disk lets them."""
+        """Write the last event and the summary, as far as the disk allows."""
         summary = self.tally.summary(outcome.state, outcome.reason, self._job_id, time.monotonic())
-        with suppress(RunFailed):  # a full disk is then the outcome's reason already
+        with suppress(RunFailed):  # the outcome's reason already names the full disk
             self.folder.add_event(time.time(), "ended", state=outcome.state, reason=outcome.reason)
             self.folder.write_summary(summary)
         return summary
 
     def kept(self) -> str:
-        """What the user still has of a run that failed, for the end of a sentence."""
+        """What a failed run has stored, as the end of a sentence."""
         if not self.tally.steps:
             return ""
         step = self.tally.weights_step
@@ -282,7 +284,7 @@ class Recorder:
         return f"{told}, but the weights were with the workers and are lost: the run must start anew"
 
     async def _warn(self, links: Sequence[LinkTraffic]) -> None:
-        """Say once that a codec met what it cannot write: the run goes on, with those tensors as they are."""
+        """Warn once that a codec cannot encode some tensors; the run sends those uncompressed."""
         unfit = [link for link in links if link.not_finite]
         if unfit and not self._warned:
             self._warned = True

@@ -1,4 +1,4 @@
-"""Rows and summary of a run, as scripts read them: keys are only ever added."""
+"""Rows and summary of a run, as scripts read them. Keys may be added, but never renamed or removed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class LinkRow(msgspec.Struct, frozen=True):
-    """What one worker sent another, in a step or in a run.
+    """What one worker sent to another, in a step or in a run.
 
-    `tensor_bytes` is what the tensors take in fp32, `wire_bytes` what the link carried, framing and all
-    else that was said on it included; `ratio` is the one over the other. `coding_seconds` is the CPU
-    time that codecs took `source` for this link: to write what left, and to read what came back over it.
+    `tensor_bytes` is the size of the tensors in fp32, `wire_bytes` what the link carried, including framing
+    and all other messages; `ratio` is the first over the second. `coding_seconds` is the CPU time that
+    `source` spent on codecs for this link: encoding what it sent and decoding what came back.
     """
 
     source: str
@@ -45,7 +45,7 @@ class StepRow(msgspec.Struct, frozen=True):
 
 
 class CorpusRecord(msgspec.Struct, frozen=True):
-    """Which text was trained on; Pythons ship different libraries."""
+    """The text that was trained on, recorded because Python versions ship different libraries."""
 
     name: str
     sha256: str

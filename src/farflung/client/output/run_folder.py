@@ -1,7 +1,4 @@
-"""The run folder: what a run leaves behind, valid at every moment, on a full disk and after a kill.
-
-A file of JSON rows that is whole after every append, and after one that failed.
-"""
+"""The run folder, which holds a run's files and stays valid on a full disk and after a kill."""
 
 from __future__ import annotations
 
@@ -22,7 +19,10 @@ from farflung.plans.plan_file import NAME as PLAN
 
 
 class JsonLines:
-    """Appends rows to a new or empty file; each has left this process when `append` returns."""
+    """Appends JSON rows to a new or empty file, which holds whole rows even after a failed append.
+
+    A row has left this process when `append` returns.
+    """
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -61,8 +61,7 @@ SIGNS = (METRICS, EVENTS, SUMMARY)
 class RunFolder:
     """One run's files, open for writing and locked against a second run.
 
-    Every method may raise `RunFailed` when the disk does not take what it is given; the rows and files that
-    were written before stay whole.
+    Every method may raise `RunFailed` if the disk refuses a write; rows and files written before stay whole.
     """
 
     def __init__(self, path: Path, previous: Path | None) -> None:
@@ -83,12 +82,12 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
-        """Make the folder; an older run that lies there is kept under the next free name (`gpt.1`).
+        """Create the folder; an older run at that path is kept under the next free name (`gpt.1`).
 
         Raises
         ------
         JobError
-            The folder cannot be made, holds other things than a run, or a run is writing to it now.
+            The folder cannot be created, holds something other than a run, or a run is writing to it now.
         """
         try:
             path = path.resolve()
@@ -100,7 +99,7 @@ class RunFolder:
 
     @staticmethod
     def check(path: Path) -> None:
-        """Raise as `create` would, as far as can be told without touching anything."""
+        """Raise what `create` would raise, without changing anything."""
         try:
             _is_run(path.resolve())
         except OSError as error:
@@ -108,12 +107,12 @@ class RunFolder:
 
     @property
     def model_path(self) -> Path:
-        """Where the trained weights are written."""
+        """The file of the trained weights."""
         return self.path / MODEL
 
     @property
     def logs(self) -> Path:
-        """Where processes that a local run starts write what they say."""
+        """The folder of the logs of processes that a local run starts."""
         return self.path / LOGS
 
     def add_step(self, row: StepRow) -> None:
@@ -136,7 +135,7 @@ class RunFolder:
         self._write(SUMMARY, summary)
 
     def give_way(self) -> bool:
-        """Give the older run its name back, if there is one and this has no step; whether that was done."""
+        """Give an older run its name back, unless this run has a step; returns whether it did."""
         if self._has_steps or self.previous is None:
             return False
         name, free = self.path, _free_beside(self.path)
@@ -165,7 +164,7 @@ class RunFolder:
 
 
 def disk_failure(path: Path, trouble: str) -> RunFailed:
-    """The one line about a disk that takes no more."""
+    """The error for a disk that refuses a write."""
     return RunFailed(
         f"the run folder {path} takes no more ({trouble}): what was written before is kept;"
         " make room and run again"
@@ -177,7 +176,7 @@ def _cannot_be_made(path: Path, error: OSError) -> JobError:
 
 
 def _is_run(path: Path) -> bool:
-    """Whether an older run, which is over, lies there; JobError if a new one may not take its place."""
+    """Whether the path holds a finished run; JobError if it holds anything else or a run in progress."""
     if path.exists() and not path.is_dir():
         raise JobError(f"expected a run folder at {path}, found a file: choose another --out")
     if not path.is_dir() or not any(path.iterdir()):
@@ -189,7 +188,7 @@ def _is_run(path: Path) -> bool:
 
 
 def _set_aside(path: Path) -> Path | None:
-    """Move an older run out of the way; None if there is none."""
+    """Rename an older run and return its new path; None if there is none."""
     if not _is_run(path):
         return None
     target = _free_beside(path)

@@ -1,4 +1,4 @@
-"""A trained model as `model.safetensors`, and back into the user's own module."""
+"""Save a trained model as `model.safetensors`, and load it into the user's own module."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TIE = "same as "
-"""Metadata that stands for a tied tensor: under its own name, where to find it."""
+"""Prefix of the metadata that maps each further name of a tied tensor to the name it is stored under."""
 
 
 def save_weights(
     path: Path, module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str]
 ) -> None:
-    """Write the module's state by name, trained tensors in place of its own; the old file or the new remains.
+    """Write the module's state by name, with its tensors replaced by the trained ones.
 
-    A tied tensor is written once; the file's metadata says for its other names which one that is.
+    If writing fails, the old file remains. A tied tensor is stored once; the file's metadata maps its other
+    names to that one.
 
     Raises
     ------
     RunFailed
-        The disk does not take it.
+        The disk refuses the write.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -48,9 +49,9 @@ def save_weights(
 
 
 def lacking_room(folder: Path, module: nn.Module) -> tuple[int, int] | None:
-    """Bytes of the module's weights and those free where they will be written; None where they fit.
+    """The bytes that the module's weights need and the free bytes of the disk; None if they fit.
 
-    What the run itself writes there besides is not counted, nor what others write meanwhile.
+    Other files of the run, and what other processes write meanwhile, are not counted.
     """
     tensors = {id(t): t.nbytes for t in module.state_dict(keep_vars=True).values() if _is_tensor(t)}
     needed, free = sum(tensors.values()), shutil.disk_usage(folder).free
@@ -58,7 +59,7 @@ def lacking_room(folder: Path, module: nn.Module) -> tuple[int, int] | None:
 
 
 def load_weights(path: Path, module: nn.Module) -> None:
-    """Give the module the state that `save_weights` wrote; every name must fit.
+    """Load the state that `save_weights` wrote into the module; all names must match.
 
     Raises
     ------
@@ -93,9 +94,7 @@ def _distinct(
         first = ties.get(name) or written.setdefault(id(own), name)
         if first != name:
             metadata[name] = TIE + first
-        elif (
-            name in trained or not own.is_meta
-        ):  # else the loss does not depend on it, and nobody has a value
+        elif name in trained or not own.is_meta:  # else the loss does not depend on it, and no worker owns it
             # A copy: safetensors refuses tensors that share memory.
             tensors[name] = (trained[name] if name in trained else own.detach().clone()).cpu().contiguous()
     return tensors, metadata

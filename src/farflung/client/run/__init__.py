@@ -1,1 +1,17 @@
-"""Submit a job, feed it, follow it, and bring the trained weights home."""
+"""One run of one job: submit it, stream its inputs, follow it, and receive the trained weights.
+
+submitter
+    `train`, and the event loop of a run.
+attempt
+    One attempt: sessions with all workers of a plan, and what flows over them.
+worker_session
+    The session with one worker, which survives lost links.
+broker_client
+    The control session with the broker, and single queries to it.
+feeder, microbatches
+    Load microbatches and stream them to the segments that read inputs.
+state_transfer
+    Send the model's state to the workers, and collect it after the last step.
+events
+    Events of a run, and the background tasks that cause some of them.
+"""

@@ -1,4 +1,4 @@
-"""One attempt of a job as the submitter sees it: data links to the workers, and what flows over them."""
+"""One attempt of a job as the submitter sees it: sessions with all workers, and what flows over them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Attempt:
-    """Dials the workers of a plan, loads them, feeds them and takes the trained state back.
+    """Dials the workers of a plan, loads them, feeds them and collects the trained state.
 
-    `hear` is told when a link is lost, until `close`.
+    `hear` is called when a link is lost, until `close`.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Attempt:
 
     @property
     def bytes_sent(self) -> int:
-        """What has left over data links so far, framing included."""
+        """Bytes sent over data links so far, including framing."""
         return sum(line.bytes_sent for line in self._lines.values())
 
     async def load(self, paths: WorkerRoutes) -> None:
-        """Dial every worker, and send each what its segments own.
+        """Dial every worker, and send each one the parameters and buffers that its segments own.
 
         Raises
         ------
         ConnectionFailed
-            A worker cannot be reached; one that is lost later is told to `hear`.
+            A worker cannot be reached. A worker that is lost later is reported to `hear`.
         """
         progress = _Progress(self._observer, self._total_bytes())
         async with asyncio.TaskGroup() as group:
@@ -72,12 +72,12 @@ class Attempt:
             await self._feeder.run(stream)
 
     def moved(self, worker: str, addresses: Sequence[str]) -> None:
-        """A worker is to be found elsewhere from now on."""
+        """Use new addresses for a worker from now on."""
         if line := self._lines.get(worker):
             line.moved(addresses)
 
     async def trained_state(self) -> dict[str, Tensor]:
-        """The owned tensors, when the workers have sent what training changed; see `StateCollector.state`."""
+        """Wait for the tensors that training changed; returns all owned ones. See `StateCollector.state`."""
         trained = await self._collector.state()
         kept = {name for names in self.planned.owned for name in names} - trained.keys()
         return trained | {name: self._prepared.state[name] for name in kept}
@@ -96,7 +96,7 @@ class Attempt:
         if len(self._connected) == len(planned.plan.workers()):
             self._linked.set()
         segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
-        with suppress(ConnectionFailed):  # the lost link has told
+        with suppress(ConnectionFailed):  # the lost link has been reported
             await send_state(planned.job, planned.attempt, segments, self._prepared.state, line, progress.add)
 
     def _total_bytes(self) -> int:
@@ -104,7 +104,7 @@ class Attempt:
 
 
 class _Progress:
-    """Adds up what all workers have been sent."""
+    """Adds up the bytes that were sent to all workers."""
 
     def __init__(self, observer: Observer, total: int) -> None:
         self._observer = observer

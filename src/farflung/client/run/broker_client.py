@@ -1,6 +1,7 @@
-"""One question to a broker, on a connection of its own.
+"""The submitter's connections to its broker.
 
-The submitter's control link to the broker.
+`open_broker_session` opens the control session of a run. `ask_status`, `ask_topology` and `renew` each send
+one query over a connection of their own.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ async def ask_status(identity: Identity) -> Status:
 
 
 async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopology:
-    """How the fleet of the broker that `identity` joined is connected; any role may ask.
+    """The topology of the fleet whose broker `identity` joined; any role may ask.
 
-    With `survey`, which only a submitter may ask for, its idle workers begin to measure that anew.
+    With `survey`, which only a submitter may request, the idle workers start to measure their links again.
 
     Raises
     ------
@@ -66,7 +67,7 @@ async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopolog
 
 
 async def renew(identity: Identity) -> Identity:
-    """The same holder with a new certificate, kept in its folder.
+    """Renew the holder's certificate and store it in its folder.
 
     Raises
     ------
@@ -128,7 +129,7 @@ log = logging.getLogger("farflung.client")
 
 
 def hello(identity: Identity, kind: Literal["control", "data"]) -> Hello:
-    """What this process says first on a connection."""
+    """The first message of this process on a connection."""
     return Hello(id=identity.id, role=identity.role, kind=kind)
 
 
@@ -141,7 +142,7 @@ class Lost:
 
 
 class _Listener:
-    """Passes on what the broker says."""
+    """Passes the broker's messages on."""
 
     def __init__(self, hear: Callable[[Message | Lost], None]) -> None:
         self._hear = hear
@@ -159,7 +160,7 @@ class _Listener:
 async def open_broker_session(
     identity: Identity, timeouts: Timeouts, hear: Callable[[Message | Lost], None]
 ) -> BrokerSession:
-    """A line to the broker that the identity joined.
+    """Open a session with the broker that the identity joined.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""What may happen to a submitter: words of the broker, links that are lost, events of its own side.
+"""Events of a submitter's run: messages of the broker, lost links, and events on its own side.
 
-What a submitter has under way beside its queue: loading, feeding, bringing the weights home.
+`BackgroundTasks` runs what takes long beside the event queue: loading, feeding, collecting the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from farflung.protocol.messages import Message
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something on this side went wrong; `collect` says whether the weights can still come home."""
+    """Something failed on the submitter's side; `collect` says whether the weights can still be collected."""
 
     error: BaseException
     collect: bool
@@ -23,14 +23,14 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Stop:
-    """The user wants an end."""
+    """The user asked to stop."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Gone:
-    """Something the job stands on is gone."""
+    """Something that the job depends on is gone."""
 
     reason: str
 
@@ -47,26 +47,26 @@ BackgroundTask = Callable[[], Coroutine[None, None, None]]
 
 
 class BackgroundTasks:
-    """Runs errands side by side; `hear` is told of each that fails."""
+    """Runs tasks concurrently; `hear` is called for each one that fails."""
 
     def __init__(self, hear: Callable[[Trouble], None]) -> None:
         self._hear = hear
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, errand: BackgroundTask, collect: bool) -> None:
-        """Start an errand; if it fails, `collect` says whether the weights can still come home.
+        """Start a task; if it fails, `collect` says whether the weights can still be collected.
 
-        It is a function, not its coroutine: stopped before its first step, it is never called.
+        It takes a function, not a coroutine: a task that is stopped before its first step never calls it.
         """
         self._tasks.append(asyncio.create_task(self._watched(errand, collect)))
 
     def stop(self) -> None:
-        """End all of them as soon as they wait for something."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until all of them are over, however they ended."""
+        """Wait until all tasks have ended, whether they failed or not."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _watched(self, errand: BackgroundTask, collect: bool) -> None:
@@ -77,5 +77,5 @@ class BackgroundTasks:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a task group, where it is one."""
+    """The first error of an exception group, or the error itself."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

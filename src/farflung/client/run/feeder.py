@@ -1,4 +1,4 @@
-"""The feeder: streams model inputs to the segments that read them, no further ahead than the plan allows."""
+"""The feeder streams model inputs to the segments that read them, at most as far ahead as the plan allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outgoing(Protocol):
-    """What the feeder needs of a link."""
+    """The part of a link that the feeder uses."""
 
     def post(self, header: DataHeader, buffer: memoryview) -> object:
         """Queue a message; the buffer stays unchanged until it has left."""
@@ -28,9 +28,9 @@ class Outgoing(Protocol):
 class Feeder:
     """Sends each microbatch's inputs along the plan's feeder edges, in the order of the job's units.
 
-    A segment has at most twice the plan's window of fed microbatches that it has not finished; it says that
-    it finished one by an empty gradient for each value it was fed. `tell` hears how many microbatches of a
-    unit the first segment that is fed has finished.
+    A segment has at most twice the plan's window of fed microbatches that it has not finished. It reports a
+    finished one with an empty gradient for each value that it was fed. `tell` is called with the number of
+    microbatches of a unit that the first fed segment has finished.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Feeder:
         self._finished: Counter[int] = Counter()
 
     async def run(self, microbatches: AsyncIterator[Microbatch]) -> None:
-        """Feed every microbatch; returns when the last has been handed to its links.
+        """Feed every microbatch; returns when the last one has been passed to its links.
 
         Raises
         ------
@@ -77,12 +77,12 @@ class Feeder:
                     self._post(microbatch, edge)
 
     def finished(self, worker: str, header: ValueHeader) -> None:
-        """Take the empty gradient with which `worker` says that a fed value is not needed any more.
+        """Handle the empty gradient with which `worker` reports that it is done with a fed value.
 
         Raises
         ------
         ProtocolError
-            It was not fed that value, said so before, or the message is no empty gradient to the feeder.
+            The worker was not fed that value, reported it before, or the message is not an empty gradient.
         """
         key = (header.source, header.unit, header.microbatch)
         waiting = self._unfinished.get(key, set())
@@ -102,7 +102,7 @@ class Feeder:
                 self._count(header.unit)
 
     async def _turn(self) -> None:
-        """Wait until the segment whose turn it is has room."""
+        """Wait until the next segment to feed has room."""
         while self._feeding.next() is None:
             self._has_room.clear()
             await self._has_room.wait()

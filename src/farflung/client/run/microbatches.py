@@ -1,4 +1,4 @@
-"""The microbatches of a job in the order its units run, loaded ahead of need in a thread of their own."""
+"""The microbatches of a job in the order of its units, loaded ahead in a separate thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOADED_AHEAD = 4
 
 
 class Microbatch(NamedTuple):
-    """One microbatch of a unit: contiguous tensors by input name that nobody else holds."""
+    """One microbatch of a unit: contiguous tensors by input name, shared with no other object."""
 
     unit: Unit
     number: int
@@ -30,10 +30,10 @@ class Microbatch(NamedTuple):
 
 
 class Microbatches:
-    """Addresses a job's microbatches by unit and number, and checks them against what was captured.
+    """Loads a job's microbatches by unit and number, and checks them against the captured inputs.
 
-    A training step t takes the items of `SampleOrder.indices(t)`, split in order; an evaluation takes the
-    same items each time, spread evenly over the validation set.
+    Training step t uses the items of `SampleOrder.indices(t)`, split in order. Every evaluation uses the same
+    items, spread evenly over the validation set.
     """
 
     def __init__(self, job: Job, graph: Graph) -> None:
@@ -53,7 +53,7 @@ class Microbatches:
         Raises
         ------
         JobError
-            An item cannot be read, or the batch is not of the types and shapes that were captured.
+            An item cannot be read, or the batch differs in types or shapes from the captured one.
         """
         indices = self._order.indices(unit.step) if unit.train else self._held_out
         part = indices[number * self._size : (number + 1) * self._size]
@@ -63,7 +63,7 @@ class Microbatches:
         return Microbatch(unit, number, {name: self._fit(name, batch) for name in self._types})
 
     async def stream(self) -> AsyncGenerator[Microbatch, None]:
-        """Every microbatch of the job in order; at most a few are loaded before they are asked for."""
+        """Yield every microbatch of the job in order; at most a few are loaded ahead."""
         places = self._places()
         with _one_thread() as thread:
             ahead: deque[Future[Microbatch]] = deque()
@@ -91,12 +91,12 @@ class Microbatches:
                 f" {expected[1]}: every batch must be alike, pad with Job(collate=)"
             )
         own = tensor.detach().cpu().contiguous()
-        # A user's collate may hand out one buffer again and again; ours stacks afresh.
+        # A user's collate may return the same buffer every time; the default one makes new tensors.
         return own.clone() if self._job.collate is not None else own
 
 
 def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> dict[str, Tensor]:
-    """Items `indices` of a data set as one batch; a `JobError` names the item that cannot be read."""
+    """Collate the items `indices` of a data set; a `JobError` names an item that cannot be read."""
     items = []
     for index in indices:
         try:
@@ -115,7 +115,7 @@ def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> di
 
 @contextmanager
 def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    """A thread that is told to stop, but not waited for, when the block ends."""
+    """An executor of one thread, which the end of the block stops without waiting for it."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="farflung-data")
     try:
         yield executor

@@ -1,4 +1,7 @@
-"""A model's state to the workers before the first step, and back after the last: named slices, verified."""
+"""Send a model's state to the workers before the first step, and collect it after the last.
+
+Each tensor travels as named slices and is verified by its digest.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ SLICE_BYTES = 4 * 2**20
 
 
 class Outgoing(Protocol):
-    """What sending state needs of a link."""
+    """The part of a link that sending state uses."""
 
     def send(self, header: DataHeader, buffer: memoryview) -> Awaitable[None]:
-        """Send a message; done when the buffer may be changed again."""
+        """Send a message; returns when the buffer may be changed again."""
 
 
 def slices(total: int) -> Iterator[tuple[int, int]]:
@@ -41,7 +44,7 @@ async def send_state(
 ) -> None:
     """Send what the given segments of one worker own, in ascending segment and name order.
 
-    `segments` maps segment numbers to names in `state`; `sent` is told how many bytes each slice took.
+    `segments` maps segment numbers to names in `state`; `sent` is called with the bytes of each slice.
     """
     from farflung.runtime.torch_backend.tensors import memory, outgoing
 
@@ -71,11 +74,11 @@ class _Arriving:
 
 
 class StateCollector:
-    """Takes every owned tensor back from its worker, straight into the tensor's memory.
+    """Receives every owned tensor from its worker, straight into the tensor's memory.
 
-    Slices of one tensor come in order. `state` gives shapes and types; the tensors that come are new ones.
-    Memory for a tensor is taken when its first slice comes. `progress` hears of bytes from when they are
-    waited for: a worker's may overtake the broker's word that the last step is done.
+    Slices of one tensor arrive in order. `state` gives shapes and types; the received tensors are new ones,
+    allocated at their first slice. `progress` is called only once the state is awaited, because a worker's
+    slices may arrive before the broker's message that the last step is done.
     """
 
     def __init__(
@@ -103,12 +106,12 @@ class StateCollector:
             self._complete.set()
 
     def opening(self, worker: str, header: SliceHeader) -> memoryview:
-        """Where the slice's bytes go.
+        """The memory into which to receive the slice.
 
         Raises
         ------
         ProtocolError
-            The slice is not of this attempt, or not one that `worker` owes.
+            The slice is not of this attempt, or not one that `worker` has to send.
         """
         if (header.job, header.attempt) != (self._job, self._attempt):
             raise ProtocolError(f"worker {worker} sent state of job {header.job}, attempt {header.attempt}")
@@ -129,7 +132,7 @@ class StateCollector:
         return arriving.buffer[header.offset : end]
 
     def complete(self, header: SliceHeader) -> None:
-        """A slice that `opening` took has come whole."""
+        """Note that a slice accepted by `opening` has been received completely."""
         arriving = self._arriving[header.name]
         arriving.received += header.bytes
         self._received += header.bytes
@@ -140,16 +143,16 @@ class StateCollector:
             self._complete.set()
 
     def retract(self, header: SliceHeader) -> None:
-        """A slice did not come whole, since its link was lost: it may come once more."""
+        """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
         self._arriving[header.name].retracted.add(header.offset)
 
     async def state(self) -> dict[str, Tensor]:
-        """Every owned tensor by name, once all have come and their digests agree.
+        """Wait for all owned tensors, verify their digests, and return them by name.
 
         Raises
         ------
         RunFailed
-            A tensor's bytes are not those that its worker announced.
+            A tensor does not match the digest that its worker announced.
         """
         self._is_awaited = True
         self._tell()

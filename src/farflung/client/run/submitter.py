@@ -1,4 +1,4 @@
-"""The submitter: submits a job, feeds it, keeps its books, and brings the trained weights home."""
+"""The submitter: submits a job, feeds it, records its progress, and stores the trained weights."""
 
 from __future__ import annotations
 
@@ -63,14 +63,15 @@ async def train(
     wishes: Wishes = NO_WISHES,
     on: Sequence[str] = (),
 ) -> Summary:
-    """Train a job on the workers of the broker that `identity` joined; 0 workers are as many as serve it.
+    """Train a job on workers of the broker that `identity` joined.
 
-    `on` names the workers to choose from; without any, it is whoever is idle.
+    `workers` is how many, 0 if the planner chooses; `on` names the workers to take them from, by default all
+    idle ones.
 
     Raises
     ------
     FarflungError
-        The job cannot be captured, cut or read. Whatever happens later is told by the summary.
+        The job cannot be captured, cut or read. Later failures are reported in the summary.
     """
     prepared = await asyncio.to_thread(prepare, job, workers)
     watching = observer or Observer()
@@ -78,10 +79,10 @@ async def train(
 
 
 class Submitter:
-    """One run of one job. Everything that happens passes through one queue and is handled in order.
+    """One run of one job. All events pass through one queue and are handled in order.
 
-    It trains on `workers` idle workers (0 is as many as serve it); if `on` names some, on as many of those.
-    `wishes` say how to plan it. A fleet that is `closed` takes in nobody else: to wait for that is in vain.
+    It trains on `workers` idle workers (0: the planner chooses), taken from `on` if that names any. `wishes`
+    say how to plan it. No more workers can join a fleet that is `closed`, so the run does not wait for them.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Submitter:
         self._holding = False
 
     async def run(self) -> Summary:
-        """Run the job to its end, which `summary.json` then tells; cancelling this ends it at once."""
+        """Run the job to its end and write `summary.json`; cancelling this ends the job at once."""
         outcome = Outcome(FAILED, "a defect of farflung ended the run: please report its traceback")
         try:
             outcome = await self._run()
@@ -133,11 +134,11 @@ class Submitter:
         return summary
 
     def stop(self, reason: str) -> None:
-        """End the job, after the weights of the last applied step have come home."""
+        """End the job after the weights of the last applied step have been collected."""
         self._events.put_nowait(Stop(reason))
 
     def fail_soon(self, reason: str) -> None:
-        """Something the job stands on is gone: it fails for this reason, unless the broker says more."""
+        """Fail because something that the job needs is gone, unless the broker gives a better reason."""
         self._events.put_nowait(Gone(reason))
 
     async def _run(self) -> Outcome:
@@ -168,7 +169,7 @@ class Submitter:
                 return outcome
 
     async def _handle(self, event: Event) -> Outcome | None:
-        """Do what an event asks for; the outcome, if it was the last."""
+        """Handle one event; returns the outcome if it was the last."""
         match event:
             case Accepted():
                 await self._accepted(event)
@@ -245,7 +246,7 @@ class Submitter:
             self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
     def _trouble(self, trouble: Trouble) -> Outcome | None:
-        """Fail; where the weights can still come home, only after they have."""
+        """Fail, but collect the weights first if that is still possible."""
         if not isinstance(trouble.error, FarflungError):
             raise trouble.error
         self._failure = self._failure or str(trouble.error)
@@ -255,7 +256,7 @@ class Submitter:
         return None
 
     def _gone(self, reason: str) -> None:
-        """The run cannot go on. The broker sees more of it: its word counts if it comes within the lease."""
+        """Fail, unless the broker, which knows more, gives its own reason within the lease."""
         if self._holding or self._doomed:
             return
         self._doomed = True
@@ -289,7 +290,7 @@ class Submitter:
             self._broker.send(message)
 
     async def _give_up(self, reason: str) -> None:
-        """End the job at the broker, and wait until it is over there."""
+        """Cancel the job at the broker, and wait until the broker confirms its end."""
         self._tell(Cancel(self._job, reason[:REASON_LENGTH], collect=False))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.close_seconds):
@@ -314,7 +315,7 @@ class Submitter:
 
 
 def _require_short(submit: Submit) -> None:
-    """Refuse what no control message can hold, before anybody waits for it."""
+    """Refuse a job that is too large for a control message, before anything waits for it."""
     size = len(encode(submit))
     if size > MAXIMUM_CONTROL_BYTES:
         topology = " and topology" if submit.wishes.topology else ""

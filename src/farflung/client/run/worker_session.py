@@ -1,6 +1,7 @@
-"""The submitter's session with one worker of the plan, over whatever data link carries it now.
+"""The submitter's sessions with the workers of its plan, and the routes by which it reaches them.
 
-The submitter's ways to its workers. It listens only once one of them cannot be dialled.
+A session outlives its links: a lost link is dialled again. The submitter opens a listening port only once a
+worker cannot be dialled.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ ANYWHERE = "[::]:0"
 
 
 class WorkerRoutes:
-    """Made once the broker is there: `tell` sends a message to it.
+    """Finds routes to workers, with the broker's help.
 
-    The broker's answers are given to `hear`. `contexts` are the TLS contexts in use: a new certificate is to
-    be shown in them.
+    `tell` sends a message to the broker; pass the broker's answers to `hear`. `contexts` are the TLS contexts
+    in use, into which a renewed certificate must be loaded.
     """
 
     def __init__(self, identity: Identity, timeouts: Timeouts, tell: Callable[[Message], None]) -> None:
@@ -52,13 +53,13 @@ class WorkerRoutes:
 
     @property
     def timeouts(self) -> Timeouts:
-        """The limits that hold for its links."""
+        """The timeouts of the links."""
         return self._timeouts
 
     async def connect(
         self, planned: Planned, worker: str, addresses: Sequence[str], handler: Handler
     ) -> Link:
-        """Reach a worker of the plan, whichever way leads there; see `Connector.connect`."""
+        """Reach a worker of the plan over any route; see `Connector.connect`."""
         errand = ConnectRequest(planned.job, planned.attempt, Peer(worker, "worker"), addresses)
         try:
             reached = await self._connector.connect(errand, handler)
@@ -69,11 +70,11 @@ class WorkerRoutes:
         return reached.link
 
     def hear(self, answer: Answers) -> None:
-        """The broker says what came of asking for help."""
+        """Handle the broker's answer to a request for help."""
         self._connector.hear(answer)
 
     async def close(self, reason: str) -> None:
-        """Report no more, and close the port, if one was opened, with the links that came in over it."""
+        """Stop reporting, and close the listening port, if any, with the links that came in over it."""
         if self._reporting is not None:
             self._reporting.cancel()
         if self._listener is not None:
@@ -97,7 +98,7 @@ class WorkerRoutes:
         self._report()
 
     def _report(self) -> None:
-        """Tell the broker how every link stands, now and then every few heartbeats."""
+        """Report the status of every link to the broker, now and every few heartbeats."""
         if self._reporting is not None:
             self._reporting.cancel()
         loop = asyncio.get_running_loop()
@@ -110,7 +111,7 @@ class WorkerRoutes:
 
 
 def _standing(link: Link | None) -> LinkStatus | None:
-    """How a link does; one that was closed for good, because the job is over, as it did in the end."""
+    """The status of a link; of a link that was closed because the job is over, its last status."""
     if link is None or (link.reason is not None and link.cause != "word"):
         return None
     return link.status
@@ -120,10 +121,10 @@ log = logging.getLogger("farflung.client")
 
 
 class WorkerSession:
-    """Takes a worker's answers to the feeder and the state it gives back, and sends it inputs and state.
+    """Sends inputs and state to one worker; receives its answers to the feeder and the trained state.
 
-    A lost link is dialled again for as long as `Timeouts.resume_seconds`; only what the worker has not got is
-    sent again. `hear` is told when the worker is lost for good.
+    A lost link is dialled again for up to `Timeouts.resume_seconds`; only what the worker has not received is
+    sent again. `hear` is called when the worker is lost for good.
     """
 
     def __init__(
@@ -149,28 +150,28 @@ class WorkerSession:
 
     @property
     def bytes_sent(self) -> int:
-        """What has left over all its links, framing included."""
+        """Bytes sent over all links of the session, including framing."""
         return self._sent_by_closed + (0 if self._link is None else self._link.bytes_sent)
 
     def post(self, header: DataHeader, buffer: memoryview) -> None:
-        """Send a data message; the buffer stays unchanged until the worker has it."""
+        """Queue a data message; the buffer must not change until the worker has received it."""
         self._session.post(header, buffer)
 
     async def send(self, header: DataHeader, buffer: memoryview) -> None:
-        """The same, but wait until it has left; ConnectionFailed if the worker is lost before."""
+        """Queue a data message and wait until it is sent; ConnectionFailed if the worker is lost before."""
         await self._session.send(header, buffer)
 
     def moved(self, addresses: Sequence[str]) -> None:
-        """The worker is to be found elsewhere from now on."""
+        """Use new addresses for the worker from now on."""
         self._addresses = addresses
 
     async def connect(self, paths: WorkerRoutes, planned: Planned) -> None:
-        """Make the first link, and have it welcomed.
+        """Dial the first link and wait until the worker welcomes it.
 
         Raises
         ------
         ConnectionFailed
-            No way leads to the worker, or it did not welcome the link in time.
+            No route leads to the worker, or it did not welcome the link in time.
         """
         self._paths, self._planned, self._timeouts = paths, planned, paths.timeouts
         self._addresses = planned.addresses.get(self._worker, [])
@@ -190,7 +191,7 @@ class WorkerSession:
             ) from None
 
     async def close(self, reason: str) -> None:
-        """Close the link, and dial no other."""
+        """Close the link and do not dial another."""
         if self._redialling is not None:
             self._redialling.cancel()
             await asyncio.gather(self._redialling, return_exceptions=True)

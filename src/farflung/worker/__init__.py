@@ -1,1 +1,19 @@
-"""The process that offers one device: a pure state machine, a compute thread, and a service around them."""
+"""The worker: a process that offers one device to a broker and runs segments on it.
+
+service
+    The event loop: session with the broker, links to peers, and the threads.
+state
+    The pure state machine that decides what the service does.
+compute, loading, task_deadlines
+    The compute thread, the segments it runs, and how long each task may take.
+codec_thread
+    Encodes and decodes what crosses links while the compute thread computes.
+peers, pending_links, admission, state_receiver
+    Sessions with other workers and the submitter, and which messages they may send.
+routes
+    How peers reach this worker and how it reaches them.
+probing, link_probe
+    The worker's part in a survey of the fleet's links.
+traffic_meter
+    Bytes sent and rates received per step.
+"""

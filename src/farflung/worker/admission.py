@@ -1,4 +1,4 @@
-"""What may still come over data links: every header is held against the plan before memory is taken."""
+"""Check the header of every data message against the plan before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Way = tuple[int, int, int]  # producer segment (or the feeder), consumer segment
 
 
 class Admission:
-    """Expected values and gradients of one worker in one attempt.
+    """The values and gradients that one worker expects in one attempt.
 
-    Peers may run one unit ahead of this worker, the feeder as many as its own window lets it. Of each value
-    no more microbatches are taken than the plan's window (the feeder: two windows) before the first of them
-    is answered with its gradient; a gradient is taken only for a value that was sent.
+    Peers may be one unit ahead of this worker, the feeder as many as its own window allows. For each value,
+    at most a window of microbatches (from the feeder: two windows) is accepted before the first of them is
+    answered with its gradient. A gradient is accepted only for a value that was sent.
     """
 
     def __init__(self, worker: str, load: Load) -> None:
@@ -38,12 +38,12 @@ class Admission:
         self._sent: dict[Way, set[Place]] = {way: set() for way in self._gradients}
 
     def admit(self, peer: str, header: ValueHeader) -> bool:
-        """Whether to take the payload; false for one of an attempt or unit that is over.
+        """Whether to receive the payload; false if its attempt or unit is over.
 
         Raises
         ------
         ProtocolError
-            The plan does not let `peer` send this, or not now, or it has come before.
+            The plan does not allow `peer` to send this, or not now, or it was received before.
         """
         load = self._load
         if header.job != load.job or header.attempt < load.attempt or header.unit < self._units.current:
@@ -58,7 +58,7 @@ class Admission:
         return True
 
     def retract(self, header: ValueHeader) -> None:
-        """A message that was admitted did not come whole, since its link was lost: it may come once more."""
+        """Undo `admit` for a message that was cut off by a lost link: it will be sent again."""
         place = (header.unit, header.microbatch)
         self._seen.get(header.unit, set()).discard(_key(header))
         if header.gradient:
@@ -67,14 +67,14 @@ class Admission:
             self._unanswered[_way(header)].discard(place)
 
     def posted(self, header: ValueHeader) -> None:
-        """A value left for a peer, whose gradient may come now; or a gradient did, which makes room."""
+        """Note a sent message: a value, whose gradient may arrive now, or a gradient, which frees room."""
         book = self._unanswered if header.gradient else self._sent
         places = book.get(_way(header))
         if places is not None:
             (places.discard if header.gradient else places.add)((header.unit, header.microbatch))
 
     def advance(self) -> None:
-        """The current unit is decided."""
+        """Go on to the next unit, because the current one is decided."""
         self._seen.pop(self._units.current, None)
         self._units.advance()
 
@@ -131,7 +131,7 @@ def _way(header: ValueHeader) -> Way:
 
 
 def _longest(codecs: tuple[str, ...]) -> list[Callable[[int], int]]:
-    """For each codec of the job, how long a payload of so many bytes of a tensor may be."""
+    """For each codec of the job, the longest payload as a function of the tensor's bytes."""
     if not codecs:
         return []
     from farflung.codec.catalogue import recipe  # with numpy, which an idle worker does without
@@ -139,7 +139,7 @@ def _longest(codecs: tuple[str, ...]) -> list[Callable[[int], int]]:
     try:
         return [recipe(name).most_bytes for name in codecs]
     except CodecError:
-        return []  # the job is refused for it as soon as its programs are looked at
+        return []  # the job will be refused for this when its programs are verified
 
 
 def _sizes(edge: Edge, gradient: bool) -> tuple[int, ...]:

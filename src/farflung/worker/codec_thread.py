@@ -1,7 +1,7 @@
-"""The codec thread: what leaves is written and what comes is read while the compute thread computes.
+"""The codec thread encodes what is sent and decodes what is received while the compute thread computes.
 
-NumPy and zstandard let go of Python's lock. One thread does all of it, in the order in which it is posted:
-what codecs remember depends on that order, and so do the bytes of a step that is run again.
+NumPy and zstandard release the GIL. A single thread makes all calls in the order in which they are posted,
+because the state of codecs, and with it the exact bytes of a repeated step, depends on that order.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Allocate = Callable[[int], memoryview]
 
 
 class CodecThread(threading.Thread):
-    """Makes one call after the other."""
+    """Makes posted calls, one at a time."""
 
     def __init__(self) -> None:
         super().__init__(name="farflung-codec", daemon=True)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Make it when all earlier ones are done."""
+        """Queue a call, to be made when all earlier ones are done."""
         self._calls.put(call)
 
     def close(self) -> None:
-        """End the thread after what was posted until now."""
+        """End the thread after all calls that were posted so far."""
         self._calls.put(None)
 
     def run(self) -> None:
@@ -39,16 +39,16 @@ class CodecThread(threading.Thread):
 
 
 class CodedLinks:
-    """What an attempt sends and gets through the codec thread; a job without codecs has `PlainLinks`.
+    """Encodes and decodes the messages of one attempt on the codec thread; see `PlainLinks` for no codecs.
 
     Parameters
     ----------
     post
-        Where calls are made: `CodecThread.post`.
+        Queues a call for the codec thread: `CodecThread.post`.
     read, written
-        Take what was read, and what is to be sent.
+        Called with each decoded parcel, and with each encoded one, which is to be sent.
     fail
-        Takes the error that ends the attempt; nothing is called after it.
+        Called with the error that ends the attempt; no other callback is called after it.
     """
 
     def __init__(
@@ -69,24 +69,24 @@ class CodedLinks:
         self._is_closed = False
 
     def read(self, parcel: Parcel[Coded]) -> None:
-        """It has come over a link. Any thread may say so."""
+        """Decode a parcel that was received; may be called on any thread."""
         self._post(lambda: self._decode(parcel))
 
     def write(self, parcel: Parcel[memoryview]) -> None:
-        """It leaves for another worker; its memory stays as it is. Waits while many are being written."""
+        """Encode a parcel for another worker; blocks while many are queued. Its memory must not change."""
         self._room.acquire()
         self._post_call(lambda: self._encode(parcel))
 
     def finish(self, tell: Callable[[tuple[Sent, ...]], None]) -> None:
-        """Everything of a unit has been given to `write`: `tell` what was written, once it is."""
+        """Call `tell` with what was sent in a unit, once all parcels passed to `write` are encoded."""
         self._post(lambda: tell(tuple(self._coding.take_sent())))
 
     def decided(self, unit: int, codecs: Sequence[LinkCodec] | None) -> None:
-        """A unit is applied; with `codecs` links are written so from the next one on."""
+        """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
         self._post(lambda: self._decided(unit, codecs))
 
     def close(self) -> None:
-        """Forget what is left to do."""
+        """Drop all queued work."""
         self._is_closed = True
 
     def _post(self, call: Callable[[], None]) -> None:

@@ -1,8 +1,8 @@
-"""The compute thread: it alone touches autograd, generators, tapes, parameters and optimizers.
+"""The compute thread: the only one that uses autograd, generators, tapes, parameters and optimizers.
 
-It and the event loop meet in queues: calls that the loop posts here, outcomes that this thread hands to
-`emit`, and parcels for other workers that it hands to `send` (both must be thread-safe). In a job with codecs
-the codec thread stands between them.
+It talks to the event loop through queues. The loop posts calls to this thread; this thread passes outcomes to
+`emit` and parcels for other workers to `send`, both of which must be thread-safe. In a job with codecs,
+parcels pass through the codec thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class OutgoingState:
-    """One owned tensor for the submitter: bytes that stay as they are until they are sent."""
+    """One owned tensor for the submitter; its bytes do not change until they are sent."""
 
     attempt: Attempt
     segment: int
@@ -59,7 +59,7 @@ class OutgoingState:
 
 @dataclass(frozen=True)
 class StateGiven:
-    """Every owned tensor has been handed out as `OutgoingState`."""
+    """Every owned tensor has been emitted as `OutgoingState`."""
 
     attempt: Attempt
 
@@ -70,7 +70,7 @@ Send = Callable[[Outgoing], None]
 
 
 class _Job(Generic[Array]):
-    """Segments and executor of one attempt: arrays on the one side, bytes on the other."""
+    """Segments and executor of one attempt; converts between the backend's arrays and bytes."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _Job(Generic[Array]):
         self._computing = 0.0
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
-        """Run the next task, under the eyes of whoever looks at `stopwatch`; false if there is none now."""
+        """Run the next task, timed by `stopwatch`; false if there is none now."""
         due = self.executor.next()
         if due is None:
             return False
@@ -127,19 +127,19 @@ class _Job(Generic[Array]):
         return True
 
     def compile(self, stopwatch: Stopwatch) -> None:
-        """Make every segment ready to run; GraphError where what was compiled does not fit."""
+        """Compile every segment; raises GraphError if a compiled one does not fit into memory."""
         with stopwatch.during(self.passes.compiling()):
             said = {number: runner.compile() for number, runner in self.segments.items()}
         require_compiled_to_fit(self._worker, self._load, self.segments, said, self._memory_bytes)
 
     def close(self) -> None:
-        """Wait for the end of whatever still runs for the job."""
+        """Wait for everything that still runs for the job."""
         self._links.close()
         for runner in self.segments.values():
             runner.close()
 
     def receive(self, parcel: Parcel[Coded]) -> None:
-        """Take a parcel that came over a link; where links are coded, on any thread."""
+        """Take a parcel that was received; in a job with codecs this may be called on any thread."""
         self._links.read(parcel)
 
     def send(self, parcel: Parcel[Array]) -> None:
@@ -179,13 +179,14 @@ class _Job(Generic[Array]):
         self._links.finish(tell)
 
     def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
-        """End a unit; with `codecs` links are written so from the next one on."""
+        """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
         self._links.decided(unit, codecs)
         self.executor.decide(unit, scale)
 
     def give_state(self) -> None:
-        """Hand out copies of all owned tensors that training changes. Nothing runs after: what a step left
-        unfinished makes room for them.
+        """Emit copies of all owned tensors that training changes.
+
+        No task runs afterwards: the memory of unfinished steps is freed for the copies.
         """
         self.executor.drop()
         for number, segment in self.segments.items():
@@ -197,13 +198,13 @@ class _Job(Generic[Array]):
 
 
 _ENDING = "ending a job"
-_Call = tuple[Attempt | None, Doing, Callable[[], None]]  # of which attempt, if any, and what it is
+_Call = tuple[Attempt | None, Doing, Callable[[], None]]  # its attempt, if any; its description; the call
 
 
 class ComputeThread(threading.Thread):
-    """Runs one job's segments; every public method but `run` only posts a call and returns.
+    """Runs one job's segments; every public method except `run` only posts a call and returns.
 
-    `stopwatch` says what it is at.
+    `stopwatch` holds what the thread is doing now.
     """
 
     def __init__(self, worker: str, memory_bytes: int, backend: AnyBackend, emit: Emit, send: Send) -> None:
@@ -223,7 +224,7 @@ class ComputeThread(threading.Thread):
 
     @property
     def attempt(self) -> Attempt:
-        """Which attempt the thread was last given: what it is at, it does for that one."""
+        """The attempt that the thread's current work belongs to."""
         return self._attempt
 
     def prepare(self, load: Load, intake: StateReceiver, limits: Limits) -> None:
@@ -232,17 +233,15 @@ class ComputeThread(threading.Thread):
         self._post(None, "verifying the segments", lambda: self._prepare(load, intake, limits))
 
     def check_state(self, attempt: Attempt, intake: StateReceiver) -> None:
-        """Verify the digests of the whole state, and see that all is compiled; answers `Filled`, or
-        `ComputeFailed`.
-        """
+        """Verify the digests of the whole state and finish compiling; answers `Filled` or `ComputeFailed`."""
         self._post(attempt, self._of_state("verifying"), lambda: self._check_state(attempt, intake))
 
     def begin(self, attempt: Attempt) -> None:
-        """Start running what is ready."""
+        """Start running tasks."""
         self._post(attempt, "beginning", self._begin)
 
     def receive(self, attempt: Attempt, parcel: Parcel[Coded]) -> None:
-        """A value or gradient has come for a segment here; what a codec wrote is read beside what runs."""
+        """Take a value or gradient for a segment of this worker; codecs decode it while tasks run."""
         job = self._job
         if job is not None and job.is_coded and attempt == self._attempt:
             job.receive(parcel)
@@ -252,19 +251,19 @@ class ComputeThread(threading.Thread):
     def decide(
         self, attempt: Attempt, unit: int, scale: float, codecs: Sequence[LinkCodec] | None = None
     ) -> None:
-        """End a unit; the next one begins, in which links are written as `codecs` say, if they say so."""
+        """End a unit and begin the next; `codecs`, if given, are the links' codec pairs from then on."""
         self._post(attempt, "updating the parameters", lambda: self._current.decide(unit, scale, codecs))
 
     def give_state(self, attempt: Attempt) -> None:
-        """Hand out copies of all owned tensors; answers `OutgoingState`s and `StateGiven`."""
+        """Copy all owned tensors for the submitter; answers `OutgoingState`s and `StateGiven`."""
         self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state())
 
     def drop(self) -> None:
-        """Forget the job and its memory."""
+        """Drop the job and free its memory."""
         self._post(None, _ENDING, self._drop)
 
     def close(self) -> None:
-        """End the thread after what it runs now."""
+        """End the thread after its current task."""
         self._calls.put(None)
 
     def run(self) -> None:
@@ -285,7 +284,7 @@ class ComputeThread(threading.Thread):
                     self._guard(doing, function)
 
     def _pending(self, wait: bool) -> Iterator[_Call | None]:
-        """Everything posted so far; with `wait` at least one call."""
+        """Yield the calls posted so far; with `wait` at least one."""
         if wait:
             yield self._calls.get()
         while True:
@@ -319,7 +318,7 @@ class ComputeThread(threading.Thread):
         return ran
 
     def _guard(self, doing: Doing, function: Callable[[], None]) -> None:
-        """An error in a segment ends the attempt, never the worker."""
+        """Call `function`; an error in it ends the attempt, never the worker."""
         try:
             with self.stopwatch.during(doing):
                 function()
@@ -360,5 +359,5 @@ class ComputeThread(threading.Thread):
         if job is not None:
             job.close()
             del job
-            gc.collect()  # a job is a ring of references
+            gc.collect()  # a job contains reference cycles
             give_freed_memory_back()

@@ -1,4 +1,4 @@
-"""One probe as the broker asked for it: links to its peers, bytes over them, and what came of it."""
+"""One probe that the broker asked for: connect to the peers, measure the links, and return the results."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Ends(Handler, Protocol):
     """The handler of all probed links."""
 
     def prober(self, link: Link) -> Prober:
-        """What probes over this link, or lets itself be probed."""
+        """The `Prober` of this link, which measures it or answers the other side's measurement."""
 
     def forget(self, link: Link) -> None:
-        """That was all."""
+        """Drop the prober of a link that is done."""
 
 
 class LinkProbe:
-    """Made for one `Probe`; `run` once."""
+    """Carries out one `Probe`; call `run` once."""
 
     def __init__(self, probe: Probe, connector: Connector, ends: Ends, timeouts: Timeouts) -> None:
         self._probe = probe
@@ -48,15 +48,15 @@ class LinkProbe:
 
     @property
     def number(self) -> int:
-        """The broker's number for it."""
+        """The number that the broker gave to the probe."""
         return self._probe.number
 
     def awaits(self, number: int, peer: str) -> bool:
-        """Whether this peer may be dialled, or come over a circuit, in place of dialling itself."""
+        """Whether this probe still waits for a link from that peer, by whatever route."""
         return number == self.number and peer in self._awaited and not self._awaited[peer].done()
 
     def takes(self, link: Link) -> bool:
-        """Whether the link is one that is waited for; then it is no other's."""
+        """Take the link if this probe waits for it; returns whether it did."""
         awaited = self._awaited.get(link.peer.id)
         if awaited is None or awaited.done():
             return False
@@ -64,7 +64,7 @@ class LinkProbe:
         return True
 
     async def run(self) -> Probed:
-        """Reach every peer, measure, hang up."""
+        """Connect to every peer, measure the links, and close them."""
         try:
             await asyncio.gather(*map(self._reach, self._probe.peers))
             line = await self._measure() if self._links else None
@@ -118,10 +118,10 @@ class LinkProbe:
                 return None
 
     async def _pair(self, link: Link) -> None:
-        """Measure the way to a peer, and let it measure the way back: whoever dialled goes first.
+        """Measure the link to a peer and let the peer measure the one back; the side that dialled goes first.
 
-        Not both at once: what acknowledges the bytes of a fast way would queue behind those of a slow one,
-        and the fast one would seem as slow.
+        They take turns, because acknowledgements for a fast link would queue behind the data of a slow one,
+        and the fast link would seem as slow.
         """
         prober, is_first = self._ends.prober(link), self._probe.peers[0].dials
         if not is_first:

@@ -1,4 +1,4 @@
-"""From a `Load` to segments that can run: programs verified, sizes held against the plan, state shaped."""
+"""Turn a `Load` into segments that can run: verify programs, check sizes against the plan, build arrays."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def load_segments(
     Raises
     ------
     GraphError
-        A program is missing or not valid, does not fit the plan, the state or `memory_bytes`; or the job is
-        to be computed where devices are emulated, or the other way round.
+        A program is missing or invalid, or does not fit the plan, the state or `memory_bytes`; or exactly one
+        of job and device is emulated.
     """
     from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
     from farflung.runtime.footprint import worker_bytes
@@ -63,14 +63,14 @@ def require_compiled_to_fit(
     said: Mapping[int, Needs[float] | None],
     memory_bytes: int,
 ) -> None:
-    """Hold what compiled segments are `said` to take against what a worker gives.
+    """Check the memory that compiled segments are `said` to need against the worker's limit.
 
-    Of segments that are not compiled, `load_segments` knew as much.
+    `load_segments` has already checked segments that are not compiled.
 
     Raises
     ------
     GraphError
-        They take more.
+        They need more.
     """
     from farflung.runtime.coding import coding_bytes
     from farflung.workload.footprint import NOTHING
@@ -96,7 +96,7 @@ def _require_memory(who: str, needed: int, memory_bytes: int) -> None:
 
 
 def _require_runnable(plan: Plan, training: Training) -> None:
-    """A plan can say more than this version runs: planning for it is of use, guessing at it is not."""
+    """Refuse plans with features that this version can plan but not run."""
     if plan.replicas > 1:
         raise GraphError("the plan has replicas: this worker's version runs one copy of each segment")
     from farflung.codec.catalogue import recipe
@@ -117,12 +117,12 @@ def _require_runnable(plan: Plan, training: Training) -> None:
 
 
 def check_edges(load: Load, segment: Segment) -> None:
-    """Hold the plan's edges of a segment against its program: the same values, sizes and gradients.
+    """Check the plan's edges of a segment against its program: values, sizes and gradients must agree.
 
     Raises
     ------
     GraphError
-        They differ: memory would be taken, or a message awaited, that the program knows nothing of.
+        They differ, so the worker would allocate memory or wait for a message without a use in the program.
     """
     batch = load.training.microbatch_size
     sizes = {value: kind.bytes(batch) for value, kind in segment.values.items()}
@@ -156,7 +156,7 @@ def _programs(worker: str, load: Load) -> dict[int, Segment]:
 def _shaped(
     segments: Mapping[int, Segment], buffers: Mapping[Key, memoryview], batch: int, backend: Backend[Array]
 ) -> dict[Key, Array]:
-    """The state as arrays, with the element types and shapes that the programs state."""
+    """The state as arrays, with the element types and shapes that the programs declare."""
     shaped: dict[Key, Array] = {}
     for number, segment in segments.items():
         types = {e.name: segment.values[e.value] for e in segment.inputs if e.kind != "constant"}

@@ -1,4 +1,4 @@
-"""Data links of a worker: who is admitted, what they may send, and where it goes."""
+"""The data links of a worker: which peers are admitted, what they may send, and where it goes."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ Deliver = Callable[[Attempt, Parcel[Coded]], None]
 
 
 class PeerEvents(Protocol):
-    """What the service wants to know of the data links; all calls come on the event loop."""
+    """Callbacks for events of data links; all calls are made on the event loop."""
 
     def peer_linked(self, peer: str) -> None:
-        """A data link to `peer` belongs to the current attempt, for the first time or again."""
+        """A data link to `peer` is up, for the first time in this attempt or again."""
 
     def peer_parted(self, peer: str, reason: str) -> None:
-        """That link is gone; the session with `peer` goes on over another one, if it comes in time."""
+        """That link is lost; the session with `peer` continues if another link is made in time."""
 
     def peer_lost(self, peer: str, reason: str) -> None:
-        """That link is gone for good, or could not be made."""
+        """That link is lost for good, or could not be made."""
 
     def state_arrived(self) -> None:
-        """Every byte of the state is here, unverified."""
+        """The whole state has been received, but not verified."""
 
 
 @dataclass(frozen=True)
 class _Dialled:
-    """A link that was claimed as the session's `number`th and is not welcomed yet."""
+    """A dialled link, the session's `number`th, that has sent its claim and is not welcomed yet."""
 
     number: int
     settled: asyncio.Event
 
 
 class Peers:
-    """Sessions of the current attempt, and a lobby of links whose attempt was not announced here yet.
+    """Sessions of the current attempt, and a lobby of links whose attempt is not known here yet.
 
-    A session goes on over another link when one is lost: both sides say what they have, and only what is
-    missing is sent again. What is kept for that is bounded by the plan's window.
+    When a link is lost, its session continues over another one: both sides say what they have received, and
+    only the rest is sent again. The plan's window bounds the memory for that.
 
-    Whoever dials says first for which attempt. A dialler's plan may arrive before ours does, so the link
-    waits in the lobby until that attempt is ours and admits its holder; until then it may send nothing.
-    `allocate` gives the memory that a value is received into.
+    The side that dials first says for which attempt. Its plan may arrive before ours does, so the link waits
+    in the lobby until that attempt is ours and admits its holder; until then it may send nothing. `allocate`
+    returns the memory into which a value is received.
     """
 
     def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
@@ -84,7 +84,7 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def admit(self, worker: str, load: Load, intake: StateReceiver, peers: frozenset[str]) -> None:
-        """A new attempt: links of `peers` are welcome from now on."""
+        """Begin an attempt: admit links of `peers` from now on."""
         self._loop = asyncio.get_running_loop()
         self._load, self._ledger, self._intake, self._admitted = load, Admission(worker, load), intake, peers
         for link in self._lobby.links:
@@ -95,7 +95,7 @@ class Peers:
                 self._close(link, str(error))
 
     def dismiss(self, reason: str) -> None:
-        """The attempt is over: close its links."""
+        """End the attempt and close its links."""
         self._load = self._ledger = self._intake = None
         self._admitted = frozenset()
         self._verified = False
@@ -108,32 +108,32 @@ class Peers:
             self._close(link, reason)
 
     def give_up(self, peer: str) -> None:
-        """Nothing is kept for `peer` any more, nor is its welcome awaited."""
+        """Stop keeping messages for `peer`, and stop waiting for its welcome."""
         self._forget_dialled(peer, "it was given up")
         if session := self._sessions.pop(peer, None):
             session.close()
 
     def trust(self) -> None:
-        """The programs passed, and the plan's sizes with them: values may be taken."""
+        """Accept values, because the programs and the plan's sizes are verified."""
         self._verified = True
 
     def advance(self) -> None:
-        """The current unit is decided."""
+        """Go on to the next unit, because the current one is decided."""
         if self._ledger is not None:
             self._ledger.advance()
 
     @property
     def bytes_sent(self) -> int:
-        """What has left over data links since the worker started, framing included."""
+        """Bytes sent over data links since the worker started, including framing."""
         return self._sent_by_closed.total() + sum(link.bytes_sent for link in self._links.values())
 
     def bytes_sent_to(self, peer: str) -> int:
-        """Of these, what left for one peer."""
+        """Bytes sent to one peer since the worker started, including framing."""
         link = self._links.get(peer)
         return self._sent_by_closed[peer] + (0 if link is None else link.bytes_sent)
 
     def rate_from(self, peer: str) -> float | None:
-        """What the way from one of them carries, in bytes a second, as its traffic has shown of late."""
+        """Rate of the link from a peer in bytes per second, as seen in recent traffic; None if unknown."""
         link = self._links.get(peer)
         return None if link is None else link.recent_bytes_per_second
 
@@ -143,20 +143,20 @@ class Peers:
         return list(self._links.values())
 
     def entered(self, link: Link) -> Peers:
-        """Somebody dialled; ProtocolError if the lobby is full or this is no link for data."""
+        """Take a link that a peer dialled; ProtocolError if it is not for data or the lobby is full."""
         if link.kind not in ("data", "reverse") or link.peer.role not in ("worker", "submitter"):
             raise ProtocolError("a worker's port takes data links of workers and submitters")
         self._lobby.enter(link)
         return self
 
     def is_linked(self, peer: str) -> bool:
-        """Whether a link to `peer` stands."""
+        """Whether there is a link to `peer`."""
         return peer in self._links
 
     def dialled(self, link: Link) -> asyncio.Event:
-        """A link that this worker dialled has been made; it counts once the peer welcomes it.
+        """Take a link that this worker dialled; it is used once the peer welcomes it.
 
-        The event is set when it is welcomed or over.
+        The returned event is set when the link is welcomed or closed.
         """
         settled = asyncio.Event()
         if (load := self._load) is None:
@@ -171,11 +171,11 @@ class Peers:
         return settled
 
     def deliver_to(self, deliver: Deliver) -> None:
-        """Call `deliver` with each value or gradient that has come whole."""
+        """Call `deliver` with each value or gradient that has been received completely."""
         self._deliver = deliver
 
     def send_from_thread(self, outgoing: Outgoing) -> None:
-        """Send what the compute thread or the codec thread gives; dropped if its attempt is over."""
+        """Send a parcel from the compute or codec thread; it is dropped if its attempt is over."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
                 self._loop.call_soon_threadsafe(self._send, outgoing)
@@ -186,7 +186,7 @@ class Peers:
             self.send_parcel(outgoing.parcel, outgoing.peer)
 
     def send_parcel(self, parcel: Parcel[Coded], peer: str) -> None:
-        """Post a value or gradient to a peer; nothing if it is lost (which has been told)."""
+        """Queue a value or gradient for a peer; does nothing if the peer is lost (already reported)."""
         session, load = self._sessions.get(peer), self._load
         if session is None or load is None:
             return
@@ -200,7 +200,7 @@ class Peers:
         session.post(header, buffer)
 
     def send_state(self, segment: int, name: str, whole: memoryview, sha256: bytes) -> None:
-        """Post one owned tensor to the submitter, in slices."""
+        """Queue one owned tensor for the submitter, in slices."""
         if self._load is None or (session := self._sessions.get(self._load.submitter)) is None:
             return
         for offset in range(0, len(whole), SLICE_BYTES):
@@ -213,7 +213,7 @@ class Peers:
     # transport.link.Handler
 
     def control(self, link: Link, message: bytes) -> None:
-        """Who dialled claims an attempt, who was dialled welcomes; nothing else is said on data links."""
+        """Handle a claim (from the side that dialled) or a welcome (from the other); no other is allowed."""
         said = messages.decode(message, messages.FromPeer)
         if isinstance(said, Claim):
             self._lobby.claim(link, said)
@@ -231,7 +231,7 @@ class Peers:
         self._take(link, session, awaited.number)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
-        """Memory for what the plan expects from this peer; None for what is over."""
+        """Memory for a message that the plan expects from this peer; None if its attempt or unit is over."""
         if self._links.get(link.peer.id) is not link or self._ledger is None or self._intake is None:
             if self._load is None:
                 return None
@@ -249,7 +249,7 @@ class Peers:
         return self._allocate(header.bytes)
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        """Hand on a whole message."""
+        """Pass on a message that was received completely."""
         if self._links.get(link.peer.id) is not link or self._intake is None:
             return
         if isinstance(header, SliceHeader):
@@ -257,7 +257,7 @@ class Peers:
             if self._intake.full:  # once: no slice is admitted after the last
                 self._events.state_arrived()
             return
-        assert isinstance(header, ValueHeader)  # `opening` took nothing else
+        assert isinstance(header, ValueHeader)  # `opening` accepts no other
         parcel = Parcel(
             header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
             Coded(header.codec, buffer) if header.bytes else None,
@@ -265,7 +265,7 @@ class Peers:
         self._deliver((header.job, header.attempt), parcel)
 
     def closed(self, link: Link, reason: str) -> None:
-        """Tell the loss of a link that counts."""
+        """Report the loss of a link that is in use."""
         self._lobby.leave(link)
         awaited = self._dialled.pop(link, None)
         peer = link.peer.id
@@ -275,7 +275,7 @@ class Peers:
             return
         else:
             awaited.settled.set()
-            if self._sessions[peer].number:  # whoever dials again has its own deadline
+            if self._sessions[peer].number:  # the side that dials again has its own deadline
                 return
             reason = f"it did not welcome the link: {reason}"
         if link.cause == "word":
@@ -312,7 +312,7 @@ class Peers:
         self._events.peer_linked(peer)
 
     def _drop_older(self, peer: str) -> None:
-        # What has come over a link must not change any more once a claim or a welcome has told it.
+        # What a link has received must not change any more once a claim or a welcome has reported it.
         superseded = "superseded by a newer connection"
         self._forget_dialled(peer, superseded)
         if current := self._links.get(peer):
@@ -325,7 +325,7 @@ class Peers:
             link.abandon(reason)
 
     def _part(self, link: Link) -> None:
-        """The session goes on without this link: what it left unfinished will come over another one."""
+        """Detach the link from its session; unfinished messages will arrive over another link."""
         del self._links[link.peer.id]
         self._sent_by_closed[link.peer.id] += link.bytes_sent
         self._sessions[link.peer.id].lose()

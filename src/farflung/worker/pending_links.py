@@ -1,4 +1,4 @@
-"""Where links wait whose attempt was not announced to this worker yet. Pure but for the links it closes."""
+"""The lobby: links whose attempt is not known to this worker yet. Pure, except that it closes links."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_PENDING_LINKS_PER_PEER = 4
 
 
 class PendingLinks:
-    """Links that others dialled, each with what it claims to be for, once it has said so.
+    """Links that others dialled, each with its claim once that has been received.
 
-    `close` ends a link that has to make room.
+    `close` is called for a link that has to make room.
     """
 
     def __init__(self, close: Callable[[Link, str], None]) -> None:
@@ -24,13 +24,13 @@ class PendingLinks:
 
     @property
     def links(self) -> list[Link]:
-        """Who waits, the longest first."""
+        """The waiting links, oldest first."""
         return list(self._claims)
 
     def enter(self, link: Link) -> None:
-        """Somebody dialled; ProtocolError if there is no room.
+        """Add a link; raises ProtocolError if there is no room.
 
-        Of one peer's links the newest stay, so that nobody can fill the lobby alone.
+        Only the newest links of each peer stay, so that no peer can fill the lobby alone.
         """
         of_this_peer = [other for other in self._claims if other.peer == link.peer]
         for older in of_this_peer[: max(0, len(of_this_peer) + 1 - MAX_PENDING_LINKS_PER_PEER)]:
@@ -41,13 +41,13 @@ class PendingLinks:
         self._claims[link] = None
 
     def leave(self, link: Link) -> None:
-        """A link waits no longer, if it did."""
+        """Remove a link, if it waits here."""
         self._claims.pop(link, None)
 
     def claim(self, link: Link, claim: Claim) -> None:
-        """A link says what it is for; of one holder's links for one attempt the newest stays.
+        """Record what a link is for; only the newest link of a holder for an attempt stays.
 
-        Raises ProtocolError if it has said so before, or does not wait here.
+        Raises ProtocolError if the link has sent a claim before, or does not wait here.
         """
         if self._claims.get(link, claim) is not None:
             raise ProtocolError("a claim that was made before, or by somebody who was dialled")
@@ -57,7 +57,7 @@ class PendingLinks:
         self._claims[link] = claim
 
     def call(self, link: Link, load: Load | None, admitted: frozenset[str]) -> Claim | None:
-        """What a link claims, if that is this attempt and its holder is admitted; it then waits no longer."""
+        """Remove a link and return its claim, if it is for this attempt and its holder is admitted."""
         claim = self._claims[link]
         if claim is None or load is None or (claim.job, claim.attempt) != (load.job, load.attempt):
             return None

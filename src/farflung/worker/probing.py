@@ -1,6 +1,6 @@
-"""A worker's part in a survey: it reaches the peers that the broker names, probes them, and says how it went.
+"""A worker's part in a survey: connect to the peers that the broker names, probe the links, and report.
 
-Nothing is probed while the worker has a job. One probe is under way at a time; a new one ends the older.
+Nothing is probed while the worker has a job. Only one probe runs at a time; a new one ends the old one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from farflung.worker.link_probe import LinkProbe
 log = logging.getLogger("farflung.worker")
 
 MOST_EARLY = 8
-"""Links of peers who were told sooner than this worker."""
+"""Links kept from peers that heard of a probe earlier than this worker."""
 
 ProbingMessage = Probe | EndProbe | DialBack | Circuit | NotReached
 
 
 class Probing:
-    """Made by `Paths`, beside what reaches neighbours.
+    """Runs the broker's probes; made by `Routes`.
 
-    `own` says who this is and that links are for probes; `is_busy` says whether the worker has a job.
+    `own` identifies this worker and marks links as being for probes; `is_busy` says whether it has a job.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Probing:
         self.tell = tell
 
     def hear(self, message: ProbingMessage) -> None:
-        """The broker says something about a probe."""
+        """Handle a message of the broker about a probe."""
         if isinstance(message, Probe):
             self._end()
             if self._is_busy():
@@ -75,14 +75,14 @@ class Probing:
             self._connector.hear(message)
 
     def stop(self, reason: str) -> None:
-        """End what is under way, without a word about what came of it."""
+        """Cancel the current probe without reporting results."""
         self._end()
         for link in list(self._early):
             self.forget(link)
             link.abandon(reason)
 
     async def close(self) -> None:
-        """Stop, and wait for the end."""
+        """Cancel the current probe and wait for its end."""
         task = self._task
         self.stop("this worker is shutting down")
         if task is not None:
@@ -94,7 +94,7 @@ class Probing:
         return self._connector.seeks(peer)
 
     def dialled_back(self, link: Link) -> Handler:
-        """Such a link is here."""
+        """Take a link that a peer dialled back for a probe."""
         return self._connector.admit(link)
 
     # paths.answerer.Sought
@@ -110,7 +110,7 @@ class Probing:
         return Peer(peer, "worker")
 
     def entered(self, link: Link) -> Handler:
-        """Somebody dialled in order to probe; ProtocolError refuses it."""
+        """Take a link that was dialled for a probe; raises ProtocolError to refuse it."""
         if link.peer.role != "worker":
             raise ProtocolError("only workers are probed, and by workers")
         if self._is_busy():
@@ -141,7 +141,7 @@ class Probing:
         self.closed(link, "probed")
 
     def prober(self, link: Link) -> Prober:
-        """What probes over this link, or lets itself be probed."""
+        """The `Prober` of this link, which measures it or answers the other side's measurement."""
         if link not in self._probers:
             self._probers[link] = Prober()
         return self._probers[link]
@@ -165,7 +165,7 @@ class Probing:
         except asyncio.CancelledError:
             return
         except Exception as error:
-            # A defect of ours must not keep the whole survey waiting.
+            # A bug here must not keep the whole survey waiting.
             log.exception("probe %d failed", exchange.number)
             probed = Probed(exchange.number, problem=f"its part in the probe broke ({type(error).__name__})")
         if self._exchange is exchange:
@@ -173,7 +173,7 @@ class Probing:
             self.tell(probed)
 
     def _keep_early(self, link: Link) -> None:
-        """Its dialler may have heard from the broker sooner; the newest few are kept, for a moment."""
+        """Keep the newest few links for a moment: their diallers may have heard from the broker earlier."""
         for older in list(self._early)[: max(0, len(self._early) + 1 - MOST_EARLY)]:
             self._refuse(older)
         loop = asyncio.get_running_loop()

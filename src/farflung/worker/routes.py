@@ -1,4 +1,4 @@
-"""A worker's ways to its peers and theirs to it, what it carries for others, and what it tells of this."""
+"""The routes between a worker and its peers, the circuits it relays, and its reports on links."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ PathMessage = DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe
 
 
 class Routes:
-    """Made by the worker's service, which gives it what the broker says about paths and the links that enter.
+    """Connects a worker with its peers.
+
+    The worker's service passes it the broker's messages about routes, and links that others dialled.
 
     Parameters
     ----------
     context
         The TLS context to dial with.
     advertise
-        What the owner says others reach this worker by; empty: find out.
+        Addresses at which others reach this worker, as given by its owner; empty: detect them.
     relay_mbps
-        What to carry for peers who cannot reach each other; 0 is nothing.
+        Rate to relay for peers that cannot reach each other, in Mbit/s; 0 disables relaying.
     state
-        The worker's state as it is at the moment.
+        Returns the worker's current state.
     tell
-        Sends a message to the broker, if it is there.
+        Sends a message to the broker, if connected.
     """
 
     def __init__(
@@ -87,23 +89,23 @@ class Routes:
         self.tell = tell
 
     def listens(self, listener: Listener) -> None:
-        """Peers dial here; a worker that relays also takes circuits here."""
+        """Set the listener that peers dial; a worker that relays also accepts circuits on it."""
         self._listener = listener
         if self._relay is not None:
             listener.relay_over(self._relay)
 
     def registered(self, route: str, timeouts: Timeouts) -> None:
-        """The broker is there: `route` is this end of the link to it, and its limits hold from now on."""
+        """Note the session with the broker: `route` is its local end, `timeouts` hold from now on."""
         self._route, self._timeouts = route, timeouts
         if self._reporting is None:
             self.report()
 
     def addresses(self) -> list[str]:
-        """Where this worker listens, as peers are told."""
+        """The addresses at which peers can dial this worker."""
         return list(self._advertise) or advertised(self._listening().address, self._route, own_hosts())
 
     async def connect(self, peer: str, load: Load, addresses: Sequence[str]) -> Link:
-        """Reach a neighbour, whichever way leads there; see `Connector.connect`."""
+        """Reach a neighbour over any route; see `Connector.connect`."""
         errand = ConnectRequest(load.job, load.attempt, Peer(peer, "worker"), addresses)
         try:
             reached = await self._connector.connect(errand, self._peers)
@@ -115,7 +117,7 @@ class Routes:
         return reached.link
 
     def hear(self, message: PathMessage) -> None:
-        """The broker says something about paths."""
+        """Handle a message of the broker about routes."""
         if isinstance(message, HoldCircuit):
             if self._relay is not None:
                 self._relay.grant(message.label, message.tokens, message.byte_quota)
@@ -127,7 +129,7 @@ class Routes:
             self._connector.hear(message)
 
     def report(self) -> None:
-        """Tell the broker how every link stands, now and then every few heartbeats."""
+        """Report the status of every link to the broker, now and every few heartbeats."""
         if self._reporting is not None:
             self._reporting.cancel()
         loop = asyncio.get_running_loop()
@@ -145,11 +147,11 @@ class Routes:
         self.tell(Links(attempt[0], reports[:MAXIMUM_REPORTS]))
 
     def stop_probing(self, reason: str) -> None:
-        """What was being measured gives way to a job."""
+        """Cancel probes, because a job needs the links."""
         self._probing.stop(reason)
 
     async def close(self) -> None:
-        """Stop what is under way; the listener closes the relay."""
+        """Stop reports and probes; the relay is closed by the listener."""
         if self._reporting is not None:
             self._reporting.cancel()
         await self._probing.close()
@@ -168,7 +170,7 @@ class Routes:
         return Peer(peer, "submitter" if peer == state.load.submitter else "worker")
 
     def entered(self, link: Link) -> Handler:
-        """Somebody dialled; ProtocolError refuses it."""
+        """Take a link that a peer dialled; raises ProtocolError to refuse it."""
         if link.kind == "probe":
             return self._probing.entered(link)
         if link.kind != "reverse" or link.path != "direct":

@@ -1,6 +1,6 @@
-"""A worker's event loop: the broker's connection, data links to peers, and the compute thread between them.
+"""A worker's event loop: the session with the broker, data links to peers, and the compute thread.
 
-It moves bytes and carries out what `state.step` says; it decides nothing itself.
+It moves bytes and carries out the commands of `state.step`, which makes all decisions.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ log = logging.getLogger("farflung.worker")
 class WorkerOptions:
     """How a worker runs.
 
-    `listen` is HOST:PORT for data links; `advertise` the addresses told to peers (empty: all of this machine,
-    and the one that the broker sees). `memory_bytes` is what jobs may use, `backend` what computes;
-    `relay_mbps` is what it carries for peers who cannot reach each other; `line` is what its owner says of
-    its own.
+    `listen` is HOST:PORT for data links; `advertise` are the addresses given to peers (empty: all of this
+    machine, and the one that the broker sees). `memory_bytes` is the limit for jobs, `backend` computes them.
+    `relay_mbps` is the rate to relay for peers that cannot reach each other, in Mbit/s; `line` is the access
+    line as its owner describes it.
     """
 
     identity: Identity
@@ -58,15 +58,15 @@ class WorkerOptions:
 
 
 async def run(options: WorkerOptions) -> None:
-    """Offer this machine's device to the broker until cancelled; a lost broker is dialled again and again.
+    """Offer this machine's device to the broker until cancelled; reconnects whenever the broker is lost.
 
     Raises
     ------
     FarflungError
         The port is in use, or the broker refuses this worker for good.
     DeviceHeld
-        The compute thread is at something that does not end. The broker has been told; this process must
-        end, or become another one, before its device can be offered again.
+        The compute thread is stuck. The broker has been notified; this process must exit or be replaced
+        before its device can be offered again.
     """
     service = WorkerService(options)
     await service.start()
@@ -85,7 +85,7 @@ async def run(options: WorkerOptions) -> None:
 
 
 def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
-    """What this worker offers, as the broker is told; takes a moment, for the device is measured."""
+    """Describe this worker's device for the broker; takes a moment, because it measures the device."""
     offer = backend.offer()
     tflops = min(backend.measure_tflops(), MOST_TFLOPS)
     return Device(
@@ -161,11 +161,12 @@ class WorkerService:
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
 
     async def stay_registered(self) -> None:
-        """Hold the connection to the broker; when it is lost, say so and dial again.
+        """Keep the session with the broker; reconnect when it is lost.
 
-        ConnectionFailed if the broker refuses this worker: for its id at the second time only, since the
-        process that has it may have died a moment ago (of a machine that was rebooted, say). AnotherAuthority
-        if it is not the broker of this identity; one that was is waited for, whoever is there meanwhile.
+        Raises ConnectionFailed if the broker refuses this worker. If its id is in use, only the second
+        refusal counts, because the process that had it may just have died (after a reboot, say). Raises
+        AnotherAuthority if this is not the broker of this identity; but once connected to the right broker,
+        the worker waits for it, even if another one answers meanwhile.
         """
         pause = self._timeouts.heartbeat_seconds
         asked_again = was_there = False
@@ -186,7 +187,7 @@ class WorkerService:
                 asked_again = False
                 log.warning("lost the broker (%s); dialling again", self._gone_reason)
                 self._happened(machine.BrokerLost(f"lost the broker: {self._gone_reason}"))
-                await asyncio.sleep(pause)  # a broker that throws everybody out must not be stormed
+                await asyncio.sleep(pause)  # do not flood a broker that disconnects every worker
             elif asked_again or not denied.for_now:
                 raise ConnectionFailed(f"the broker refused this worker: {denied.reason}")
             else:
@@ -196,7 +197,7 @@ class WorkerService:
                 await asyncio.sleep(silence)
 
     async def watch_device(self) -> None:
-        """See that the compute thread comes back from what it is at; DeviceHeld if it does not."""
+        """Watch the deadlines of the compute thread; raises DeviceHeld if it is stuck."""
         watch, before = Watch(), self._loop.time()
         while not (trouble := watch.overrun(self._most_seconds())):
             pause = self._timeouts.heartbeat_seconds
@@ -218,14 +219,14 @@ class WorkerService:
         self._renewal.stop()
         self._compute.drop()
         self._compute.close()
-        if self._broker is not None:  # first, so that it hears the reason from here and not from a peer
+        if self._broker is not None:  # first, so that it gets the reason from here and not from a peer
             await self._broker.close(reason)
         await self._peers.close(reason)
         if self._listener is not None:
             await self._listener.close(reason)
         await asyncio.to_thread(self._compute.join, self._timeouts.close_seconds)
 
-    # the broker's line (protocol.broker_line.Ears)
+    # callbacks of the session with the broker
 
     def told(self, message: Any) -> None:
         if isinstance(message, messages.Renewed):
@@ -248,7 +249,7 @@ class WorkerService:
         log.info("linked to the broker again")
         if self._broker is not None:
             self._paths.registered(self._broker.link.local, self._timeouts)
-            # Always: behind a NAT only the broker sees what has changed.
+            # Always: behind a NAT only the broker sees whether the address has changed.
             self._tell(messages.Moved(self._paths.addresses()))
 
     def lost(self, reason: str) -> None:
@@ -256,7 +257,7 @@ class WorkerService:
         self._gone_reason = reason
         self._broker_gone.set()
 
-    # what peers do (worker.peers.PeerEvents)
+    # worker.peers.PeerEvents
 
     def peer_linked(self, peer: str) -> None:
         self._happened(machine.PeerLinked(peer))
@@ -297,7 +298,7 @@ class WorkerService:
             self._broker.send(message)
 
     def _from_compute(self, outcome: Outcome) -> None:
-        """Called on the compute thread."""
+        """Pass an outcome to the event loop; called on the compute thread."""
         with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
             self._loop.call_soon_threadsafe(self._outcome, outcome)
 
@@ -378,7 +379,7 @@ class WorkerService:
         task.add_done_callback(self._background.discard)
 
     async def _dial_peer(self, peer: str, load: Load) -> None:
-        """Reach a neighbour; it must welcome the link within the time that loading may take."""
+        """Connect to a neighbour, which must welcome the link within the time limit for loading."""
         try:
             link = await self._connect(peer, load)
         except FarflungError as error:
@@ -395,7 +396,7 @@ class WorkerService:
         return await self._paths.connect(peer, load, self._addresses.get(peer, []))
 
     async def _reunite(self, peer: str, load: Load, reason: str) -> None:
-        """Have a lost link made again, by us if we dialled it; else the peer is lost, for both reasons."""
+        """Replace a lost link: dial again if we dialled it, else wait. On failure report the peer as lost."""
         is_dialler = peer in self._state.neighbours and peer > self._identity.id
 
         async def attempt() -> None:

@@ -1,8 +1,8 @@
-"""What a worker does about what happens to it: events in, commands out, no clock, socket, thread or file.
+"""A worker's state machine: events in, commands out; no clock, socket, thread or file.
 
-A worker holds one job at a time. Loading needs four things: the programs verified, the whole state here, a
-link to every neighbour, and one to the submitter (which brings the state). Whatever breaks afterwards ends
-the attempt here with one line to the broker; the broker's `Stop` brings the worker back to the backup pool.
+A worker holds one job at a time. Loading is done when the programs are verified, the whole state is here, and
+there is a link to every neighbour and to the submitter (which sends the state). A later failure ends the
+attempt here with one message to the broker; the broker's `Stop` returns the worker to the pool.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Phase = Literal["idle", "loading", "running", "collecting", "broken"]
 
 @dataclass(frozen=True)
 class State:
-    """The worker's job, if any, and what is still missing before it can begin."""
+    """The worker's job, if any, and what it still needs before it can begin."""
 
     worker: str
     phase: Phase = "idle"
@@ -51,17 +51,17 @@ class State:
 
     @property
     def attempt(self) -> Attempt | None:
-        """Which attempt of which job, if any."""
+        """The current job and attempt, if any."""
         return (self.load.job, self.load.attempt) if self.load else None
 
     @property
     def neighbours(self) -> frozenset[str]:
-        """Workers that the plan makes this one exchange values with."""
+        """The workers with which this one exchanges values in the plan."""
         return frozenset(self.load.plan.neighbours(self.worker)) if self.load else frozenset()
 
     @property
     def admitted(self) -> frozenset[str]:
-        """Ids whose data links are welcome now: the neighbours and the submitter."""
+        """Ids whose data links are accepted now: the neighbours and the submitter."""
         return self.neighbours | {self.load.submitter} if self.load else frozenset()
 
 
@@ -70,21 +70,21 @@ class State:
 
 @dataclass(frozen=True)
 class FromBroker:
-    """The broker said something."""
+    """A message of the broker."""
 
     message: Message
 
 
 @dataclass(frozen=True)
 class BrokerLost:
-    """The control connection is gone."""
+    """The session with the broker is lost."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Verified:
-    """The programs of the attempt passed (`problem` None) or not."""
+    """The programs of the attempt are verified (`problem` is None) or refused."""
 
     attempt: Attempt
     problem: str | None
@@ -92,7 +92,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Filled:
-    """Every byte of the state has come and was checked."""
+    """The whole state has been received and verified."""
 
     attempt: Attempt
 
@@ -106,7 +106,7 @@ class PeerLinked:
 
 @dataclass(frozen=True)
 class PeerLost:
-    """A data link to a neighbour or the submitter is gone, or could not be made."""
+    """A data link to a neighbour or the submitter is lost, or could not be made."""
 
     peer: str
     reason: str
@@ -114,9 +114,9 @@ class PeerLost:
 
 @dataclass(frozen=True)
 class UnitFinished:
-    """Every microbatch of a unit has run here; `sent` was written for other workers meanwhile.
+    """Every microbatch of a unit has run here.
 
-    Its tasks took `computing_seconds`.
+    `sent` counts what was encoded for other workers; the tasks took `computing_seconds`.
     """
 
     attempt: Attempt
@@ -149,7 +149,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Take memory for the state, verify the programs on the compute thread, dial the peers in `dial`."""
+    """Allocate memory for the state, verify the programs on the compute thread, dial the peers in `dial`."""
 
     load: Load
     dial: tuple[str, ...]
@@ -157,12 +157,12 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Start:
-    """Run unit 0 and go on as units are decided."""
+    """Run unit 0, and each further unit when the one before it is decided."""
 
 
 @dataclass(frozen=True)
 class Apply:
-    """End a unit with gradients times `scale`; `codecs`, if given, are those of links from then on."""
+    """End a unit with gradients times `scale`; `codecs`, if given, are the links' new codec pairs."""
 
     unit: int
     scale: float
@@ -176,7 +176,7 @@ class GiveState:
 
 @dataclass(frozen=True)
 class Drop:
-    """Forget the job: its memory, tapes and data links."""
+    """Drop the job: its memory, tapes and data links."""
 
     reason: str
 
@@ -192,7 +192,7 @@ Command = Tell | Prepare | Start | Apply | GiveState | Drop | Note
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
-    """The next state and what to do, for one event."""
+    """Return the next state and the commands to carry out for one event."""
     if isinstance(event, FromBroker):
         return _from_broker(state, event.message)
     if isinstance(event, BrokerLost):
@@ -253,7 +253,7 @@ def _take(state: State, load: Load) -> tuple[State, list[Command]]:
 
 
 def _progress(state: State) -> tuple[State, list[Command]]:
-    """Tell the broker once everything that loading waits for is here."""
+    """Report to the broker once loading is done."""
     ready = state.verified and state.filled and state.admitted <= state.linked
     if state.phase != "loading" or state.load is None or state.announced or not ready:
         return state, []
@@ -307,7 +307,7 @@ def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:
 
 
 def _break(state: State, reason: str) -> tuple[State, list[Command]]:
-    """The attempt cannot go on here; memory is given back when the broker says so."""
+    """End the attempt here because it cannot go on; memory is freed when the broker says so."""
     assert state.load is not None
     if state.phase not in ("loading", "running", "collecting"):
         return state, []

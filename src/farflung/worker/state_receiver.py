@@ -1,4 +1,4 @@
-"""The state of a job's segments on its way in: named slices into memory that the segments will use."""
+"""Receive the state of a job's segments: named slices, straight into the memory that the segments use."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ EMPTY = memoryview(bytearray())
 
 
 class StateReceiver:
-    """Memory for every owned tensor of this worker's segments, filled by slices in any order of tensors.
+    """Memory for every owned tensor of this worker's segments, filled by slices.
 
-    Slices of one tensor come in order. The contents of `buffers` count once `verify` passed. `allocate` gives
-    the memory for a tensor, `memory_bytes` is what all of them may take.
+    Tensors arrive in any order, slices of one tensor in theirs. Use `buffers` only after `verify` has passed.
+    `allocate` returns the memory for a tensor; `memory_bytes` is the limit for all of them.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class StateReceiver:
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """Bytes of all tensors together."""
         return sum(map(len, self.buffers.values()))
 
     @property
     def full(self) -> bool:
-        """Whether every byte has come."""
+        """Whether every byte has been received."""
         return not self._missing
 
     def opening(self, peer: str, header: SliceHeader) -> memoryview | None:
@@ -58,7 +58,7 @@ class StateReceiver:
         Raises
         ------
         ProtocolError
-            Not the submitter, an unknown tensor, or a slice that is not the tensor's next one.
+            The peer is not the submitter, the tensor is unknown, or the slice is not the tensor's next one.
         """
         load = self._load
         if header.job != load.job or header.attempt < load.attempt:
@@ -79,18 +79,18 @@ class StateReceiver:
         return buffer[header.offset : header.offset + header.bytes]
 
     def retract(self, header: SliceHeader) -> None:
-        """A slice did not come whole, since its link was lost: it may come once more."""
+        """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
         self._retracted[header.segment, header.name].add(header.offset)
 
     def complete(self, header: SliceHeader) -> None:
-        """One slice's bytes are all here."""
+        """Note that a slice has been received completely."""
         key = (header.segment, header.name)
         self._missing[key] -= header.bytes
         if not self._missing[key]:
             del self._missing[key]
 
     def verify(self) -> str | None:
-        """Hold each tensor against its digest; the problem in words, or None. Not for an event loop."""
+        """Compare each tensor with its digest; returns the problem as text, or None. Blocks for seconds."""
         for key, buffer in self.buffers.items():
             if len(buffer) and hashlib.sha256(buffer).digest() != self._digests.get(key):
                 return f"the state of {key[1]!r} did not arrive as it was sent (SHA-256 differs)"

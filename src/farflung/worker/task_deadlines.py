@@ -1,9 +1,8 @@
-"""When what the compute thread is at takes too long: the decision, without a clock or a thread.
+"""Decide when a task of the compute thread takes too long.
 
-An op that runs cannot be interrupted, neither PyTorch's nor XLA's: only the end of its process ends it. So
-all that is said here is that a worker must leave, and why.
-
-What the compute thread is at, written by it and read by the event loop, and how long its passes take.
+A running op cannot be interrupted, neither PyTorch's nor XLA's; only the end of its process ends it. So the
+only decision here is that a worker must leave, and why. `Passes` estimates how long each kind of task takes;
+`Stopwatch` holds what the compute thread is doing, for the event loop to read; `Watch` compares the two.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from farflung.schedule import TaskKind
 from farflung.worker.state import Attempt
 
 TIMES = 20.0
-"""What takes over so many times its estimate is stopped."""
+"""A task is stopped after this many times its estimate."""
 LEARNT = 5
-"""After so many passes of a kind their median is the estimate. It is taken once: what a stranger's job needs
-more from pass to pass must not raise what it is given."""
+"""After this many passes of a kind, their median becomes the estimate. It is fixed from then on, so that a
+job cannot raise its own limit by getting slower from pass to pass."""
 
 PASS_FACTORS = {TaskKind.FORWARD: 1.0, TaskKind.BACKWARD: 3.0, TaskKind.ACCUMULATE: 3.0}
-"""Of a forward pass, by formula: gradients of values and of parameters, and forward once more where that is
-recomputed. Where a backward pass cannot be divided, all of it is in one of the two."""
+"""Estimate of a backward pass, in forward passes: gradients of values and of parameters, and the forward pass
+again if it is recomputed. If a backward pass cannot be divided, one of the two tasks does all of it."""
 BYTES_PER_SECOND = 1e9
 STATE_BYTES_PER_SECOND = 1e8
-"""What is hashed and copied of parameters at least."""
+"""Lower bound on the rate at which parameters are hashed and copied."""
 LEAST_TFLOPS = 1e-3
-"""What memory and device do at least, where nothing better is known."""
+"""Lower bound on the speed of memory and device if it is not known."""
 COMPILE_SECONDS = 0.06
-"""For each node (docs/measurements/models.md, "Compiling for JAX")."""
+"""Compile time allowed per node (docs/measurements/models.md, "Compiling for JAX")."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker's owner lends to a job, in time.
+    """Time limits that a worker's owner sets for jobs.
 
-    A pass may take `pass_seconds` however short it should be and `longest_pass_seconds` however long, and a
-    job of which any pass, a backward one too, is expected to take more than that is refused. Whatever else a
-    device does for a job may take `chore_seconds`, and a second more for each 100 MB of parameters that it
-    verifies or hands out. Whatever is done for a job that is over may take no more than `chore_seconds`.
+    A pass may always take `pass_seconds`, and never more than `longest_pass_seconds`; a job with a pass
+    (forward or backward) that is expected to take longer is refused. Any other task may take `chore_seconds`,
+    plus a second for each 100 MB of parameters that it verifies or sends back. Work for a job that is over
+    may take at most `chore_seconds`.
     """
 
     tflops: float
@@ -57,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Doing:
-    """One thing that the compute thread is at, in words, and the seconds that are allowed and expected."""
+    """One activity of the compute thread: its description, and the seconds that are allowed and expected."""
 
     what: str
     allowed_seconds: float
@@ -66,24 +65,24 @@ class Doing:
 
 @dataclass(frozen=True)
 class Watch:
-    """How long the compute thread has been at one thing, as far as somebody was there to see it.
+    """How long the compute thread has been doing one thing, counting only time in which the process ran.
 
-    A process that was stopped for a while, or slept with its machine, has seen none of that while.
+    Time in which the process was stopped, or its machine slept, does not count.
     """
 
     doing: Doing | None = None
     seconds: float = 0.0
 
     def seen(self, doing: Doing | None, seconds: float) -> Watch:
-        """After `seconds` more, in which the thread was at `doing`."""
+        """The watch after `seconds` more, in which the thread was doing `doing`."""
         if doing is not self.doing:
             return Watch(doing)
         return Watch(doing, self.seconds + seconds if doing else 0.0)
 
     def overrun(self, most_seconds: float = math.inf) -> str:
-        """What takes too long, in words; nothing while all is well.
+        """Describe the activity that takes too long; empty if none does.
 
-        No more than `most_seconds` are allowed, whatever it is.
+        No activity may take longer than `most_seconds`.
         """
         doing = self.doing
         if doing is None:
@@ -97,16 +96,16 @@ class Watch:
 
 
 def most_seconds(running: Attempt, wanted: Attempt | None, chore_seconds: float) -> float:
-    """What anything may take that the compute thread does for the attempt `running`.
+    """Limit on any activity of the compute thread for the attempt `running`.
 
-    Once another one is wanted, or none, the broker lends the device anew: a job must not wait behind the long
-    pass of another.
+    It applies once the broker wants another attempt, or none: a job must not wait for the long pass of
+    another.
     """
     return math.inf if running == wanted else chore_seconds
 
 
 def of_state(what: str, size: int, chore_seconds: float) -> Doing:
-    """Going through `size` bytes of parameters."""
+    """The activity of hashing or copying `size` bytes of parameters."""
     return Doing(what, chore_seconds + size / STATE_BYTES_PER_SECOND)
 
 
@@ -115,7 +114,7 @@ Kind = tuple[int, TaskKind, bool]  # segment, what it does, whether it trains
 
 @dataclass
 class Passes:
-    """What one job's passes are expected to take: by formula, then by what the first of a kind took."""
+    """Expected durations of one job's passes: by formula at first, then by measurement."""
 
     limits: Limits
     forward_seconds: Mapping[int, float]
@@ -125,12 +124,12 @@ class Passes:
 
     @classmethod
     def of(cls, segments: Mapping[int, Segment], batch: int, limits: Limits) -> Passes:
-        """For microbatches of `batch` samples.
+        """Estimate the passes for microbatches of `batch` samples.
 
         Raises
         ------
         GraphError
-            A pass would take longer than this worker's owner gives.
+            A pass would take longer than this worker's owner allows.
         """
         found = {number: forward_seconds(s, batch, limits.tflops) for number, s in segments.items()}
         for number, forward in found.items():
@@ -143,7 +142,7 @@ class Passes:
         return cls(limits, found, sum(len(segment.nodes) for segment in segments.values()))
 
     def doing(self, kind: Kind, microbatch: int) -> Doing:
-        """What a pass of a microbatch is called, and what it may take."""
+        """The activity of a microbatch's pass, with its limits."""
         segment, task, train = kind
         expected = self._learnt.get(kind, PASS_FACTORS[task] * self.forward_seconds[segment])
         name = f"the {task} pass" if train else f"the {task} pass of an evaluation"
@@ -152,7 +151,7 @@ class Passes:
         return Doing(what, max(allowed, self.limits.pass_seconds), expected)
 
     def took(self, kind: Kind, seconds: float) -> None:
-        """A pass of this kind is over."""
+        """Record the duration of a pass."""
         if kind in self._learnt:
             return
         measured = self._took.setdefault(kind, [])
@@ -161,14 +160,14 @@ class Passes:
             self._learnt[kind] = median(self._took.pop(kind))
 
     def compiling(self) -> Doing:
-        """Making all segments ready to run, where a backend compiles them."""
+        """The activity of compiling all segments, if the backend compiles."""
         expected = COMPILE_SECONDS * self.nodes
         allowed = min(TIMES * expected, self.limits.longest_pass_seconds)
         return Doing("compiling the segments", max(allowed, self.limits.chore_seconds), expected)
 
 
 def forward_seconds(segment: Segment, batch: int, tflops: float) -> float:
-    """What a forward pass takes by formula: its operations, and the bytes that its nodes read and write."""
+    """Estimate a forward pass from its FLOPs and the bytes that its nodes read and write."""
     values = segment.values
     operations = sum(flops(node, values, batch) for node in segment.nodes)
     moved = sum(values[v].bytes(batch) for node in segment.nodes for v in (*node.reads(), *node.writes()))
@@ -176,14 +175,14 @@ def forward_seconds(segment: Segment, batch: int, tflops: float) -> float:
 
 
 class Stopwatch:
-    """`doing` is replaced as a whole: another thread that looks at it sees one thing or the next."""
+    """Holds the current activity. `doing` is replaced as a whole, so other threads never see a mixture."""
 
     def __init__(self) -> None:
         self.doing: Doing | None = None
 
     @contextmanager
     def during(self, doing: Doing) -> Iterator[None]:
-        """Say that the thread is at `doing` for as long as the block runs."""
+        """Set `doing` as the current activity while the block runs."""
         before, self.doing = self.doing, doing
         try:
             yield

@@ -1,4 +1,4 @@
-"""How many bytes left since the last unit, and what comes how fast, as links saw it."""
+"""Count the bytes sent in each unit, and report the rates of incoming links."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ MOST_RATE = 1e12
 
 
 class Counters(Protocol):
-    """What has been sent since the worker started, framing included; `Peers` counts it."""
+    """Counters of bytes sent since the worker started, including framing; implemented by `Peers`."""
 
     @property
     def bytes_sent(self) -> int:
-        """To everybody."""
+        """Bytes sent to all peers."""
 
     def bytes_sent_to(self, peer: str) -> int:
-        """To one of them."""
+        """Bytes sent to one peer."""
 
     def rate_from(self, peer: str) -> float | None:
-        """What the way from a peer carries, in bytes a second; None before its traffic has shown that."""
+        """Rate of the link from a peer in bytes per second; None until its traffic has shown it."""
 
 
 class TrafficMeter:
-    """Reads the counters once a unit.
+    """Reads the counters once per unit.
 
-    What is still queued when a worker is ready counts for its next unit: over a run that is the end of one.
+    Bytes that are still queued when a worker is ready count for its next unit.
     """
 
     def __init__(self, counters: Counters) -> None:
@@ -39,13 +39,13 @@ class TrafficMeter:
         self._told: dict[str, float] = {}
 
     def begin(self, peers: frozenset[str]) -> None:
-        """Count from now on."""
+        """Start counting."""
         self._total = self._counters.bytes_sent
         self._by_peer = {peer: self._counters.bytes_sent_to(peer) for peer in peers}
         self._told = {}
 
     def fill(self, ready: UnitReady) -> UnitReady:
-        """Put what left since the last reading, or since the beginning, into a `UnitReady`."""
+        """Add the bytes sent since the last reading, and the links' rates, to a `UnitReady`."""
         sent = self._counters.bytes_sent - self._total
         self._total += sent
         links = []
@@ -56,7 +56,7 @@ class TrafficMeter:
         return msgspec.structs.replace(ready, bytes_sent=sent, links=links, rates=self.rates())
 
     def rates(self) -> list[WayRate]:
-        """Those that moved since they were told: a reading that is told again would count as another one."""
+        """The rates that changed since the last report; the broker would count a repeated one twice."""
         found = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
         rates = {peer: min(rate, MOST_RATE) for peer, rate in found if rate}
         moved = [WayRate(peer, rate) for peer, rate in rates.items() if rate != self._told.get(peer)]

@@ -1,4 +1,10 @@
-"""Training data: byte-level text, the order in which a job visits its items, and batches made of items."""
+"""Training data.
+
+text
+    Byte-level text as a data set.
+sampling
+    The order in which a job visits its items, and how items become a batch.
+"""
 
 from farflung.data.sampling import Collate, SampleOrder, collate, spread_indices
 from farflung.data.text import TextDataset, reading_from, text

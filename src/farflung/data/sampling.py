@@ -1,4 +1,4 @@
-"""Which items a step trains on, and how items become a batch."""
+"""Choose the items of each step, and collate items into a batch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Collate = Callable[[Sequence[Any]], Mapping[str, "Tensor"]]
-"""Makes one batch of items: named tensors whose first dimension is the batch."""
+"""Turns items into a batch: named tensors whose first dimension is the batch."""
 
 
 class SampleOrder:
-    """Maps a global sample index to an item of the data set: a fresh seeded permutation each epoch.
+    """Maps a global sample index to an item of the data set: a new seeded permutation for each epoch.
 
-    Any place is reached without replaying what came before it, so a run resumes anywhere. The last
-    incomplete batch of an epoch is dropped: sample s belongs to step s // batch. The order depends on the
-    arguments alone, not on machine or version: a counter-based generator's raw bits are sorted.
+    Any position can be computed directly, so a run can resume anywhere. The last incomplete batch of an epoch
+    is dropped: sample s belongs to step s // batch. The order depends on the arguments alone, not on machine
+    or version, because it sorts the raw bits of a counter-based generator.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def spread_indices(length: int, count: int) -> list[int]:
 
 
 def collate(items: Sequence[Any], collate: Collate | None = None) -> dict[str, Tensor]:
-    """Stack items, dicts of tensors, into one batch; or let the user's `collate` do it.
+    """Stack items, dicts of tensors, into one batch, or call the user's `collate`.
 
     Returns
     -------
@@ -71,8 +71,8 @@ def collate(items: Sequence[Any], collate: Collate | None = None) -> dict[str, T
     Raises
     ------
     JobError
-        An item is no dict of tensors, items have other names or shapes than the first, or the user's
-        `collate` returned something else than a dict of tensors.
+        An item is not a dict of tensors, an item has other names or shapes than the first, or the user's
+        `collate` did not return a dict of tensors.
     """
     import torch
 

@@ -1,7 +1,4 @@
-"""Text as a data set for a model that predicts the next byte.
-
-Bodies of text as bytes, split for good into a training and a validation part.
-"""
+"""Text as a data set for a model that predicts the next byte, with a fixed training and validation split."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 
 VALIDATION_SHARE = 20
-"""One part in so many is kept for validation."""
+"""One part in this many is used for validation."""
 
 BLOCK_BYTES = 4096
 """A single file is split in blocks of this size."""
@@ -34,7 +31,7 @@ LEFT_OUT = frozenset(
         "__pycache__",
         "dist-packages",
         "site-packages",
-        # Tests are another kind of text, and distributions differ in whether they ship them.
+        # Tests are a different kind of text, and not all distributions ship them.
         "idle_test",
         "test",
         "tests",
@@ -48,7 +45,7 @@ LEFT_OUT = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Bytes of a text: `train` and `validation` are uint8, (bytes,). `sha256` is of the whole text."""
+    """A text: `train` and `validation` are uint8 arrays (bytes,); `sha256` is that of the whole text."""
 
     name: str
     sha256: str
@@ -57,21 +54,21 @@ class Corpus:
 
     @property
     def byte_count(self) -> int:
-        """Size of the whole text."""
+        """Size of the whole text in bytes."""
         return len(self.train) + len(self.validation)
 
 
 @lru_cache(maxsize=1)
 def library() -> Corpus:
-    """The sources of the running Python's own library, files in the order of their names.
+    """The sources of the running Python's standard library, in the order of file names.
 
-    A file belongs to validation if the SHA-256 of its relative name says so, so the split of a file is the
-    same on every machine whose Python ships it.
+    The SHA-256 of a file's relative name decides whether it belongs to validation, so its split is the same
+    on every machine.
 
     Raises
     ------
     JobError
-        This Python ships no library sources.
+        This Python does not include the library's sources.
     """
     root = Path(sysconfig.get_path("stdlib"))
     names = sorted(_library_names(root))
@@ -86,12 +83,12 @@ def library() -> Corpus:
 def file_corpus(path: Path) -> Corpus:
     """The bytes of one file, of any format.
 
-    Of its blocks of 4096 bytes, the twentieth with the smallest SHA-256, at least one, is for validation.
+    The 5 % of its blocks of 4096 bytes with the smallest SHA-256, at least one block, are for validation.
 
     Raises
     ------
     JobError
-        The file is missing, unreadable, or of less than two blocks.
+        The file is missing, unreadable, or smaller than two blocks.
     """
     try:
         path = path.resolve(strict=True)
@@ -103,7 +100,7 @@ def file_corpus(path: Path) -> Corpus:
 
 @lru_cache(maxsize=1)
 def _file_corpus(path: Path, modified_ns: int, size: int) -> Corpus:
-    # The two last arguments key the cache: a file that has changed is read again.
+    # The last two arguments are part of the cache key, so that a changed file is read again.
     content = path.read_bytes()
     blocks = [content[start : start + BLOCK_BYTES] for start in range(0, len(content), BLOCK_BYTES)]
     if len(blocks) < 2:
@@ -141,10 +138,10 @@ def _corpus(name: str, parts: Iterable[tuple[bool, bytes]]) -> Corpus:
 
 
 class TextDataset:
-    """Windows of a text that follow each other without overlap.
+    """Consecutive windows of a text, without overlap.
 
-    Item i is `{"tokens", "targets"}`, both int64 of shape (sequence,): bytes from i * sequence on, and the
-    same bytes one place later. Memory is one byte a byte of text.
+    Item i is `{"tokens", "targets"}`, both int64 of shape (sequence,): the bytes from i * sequence on, and
+    the bytes one position later. It uses one byte of memory per byte of text.
 
     Raises
     ------
@@ -195,9 +192,9 @@ _reading: ContextVar[_Reading | None] = ContextVar("text to read in place of the
 def text(
     split: Literal["train", "validation"] = "train", sequence: int = 128, file: str | Path | None = None
 ) -> TextDataset:
-    """One split of a text file or, without `file`, of the running Python's own library sources.
+    """One split of a text file or, without `file`, of the sources of Python's standard library.
 
-    `farflung train --text FILE` puts FILE in the library's place.
+    `farflung train --text FILE` reads FILE instead of the library.
 
     Raises
     ------
@@ -213,7 +210,7 @@ def text(
 
 @contextmanager
 def reading_from(file: str | Path) -> Iterator[None]:
-    """Within this context, `text()` without a file of its own reads `file`.
+    """Within this context, `text()` without a file reads `file`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Whether this machine can carry a lab, and what helps where it cannot."""
+"""Check whether this machine can run a lab."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farflung.lab.switch import tun
 
 
 def check_machine(needs_nft: bool = False) -> None:
-    """Raises `LabError`, with what helps, unless this machine can carry a lab."""
+    """Raise `LabError`, with advice, unless this machine can run a lab."""
     if sys.platform != "linux":
         raise LabError(f"the lab needs Linux (network namespaces and TUN devices), this is {sys.platform}")
     if os.geteuid() != 0:

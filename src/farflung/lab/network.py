@@ -1,4 +1,4 @@
-"""A lab for as long as a block of a program lasts."""
+"""`Network`: start a lab and keep it for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LOOK_SECONDS = 0.1
 
 
 class Network(RunningLab):
-    """A lab for as long as one block lasts, and no longer than this process, however it ends.
+    """A lab that lasts as long as its `with` block, and never longer than this process.
 
-    Several may run at once. They need root, Linux and /dev/net/tun, and `nft` for nodes behind NAT.
+    Several labs can run at once. They need root, Linux and /dev/net/tun, and `nft` for nodes behind NAT.
 
         with Network(LabSpec(nodes=(Node("a"), Node("b")))) as network:
             network.popen("a", ["ping", "-c1", network.address("b")]).wait()
@@ -33,12 +33,12 @@ class Network(RunningLab):
     Parameters
     ----------
     name
-        By which `farflung lab` commands find it; by default a random one.
+        The lab's name for `farflung lab` commands; by default a random one.
 
     Raises
     ------
     LabError
-        On entering the block: this machine cannot carry a lab, or one of this name runs already.
+        On entering the block: this machine cannot run a lab, or one of this name runs already.
     """
 
     def __init__(self, spec: LabSpec, name: str | None = None) -> None:
@@ -64,13 +64,13 @@ class Network(RunningLab):
         self._end()
 
     def wait(self) -> None:
-        """Until somebody else takes the lab down. Raises `LabError` if its switch was killed instead."""
+        """Wait until another process takes the lab down; raises `LabError` if its switch was killed."""
         assert self._process is not None
         if self._process.wait() != 0:
             raise LabError(f"the switch of lab {self.name} was killed; what it left is removed")
 
     async def ended(self) -> str:
-        """Wait until the lab ends, though nobody left the block; how that comes, in words."""
+        """Wait until the lab ends while its block still runs; returns the reason as text."""
         assert self._process is not None
         while registry.socket_path(self.name).exists():
             if self._process.poll() is not None:
@@ -90,7 +90,7 @@ class Network(RunningLab):
 
 
 def _start_switch(start: Start) -> subprocess.Popen[bytes]:
-    """The switch's process, once its lab is up. It has a session of its own: Ctrl-C reaches us alone."""
+    """Start the switch and wait until its lab is up. Its own process group keeps Ctrl-C from reaching it."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "farflung.lab.switch.process"],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Which labs run on this machine, and the cleaning up after those whose switch was killed."""
+"""The labs that run on this machine, and the removal of what a lab left when its switch was killed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NAME = re.compile(r"[a-z0-9]{1,12}")
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One lab: the process that owns it, and what must be removed when that is gone.
+    """One lab: the process that owns it, and what must be removed when that process is gone.
 
-    A process is told from a later one of the same number by when it started, in clock ticks since boot.
-    `is_removed` says that this process is removing what another one left.
+    The start time of the process, in clock ticks since boot, distinguishes it from a later one with the same
+    id. `is_removed` says that this process is removing what another one left.
     """
 
     name: str
@@ -35,18 +35,18 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def check_name(name: str) -> None:
-    """Raises `LabError` unless a lab can be called so."""
+    """Raise `LabError` unless this is a valid name for a lab."""
     if not _NAME.fullmatch(name):
         raise LabError(f"{name[:40]!r} cannot name a lab: use up to 12 small letters and digits")
 
 
 def socket_path(name: str) -> Path:
-    """Where the switch of a lab listens."""
+    """The Unix socket of a lab's switch."""
     return FOLDER / f"{name}.sock"
 
 
 def names() -> list[str]:
-    """The labs that run, or left something behind; none for a user who may not look."""
+    """Names of labs that run or left something behind; empty for users without access."""
     try:
         return sorted(path.stem for path in FOLDER.iterdir() if path.suffix == ".json")
     except OSError:
@@ -54,12 +54,12 @@ def names() -> list[str]:
 
 
 def claim(name: str, names: Sequence[str]) -> None:
-    """Record that this process owns a lab and will make these namespaces; clean up after the dead first.
+    """Clean up after killed labs, then record that this process owns a lab and will create these namespaces.
 
     Raises
     ------
     LabError
-        A lab of this name runs, or a namespace of that name exists which no lab made.
+        A lab of this name runs, or a namespace with one of the names exists that no lab created.
     """
     check_name(name)
     clean_stale()
@@ -73,16 +73,16 @@ def claim(name: str, names: Sequence[str]) -> None:
 
 
 def release(name: str) -> None:
-    """Forget a lab whose namespaces are gone."""
+    """Remove the record of a lab whose namespaces are gone."""
     with _locked():
         _forget(name)
 
 
 def clean_stale() -> list[str]:
-    """Remove what labs left whose switch was killed; their names.
+    """Remove what labs left whose switch was killed; returns their names.
 
-    To end what still runs there may take seconds. Other labs come and go meanwhile: what is being removed
-    belongs to this process, and is stale again if that is killed, too.
+    It may take seconds to end what still runs in them. Other labs may start and end meanwhile: this process
+    owns what it removes, which becomes stale again if this process is killed.
     """
     with _locked():
         stale = _taken_over()
@@ -100,7 +100,7 @@ def clean_stale() -> list[str]:
 
 
 def _taken_over() -> list[Record]:
-    """The records of labs whose owner is gone, as they were; this process owns them now."""
+    """Take over labs whose owner is gone; returns their records as they were."""
     found = []
     for path in sorted(FOLDER.glob("*.json")):
         record = _read(path)
@@ -144,7 +144,7 @@ def _read(path: Path) -> Record:
 
 
 def _started_ticks(process_id: int) -> int | None:
-    """When a process started; None if there is none, or only its remains."""
+    """Start time of a process; None if there is none or it is a zombie."""
     try:
         fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     except OSError:

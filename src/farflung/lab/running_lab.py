@@ -1,4 +1,4 @@
-"""A lab that runs: reached from any process, and changed while it does."""
+"""`RunningLab`: reach a running lab from any process, and change it while it runs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Changed = float | msgspec.UnsetType
 
 
 class RunningLab:
-    """A lab that runs on this machine, in this process's charge or another's.
+    """A lab that runs on this machine, owned by this process or another.
 
-    Every method raises `LabError` if a node is not there, a value is impossible, or the lab has ended.
+    Every method raises `LabError` if a node does not exist, a value is out of range, or the lab has ended.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,20 +35,20 @@ class RunningLab:
 
     @property
     def nodes(self) -> list[str]:
-        """Names, in the order of the spec."""
+        """Names of the nodes, in the order of the spec."""
         return list(self._nodes)
 
     def address(self, node: str) -> str:
-        """IPv4 address under which others see a node: behind NAT, its router's."""
+        """IPv4 address under which others see a node; behind NAT, its router's."""
         return spec.ipv4(self._node(node).number)
 
     def address6(self, node: str) -> str:
-        """IPv6 address of a node: its own behind NAT too, where a firewall stands before it."""
+        """IPv6 address of a node; its own even behind NAT, where a firewall protects it."""
         state = self._node(node)
         return spec.home_ipv6(state.number) if state.behind_nat else spec.ipv6(state.number)
 
     def local_address(self, node: str) -> str:
-        """IPv4 address that a node's own interface has: behind NAT, a private one."""
+        """IPv4 address of a node's interface; behind NAT, a private one."""
         return spec.HOME_ADDRESS if self._node(node).behind_nat else self.address(node)
 
     def namespace(self, node: str) -> str:
@@ -56,11 +56,11 @@ class RunningLab:
         return self._node(node).namespace
 
     def command(self, node: str, argv: Sequence[str]) -> list[str]:
-        """What runs `argv` in a node. It replaces itself by `argv`: signals reach that."""
+        """A command that runs `argv` in a node; it replaces itself by `argv`, so signals reach that."""
         return ["ip", "netns", "exec", self.namespace(node), *argv]
 
     def popen(self, node: str, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start `argv` in a node; `options` as of `subprocess.Popen`. It is ended with the lab."""
+        """Start `argv` in a node with options of `subprocess.Popen`; the process ends with the lab."""
         return subprocess.Popen(self.command(node, argv), **options)
 
     def set(
@@ -74,31 +74,31 @@ class RunningLab:
         loss: _Changed = UNSET,
         queue_ms: _Limit = UNSET,
     ) -> str:
-        """Change one direction of a pair, for packets that leave from now on; what it was and is, in words.
+        """Change one direction of a pair, for packets sent from now on; returns the change as text.
 
-        Pairs of its homes share it.
+        All pairs of the same two homes share these settings.
         """
         return self._change(
             control.SetLink(source, target, bandwidth_mbps, latency_ms, jitter_ms, loss, queue_ms)
         )
 
     def set_node(self, node: str, *, up_mbps: _Limit = UNSET, down_mbps: _Limit = UNSET) -> str:
-        """Change a node's line, for all who share it; what it was and is, in words."""
+        """Change a node's access line, for all nodes that share it; returns the change as text."""
         return self._change(control.SetLine(node, up_mbps, down_mbps))
 
     def cut(self, first: str, second: str | None = None) -> tuple[tuple[str, str], ...]:
-        """Let nothing pass between two nodes, or between one and all others; what is on its way is lost.
+        """Drop all packets between two nodes, or between one and all others, including those in flight.
 
-        The pairs that were not cut before.
+        Returns the pairs that were not cut before.
         """
         return self._ask_pairs(control.Cut(first, second))
 
     def heal(self, first: str | None = None, second: str | None = None) -> tuple[tuple[str, str], ...]:
-        """Undo cuts: of a pair, of a node, or all; the pairs that were cut."""
+        """Undo cuts of a pair, of a node, or all; returns the pairs that were cut."""
         return self._ask_pairs(control.Heal(first, second))
 
     def readdress(self, node: str) -> str:
-        """Give a node new addresses, as a provider or another network would; its new IPv4 address."""
+        """Give a node new addresses, as a provider might; returns its new IPv4 address."""
         before = self._node(node)
         self._nodes = self._ask_nodes(control.Renumber(node))
         after = self._node(node)
@@ -107,18 +107,18 @@ class RunningLab:
         return self.address(node)
 
     def stats(self, *, reset: bool = False) -> Stats:
-        """Counts since the start or the last reset; with `reset` they begin anew after this."""
+        """Counts since the start or the last reset; with `reset`, set them to zero afterwards."""
         answer = self._ask(control.AskStats(reset))
         assert isinstance(answer, control.Told)
         return answer.stats
 
     def down(self) -> None:
-        """End the lab and what runs in it, and wait until all is gone."""
+        """End the lab and all processes in it, and wait until everything is removed."""
         self._ask(control.Stop())
         self._client.wait_for_end()
 
     def close(self) -> None:
-        """Let go of a lab in another's charge."""
+        """Disconnect from a lab that another process owns."""
         self._client.close()
 
     def _node(self, name: str) -> control.NodeState:
@@ -147,9 +147,9 @@ class RunningLab:
 
 
 def find(name: str | None = None) -> RunningLab:
-    """The lab of this name; without one that called `lab`, else the only one there is.
+    """The lab of this name; without a name, the one called `lab`, or the only one that runs.
 
-    Raises `LabError` if none runs, or this process may not use labs.
+    Raises `LabError` if there is none, or this process may not use labs.
     """
     check_machine()
     name = _meant() if name is None else name

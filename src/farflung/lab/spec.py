@@ -1,6 +1,6 @@
-"""What a lab is: its nodes, and how each ordered pair of them is joined. Data only, valid by construction.
+"""What a lab consists of: nodes, links of each ordered pair, and addresses. Data only, valid by construction.
 
-The addresses of a lab, which exist in its namespaces only. A node's number, from 1, fixes its own.
+A node's number, from 1, determines its addresses, which exist only in the lab's namespaces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_MBPS = 100_000.0
 MAX_DELAY_MS = 10_000.0
 MAX_QUEUE_MS = 60_000.0
 DEFAULT_QUEUE_MS = 200.0
-MTU_RANGE = (1280, 9000)  # from the least that IPv6 allows to a jumbo frame
+MTU_RANGE = (1280, 9000)  # from the minimum of IPv6 to a jumbo frame
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
@@ -39,26 +39,26 @@ def _check_range(name: str, value: float, most: float) -> None:
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """How packets of one ordered pair travel.
+    """How packets travel from one node to another.
 
     Parameters
     ----------
     bandwidth_mbps
-        Rate of the pair alone, in Mbit/s; None: only the lines of its two ends limit it.
+        Rate of the pair alone, in Mbit/s; None: only the access lines of its two ends limit it.
     latency_ms
-        One way.
+        One-way latency.
     jitter_ms
-        A packet is late by up to this, evenly distributed; the order within a pair is kept.
+        Additional delay of up to this, uniformly distributed; packets of a pair stay in order.
     loss
-        Probability that a packet is lost on the way, 0 to 1.
+        Probability that a packet is lost, 0 to 1.
     queue_ms
-        How much traffic waits before the rate, as time; what comes on top is dropped. None: 200 ms, or twice
-        the latency where that is more.
+        Length of the queue before the rate limit, as time; further packets are dropped. None: 200 ms, or
+        twice the latency if that is more.
 
     Raises
     ------
     LabError
-        A value is negative, not finite, or beyond what a line can have.
+        A value is negative, not finite, or too large.
     """
 
     bandwidth_mbps: float | None = None
@@ -76,11 +76,11 @@ class LinkSettings:
 
     @property
     def queue_limit_ms(self) -> float:
-        """The queue that holds, the default filled in."""
+        """The length of the queue, with the default filled in."""
         return max(DEFAULT_QUEUE_MS, 2 * self.latency_ms) if self.queue_ms is None else self.queue_ms
 
     def words(self) -> str:
-        """All of it in one line, as the options of `farflung lab set` call it."""
+        """All settings as one line of text, named like the options of `farflung lab set`."""
         rate = "no rate of its own" if self.bandwidth_mbps is None else f"{self.bandwidth_mbps:g} Mbit/s"
         told = f"{rate}, {self.latency_ms:g} ms"
         told += f", jitter {self.jitter_ms:g} ms" if self.jitter_ms else ""
@@ -88,7 +88,7 @@ class LinkSettings:
         return f"{told}, queue {self.queue_limit_ms:g} ms"
 
 
-HOME_LAN = LinkSettings(bandwidth_mbps=1000.0, latency_ms=0.2)  # between nodes that share a line
+HOME_LAN = LinkSettings(bandwidth_mbps=1000.0, latency_ms=0.2)  # between nodes that share an access line
 
 
 @dataclass(frozen=True)
@@ -100,20 +100,20 @@ class Node:
     name
         Letters, digits, `_`, `.` and `-`.
     up_mbps, down_mbps
-        Its line, shared by all its links; None: no limit.
+        Rates of its access line, shared by all its links; None: no limit.
     behind_nat
-        It stands behind a router that masquerades it over IPv4 and lets nothing in that it did not ask for,
-        over IPv6 neither.
+        It is behind a router that masquerades it over IPv4, and rejects unsolicited packets over IPv4 and
+        IPv6.
     shares_line_with
-        It stands in the home of that node: it uses the same line and the same paths to others, and reaches
-        that node and whoever else is there at LAN speed (`HOME_LAN`).
+        It is in the home of that node: it uses the same access line and links to others, and reaches all
+        nodes of that home at LAN speed (`HOME_LAN`).
     queue_ms
-        Queue before each direction of its line; None: 200 ms.
+        Queue before each direction of its access line; None: 200 ms.
 
     Raises
     ------
     LabError
-        The name cannot be used, a rate is impossible, or a line is both its own and shared.
+        The name is invalid, a rate is out of range, or an access line is both its own and shared.
     """
 
     name: str
@@ -141,21 +141,21 @@ class Node:
 class LabSpec:
     """A lab: nodes, and settings by (source, target).
 
-    A pair that `links` does not name has the settings of the homes its ends stand in, `HOME_LAN` within one
-    home, else no limit and no delay.
+    A pair that is not in `links` has the settings of the homes of its ends, `HOME_LAN` within one home, or
+    else no limit and no delay.
 
     Parameters
     ----------
     segmentation_offload
-        Hand packets of up to 64 KB through the switch, which counts them as the segments they stand for.
-        Several times faster, and coarser: queues and losses act on whole trains. For links above 200 Mbit/s.
+        Pass packets of up to 64 KB through the switch, which counts them as the TCP segments they contain.
+        Several times faster, but queues and losses act on whole packets. For links above 200 Mbit/s.
     mtu
         Largest packet, in bytes.
 
     Raises
     ------
     LabError
-        Names collide, a link or a line names an unknown node, or there are more nodes than addresses.
+        Names collide, a link or an access line names an unknown node, or there are more nodes than addresses.
     """
 
     nodes: tuple[Node, ...]
@@ -202,15 +202,15 @@ LAST_NUMBER = MAX_NODES
 
 
 def ipv4(number: int) -> str:
-    """On the lab's internet."""
+    """IPv4 address on the lab's internet."""
     return f"10.99.{number >> 8}.{number & 255}"
 
 
 def ipv6(number: int) -> str:
-    """On the lab's internet, of a node that no router stands before, or of the router."""
+    """IPv6 address on the lab's internet, of a node without a router or of the router."""
     return f"fd99::{number:x}"
 
 
 def home_ipv6(number: int) -> str:
-    """Of a node behind a router: global, since homes have no NAT over IPv6, only a firewall."""
+    """IPv6 address of a node behind a router: global, since homes have only a firewall over IPv6, no NAT."""
     return f"fd99:1:{number:x}::2"

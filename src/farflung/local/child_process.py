@@ -1,6 +1,6 @@
-"""One child process of a local fleet: started, watched, and always reaped.
+"""Start, watch and always reap one child process of a local fleet.
 
-Who was forked by a nursery, with what a fleet needs of `asyncio.subprocess.Process`.
+`ForkedProcess` gives a forked process the part of `asyncio.subprocess.Process` that a fleet needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farflung.local.forkserver import Birth, Forked, ForkServer
 
 
 class ForkedProcess:
-    """A forked process on this event loop."""
+    """A process that the fork server forked, watched on this event loop."""
 
     def __init__(self, forked: Forked) -> None:
         self._forked = forked
@@ -29,24 +29,24 @@ class ForkedProcess:
         self._listen()
 
     async def process_id(self) -> int | None:
-        """Its process id, once it runs; None if it never did."""
+        """Wait until the process runs and return its id; None if it never ran."""
         return await asyncio.shield(self._born)
 
     async def wait(self) -> int | None:
-        """Wait for its end; the code, or None where nobody was there to see it."""
+        """Wait for the end of the process; returns its exit code, or None if that is unknown."""
         return await asyncio.shield(self._over)
 
     def kill(self) -> None:
-        """End it at once, if it runs."""
+        """Kill the process, if it runs."""
         self._forked.signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Ask it to end, if it runs."""
+        """Send the process SIGTERM, if it runs."""
         self._forked.signal(signal.SIGTERM)
 
     @property
     def is_born(self) -> bool:
-        """Whether it ever ran, or never will."""
+        """Whether the process was started, or never will be."""
         return self._born.done()
 
     def _listen(self) -> None:
@@ -70,7 +70,7 @@ TAIL_BYTES = 4096
 
 @dataclass(frozen=True)
 class Command:
-    """`farflung ARGUMENTS`: what it says goes to the file `log`; with its parent it removes `folder`."""
+    """`farflung ARGUMENTS`, with its output in the file `log`; it removes `folder` if its parent dies."""
 
     name: str
     arguments: Sequence[str]
@@ -80,10 +80,10 @@ class Command:
 
 
 class ChildProcess:
-    """A farflung command that runs until `stop`, and no longer than this process.
+    """A farflung command that runs until `stop`, and never longer than this process.
 
-    Its standard input is a pipe that only this process holds, so it ends even if this process is killed. It
-    is in a session of its own: Ctrl-C at the terminal reaches this process alone.
+    Its standard input is a pipe that only this process holds open, so it ends even if this process is killed.
+    It is started with `setsid`, so Ctrl-C at the terminal reaches this process alone.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, command: Command, prefix: Sequence[str] = ()) -> ChildProcess:
-        """Start it; `prefix` is a command that runs its arguments somewhere else, as the same process."""
+        """Start a command; `prefix` is a command that executes its arguments elsewhere (as `exec` does)."""
         with _files(command.log) as (lent, held, output):
             process = await asyncio.create_subprocess_exec(
                 *prefix,
@@ -114,7 +114,7 @@ class ChildProcess:
 
     @classmethod
     def fork(cls, command: Command, nursery: ForkServer, namespace: str = "") -> ChildProcess:
-        """Have a nursery start it, in a network namespace if one is named; OSError where that is gone."""
+        """Have the fork server start a command, in `namespace` if given; OSError if the server is gone."""
         changes: dict[str, str | None] = {**command.environment}
         arguments = _bound(command.arguments, command.folder)
         birth = Birth(arguments, changes, str(Path.cwd()), namespace=namespace)
@@ -123,7 +123,7 @@ class ChildProcess:
         return cls(command.name, ForkedProcess(forked), held, command.log)
 
     async def process_id(self) -> int:
-        """Its process id, once it runs; RunFailed if it never does."""
+        """Wait until the process runs and return its id; RunFailed if it never runs."""
         if isinstance(self._process, asyncio.subprocess.Process):
             return self._process.pid
         found = await self._process.process_id()
@@ -133,11 +133,11 @@ class ChildProcess:
 
     @property
     def is_born(self) -> bool:
-        """Whether its process was made; one that a nursery is still to fork was not."""
+        """Whether the process exists; false while the fork server has not forked it yet."""
         return isinstance(self._process, asyncio.subprocess.Process) or self._process.is_born
 
     async def ended(self) -> str:
-        """Wait for its end; how it ended, in one line with the last words of its log."""
+        """Wait for the end of the process; returns how it ended, in one line with the last of its log."""
         code = await self._process.wait()
         how = "ended" if code is None else f"exited with code {code}"
         if code is not None and code < 0:
@@ -146,12 +146,12 @@ class ChildProcess:
         return f"{self.name} {how}" + (f": {words}" if words else f" (see {self.log})")
 
     def kill(self) -> None:
-        """End it at once, whatever it does; `stop` reaps it."""
+        """Kill the process; `stop` reaps it."""
         with suppress(ProcessLookupError):
             self._process.kill()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Ask it to end, end it if it does not within `grace_seconds`, and reap it."""
+        """Send SIGTERM, kill the process if it does not end within `grace_seconds`, and reap it."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -166,7 +166,7 @@ class ChildProcess:
                 self._held = -1
 
     def _last_words(self) -> str:
-        """The last line of its log; of a traceback that is the one which names the error."""
+        """The last line of the log; in a traceback, that is the one that names the error."""
         with suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").strip().splitlines()
@@ -175,13 +175,16 @@ class ChildProcess:
 
 
 def _bound(arguments: Sequence[str], folder: Path) -> list[str]:
-    """The arguments of a command that ends with its parent."""
+    """The arguments, with the options that make a command end with its parent."""
     return [*arguments, "--exit-with-parent", str(folder)]
 
 
 @contextmanager
 def _files(log: Path) -> Iterator[tuple[int, int, int]]:
-    """Standard input for a child, what holds that open, and its log; for one block, but for what holds it."""
+    """Open a child's standard input, the pipe end that keeps it open, and its log.
+
+    All but that pipe end are closed at the end of the block.
+    """
     lent, held = os.pipe()
     try:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)

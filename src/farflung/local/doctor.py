@@ -1,4 +1,4 @@
-"""What may be wrong with this machine: each check says what it found, and the command that helps."""
+"""The checks of `farflung doctor`: each reports what it found, and the command that helps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _python() -> Finding:
 
 
 def _frameworks() -> list[Finding]:
-    """What a worker here could compute with; torch is also what a model is made of."""
+    """Check the frameworks a worker here could use; submitting a job needs torch, too."""
     present = [framework for framework in COMPUTING if is_installed(framework)]
     if not present:
         found = f"neither {' nor '.join(COMPUTING)} is installed"
@@ -77,7 +77,7 @@ def _install(framework: str) -> str:
 
 
 def _port(port: int) -> Finding:
-    """Whether a broker could listen here; a port in use is fine if it is a broker's."""
+    """Check whether a broker could listen on the port; it is fine if a broker already does."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -113,9 +113,9 @@ def _certificate(identity: Identity) -> Finding:
 
 
 async def _reach(address: str) -> tuple[Finding, Finding | None]:
-    """Whether the broker answers and, if so, this clock beside its own, which certificates are valid by.
+    """Check whether the broker answers and, if so, compare clocks, because certificates depend on them.
 
-    Asked as a stranger, who needs no certificate, and without trusting the answer.
+    The query needs no certificate, and its answer is not trusted.
     """
     port = parse_address(address)[1]
     helps = f"on the broker's machine: farflung broker --listen [::]:{port}, and let TCP port {port} through"
@@ -142,7 +142,7 @@ def _clock(ahead: float) -> Finding:
 
 
 async def _admitted(identity: Identity) -> list[Finding]:
-    """Whether the broker admits this holder and, if so, how links of its last job came about."""
+    """Check whether the broker admits this holder and, if so, by which routes its last job was connected."""
     try:
         status = await ask_status(identity)
     except FarflungError as error:

@@ -1,8 +1,6 @@
-"""What the doctor finds.
+"""Findings of `farflung doctor` about a fleet: workers that lack ops, and links that are not direct.
 
-Which workers some models will be planned without, because they lack ops.
-
-How links came about, as the doctor explains it: what was tried, what it came to, and what would help.
+For a link they name the routes that were tried, their results, and what would help.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from farflung.text import and_more, count_of
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One check: `found` in words, `details` a line each and, where it is not `ok`, what `helps`."""
+    """The result of one check: `found` as text, `details` as lines and, unless it is `ok`, what `helps`."""
 
     check: str
     ok: bool
@@ -30,7 +28,7 @@ NAMED = 5
 
 
 def opset_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
-    """One finding for each connected worker with an older opset than another, or with ops that it refuses."""
+    """One finding for each connected worker that has an older opset than another or refuses ops."""
     present = [worker for worker in workers if worker.state not in ("lost", "left")]
     newest = max((worker.opset for worker in present), default=0)
     for worker in present:
@@ -49,10 +47,10 @@ DIRECT, REVERSE = "direct", "reverse"
 def path_findings(
     holder: str | None, views: Sequence[LinkView], workers: Collection[str]
 ) -> Iterator[Finding]:
-    """One finding for each link of `holder` (None: of anybody) that is missing or not direct, or one for all.
+    """One finding for each link of `holder` (None: of any) that is missing or not direct, or one for all.
 
-    A link that stands is well, however it came about. The advice is for the machines that could not be
-    dialled; only `workers` can follow it, as a submitter's port is another each time.
+    A link that is up is ok, whatever its route. The advice concerns the machines that could not be dialled.
+    Only `workers` can follow it, because a submitter's port changes each time.
     """
     mine = [view for view in views if holder in (None, view.holder, view.report.peer)]
     odd = [view for view in mine if view.report.link is None or view.report.tried]
@@ -66,7 +64,7 @@ def path_findings(
 
 
 def _closed(view: LinkView) -> tuple[str, ...]:
-    """Whose port, had it been open, would have made the link direct: the dialled one, or either."""
+    """The machines whose open port would have made the link direct: the dialled one, or either."""
     link = view.report.link
     if link is not None and link.path == REVERSE:
         return (view.report.peer,)

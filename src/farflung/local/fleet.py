@@ -1,6 +1,7 @@
-"""A whole fleet on this machine, over its loopback.
+"""Run a whole fleet on this machine, for the duration of a `with` block.
 
-A broker and workers as child processes, wherever they run, for as long as one block lasts.
+`FleetProcesses` runs a broker and workers as child processes; `LocalFleet` runs them on the loopback
+interface.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from farflung.transport.timeouts import Timeouts
 from farflung.transport.tokens import Token
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
-"""For each child to compute with: torch heeds the one name, XLA the other."""
+"""Environment that gives each child one compute thread: one variable for torch, one for XLA."""
 
 
 class FleetProcesses(ABC):
-    """A broker and workers with identities of their own, each a process with one thread to compute with.
+    """A broker and workers with their own identities, each a process with one compute thread.
 
-    The identities lie in a temporary folder; on leaving the block the processes are reaped and the folder is
-    removed. If this process is killed, they end by themselves. What they say goes to `logs/broker.log` and
-    `logs/WORKER.log`; without a folder for logs, to one that is removed too. A subclass says in `_start` who
-    they are.
+    Identities are in a temporary folder. On leaving the block, the processes are reaped and the folder is
+    removed; if this process is killed, they end by themselves. Logs go to `logs/broker.log` and
+    `logs/WORKER.log`; without a folder for logs, to one that is removed, too. Subclasses start the processes
+    in `_start`.
     """
 
     def __init__(self, logs: Path | None) -> None:
@@ -69,7 +70,7 @@ class FleetProcesses(ABC):
 
     @property
     def logs(self) -> Path:
-        """Where they write what they say."""
+        """The folder of the logs."""
         return self._given_logs or self._folder / "logs"
 
     @property
@@ -77,11 +78,11 @@ class FleetProcesses(ABC):
         return self._folder / "broker"
 
     def children(self) -> list[ChildProcess]:
-        """The broker and the workers, as far as they were started."""
+        """The broker and the workers that were started so far."""
         return ([self.broker] if self.broker else []) + self.workers
 
     async def watch(self, tell: Callable[[str], None]) -> None:
-        """Wait for the first child that ends by itself, and say so in one line with its last words."""
+        """Wait for the first child that ends by itself; report it in one line with the last of its log."""
         ends = [asyncio.create_task(child.ended()) for child in self.children()]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +96,7 @@ class FleetProcesses(ABC):
         """Start the broker, then the workers."""
 
     def _tokens(self, workers: int) -> tuple[Token, Token]:
-        """For the submitter and for all workers; making them makes the broker's authority."""
+        """Create the submitter's token and the workers' token, and with them the broker's authority."""
         folder = self._broker_folder
         return create_token(folder, "submitter"), create_token(folder, "worker", workers)
 
@@ -115,7 +116,7 @@ class FleetProcesses(ABC):
         is_forked: bool = False,
         namespace: str = "",
     ) -> None:
-        """Start a worker where `prefix` runs things; one that may be forked is, in this network namespace."""
+        """Start a worker: forked into `namespace` if possible, else as a command after `prefix`."""
         own = ["--name", name, "--folder", str(self._folder / name)]
         environment = {"FARFLUNG_TOKEN": token.text}
         whole = ["join", self.address, *own, *arguments]
@@ -123,7 +124,7 @@ class FleetProcesses(ABC):
         self.workers.append(forked or await self._child(name, whole, environment, prefix))
 
     def _prepare_forks(self, backends: Sequence[str]) -> None:
-        """Begin to import what workers with these backends import, if several would import the same."""
+        """Start a fork server for a framework that several of these backends import."""
         if is_possible() and sum(chosen(backend) in FRAMEWORKS for backend in backends) > 1:
             self._nursery = ForkServer(WORKER_MODULES, ONE_THREAD)
 
@@ -146,16 +147,16 @@ class FleetProcesses(ABC):
         return Command(name, arguments, self.logs / f"{name}.log", environment, self._folder)
 
     def kill(self) -> None:
-        """End all of them at once, since nothing they would still do can be done."""
+        """Kill all processes, because none of them can still do anything useful."""
         for child in self.children():
             child.kill()
 
     async def stop(self) -> None:
-        """End all of them; leaving the block does."""
+        """End all processes; leaving the block does this, too."""
         grace = self._timeouts.stop_seconds
         if self._nursery is not None and not (self.workers and all(child.is_born for child in self.workers)):
-            self._nursery.kill()  # nobody needs those any more, and an import takes a while
-        # Workers first: they say farewell to the broker.
+            self._nursery.kill()  # no more workers will be forked, and its import may take a while
+        # Workers first: they report their end to the broker.
         await asyncio.gather(*(child.stop(grace) for child in self.workers))
         if self.broker is not None:
             await self.broker.stop(grace)
@@ -171,24 +172,24 @@ HOST = "127.0.0.1"
 SITE = "local"
 SUBMITTER: Literal["submitter"] = "submitter"
 RETRY_SECONDS = 0.05
-NO_SURVEY = ("--no-survey",)  # a machine's loopback is no path worth measuring
+NO_SURVEY = ("--no-survey",)  # a loopback link is not worth measuring
 
 
 class LocalFleet(FleetProcesses):
-    """A broker and `workers` workers on 127.0.0.1, who speak over TLS as machines far apart would.
+    """A broker and `workers` workers on 127.0.0.1, which use TLS just as distant machines do.
 
     Parameters
     ----------
     workers
-        How many; they are called worker-0, worker-1, ...
+        Number of workers, which are called worker-0, worker-1, ...
     logs
-        Folder for their logs; it is made.
+        Folder for the logs; it is created.
     memory_bytes
-        What each worker offers; without it, an equal share of the machine's.
+        Memory that each worker offers; by default an equal share of the machine's.
     emulated_tflops
-        The workers only emulate devices that sustain so much; without it they compute.
+        If given, workers emulate devices that sustain this speed instead of computing.
     backends
-        What worker-0, worker-1, ... compute with, over again from the first; without any, what each finds.
+        Backends of worker-0, worker-1, ..., repeated from the first; if empty, each uses what is installed.
     """
 
     def __init__(
@@ -208,21 +209,21 @@ class LocalFleet(FleetProcesses):
 
     @property
     def identity(self) -> Identity:
-        """With which this process submits jobs to the fleet."""
+        """The identity with which this process submits jobs to the fleet."""
         assert self._identity is not None
         return self._identity
 
     def computing(self) -> dict[str, list[str]]:
-        """For each of `backends`, the workers who compute with it; nothing where each takes what it finds."""
+        """The workers of each backend; empty if `backends` is."""
         found: dict[str, list[str]] = {}
         for number in range(self._count if self._backends else 0):
             found.setdefault(self._backends[number % len(self._backends)], []).append(_name(number))
         return found
 
     async def _start(self) -> None:
-        self._prepare_forks([self._backend(number) for number in range(self._count)])  # it takes longest
+        self._prepare_forks([self._backend(number) for number in range(self._count)])  # takes longest
         submitter, worker = await asyncio.to_thread(self._tokens, self._count)
-        # It finds a port by itself: what is free now could be taken before it listens.
+        # The broker chooses its port: one that is free now could be taken before it listens.
         self._identity = await self._enrolled(await self._start_broker(f"{HOST}:0", NO_SURVEY), submitter)
         arguments = ["--site", SITE, "--listen", f"{HOST}:0", "--memory", f"{self._memory_bytes / 1e9:.3f}"]
         for number in range(self._count):
@@ -240,7 +241,7 @@ class LocalFleet(FleetProcesses):
         return [] if self._emulated_tflops is None else ["--tflops", f"{self._emulated_tflops:g}"]
 
     async def _enrolled(self, broker: ChildProcess, token: Token) -> Identity:
-        """Join as the submitter as soon as the broker lets it; its early end ends the wait."""
+        """Join as the submitter as soon as the broker is ready; fails if the broker ends before that."""
         joining = asyncio.create_task(self._join(token))
         ended = asyncio.create_task(broker.ended())
         try:

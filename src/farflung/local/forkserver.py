@@ -1,7 +1,7 @@
-"""A process that has imported a framework, of which others are forked: they start at once and share memory.
+"""A fork server: a process that imports a framework once and forks workers from then on.
 
-`import torch` takes two seconds of a core and 200 MB of each process that does it. A nursery does it once; it
-computes nothing, so it has one thread, and whoever is forked of it begins as if it had imported all that.
+`import torch` takes two core-seconds and 200 MB in each process; forked workers start at once and share that
+memory. The fork server computes nothing, so it has one thread and can be forked safely.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from select import POLLIN, poll
 import msgspec
 
 FRAMEWORKS = ("torch",)
-"""Those that may be forked once they are imported; XLA has threads from then on."""
+"""Frameworks that allow a fork after their import; importing XLA starts threads."""
 WORKER_MODULES = (
     "farflung.runtime.torch_backend.backend",
     "farflung.worker.service",
     "farflung.cli.main",
 )
-"""What a worker imports."""
+"""The modules that a worker imports."""
 MOST_BYTES = 1 << 17
 ROOM_FOR_NAMES = " " * 1024
-"""An argument that says nothing: there goes the name under which `ps` shows a child."""
+"""A filler argument, whose place a child overwrites with the command that `ps` shows for it."""
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """Who is to be forked: `farflung ARGUMENTS` in a folder, with what is other in its environment.
+    """A request to fork `farflung ARGUMENTS` in a folder, with changes to its environment.
 
-    With `own_session` it leads one, else it is in that of its nursery. `namespace` is the file of a network
-    namespace in which it runs; empty for where the nursery is.
+    With `own_session` the child calls `setsid`. `namespace` is the file of the network namespace to run in;
+    empty for that of the fork server.
     """
 
     arguments: list[str]
@@ -47,13 +47,13 @@ class Birth(msgspec.Struct, frozen=True):
 
 
 class Born(msgspec.Struct, frozen=True, tag=True):
-    """It runs; a descriptor of its process comes along."""
+    """The child runs; the message carries a file descriptor of its process."""
 
     process_id: int
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """It has ended, with a code as `subprocess` gives it: below 0 the signal that killed it."""
+    """The child has ended, with an exit code as in `subprocess`: negative for the signal that killed it."""
 
     code: int
 
@@ -62,18 +62,18 @@ News = Born | Ended
 
 
 def is_possible() -> bool:
-    """Whether this machine can have nurseries: elsewhere than on Linux a framework may not survive a fork."""
+    """Whether this machine supports fork servers; only on Linux do frameworks survive a fork."""
     if sys.platform != "linux":
         return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # an old system, or one that is imitated
+    except (AttributeError, OSError):  # an old or emulated system
         return False
     return True
 
 
 class ForkServer:
-    """The process, as its parent sees it. When that is gone, or closes it, it ends with its last child."""
+    """The fork server, from its parent's side. Once that closes it or dies, it ends after its last child."""
 
     def __init__(
         self, modules: Sequence[str], environment: Mapping[str, str], own_session: bool = True
@@ -91,9 +91,9 @@ class ForkServer:
         self._line = ours
 
     def fork(self, birth: Birth, files: tuple[int, int, int]) -> Forked:
-        """Have it fork one more, with these as standard input, output and error; does not wait for it.
+        """Request another child with these files as standard input, output and error; does not wait for it.
 
-        Raises OSError where the nursery is gone, or this is more than it reads at once.
+        Raises OSError if the fork server is gone, or the request is larger than it reads at once.
         """
         request = msgspec.msgpack.encode(birth)
         if len(request) > MOST_BYTES:
@@ -108,11 +108,11 @@ class ForkServer:
         return Forked(ours)
 
     def kill(self) -> None:
-        """End it at once; those who were forked live on."""
+        """Kill the fork server; its children live on."""
         self._process.kill()
 
     def close(self, grace_seconds: float) -> None:
-        """Let it end, as it does when its last child has, and reap it; after so long it is killed."""
+        """Let the fork server end after its last child and reap it; kill it after `grace_seconds`."""
         self._line.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
@@ -122,10 +122,10 @@ class ForkServer:
 
 @dataclass
 class Forked:
-    """Who was forked, as far as the nursery has told: its id once it runs, its code once it has ended.
+    """A forked child: its process id once it runs, its exit code once it has ended.
 
-    `is_over` without a code is somebody of whom nothing more is known: the nursery was killed, or no
-    descriptor was left for its process, here or there. Whoever waits polls `fileno`, and then calls `hear`.
+    `is_over` without a code means that its fate is unknown: the fork server was killed, or no file descriptor
+    was left for the process. To wait, poll `fileno` and then call `hear`.
     """
 
     _line: socket.socket
@@ -136,12 +136,12 @@ class Forked:
     _asked: int = 0  # the last signal
 
     def fileno(self) -> int:
-        """What is readable when there is something to hear."""
+        """A file descriptor that is readable when `hear` has something to read."""
         return self._line.fileno() if self._line.fileno() >= 0 else self._handle
 
     def hear(self) -> None:
-        """Take in what the nursery tells, or that the process ended; waits for it."""
-        if self._line.fileno() < 0:  # without a nursery the process itself tells that it ended
+        """Read the next message of the fork server, or the end of the process; blocks until there is one."""
+        if self._line.fileno() < 0:  # without the fork server, the process's own descriptor shows its end
             waiting = poll()
             waiting.register(self._handle, POLLIN)
             waiting.poll()
@@ -159,7 +159,7 @@ class Forked:
             self._line.close()
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it runs; who is still to be born gets it then."""
+        """Send a signal to the process; if it is not forked yet, it gets the signal when it is."""
         self._asked = number
         if self._handle >= 0:
             with suppress(ProcessLookupError):

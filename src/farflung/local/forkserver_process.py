@@ -1,7 +1,7 @@
-"""What a nursery does: it imports, and then only forks and reaps (`nursery.py` is its parent's side).
+"""The fork server's own process: it imports, and then only forks and reaps (see `forkserver.py`).
 
-Nothing here makes a thread, and nothing computes: who is forked of a process with threads may wait for ever
-for a lock that one of them held. Where an import makes threads all the same, children import for themselves.
+Nothing here starts a thread or computes: the child of a process with threads may wait forever for a lock that
+one of them held. If an import starts threads nevertheless, children import for themselves.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ import msgspec
 
 from farflung.local.forkserver import MOST_BYTES, Birth, Born, Ended, News
 
-_LINE = 0  # standard input: where its parent asks for births
-_FILES = 4  # of each: standard input, output and error, and the line on which its parent is told of it
+_LINE = 0  # standard input, on which the parent requests forks
+_FILES = 4  # per child: standard input, output and error, and the socket on which the parent follows it
 _THREADS = Path("/proc/self/task")
 _CLONE_NEWNET = 0x40000000
-_ARGUMENTS_AT = 45  # of /proc/self/stat, from the field behind the name on
+_ARGUMENTS_AT = 45  # index in /proc/self/stat, counted from the field after the name
 
 
 def main() -> None:
-    """Import what the command line names; then fork until the parent is gone, and be who was forked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever is interrupted at a terminal has the others end
+    """Import the modules that the command line names, then fork until the parent is gone.
+
+    In each child, run the command that was requested.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C at a terminal, the parent ends the others
     for module in sys.argv[1:-1]:
-        with suppress(Exception):  # whoever is forked fails at the same, and says so where it is read
+        with suppress(Exception):  # children fail at the same import, and report it in their logs
             importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # else the first collection of each child would write to, and so copy, all that was shared
+    gc.freeze()  # otherwise each child's first collection would write to, and so copy, all shared memory
     is_alone = len(list(_THREADS.iterdir())) == 1
     birth = Forks().serve()
     if birth is not None:
@@ -49,14 +52,14 @@ def main() -> None:
 
 
 class Forks:
-    """Those who were forked and have not ended, each by the descriptor of its process."""
+    """The children that have not ended, by the descriptors of their processes."""
 
     def __init__(self) -> None:
         self._line = socket.socket(fileno=os.dup(_LINE))
         self._lines: dict[int, tuple[int, socket.socket]] = {}
 
     def serve(self) -> Birth | None:
-        """Fork and reap; returns in each child what that is to be, and without anything when all is over."""
+        """Fork and reap; returns its request in each child, None in the server when all are gone."""
         is_asked = True
         while is_asked or self._lines:
             waiting = select.poll()
@@ -75,8 +78,8 @@ class Forks:
         return None
 
     def _fork(self, files: Sequence[int]) -> bool:
-        """Whether this is the child, in which nothing of the nursery is open any more."""
-        if len(files) < _FILES:  # this process has too many open: the line that is closed here says so
+        """Fork; returns true in the child, in which all files of the fork server are closed."""
+        if len(files) < _FILES:  # too many files are open here; closing the socket tells the parent
             for descriptor in files:
                 os.close(descriptor)
             return False
@@ -113,12 +116,12 @@ class Forks:
 
 
 def _tell(line: socket.socket, news: News, *descriptors: int) -> None:
-    with suppress(OSError):  # nobody listens any more
+    with suppress(OSError):  # the parent is gone
         socket.send_fds(line, [msgspec.msgpack.encode(news)], descriptors)
 
 
 def become(birth: Birth) -> None:
-    """Be what `python -m farflung ARGUMENTS` would be, started in that folder and environment."""
+    """Run `farflung ARGUMENTS` in this process as if it had been started in that folder and environment."""
     if birth.own_session:
         os.setsid()
     if birth.namespace:
@@ -132,14 +135,14 @@ def become(birth: Birth) -> None:
         else:
             os.environ[name] = value
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    tempfile.tempdir = None  # as the environment has it
+    tempfile.tempdir = None  # so that it is read from the environment again
     sys.argv = ["farflung", *birth.arguments]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
     _show_as(sys.orig_argv)
 
 
 def _enter(namespace: str) -> None:
-    """Have this process, which has one thread, in another network namespace."""
+    """Move this process, which has one thread, to another network namespace."""
     there = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(there, _CLONE_NEWNET):
@@ -148,9 +151,9 @@ def _enter(namespace: str) -> None:
 
 
 def _show_as(argv: Sequence[str]) -> None:
-    """Have `ps` and `top` show this command in place of the nursery's, over whose arguments it is written.
+    """Make `ps` and `top` show this command by overwriting the fork server's arguments.
 
-    The kernel shows what is there up to the first NUL where the last byte is none (proc(5), cmdline).
+    The kernel shows them up to the first NUL if the last byte is not NUL (proc(5), cmdline).
     """
     with suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

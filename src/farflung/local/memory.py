@@ -1,9 +1,9 @@
-"""How much memory each worker of this machine may offer."""
+"""Divide this machine's memory among its workers."""
 
 from __future__ import annotations
 
 OFFERED = 0.8
-"""Of the machine's memory; the rest is for everything else."""
+"""Share of the machine's memory for workers; the rest is for everything else."""
 
 
 def share_of_memory(workers: int) -> int:

@@ -1,4 +1,4 @@
-"""What a child process does when its parent is gone: it stops, and nothing of the family stays behind."""
+"""End a child process when its parent is gone, and remove the parent's temporary folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LOOK_SECONDS = 0.01
 def stop_with_parent(folder: Path) -> None:
     """Watch standard input, a pipe whose other end only the parent holds, from a thread.
 
-    When it closes, this process gets SIGTERM, and is ended if it takes too long. `folder`, which a parent
-    that was killed could not remove, is removed at once, as others may end this process sooner, and again at
-    the end: by each child, since one that still starts may make it again.
+    When the pipe closes, this process gets SIGTERM, and is killed if it takes too long. Each child removes
+    `folder`, which a killed parent could not remove: once immediately, in case this process is killed first,
+    and again at the end, because a child that is still starting may create it again.
     """
     signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_watch, args=(folder,), name="farflung-parent", daemon=True).start()
@@ -40,15 +40,15 @@ def _watch(folder: Path) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    # The default action would skip what is to be done at exit.
+    # The default action would skip exit handlers.
     sys.exit(128 + number)
 
 
 def _remove_last(folder: Path) -> None:
-    """Once nobody else is at work here, or `_watch` has waited long enough.
+    """Remove the folder once no other thread is running, or `_watch` has waited long enough.
 
-    SIGTERM interrupts the start of a thread, too; for that one the interpreter does not wait, although it may
-    be about to write an identity.
+    If SIGTERM interrupts the start of a thread, the interpreter does not wait for that thread, which may be
+    about to write an identity.
     """
     own = threading.current_thread()
     while any(not (thread is own or thread.daemon) for thread in threading.enumerate()):

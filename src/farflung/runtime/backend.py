@@ -1,8 +1,8 @@
-"""The seam between farflung and what computes: a backend turns segments into runners, buffers into arrays.
+"""The interface between farflung and a framework: a backend turns segments into runners, buffers into arrays.
 
-A backend is a folder here (`torch_backend`, ...) and may import its framework; nobody else does, so a worker
-needs only the one it runs on. Buffers are flat memory that links fill and empty; arrays are the backend's own
-and only go from one of its runners to another.
+A backend is a folder here (`torch_backend`, ...). Only backends import their framework, so a worker needs
+just the one it runs on. Buffers are flat memory that links fill and empty; arrays belong to the backend and
+are passed only between its own runners.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Summable(Protocol):
-    """What an array must be able to do: gradients of one value are added."""
+    """An array type whose elements can be added, as the gradients of one value are."""
 
     def __add__(self, other: Any, /) -> Any:
         """The sum, as a new array."""
@@ -32,13 +32,13 @@ Array = TypeVar("Array", bound=Summable)
 
 
 EMULATED = "emulated"
-"""The kind of a device that sends bytes and takes time, but computes nothing."""
+"""The kind of an emulated device, which sends bytes and takes time but computes nothing."""
 
 
 class Offer(NamedTuple):
-    """The device as the broker is told; `framework` is what runs there, with its version.
+    """The device as it is described to the broker; `framework` includes the version.
 
-    `lacks` are ops of the opset that the backend refuses: no plan gives it a model that has them.
+    `lacks` are ops of the opset that the backend refuses: it is left out of plans for models with these ops.
     """
 
     kind: str
@@ -49,47 +49,47 @@ class Offer(NamedTuple):
 
 
 class LinkCoding(Protocol):
-    """Writes what leaves one worker in one attempt, and reads what comes; see `runtime.coding.Coding`."""
+    """Encodes and decodes the messages of one worker in one attempt; see `runtime.coding.Coding`."""
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:
-        """From now on links are written so; only between two units. CodecError if one is not of the job's."""
+        """Set the links' codec pairs, between two units; CodecError if one is not in the job's codebook."""
 
     def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
-        """Write what leaves for another worker or the feeder."""
+        """Encode a parcel for another worker or the feeder."""
 
     def decode(self, parcel: Parcel[Coded], allocate: Callable[[int], memoryview]) -> Parcel[memoryview]:
-        """Read what came; CodecError if it is damaged."""
+        """Decode a received parcel; CodecError if it is damaged."""
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
-        """Whether a parcel must not be read before its unit begins."""
+        """Whether a parcel must not be decoded before its unit begins."""
 
     def decided(self, unit: int, applied: bool) -> None:
-        """A unit is over."""
+        """End a unit."""
 
     def take_sent(self) -> list[Sent]:
-        """What was written for each worker since the last call."""
+        """Return and reset the counts of what was encoded for each worker."""
 
 
 class SegmentRunner(Protocol[Array]):
-    """One segment on a backend: forward, backward, accumulate, apply. Only the compute thread may call in."""
+    """One segment on a backend: forward, backward, accumulate, apply. Call it on the compute thread only."""
 
     @property
     def segment(self) -> Segment:
-        """What it runs."""
+        """The segment that it runs."""
 
     def compile(self) -> Needs[float] | None:
-        """Make ready to run, if that takes anything; what began beside the loading of weights is awaited.
+        """Compile the segment, if the backend compiles; waits for compilation that has already begun.
 
-        Says what it takes of the worker's memory where the framework knows better than the shapes do.
+        Returns the memory that the segment needs, if the framework knows it better than the shapes do.
         """
 
     def close(self) -> None:
-        """End what still runs beside the compute thread; the runner is not used again."""
+        """Stop background work; the runner is not used again."""
 
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Array]) -> Mapping[int, Array]:
         """Run one microbatch on its inputs and received values by id; returns the values to send.
 
-        In a training unit what backward needs is kept until then. What is returned never changes.
+        In a training unit, tensors that backward needs are kept until then. Returned arrays never change.
         """
 
     def backward(
@@ -99,16 +99,16 @@ class SegmentRunner(Protocol[Array]):
         gradients: Mapping[int, Array],
         send: Callable[[int, Array], None],
     ) -> None:
-        """Take the summed gradients of what was sent; give each received value's to `send` once complete.
+        """Run backward from the summed gradients of sent values; `send` each received value's gradient.
 
-        Gradients of parameters may wait for `accumulate`, which others do not wait for.
+        Gradients of parameters may be left to `accumulate`, for which no other worker waits.
         """
 
     def accumulate(self, unit: Unit, microbatch: int) -> None:
-        """Add up the gradients of parameters of a microbatch whose `backward` has run; forget its tape.
+        """Accumulate the parameter gradients of a microbatch after its `backward`, and drop its tape.
 
         Called once for each microbatch of a training unit, in ascending order, before `share_gradients` and
-        `square_sum`. A backend that cannot tell the two apart computes everything in `backward`.
+        `square_sum`. A backend that cannot separate the two computes everything in `backward`.
         """
 
     def share_gradients(self, owners: Mapping[str, Self]) -> None:
@@ -124,37 +124,37 @@ class SegmentRunner(Protocol[Array]):
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
 
     def drop(self) -> None:
-        """Forget gradients, tapes and whatever else a step leaves that is not applied."""
+        """Drop gradients, tapes and everything else of a step that is not applied."""
 
     def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
-        """Those of the owned parameters and buffers that `names` has: copies, all of them made at once."""
+        """Copies of the owned parameters and buffers in `names`, all made at once."""
 
 
 class Backend(Protocol[Array]):
-    """What a worker asks of the framework it computes with."""
+    """The interface of a backend to its worker."""
 
     def offer(self) -> Offer:
         """The device of this process."""
 
     def measure_tflops(self) -> float:
-        """What the device sustains in float32 matrix products; takes less than a second, on any thread."""
+        """Measure the device's TFLOP/s in float32 matrix products; takes under a second, on any thread."""
 
     def allocate(self, size: int) -> memoryview:
-        """Fresh memory for `size` > 0 bytes that a link or a codec will fill; not on the compute thread."""
+        """Allocate `size` > 0 bytes for a link or a codec to fill; not called on the compute thread."""
 
     def array(self, buffer: memoryview, form: Form) -> Array:
-        """What a filled buffer holds, over the same memory where the device allows."""
+        """The array in a filled buffer, sharing its memory if the device allows it."""
 
     def memory(self, array: Array) -> memoryview:
-        """The bytes of a contiguous array; they stay valid for as long as the view is held."""
+        """The bytes of a contiguous array; they stay valid as long as the view exists."""
 
     def verify(self, segment: Segment, batch: int) -> None:
-        """The last check of a program from outside, before anything of it runs.
+        """Check a received program once more before any of it runs.
 
         Raises
         ------
         GraphError
-            A declared shape or element type is not the one that the framework would make.
+            A declared shape or element type is not what the framework would produce.
         """
 
     def runner(
@@ -162,13 +162,12 @@ class Backend(Protocol[Array]):
     ) -> SegmentRunner[Array]:
         """A runner over the named parameters and buffers, which it updates.
 
-        A parameter that another segment of this worker owns is that segment's own array. With `recompute` a
-        microbatch keeps only what it received, and its forward pass runs once more before its gradients are
-        computed, with the same bits.
+        A parameter that another segment of this worker owns is that segment's array. With `recompute`, only
+        received values are kept, and the forward pass is run again, with the same bits, before backward.
         """
 
     def coding(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> LinkCoding:
-        """What writes and reads the values of `worker`'s links.
+        """The encoder and decoder of `worker`'s links.
 
         Raises
         ------
@@ -178,4 +177,4 @@ class Backend(Protocol[Array]):
 
 
 AnyBackend = Backend[Any]
-"""A backend whose arrays nobody here looks into."""
+"""A backend with arrays of any type."""

@@ -1,7 +1,7 @@
-"""One worker's side of the codecs of a job: what it sends is written, and what comes is read.
+"""One worker's codecs in a job: encode what it sends, and decode what it receives.
 
-Everything is NumPy and bytes, so every backend has it. What one end remembers is kept and dropped by the same
-rules as at the other end: a parcel tells nothing but its codec's number.
+All of it is NumPy and bytes, so every backend can use it. Both ends of a link update and reset their state by
+the same rules; a parcel carries only the number of its codec.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _DTYPES: dict[str, np.dtype] = {
 
 
 class Coding:
-    """Made for one worker and one attempt; one thread at a time may call in.
+    """The codecs of one worker in one attempt; not safe for concurrent calls.
 
     Both ends of a link remember which elements of an activation were sent until its gradient has passed.
-    Random numbers come from the job's seed and a parcel's place in it.
+    Random numbers derive from the job's seed and the parcel's position in the job.
 
     Raises
     ------
     CodecError
-        The job's codebook has a codec that there is not, or a link of the plan one that is not in it.
+        The job's codebook has an unknown codec, or a link of the plan has one that is not in the codebook.
     """
 
     def __init__(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> None:
@@ -66,7 +66,7 @@ class Coding:
         self._masks: dict[_Place, Mask] = {}
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:
-        """From now on links are written so; only between two units. Links that are not named are dense.
+        """Set the links' codec pairs; call it between two units. Links that are not listed become dense.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class Coding:
         self._book.set(codecs)
 
     def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
-        """Write what leaves for another worker or the feeder; its memory must stay as it is until it left."""
+        """Encode a parcel for another worker or the feeder; its memory must not change until it is sent."""
         mask = self._mask_of(parcel) if parcel.gradient else None
         data = parcel.payload
         if data is None:
@@ -98,12 +98,12 @@ class Coding:
         return Parcel(*parcel[:-1], Coded(number, memoryview(payload)))
 
     def decode(self, parcel: Parcel[Coded], allocate: Allocate) -> Parcel[memoryview]:
-        """Read what came, into memory from `allocate` if a codec wrote it.
+        """Decode a received parcel, into memory from `allocate` unless it is dense.
 
         Raises
         ------
         CodecError
-            No codec of the job can have written it.
+            The payload cannot come from a codec of the job.
         """
         mask = self._mask_of(parcel) if parcel.gradient else None
         coded = parcel.payload
@@ -124,13 +124,13 @@ class Coding:
         return Parcel(*parcel[:-1], memory)
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
-        """Whether a parcel must wait for its unit: until then what its codec learned is another state."""
+        """Whether a parcel must wait for its unit to begin, because its codec's state is still an old one."""
         if parcel.payload is None or not parcel.payload.codec or parcel.unit <= self._units.current:
             return False
         return self._recipes[self._book.wrote(parcel, parcel.payload.codec)[1]].learns
 
     def decided(self, unit: int, applied: bool) -> None:
-        """A unit is over: what it taught counts if it was applied, and its masks are forgotten."""
+        """End a unit: commit the codecs' state if it was applied, and drop its masks."""
         for coder in self._coders.values():
             if applied:
                 coder.commit()
@@ -142,21 +142,21 @@ class Coding:
         self._units.advance()
 
     def take_sent(self) -> list[Sent]:
-        """What was written for each worker since the last call."""
+        """Return and reset the counts of what was encoded for each worker."""
         return self._book.take_sent()
 
     def snapshot(self) -> bytes:
-        """What the coders know as of the last commit; it belongs into the snapshots of the segments."""
+        """The coders' state as of the last commit; store it with the snapshots of the segments."""
         ends = [(end, kept) for end, coder in self._coders.items() if (kept := coder.snapshot())]
         return msgspec.msgpack.encode(sorted(ends, key=lambda item: item[0]))
 
     def restore(self, snapshot: bytes) -> None:
-        """Go back to a snapshot; what is under way is forgotten.
+        """Restore a snapshot and drop uncommitted state.
 
         Raises
         ------
         CodecError
-            It is not one of this worker's part in this job.
+            The snapshot is not of this worker's part in this job.
         """
         try:
             ends = msgspec.msgpack.decode(snapshot, type=list[tuple[_End, bytes]])
@@ -173,7 +173,7 @@ class Coding:
 
     @property
     def remembered_bytes(self) -> int:
-        """Memory that masks and keys take."""
+        """Memory used by masks and keys, in bytes."""
         keys = 0 if self._keys is None else self._keys.nbytes
         return keys + sum(mask.nbytes for mask in self._masks.values())
 
@@ -184,7 +184,7 @@ class Coding:
         mask: Mask | None,
         used: tuple[str, Coder, bytes] | None,
     ) -> None:
-        """Where the job asks for it, see what codecs do to one tensor of many."""
+        """If the job requests it, measure what codecs do to a few of its tensors."""
         form = self._book.forms.get(way_of(parcel)) if self._samples else None
         if form is None or parcel.target == FEEDER or not is_sampled(self._unit(parcel), parcel.microbatch):
             return
@@ -225,7 +225,7 @@ class Coding:
             self._keys.fed((parcel.unit, parcel.microbatch), parcel.target, parcel.value, data)
 
     def _note_keys(self, parcel: AnyParcel, name: str, data: memoryview, form: Form) -> None:
-        """What was read with keys leaves them to what is written next."""
+        """Record the keys of a decoded parcel, for parcels that will be encoded from it."""
         memory = self._recipes[name].memory
         if self._keys is None or parcel.gradient or not isinstance(memory, Reference):
             return
@@ -240,12 +240,12 @@ class Coding:
             self._masks[parcel.unit, parcel.microbatch, way_of(parcel)] = mask
 
     def _mask_of(self, gradient: AnyParcel) -> Mask | None:
-        """Of the activation whose gradient this is, which is the last to need it."""
+        """Pop the mask of the activation whose gradient this is."""
         return self._masks.pop((gradient.unit, gradient.microbatch, way_of(gradient)), None)
 
 
 def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> int:
-    """What codecs take beside the segments."""
+    """Memory that the codecs need in addition to the segments, in bytes."""
     memory = CodingMemory.of(training.codecs, training.sample_codecs)
     if memory is None:
         return 0

@@ -1,7 +1,7 @@
-"""The data-driven loop of one worker: messages in, tasks by the policy, messages and readiness out.
+"""The executor runs a worker's tasks as their messages arrive, in the order that the schedule policy gives.
 
-One thread at a time may call in. The worker runs it on its compute thread; `check` runs one executor per
-segment in one process, so both go through the same code.
+It is not safe for concurrent calls. A worker runs it on its compute thread; `farflung check` runs one
+executor per segment in one process, so both use the same code.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class SegmentShare(NamedTuple):
 
 
 class Outlet(Protocol[Array]):
-    """Where an executor's results go."""
+    """Receives an executor's results."""
 
     def send(self, parcel: Parcel[Array]) -> None:
-        """Deliver a parcel to its target segment (or the feeder); its payload will not change any more."""
+        """Deliver a parcel to its target segment or the feeder; its payload does not change any more."""
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
-        """Every microbatch of `unit` has run here; `Executor.decide` is awaited."""
+        """Every microbatch of `unit` has run here; the executor waits for `Executor.decide`."""
 
 
 @dataclass
 class _UnitState(Generic[Array]):
-    """What has come and what has run of one unit."""
+    """Received messages and finished tasks of one unit."""
 
     unit: Unit
     policy: Policy
@@ -68,7 +68,7 @@ class Executor(Generic[Array]):
         self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
 
     def receive(self, parcel: Parcel[Array]) -> None:
-        """Take a parcel for one of the segments here."""
+        """Take a parcel for one of this worker's segments."""
         state = self._unit(parcel.unit)
         if state is None:
             return
@@ -105,7 +105,7 @@ class Executor(Generic[Array]):
         return None
 
     def run(self, unit: Unit, task: Task) -> None:
-        """Run what `next` gave."""
+        """Run the task that `next` returned."""
         state = self._units[unit.number]
         if task.kind is TaskKind.FORWARD:
             self._forward(state, task)
@@ -124,14 +124,14 @@ class Executor(Generic[Array]):
         self._window.advance()
 
     def drop(self) -> None:
-        """Forget what came and ran of units that are not over; nothing is taken and nothing runs after."""
+        """Drop all unfinished units; nothing is received and nothing runs afterwards."""
         self._units.clear()
         self._window = UnitWindow(iter(()))
         for segment in self._segments.values():
             segment.drop()
 
     def _unit(self, number: int) -> _UnitState[Array] | None:
-        """State of a unit, made when it is first heard of; None if it is over or beyond the job's last."""
+        """The state of a unit, created on first use; None if it is over or beyond the job's last unit."""
         unit = self._window.get(number)
         if unit is not None and number not in self._units:
             needs = needs_of(self._segments, self._plan.edges, self._plan.recomputing())
@@ -146,7 +146,7 @@ class Executor(Generic[Array]):
             self._send(state.unit, task, edge.target, edge.value, False, results[edge.value])
 
     def _backward(self, state: _UnitState[Array], task: Task) -> None:
-        """Gradients go out from inside autograd; an edge on which none travels gets an empty one after."""
+        """Run backward, which sends gradients as soon as they exist, then empty ones for all other edges."""
         incoming = self._incoming.get(task.segment, [])
         sources = {edge.value: edge.source for edge in incoming if edge.differentiable}
         sent: set[int] = set()
@@ -164,7 +164,7 @@ class Executor(Generic[Array]):
                 self._send(state.unit, task, edge.source, edge.value, True, None)
 
     def _accumulate(self, state: _UnitState[Array], task: Task) -> None:
-        """Only now are the model inputs of a microbatch given up: the feeder may send as many more."""
+        """Accumulate, then release the microbatch's model inputs, so that the feeder may send more."""
         self._segments[task.segment].accumulate(state.unit, task.microbatch)
         for edge in self._incoming.get(task.segment, []):
             if edge.source == FEEDER:

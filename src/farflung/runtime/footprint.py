@@ -1,4 +1,4 @@
-"""How much memory a segment will need, estimated from shapes alone."""
+"""Estimate from shapes alone how much memory a segment will need."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from farflung.workload.tape import Tape, tape_of
 def required_bytes(
     segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
 ) -> int:
-    """An estimate of the memory a segment needs at its peak, in bytes, on a worker that has no other."""
+    """Estimate the peak memory of a segment that is alone on its worker, in bytes."""
     return int(footprint_of(segment, batch, window, recompute, moments).bytes)
 
 
 def worker_bytes(
     segments: Iterable[Segment], batch: int, window: int, recompute: Mapping[int, bool], moments: int
 ) -> int:
-    """What a worker needs for all its segments; `recompute` says of each, by number, whether it does."""
+    """Estimate the peak memory of a worker's segments, in bytes; `recompute` says which of them recompute."""
     together = NOTHING
     for segment in segments:
         again = recompute[segment.number]
@@ -33,20 +33,24 @@ def worker_bytes(
 def footprint_of(
     segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
 ) -> Footprint[float]:
-    """What a segment takes of its worker's memory, with `window` microbatches in flight."""
+    """The memory of a segment, in bytes, with `window` microbatches in flight."""
     return needs_of(segment, batch, moments).footprint(window, recompute)
 
 
 def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
-    """What a segment takes of its worker's memory, by shapes.
+    """The memory of a segment by its parts, from shapes.
 
-    State, gradients and the optimizer's `moments` for each trained number; one microbatch that runs (with
-    `recompute` it runs forward again beside the gradients that came back); of the others in `window` what
-    came in, and the tape with the gradients that came back, or what there is of it until the gradients of
-    parameters are added up (with `recompute` no tape); or after the last microbatch an update, or in place of
-    the gradients a copy of the state to hand out, if that takes more. Of a parameter that another segment of
-    the same worker owns it has its own gradient only. What comes in may be two windows ahead: of the feeder
-    both, of a segment one while another waits to be accumulated.
+    It counts state, gradients and the optimizer's `moments` for each trained number, and the largest of three
+    phases:
+
+    - One microbatch runs (with `recompute` again forward, while its output gradients are in memory). The
+      others in `window` hold their received values and, unless recomputed, their tape and received gradients,
+      or the part of the tape that accumulation needs.
+    - The update after the last microbatch.
+    - A copy of the state to send, instead of the gradients.
+
+    For a parameter that another segment of the same worker owns, only the gradient counts. Received values
+    may be two windows ahead: from the feeder both, from a segment one while another waits for accumulation.
     """
     sizes = {number: value_type.bytes(batch) for number, value_type in segment.values.items()}
     owned = set(segment.owned)
@@ -78,15 +82,16 @@ def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
 
 
 def runs_back_at_once(segment: Segment) -> bool:
-    """Whether a microbatch runs backward right after it ran forward, before any other task.
+    """Whether a microbatch runs backward right after forward, before any other task.
 
-    That of the loss waits for no gradient, and is the last of its worker: `schedule.Policy` takes it next.
+    The segment of the loss does: it waits for no gradient and is the last of its worker, so `schedule.Policy`
+    runs its backward next.
     """
     return segment.loss is not None and not segment.sends
 
 
 def segment_tape(segment: Segment, batch: int) -> Tape:
-    """What a microbatch takes in a segment."""
+    """The memory of one microbatch in a segment."""
     wanted = {entry.value for entry in segment.inputs if entry.trainable}
     wanted |= set(segment.receives).intersection(segment.differentiable)
     gradients = differentiable_from(segment.nodes, segment.values, wanted)

@@ -1,6 +1,6 @@
-"""Which frameworks a worker may compute with: the one place that maps a name to a backend.
+"""Choose a backend by name.
 
-A backend's framework is imported when the backend is made, and no other: a worker on JAX needs no torch.
+Only the chosen backend's framework is imported: a worker on JAX does not need torch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from farflung.runtime.backend import EMULATED, AnyBackend
 
 AUTO = "auto"
 COMPUTING = ("torch", "jax")
-"""Extras of farflung, called as what they install; `auto` takes the first one that is there."""
+"""Frameworks, which are also names of farflung's extras; `auto` uses the first one that is installed."""
 BACKENDS = (AUTO, *COMPUTING, EMULATED)
 
 
 def is_installed(framework: str) -> bool:
-    """Whether this Python could import a framework; it is not imported."""
+    """Whether a framework is installed, without importing it."""
     return find_spec(framework) is not None
 
 
 def require_installed(framework: str, why: str = "") -> None:
-    """See that a framework is there, before anything is done that needs it.
+    """Check that a framework is installed.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def require_installed(framework: str, why: str = "") -> None:
 
 
 def chosen(backend: str) -> str:
-    """The backend that a name stands for: torch, jax or emulated.
+    """Resolve a name, such as "auto", to a backend: torch, jax or emulated.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def chosen(backend: str) -> str:
 
 
 def checked(name: str, tflops: float | None) -> str:
-    """What `backend_called` would make, seen before a framework is imported, which takes seconds.
+    """Check the arguments of `backend_called` without importing a framework, which takes seconds.
 
     Raises
     ------
@@ -76,12 +76,12 @@ def checked(name: str, tflops: float | None) -> str:
 
 
 def backend_called(name: str, tflops: float | None = None) -> AnyBackend:
-    """A backend by name; `tflops` is what an emulated device sustains, and for no other.
+    """Create a backend by name; `tflops` is the sustained speed of an emulated device, None for others.
 
     Raises
     ------
     JobError
-        There is no such backend, its framework is not installed, or `tflops` is missing or out of place.
+        There is no such backend, its framework is not installed, or `tflops` is missing or not applicable.
     """
     backend = checked(name, tflops)
     if backend == EMULATED:

@@ -1,7 +1,7 @@
-"""A whole plan in one process: one executor per worker of the plan, messages handed over directly.
+"""Run a whole plan in one process: one executor per worker, messages passed directly.
 
-`check` uses it to hold the captured, cut and differentiated model against eager before anything is rented;
-it runs the same executors, policies, segments and codecs as workers do, without links.
+`farflung check` uses it to compare the captured and cut model with the eager module. It runs the same
+executors, policies, segments and codecs as workers, but without links.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farflung.schedule import Unit, UnitWindow
 
 
 class _Outlet:
-    """Collects what one executor has to say; the pipeline delivers it."""
+    """Collects the results of one executor, for the pipeline to deliver."""
 
     def __init__(self) -> None:
         self.parcels: list[Parcel[Tensor]] = []
@@ -41,8 +41,8 @@ class _Outlet:
 class InProcessPipeline:
     """Runs units of a plan on microbatches given as dicts of tensors.
 
-    `state` maps parameter and buffer names to tensors, which training updates in place. What leaves a
-    worker is written, and read by the next one, with the codecs of `plan` and `training`.
+    `state` maps parameter and buffer names to tensors, which training updates in place. Values between
+    workers are encoded and decoded with the codecs of `plan` and `training`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class InProcessPipeline:
     ) -> list[SegmentShare]:
         """Run one unit up to *ready*; returns the shares in segment order. `decide` must follow.
 
-        `plain` hands everything over as it is, whatever the links' codecs are.
+        With `plain`, values are passed without codecs.
         """
         self._plain = plain
         for number, batch in enumerate(microbatches):
@@ -101,7 +101,7 @@ class InProcessPipeline:
         return sorted(shares, key=lambda share: share.segment)
 
     def decide(self, unit: int, scale: float) -> None:
-        """Apply the unit's gradients times `scale` everywhere; links are then written as is planned next."""
+        """Apply the unit's gradients times `scale` everywhere, and switch to the next planned codec pairs."""
         for worker, executor in self._executors.items():
             executor.decide(unit, scale)
             self._outlets[worker].shares = None
@@ -118,12 +118,12 @@ class InProcessPipeline:
             self.set_codecs(codecs)
 
     def set_codecs(self, codecs: Sequence[LinkCodec]) -> None:
-        """Write links so from the next unit on; call it after `decide`."""
+        """Set the links' codec pairs from the next unit on; call it after `decide`."""
         for coding in self.codings.values():
             coding.set(codecs)
 
     def take_sent(self) -> dict[tuple[str, str], Sent]:
-        """What was written on each link, by the ids of its workers, since the last call; nothing if plain."""
+        """Return and reset what was encoded on each link, by the ids of its workers; nothing if plain."""
         return {
             (worker, sent.target): sent
             for worker, coding in self.codings.items()
@@ -153,7 +153,7 @@ class InProcessPipeline:
         return delivered
 
     def _carried(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
-        """What comes of it at the other end of the link."""
+        """The parcel as it arrives at the other end of the link."""
         if self._plain or not self.codings:
             return parcel
         data = None if parcel.payload is None else tensors.memory(parcel.payload)

@@ -1,9 +1,7 @@
-"""Indices that a model's data holds: which ops take what, and what is said of one that is out of range.
+"""Check indices in a model's data, and the number of results of ops that return lists.
 
-A token that a vocabulary lacks is a common mistake in data. Frameworks raise errors that name neither op nor
-index, or (what is compiled) none at all, so both backends ask here.
-
-How many results an op that returns a list would make, known before any of them exists.
+A token outside the vocabulary is a common mistake. Frameworks raise errors that name neither op nor index or,
+in compiled code, no error at all, so both backends check indices here.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from farflung.opdag.segment import Segment
 
 _LOSSES = frozenset({"aten.nll_loss_nd.default", "aten.cross_entropy_loss.default"})
 IGNORED = -100
-"""The class that a loss passes over where nothing else is said (PyTorch's `ignore_index`)."""
+"""The class that a loss ignores by default (PyTorch's `ignore_index`)."""
 
 
 class IndexRange(NamedTuple):
     """An op's indices: value `value` must hold numbers from `least` to below `limit`, or `ignored`.
 
-    `key` is the model input that they come from, `parameter` what they choose from, as far as the segment
-    knows.
+    `key` is the model input they come from, `parameter` the tensor they index, if the segment knows them.
     """
 
     node: int
@@ -39,7 +36,7 @@ class IndexRange(NamedTuple):
 
     @property
     def taker(self) -> str:
-        """What takes the indices, for people."""
+        """The op that takes the indices, for messages."""
         if self.parameter is not None:
             module = self.parameter.rpartition(".")[0]
             return f"module {module[:60]!r}" if module else f"parameter {self.parameter[:60]!r}"
@@ -49,7 +46,7 @@ class IndexRange(NamedTuple):
 
 
 def index_ranges(segment: Segment, batch: int) -> list[IndexRange]:
-    """What the nodes of a segment, in their order, take as indices, in microbatches of `batch` samples."""
+    """The indices that the nodes of a segment take, in their order, in microbatches of `batch` samples."""
     names = {entry.value: entry.name for entry in segment.inputs if entry.kind == "parameter"}
     keys = _keys(segment)
     return [
@@ -60,7 +57,7 @@ def index_ranges(segment: Segment, batch: int) -> list[IndexRange]:
 
 
 def require_in_range(expected: IndexRange, least: int, greatest: int, microbatch: int) -> None:
-    """Hold the least and the greatest index that were found against what was expected.
+    """Check the smallest and largest index of a microbatch.
 
     Raises
     ------
@@ -78,7 +75,7 @@ def require_in_range(expected: IndexRange, least: int, greatest: int, microbatch
 
 
 def _keys(segment: Segment) -> dict[int, str]:
-    """For integers that one model input alone led to in the segment, that input's name."""
+    """For integer values that derive from a single model input in the segment, that input's name."""
     found = {entry.value: entry.name for entry in segment.inputs if entry.kind == "input"}
     for node in segment.nodes:
         names = {found.get(value) for value in node.reads()}
@@ -89,7 +86,7 @@ def _keys(segment: Segment) -> dict[int, str]:
 
 
 def _chosen_from(node: Node, names: Mapping[int, str]) -> str | None:
-    """The parameter that the node chooses from."""
+    """The parameter that the node indexes."""
     for name in ("weight", "self"):
         argument = node.arguments.get(name)
         if isinstance(argument, Ref) and argument.id in names and node.op not in _LOSSES:
@@ -134,7 +131,7 @@ def _range(
     batch: int,
     ignored: int | None,
 ) -> list[IndexRange]:
-    """None where there are no integers: targets may be probabilities."""
+    """The range of an op's indices; None if they are not integers, as targets may be probabilities."""
     if not isinstance(argument, Ref):
         return []
     kind = segment.values[argument.id]
@@ -144,14 +141,14 @@ def _range(
 
 
 def check_result_count(node: Node, shape: Sequence[int], arguments: Mapping[str, Any]) -> None:
-    """Hold the results that a list op would make against those that the node states.
+    """Check that a list op would return as many results as the node declares.
 
-    `shape` is that of the tensor it takes apart, `arguments` have sizes as integers.
+    `shape` is that of the tensor it splits; `arguments` contain sizes as integers.
 
     Raises
     ------
     GraphError
-        It would make more: a huge list must not come about before its length can be compared.
+        It would return more; this is checked first, because a huge list must never be created.
     """
     where = f"node {node.number} ({node.op})"
     assert opset.lookup(node.op).results == opset.MANY

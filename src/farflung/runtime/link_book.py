@@ -1,4 +1,4 @@
-"""What is written on a worker's links: which values a codec may write, with which one, and how much."""
+"""Keep track of a worker's links: which codec encodes which value, and how much was sent."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ AnyParcel: TypeAlias = Parcel[memoryview] | Parcel[Coded]
 
 
 def way_of(parcel: AnyParcel) -> Way:
-    """The way of a value, or of the value whose gradient this is."""
+    """The source, target and value of a parcel; for a gradient, those of its value."""
     ends = (parcel.target, parcel.source) if parcel.gradient else (parcel.source, parcel.target)
     return (*ends, parcel.value)
 
 
 class LinkBook:
-    """Of one worker in one attempt.
+    """The links of one worker in one attempt.
 
-    A codec may write a float with a gradient that goes from one worker to another; everything else is dense.
+    Codecs apply to floats with a gradient that cross between workers; everything else is dense.
 
     Raises
     ------
@@ -50,7 +50,7 @@ class LinkBook:
         self.set(plan.codecs)
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:
-        """From now on links are written so. Links that are not named are dense; CodecError as above."""
+        """Set the links' codec pairs. Links that are not listed become dense; CodecError as above."""
         self._require_named(codecs)
         self._rungs = {link.target: Rung.of(link.codec) for link in codecs if link.source == self._worker}
 
@@ -64,20 +64,20 @@ class LinkBook:
                     )
 
     def chosen(self, parcel: AnyParcel) -> tuple[int, str]:
-        """With which codec of the codebook to write what leaves: its number and name, 0 for dense."""
+        """Number and name of the codec with which to encode a parcel; 0 is dense."""
         rung = self._rungs.get(self._workers[parcel.target]) if way_of(parcel) in self.forms else None
         name = DENSE if rung is None else rung.gradient if parcel.gradient else rung.activation
         return self._numbers[name], name
 
     def wrote(self, parcel: AnyParcel, number: int) -> tuple[Form, str]:
-        """What came, and the codec by its number in the frame; CodecError if it cannot be."""
+        """Form and codec of a received parcel, by the codec's number in its frame; CodecError if invalid."""
         form = self.forms.get(way_of(parcel))
         if form is None or not 0 < number <= len(self._codebook):
             raise CodecError(f"{self.said(parcel)} came with codec {number}, which it cannot have")
         return form, self._codebook[number - 1]
 
     def count(self, parcel: AnyParcel, payload_bytes: int, not_finite: bool = False) -> None:
-        """A payload of so many bytes was written; what goes to the feeder is not counted."""
+        """Count an encoded payload, unless it goes to the feeder."""
         if parcel.target == FEEDER:
             return
         tensor_bytes = self._fp32_bytes.get(way_of(parcel), payload_bytes)
@@ -90,14 +90,14 @@ class LinkBook:
         )
 
     def timed(self, segment: int, seconds: float) -> None:
-        """Codecs took so long for what goes to that segment, or came from it."""
+        """Add the time that codecs took for a parcel to or from that segment."""
         if segment == FEEDER:
             return
         peer = self._workers[segment]
         self._seconds[peer] = self._seconds.get(peer, 0.0) + seconds
 
     def note(self, parcel: AnyParcel, samples: Iterable[Sample]) -> None:
-        """What codecs did to a tensor that leaves; of several tensors of a link the worst is kept."""
+        """Record samples of an outgoing tensor; only the worst of each link is kept."""
         target = self._workers[parcel.target]
         before = self._sent.get(target, Sent(target, 0, 0))
         found = {(one.codec, one.gradient): one for one in before.samples}
@@ -107,26 +107,26 @@ class LinkBook:
         self._sent[target] = before._replace(samples=tuple(found.values()))
 
     def take_sent(self) -> list[Sent]:
-        """What was written for each worker since the last call."""
+        """Return and reset the counts of what was encoded for each worker."""
         sent, self._sent = self._sent, {}
         return [one._replace(coding_seconds=self._seconds.pop(one.target, 0.0)) for one in sent.values()]
 
     def said(self, parcel: AnyParcel) -> str:
-        """Names a parcel and who sent it, for a sentence."""
+        """Describe a parcel and its sender, for messages."""
         kind = "the gradient of value" if parcel.gradient else "value"
         peer = self._workers.get(parcel.source, "the submitter")
         return f"{kind} {parcel.value} of microbatch {parcel.microbatch} from {peer}"
 
 
 class PlainLinks:
-    """The links of a job without codecs: values go as they are, on the thread that calls.
+    """The links of a job without codecs: values are passed on unchanged, on the calling thread.
 
     Parameters
     ----------
     book
         Counts what is sent.
     read, written
-        Take what was received, and what is to be sent.
+        Called with each received parcel, and with each one to send.
     """
 
     def __init__(

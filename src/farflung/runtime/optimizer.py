@@ -1,4 +1,4 @@
-"""Optimizers and learning rates as declarations that travel; each backend builds its own from them."""
+"""Declarations of optimizers and learning rates, which are sent to workers; each backend builds its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
         _require_whole("warmup_steps", self.warmup_steps, 0)
 
     def ratio(self, step: int) -> float:
-        """What the declared rate is multiplied by at `step`, counted from 0."""
+        """Factor of the declared rate at `step`, counted from 0."""
         return _warmup_ratio(step, self.warmup_steps)
 
 
@@ -36,7 +36,7 @@ class WarmupCosine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
         _require_number("minimum_ratio", self.minimum_ratio, 0.0, 1.0)
 
     def ratio(self, step: int) -> float:
-        """What the declared rate is multiplied by at `step`, counted from 0."""
+        """Factor of the declared rate at `step`, counted from 0."""
         if step < self.warmup_steps:
             return _warmup_ratio(step, self.warmup_steps)
         progress = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
@@ -47,7 +47,7 @@ Schedule = Constant | WarmupCosine
 
 
 class AdamW(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """`torch.optim.AdamW` by its numbers; weight decay applies to every parameter, as there.
+    """Hyperparameters of `torch.optim.AdamW`; weight decay applies to every parameter, as there.
 
     Raises
     ------
@@ -83,7 +83,7 @@ class AdamW(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class SGD(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """`torch.optim.SGD` by its numbers; weight decay applies to every parameter, as there.
+    """Hyperparameters of `torch.optim.SGD`; weight decay applies to every parameter, as there.
 
     Raises
     ------
@@ -122,7 +122,7 @@ Optimizer = AdamW | SGD
 
 
 def learning_rate(optimizer: Optimizer, step: int) -> float:
-    """The rate that step `step`, counted from 0, is applied with."""
+    """The learning rate of step `step`, counted from 0."""
     return optimizer.lr * optimizer.schedule.ratio(step)
 
 

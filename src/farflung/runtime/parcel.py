@@ -1,4 +1,4 @@
-"""What segments send each other: one value or gradient of one microbatch."""
+"""Parcels, which segments send each other: one value or gradient of one microbatch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ Payload = TypeVar("Payload")
 
 
 class Coded(NamedTuple):
-    """A tensor as it travels: `codec` is 0 where `data` are its own bytes, else says what wrote them."""
+    """An encoded tensor; `codec` is the number of its codec, 0 if `data` are its own bytes."""
 
     codec: int
     data: memoryview
 
 
 class Parcel(NamedTuple, Generic[Payload]):
-    """One value or gradient of one microbatch between two segments; without payload an empty gradient.
+    """One value or gradient of one microbatch between two segments; without payload, an empty gradient.
 
-    The payload is an array of the backend within an executor, its bytes between that and what codes them, and
-    `Coded` on links.
+    The payload is a backend's array in an executor, its bytes between executor and codecs, and `Coded` on
+    links.
     """
 
     unit: int
@@ -31,14 +31,14 @@ class Parcel(NamedTuple, Generic[Payload]):
 
 
 MOST_ERROR = 1e12
-"""A sample's error is no larger, whatever became of the tensor."""
+"""Upper limit of a sample's error, even if the tensor was ruined."""
 
 
 class Sample(NamedTuple):
-    """What one codec did to a tensor: bytes of fp32 over those of the payload, and its relative error.
+    """The effect of one codec on a tensor: fp32 bytes over payload bytes, and the relative error.
 
-    Shares are of what a healthy codec never does: elements larger than any that arrives, and rows that arrive
-    as zeros and are none. `used`: it is what the link was written by.
+    The shares count signs of a bad codec: elements larger than any that arrives, and nonzero rows that arrive
+    as zeros. `used` says that the link was using this codec.
     """
 
     codec: str
@@ -50,16 +50,16 @@ class Sample(NamedTuple):
     dead: float
 
     def worse(self, other: Sample) -> Sample:
-        """Of two tensors of one link the one that fared worse."""
+        """The worse of two samples of one link."""
         return max(self, other, key=lambda one: one.error)
 
 
 class Sent(NamedTuple):
-    """What was written for one worker: bytes of the tensors in fp32, and of their payloads.
+    """Counts of what was encoded for one worker: bytes of the tensors in fp32, and of their payloads.
 
-    `not_finite` counts the tensors that went as they are because a codec cannot write infinity or NaN.
-    `coding_seconds` is what codecs took to write that, and to read what came from there; `samples` are what
-    they did to some of it.
+    `not_finite` counts tensors that were sent uncompressed because a codec cannot encode infinity or NaN.
+    `coding_seconds` is the time for encoding them and for decoding what that worker sent; `samples` are
+    measurements on some of the tensors.
     """
 
     target: str

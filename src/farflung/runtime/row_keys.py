@@ -1,9 +1,9 @@
-"""Which key each row of a microbatch has, for codecs that subtract the mean of a key's rows.
+"""The keys of a microbatch's rows, for codecs that subtract the mean of a key's rows.
 
-A key is a whole number that the model is fed and looks up in an embedding, such as a token, less all
-multiples of how many keys there are. Who is fed it knows it, and everybody else by what comes written with
-keys: they go along a chain of links that are all written so. A segment's rows have the keys of what it was
-made from, and all of that was there before the segment ran: what came when makes no difference.
+A key is an integer model input that an embedding looks up, such as a token, modulo the number of keys. The
+segments that are fed it know it; others get it from payloads that carry keys, along a chain of links whose
+codecs all send them. The rows that a segment sends have the keys of the values it was computed from. All of
+those arrived before the segment ran, so the order of arrival does not matter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WHOLE: dict[str, type[np.integer]] = {"int64": np.int64, "int32": np.int32, "in
 
 
 class RowKeys:
-    """Of one worker, until their unit is over; `keys` is how many there are, at most 256."""
+    """The keys on one worker, kept until their unit is over; `keys` is how many there are, at most 256."""
 
     def __init__(self, keys: int, plan: Plan, segments: Sequence[Segment]) -> None:
         self._keys = keys
@@ -38,19 +38,19 @@ class RowKeys:
         self._before = _before(plan, {segment.number for segment in segments})
 
     def fed(self, place: Place, segment: int, value: int, data: memoryview) -> None:
-        """A model input has come for a segment; those that it does not look up are no keys."""
+        """Record a model input that was fed to a segment; inputs that it does not look up are ignored."""
         if (dtype := self._looked_up.get((segment, value))) in _WHOLE:
             numbers = np.frombuffer(data, _WHOLE[dtype])
             self._put(place, (1, FEEDER, value, segment), numbers % self._keys)
 
     def read(self, place: Place, source: int, value: int, segment: int, keys: Keys) -> None:
-        """A segment's value has come for `segment` with keys."""
+        """Record the keys that arrived with a value for `segment`."""
         self._put(place, (0, source, value, segment), keys)
 
     def of(self, place: Place, segment: int, rows: int) -> Keys | None:
-        """The keys of what `segment` has made with so many rows, if it was made from so many.
+        """The keys of a value with that many rows that `segment` computed, if its sources have as many.
 
-        Those that came with values go before inputs, and lower numbers before higher ones.
+        Keys that arrived with values are preferred to inputs, and lower numbers to higher ones.
         """
         before = self._before.get(segment, frozenset())
         known = self._known.get(place, {}).items()
@@ -58,12 +58,12 @@ class RowKeys:
         return next((keys.astype(np.int64) for _, keys in mine if len(keys) == rows), None)
 
     def forget(self, unit: int) -> None:
-        """Units up to this one are over."""
+        """Drop the keys of all units up to this one."""
         self._known = {place: known for place, known in self._known.items() if place[0] > unit}
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take."""
+        """Memory used by the keys, in bytes."""
         return sum(keys.nbytes for known in self._known.values() for keys in known.values())
 
     def _put(self, place: Place, origin: _Origin, keys: NDArray[np.integer]) -> None:
@@ -71,7 +71,7 @@ class RowKeys:
 
 
 def looked_up(segment: Segment) -> set[int]:
-    """The model inputs that an embedding of the segment looks up, through what only reshapes them."""
+    """The model inputs that an embedding of the segment looks up, directly or after reshaping."""
     inputs = {one.value for one in segment.inputs if one.kind == "input"}
     made = {node.outputs[0]: node for node in segment.nodes}
     found = set()
@@ -86,7 +86,7 @@ def looked_up(segment: Segment) -> set[int]:
 
 
 def _before(plan: Plan, here: set[int]) -> dict[int, frozenset[int]]:
-    """Of each segment here, the segments here that it is made from, by ways that never leave, and itself."""
+    """For each local segment, itself and the local segments it depends on over edges within this worker."""
     before: dict[int, frozenset[int]] = {}
     for segment in sorted(here):
         sources = {edge.source for edge in plan.edges if edge.target == segment and edge.source in before}

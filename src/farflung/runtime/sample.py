@@ -1,4 +1,4 @@
-"""What codecs do to this job's own tensors: a few are written by every codec that may come, and read back."""
+"""Measure codecs on the job's own tensors: a few are encoded and decoded by every codec of the job."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from farflung.runtime.parcel import MOST_ERROR, Sample
 from farflung.schedule import Unit
 
 FIRST_STEPS, EVERY = 2, 50
-"""The first microbatch of so many steps is sampled, and of each so many-th after them."""
+"""The first microbatch is sampled in each of the first steps, and then in every `EVERY`th step."""
 _LEAST_SQUARE = 1e-30
 
 
 def is_sampled(unit: Unit, microbatch: int) -> bool:
-    """Whether a tensor of that microbatch is."""
+    """Whether tensors of that microbatch are sampled."""
     return unit.train and microbatch == 0 and (unit.step < FIRST_STEPS or unit.step % EVERY == 0)
 
 
@@ -31,9 +31,9 @@ def samples(
     used: tuple[str, Coder, bytes] | None,
     recipes: Mapping[str, Recipe],
 ) -> Iterator[Sample]:
-    """Of the codec that was used, with what it made, and of all others that remember nothing.
+    """Sample the codec that was used, from its own payload, and all other codecs without state.
 
-    What was used is read by its writer, as in an evaluation: that changes nothing that it remembers.
+    The used codec's payload is decoded as in an evaluation, which does not change its state.
     """
     still = replace(context, train=False)
     elements = as_float32(flat(array))
@@ -66,7 +66,7 @@ def _compared(
     width = read.shape[-1] if read.shape else 1
     came = as_float32(flat(read))
     ratio = 4 * sent.size / max(1, payload_bytes)
-    if mask is not None and needs_mask(codec):  # the rest was not to be sent
+    if mask is not None and needs_mask(codec):  # the other elements were not sent on purpose
         sent, came, width = sent[mask.positions], came[mask.positions], 1
     error = _error(sent, came)
     saturated = float(np.mean(np.abs(sent) > np.abs(came).max(initial=0))) if sent.size else 0.0
@@ -76,7 +76,7 @@ def _compared(
 
 
 def _error(sent: Float32, came: Float32) -> float:
-    """Of a run that diverges, too: squares of 10^20 are infinite in float32, and what came may be."""
+    """The relative error; in a run that diverges, squares or the decoded tensor may be infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         whole = _norm(sent)
         error = _norm(sent - came) / whole if whole else 0.0

@@ -1,6 +1,6 @@
-"""How a job is trained: the numbers every worker, the broker and the submitter must agree on.
+"""Training settings on which every worker, the broker and the submitter must agree.
 
-Seeds of random ops: a function of (job seed, step, microbatch, node), so that a re-run draws the same.
+Seeds of random ops are a function of (job seed, step, microbatch, node), so a repeated step draws the same.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `clip` bounds the global gradient norm. Evaluation runs `validation_microbatches` (0: none) before the
     first step, after the last and after each `validate_every` steps; `validate_twice` runs it with codecs and
     then without any. An `emulated` job runs on emulated devices only: its inputs and messages are real, its
-    state never moves and it has no losses. `precision` says how the graph was captured; its casts are nodes,
-    so it changes nothing in how the graph runs. `codecs` are those that links may use, at this step or
-    another: a frame says by number which one wrote it, as of `codec_format`. With `sample_codecs` workers
-    tell what these do to some of the job's own tensors (`runtime.sample`).
+    state never changes and it has no losses. `precision` says how the graph was captured; its casts are
+    nodes, so it does not change how the graph runs. `codecs` are all that links may use at any step; a frame
+    names its codec by number, in the format `codec_format`. With `sample_codecs`, workers report what the
+    codecs do to some of the job's own tensors (`runtime.sample`).
     """
 
     steps: Whole
@@ -54,7 +54,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"clip must be a positive number, found {self.clip}")
 
     def with_codecs(self, codecs: Codebook, sample: bool = False) -> Training:
-        """The same, with links that may use these, as this version writes them."""
+        """A copy whose links may use these codecs, in this version's format."""
         return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT, sample_codecs=sample)
 
     def units(self) -> Iterator[Unit]:
@@ -69,8 +69,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def microbatch_seed(seed: int, train: bool, step: int, microbatch: int) -> int:
-    """The state from which every random node of one microbatch draws its own seed by `mix(state, node)`.
+    """The state from which each random node of a microbatch derives its seed by `mix(state, node)`.
 
-    `microbatch` counts over all replicas; evaluation passes draw from a stream of their own.
+    `microbatch` counts over all replicas; evaluation passes have a separate stream.
     """
     return mix(mix(mix(seed, 0 if train else 1), step), microbatch)

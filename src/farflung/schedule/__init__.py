@@ -1,4 +1,12 @@
-"""The pure policy that says what runs next, and what is fed; runtime and simulator both drive it."""
+"""The schedule policy, used by both runtime and simulator: which task a device runs next. Pure.
+
+policy
+    Choose the next forward, backward or accumulate task of a worker.
+feeding
+    Choose the next segment that gets model inputs.
+units
+    The order of a job's training steps and evaluation passes.
+"""
 
 from farflung.schedule.feeding import WINDOWS_AHEAD, Feeding
 from farflung.schedule.policy import MOST_WAITING, Needs, Policy, Task, TaskKind, needs_of

@@ -1,4 +1,4 @@
-"""Which segment gets its model inputs next: microbatch by microbatch, as far ahead as the window allows."""
+"""Choose which segment gets its model inputs next, as far ahead as the window allows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ WINDOWS_AHEAD = 2
 
 
 class Feeding:
-    """Turns of the segments that are fed, in order, for one microbatch after the other.
+    """Feeds segments in turn, in order, one microbatch after the other.
 
-    A segment has at most `WINDOWS_AHEAD` windows of fed microbatches that it has not finished; the turn waits
-    for it, also if the next one had room.
+    A segment has at most `WINDOWS_AHEAD` windows of fed microbatches that it has not finished. If it has no
+    room, feeding waits for it, even if the next segment has room.
     """
 
     def __init__(self, segments: Sequence[int], window: int) -> None:
@@ -21,7 +21,7 @@ class Feeding:
         self._turn = 0
 
     def next(self) -> tuple[int, int] | None:
-        """The segment whose turn it is, and the number of the microbatch; None while it has no room."""
+        """The next segment and microbatch to feed; None while that segment has no room."""
         if not self._segments:
             return None
         microbatch, at = divmod(self._turn, len(self._segments))
@@ -29,10 +29,10 @@ class Feeding:
         return (segment, microbatch) if self._room[segment] else None
 
     def fed(self) -> None:
-        """That segment has been fed that microbatch."""
+        """Record that the next segment was fed its next microbatch."""
         self._room[self._segments[self._turn % len(self._segments)]] -= 1
         self._turn += 1
 
     def finished(self, segment: int) -> None:
-        """`segment` has finished a microbatch."""
+        """Record that `segment` has finished a microbatch."""
         self._room[segment] += 1

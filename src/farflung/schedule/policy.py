@@ -1,26 +1,24 @@
-"""What a worker runs next: backward and forward in turns, later segments before earlier ones, weights last.
+"""The schedule policy: alternate backward and forward, later segments first, parameter gradients last.
 
-A microbatch takes three tasks of a segment: *forward*; *backward*, which makes the gradients of what was
-received and sends them; and *accumulate*, which adds up the gradients of parameters. Nobody waits for the
+A microbatch takes three tasks of a segment: *forward*; *backward*, which computes and sends the gradients of
+received values; and *accumulate*, which adds up the gradients of parameters. No other worker waits for the
 last one, so it runs when nothing else is ready.
 
-Where one direction is ready it runs; where both are, the one that did not run last. Backward always first
-starves what comes after: a device with a backlog of gradients sends nothing on until it is through with them,
-and then waits for a whole round trip (on random chains of unequal devices and links, turns were more than 1 %
-faster in every fifth case while weights did not come last, and are so in one of a hundred now:
-`benchmarks/simulator.py`).
+If tasks of one direction are ready, they run; if both are, the direction that did not run last. Always
+running backward first would starve later segments: a device with a backlog of gradients sends no values until
+it has finished them, and then waits for a whole round trip. (On random chains of unequal devices and links,
+alternating was more than 1 % faster in every fifth case when accumulation did not come last, and is so in one
+of a hundred now: `benchmarks/simulator.py`.)
 
-Readiness chooses between segments and kinds, never between microbatches: within a segment forwards run in
-ascending microbatch order and so do backwards and accumulations, because another order changes the sums
-(DESIGN: the same microbatches in another order move AdamW's parameters by 4e-5 in 50 steps).
+Readiness chooses between segments and kinds of task, never between microbatches. Within a segment forwards
+run in ascending microbatch order, and so do backwards and accumulations, because another order changes the
+sums (DESIGN: the same microbatches in another order move AdamW's parameters by 4e-5 in 50 steps).
 
 Admission is decided in one place: a *source* segment (one that reads model inputs only) admits microbatch m
-while m - (oldest unfinished) < W. Everything downstream is then bounded by W as well. What waits to be
-accumulated is bounded with it: no segment holds more than W microbatches between their forward and the end of
-their accumulation, because a forward for which there is no room is preceded by the oldest accumulation, which
-waits for nobody. So after admission nothing waits for memory, and no order and no limit can deadlock.
-
-How far a worker's compute thread may go ahead of the one that writes what leaves.
+while m - (oldest unfinished) < W. Everything downstream is then bounded by W as well. No segment holds more
+than W microbatches between their forward and the end of their accumulation: if there is no room for a
+forward, the oldest accumulation runs first, and that waits for nothing. So after admission no task waits for
+memory, and no order or limit can cause a deadlock.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from typing import NamedTuple, Protocol
 
 
 class TaskKind(StrEnum):
-    """What a segment does for a microbatch, in this order."""
+    """The tasks of a microbatch in a segment, in this order."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -41,7 +39,7 @@ class TaskKind(StrEnum):
 
 
 class Task(NamedTuple):
-    """One run of one segment on one microbatch."""
+    """One task of one segment on one microbatch."""
 
     segment: int
     kind: TaskKind
@@ -50,11 +48,11 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a segment waits for: messages per microbatch before its forward and before its backward.
+    """The messages per microbatch that a segment needs before its forward and before its backward.
 
     `values` counts incoming edges (model inputs included), `gradients` outgoing ones. `source` is true for a
-    segment that no other segment feeds. One that `recomputes` has a tape only from a backward to its
-    accumulation, and no room for two of them.
+    segment that no other segment sends values to. A segment that `recomputes` has a tape only from a backward
+    to its accumulation, and room for only one.
     """
 
     segment: int
@@ -65,7 +63,7 @@ class Needs:
 
 
 class Crossing(Protocol):
-    """What goes from one segment, or the feeder (a negative number), to another once a microbatch."""
+    """An edge from a segment, or the feeder (a negative number), to a segment; one message per microbatch."""
 
     @property
     def source(self) -> int: ...
@@ -77,7 +75,7 @@ class Crossing(Protocol):
 def needs_of(
     segments: Iterable[int], edges: Iterable[Crossing], recomputing: Container[int] = ()
 ) -> list[Needs]:
-    """What each of `segments` waits for, given all edges of the plan and which segments recompute."""
+    """The needs of each of `segments`, given all edges of the plan and which segments recompute."""
     values: Counter[int] = Counter()
     gradients: Counter[int] = Counter()
     inner: set[int] = set()
@@ -93,7 +91,7 @@ def needs_of(
 
 
 class _Progress:
-    """How far one segment has come in one unit."""
+    """The progress of one segment in one unit."""
 
     def __init__(self, needs: Needs, microbatches: int) -> None:
         self.needs = needs
@@ -112,15 +110,15 @@ class _Progress:
 
     @property
     def can_accumulate(self) -> bool:
-        """Whether a backward has run whose accumulation has not."""
+        """Whether there is a backward whose accumulation has not run."""
         return self.accumulations < self.backwards
 
 
 class Policy:
-    """Chooses tasks of one worker within one unit; holds no tensors, no clock, no sockets.
+    """Chooses the next task of one worker within one unit; holds no tensors, no clock, no sockets.
 
-    An evaluation pass (`train` false) has backward tasks too: they compute nothing and carry no bytes, they
-    only release the microbatch, so that one admission rule serves both. It has nothing to accumulate.
+    An evaluation pass (`train` false) has backward tasks, too. They compute and send nothing, but release the
+    microbatch, so that the same admission rule applies. It has no accumulations.
     """
 
     def __init__(self, segments: Sequence[Needs], microbatches: int, window: int, train: bool = True) -> None:
@@ -162,7 +160,7 @@ class Policy:
 
     @property
     def done(self) -> bool:
-        """Whether every segment is through with every microbatch."""
+        """Whether every segment has finished every microbatch."""
         return all(p.accumulations == self._microbatches for p in self._progress.values())
 
     def _next_backward(self) -> Task | None:
@@ -201,4 +199,4 @@ class Policy:
 
 
 MOST_WAITING = 4
-"""Tensors that wait to be written at once; who has more waits for them."""
+"""Limit on tensors that wait for the codec thread; the compute thread blocks when it is reached."""

@@ -11,7 +11,7 @@ class Unit(NamedTuple):
     """One unit: a training step (`train`), or a forward-only pass over the validation set.
 
     `number` counts all units of a job from 0; `step` is the number of steps applied before this unit. In a
-    `plain` pass every link is dense, whatever it is written by otherwise.
+    `plain` pass every link is dense, whatever its codec pair is otherwise.
     """
 
     number: int
@@ -31,8 +31,8 @@ def unit_sequence(
     """Every unit of a job in order.
 
     With `validation_microbatches` > 0 the model is evaluated before the first step, after the last one and,
-    where `validate_every` is given, after each `validate_every` steps. With `validate_twice` each such pass
-    has a plain one behind it.
+    if `validate_every` is given, after each `validate_every` steps. With `validate_twice` each such pass is
+    followed by a plain one.
     """
     number = 0
     for step in range(steps + 1):
@@ -47,7 +47,7 @@ def unit_sequence(
 
 
 class UnitWindow:
-    """The units of a job from the current one on, made as they are asked for."""
+    """The units of a job from the current one on, created on demand."""
 
     def __init__(self, units: Iterator[Unit]) -> None:
         self._units = units
@@ -64,7 +64,7 @@ class UnitWindow:
         return self._made[number - self.current] if number >= self.current else None
 
     def advance(self) -> None:
-        """The current unit is over."""
+        """Go on to the next unit."""
         self.get(self.current)
         if self._made:
             self._made.popleft()

@@ -1,16 +1,17 @@
-"""Codecs: how a tensor is written on a link, and read at its other end.
+"""Codecs: how a tensor is encoded at one end of a link and decoded at the other.
 
 A family is a frozen struct whose fields are all its options, so that a plan can hold one: `dense` (fp32,
 bf16), `blocked` (8 or 4 bits, a scale for each block), `hadamard` (1 to 4 bits of a rotated tensor), `even`
-(levels at one distance, entropy coded), `topk` (the largest elements and where they are), `masked` (a
-gradient where its activation was kept), `lossless` (any of these, and zstandard over its byte planes).
-`recipe` composes them and says what each end must remember: `reference` (less what the receiver expects
-anyway), `axes` (turned, so that little is left of most columns), `feedback` (what was left out goes with the
-next).
+(evenly spaced levels, entropy coded), `topk` (the largest elements and their positions), `masked` (a gradient
+at the elements that its activation kept), `lossless` (any of these, with zstandard over its byte planes).
+`recipe` combines them with the state at each end: `reference` (subtract what the receiver expects anyway),
+`axes` (rotate, so that most columns are small), `feedback` (add what was left out to the next tensor).
 
-Arrays are NumPy's: float32, float16, and uint16 for bfloat16. What a payload says is hostile until it was
-checked: whoever reads one gets the tensor, or CodecError, and no more memory is taken than the tensor's own
-some times over.
+The families are in `families`, the bytes they write in `encoding`, state between tensors in `state`.
+
+Arrays are NumPy's: float32, float16, and uint16 for bfloat16. A payload is untrusted until it has been
+checked: decoding returns the tensor or raises CodecError, and uses at most a small multiple of the tensor's
+memory.
 """
 
 from farflung.codec.base import Codec, Declared, Encoded, Part

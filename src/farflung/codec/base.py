@@ -1,4 +1,4 @@
-"""What every codec does: the one interface, and how a payload begins."""
+"""The interface of every codec, and how a payload begins."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ Why = Literal["", "not finite", "no smaller"]
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a tensor became.
+    """An encoded tensor.
 
     Attributes
     ----------
     parts
-        What to send, in order. They may share memory with the tensor, which must stay as it is until they
-        left.
+        What to send, in order. They may share memory with the tensor, which must not change until they are
+        sent.
     mask
         Which elements were sent, if not all of them.
     exact
-        Why the tensor goes as it is, if it does: it holds values that the codec does not write (NaN,
-        infinity, magnitudes above 10^16), which whoever sends it should tell; or coding would not make it
-        smaller.
+        The reason if the tensor is sent uncompressed: it has values that the codec cannot encode (NaN,
+        infinity, magnitudes above 10^16), which the sender should report; or encoding would not shrink it.
     """
 
     parts: tuple[Part, ...]
@@ -47,27 +46,27 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """On the wire, headers and indices included, the frame's own aside."""
+        """Bytes on the wire, including headers and indices, without the frame's header."""
         return sum(len(part.data) for part in self.parts)
 
     def joined(self) -> bytes:
-        """All parts in one piece, as the receiver gets them."""
+        """All parts joined, as the receiver gets them."""
         return b"".join(part.data for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What a codec promises, and what it takes.
+    """The declared size, error and cost of a codec.
 
     Attributes
     ----------
     bits
-        For each element on the wire, indices and scales included, of a tensor of a million elements.
+        Bits per element on the wire, including indices and scales, for a tensor of a million elements.
     worst_error
-        No finite tensor comes back further away than this share of its Euclidean norm, down to 10^-18 an
-        element; infinite if no such promise can be kept.
+        Upper bound on the error of any finite tensor, relative to its Euclidean norm, down to 10^-18 per
+        element; infinite if there is no bound.
     usual_error
-        The same of normally distributed numbers: a measure of quality where worst cases are far from it.
+        The error for normally distributed numbers, which is typical if the bound is far from it.
     encode_gbps, decode_gbps
         10^9 bytes of float32 a CPU second of one core: about the least of what 4M elements of four tensors
         took on an EPYC with AVX-512 that was busy with other work (load 3 to 7 on two cores;
@@ -87,10 +86,10 @@ class Declared:
 
 
 class Codec(Protocol):
-    """Writes tensors as bytes and reads them back; keeps nothing between one and the next."""
+    """Encodes tensors as bytes and decodes them, without state between tensors."""
 
     def encode(self, array: Floats, context: Context = NOWHERE) -> Encoded:
-        """Write a tensor of any shape and strides.
+        """Encode a tensor of any shape and strides.
 
         Raises
         ------
@@ -99,25 +98,25 @@ class Codec(Protocol):
         """
 
     def decode(self, payload: Payload, into: Floats, context: Context = NOWHERE) -> Mask | None:
-        """Fill `into`, of the tensor's shape and contiguous, with what `encode` wrote in an equal context.
+        """Fill `into`, contiguous and of the tensor's shape, with what `encode` wrote in an equal context.
 
-        Returns which elements were sent, if not all. Two machines read the same payload bit for bit alike.
+        Returns which elements were sent, if not all. All machines decode a payload to the same bits.
 
         Raises
         ------
         CodecError
-            The payload is damaged, or not of such a tensor; `into` may hold anything then.
+            The payload is damaged, or not of such a tensor; the contents of `into` are then undefined.
         """
 
     def declared(self) -> Declared:
         """Its ratio, error and cost."""
 
     def most_bytes(self, nbytes: int) -> int:
-        """The longest payload of a tensor of `nbytes`: what a receiver may have to take."""
+        """The longest payload of a tensor of `nbytes`, for which a receiver needs memory."""
 
 
 class Lossy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of codecs that drop something; a tensor they cannot write in fewer bytes goes as it is."""
+    """Base of lossy codecs; a tensor that they cannot encode in fewer bytes is sent uncompressed."""
 
     def encode(self, array: Floats, context: Context = NOWHERE) -> Encoded:
         """See `Codec`."""
@@ -157,11 +156,11 @@ class Lossy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @abstractmethod
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
-        """The coded parts; None if there is a number that cannot be written."""
+        """The encoded parts; None if there is a number that cannot be encoded."""
 
     @abstractmethod
     def _read(self, reader: Reader, elements: Floats, shape: Sequence[int], context: Context) -> Mask | None:
-        """Fill `elements` with what was written, and say which they are, if not all."""
+        """Fill `elements` with the decoded ones; returns which they are, if not all."""
 
 
 def _as_it_is(elements: Floats, why: Why) -> Encoded:

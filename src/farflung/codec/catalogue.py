@@ -1,4 +1,4 @@
-"""Codecs by name, as plans, jobs and the command line say them."""
+"""Codecs by name, as plans, jobs and the command line use them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ EXAMPLES = (
     "axes20",
     "axes100-dithered",
 )
-"""One or two of a family; docs/reference/codecs.md has all."""
+"""One or two of each family; docs/reference/codecs.md lists all."""
 TOKEN_MEAN = "token-mean:"
 KEYS = 256
-"""Tokens of a larger vocabulary share them."""
+"""Number of keys; tokens of a larger vocabulary share them."""
 _PRESSED = "+zstd"
 _SPARSE = re.compile(r"(topk|row-topk|masked)(\d{1,3}(?:\.\d{1,4})?)-(bf16|int8|int4)")
 _EVEN = re.compile(r"(even|axes)(\d{1,3})(-dithered)?")
@@ -59,12 +59,12 @@ _GRADIENTS: dict[str, Values] = {
 
 @lru_cache(maxsize=1024)
 def recipe(name: str) -> Recipe:
-    """What the name of a codec means.
+    """The recipe of a codec's name.
 
     Raises
     ------
     CodecError
-        There is no such codec; the line says which may be meant, and where all are told.
+        There is no such codec; the message suggests similar names and says where all are listed.
     """
     if even := _EVEN.fullmatch(name):
         family, percent, dithered = even.groups()
@@ -82,17 +82,17 @@ def recipe(name: str) -> Recipe:
 
 
 def declared(name: str) -> Declared:
-    """What the codec of that name promises, and what it takes; CodecError if there is none."""
+    """The declared size, error and cost of the codec of that name; CodecError if there is none."""
     return recipe(name).declared()
 
 
 def needs_mask(name: str) -> bool:
-    """Whether the codec of that name writes a gradient where its activation was kept."""
+    """Whether the codec of that name encodes a gradient at the elements that its activation kept."""
     return isinstance(_innermost(name), Masked)
 
 
 def gives_mask(name: str) -> bool:
-    """Whether the codec of that name keeps some of the elements."""
+    """Whether the codec of that name sends only some of the elements."""
     return isinstance(_innermost(name), TopK)
 
 

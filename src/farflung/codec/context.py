@@ -1,6 +1,7 @@
-"""What both ends of a link know of a tensor without being told.
+"""What both ends of a link know about a tensor without sending it.
 
-Which elements of a tensor were sent, remembered from its forward pass to its backward pass.
+`Context` is its position in the run; `Mask` says which elements of an activation were sent, and is kept from
+the forward to the backward pass.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ class Mask:
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes."""
+        """Memory of the mask in bytes."""
         return self._kept.nbytes
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """Where a tensor stands in a run.
+    """The position of a tensor in a run.
 
     Attributes
     ----------
     seed
-        Random signs and roundings are drawn from this. It must be another one for each step, microbatch and
-        value: the same signs at every step make the errors of a gradient add up (`Context.at`).
+        Seed of random signs and roundings. It must differ for each step, microbatch and value: with the same
+        signs at every step, the errors of a gradient would add up (`Context.at`).
     train
-        What is written in an evaluation pass changes no state.
+        Whether this is a training step; encoding in an evaluation pass changes no state.
     mask
-        Of a gradient: which elements of its activation were sent.
+        For a gradient: which elements of its activation were sent.
     keys
         One number for each row of the tensor (all dimensions but the last), such as the token it belongs to.
     """
@@ -79,10 +80,10 @@ class Context:
         mask: Mask | None = None,
         keys: NDArray[np.integer] | None = None,
     ) -> Context:
-        """The context of `value` on its way to segment `target` (of a gradient: back from it).
+        """The context of `value` sent to segment `target` (for a gradient: sent back from it).
 
-        `step` counts passes of its kind and `microbatch` over all replicas, so a step that is run again
-        draws the same.
+        `step` counts passes of its kind and `microbatch` over all replicas, so a repeated step draws the same
+        numbers.
         """
         seed = job_seed
         for number in (2 * train + gradient, step, microbatch, value, target + 1):

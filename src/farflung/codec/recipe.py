@@ -1,4 +1,4 @@
-"""How one value is written on one link, as a plan says it: what is subtracted, the codec, what is kept."""
+"""Recipes: how one value is encoded on one link (what is subtracted, the codec, what is kept)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ACTIVATION_GBPS, _GRADIENT_GBPS = (0.37, 0.38), (0.27, 0.34)
 _SUBTRACTING, _ADDING = 2.9, 2.5
 """Seconds a GB that a reference takes: who writes reads back, too, for both ends learn from what was read."""
 _TURNED_ERROR = 1.5
-"""Axes are whole numbers up to 127 and so not quite at right angles: errors may grow on the way back."""
+"""Axes are integers up to 127 and so not exactly orthogonal: rotating back may increase errors."""
 _USUAL_WIDTH = 256
 
 
@@ -42,11 +42,11 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="re
     Attributes
     ----------
     keys
-        How many there are: of a language model, the size of its vocabulary.
+        Number of keys; for a language model, the size of its vocabulary.
     width
-        The tensor's last dimension; 0 leaves it to the tensor.
+        The tensor's last dimension; 0 takes it from the tensor.
     horizon
-        Steps over which the mean is taken, of those that had the key.
+        Steps over which the mean is taken, counting those in which the key occurred.
     send_keys
         Send keys with each tensor, if the receiver does not have them.
     """
@@ -62,17 +62,17 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="re
 
 
 class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="axes"):
-    """Write along principal axes, which the writer learns and sends every so many steps: `Even` only."""
+    """Encode along principal axes, which the sender learns and sends at intervals; with `Even` only."""
 
     every: Annotated[int, Meta(ge=1, le=2**20)] = 8
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="feedback"):
-    """Add what the codec leaves out to the next tensor: for gradients of parameters."""
+    """Add what the codec leaves out to the next tensor; for gradients of parameters."""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First the reference is subtracted or the feedback added, then comes the codec, zstandard last."""
+    """Subtract the reference or add the feedback, then apply the codec, and zstandard last."""
 
     codec: Family = Plain()
     memory: Reference | Feedback | None = None
@@ -85,12 +85,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("what is written along principal axes has no error feedback")
 
     def coder(self, width: int = 0) -> Coder:
-        """One end's coder, with nothing remembered yet, for tensors whose last dimension is `width`.
+        """A new coder for one end, without state yet, for tensors whose last dimension is `width`.
 
         Raises
         ------
         CodecError
-            A reference leaves its width to the tensor, and that is too large.
+            A reference takes its width from the tensor, and that is too large.
         """
         memory = self.memory
         if isinstance(memory, Reference):
@@ -103,19 +103,19 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def learns(self) -> bool:
-        """Whether either end remembers anything from one step to the next."""
+        """Whether either end keeps state from one step to the next."""
         return self.memory is not None or self.axes is not None
 
     def most_bytes(self, nbytes: int) -> int:
-        """The longest payload of a tensor of `nbytes`: what a receiver may have to take."""
+        """The longest payload of a tensor of `nbytes`, for which a receiver needs memory."""
         if isinstance(self.memory, Reference):
             return most_referenced_bytes(self._inner(), nbytes, self.memory.width, self.memory.keys)
         return self._inner().most_bytes(2 * nbytes if self.memory else nbytes)
 
     def declared(self) -> Declared:
-        """What the codec declares, and the bits of keys; with a reference, errors are of what is left.
+        """What the codec declares, plus the bits of keys; with a reference, errors are those of the rest.
 
-        Along axes bits are as many as there were in a GPT (`benchmarks/codec.py`): another model may differ.
+        Bits along axes were measured on a GPT (`benchmarks/codec.py`); other models may differ.
         """
         declared = self.codec.declared()
         if self.axes and isinstance(self.codec, Even):
@@ -132,7 +132,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _inner(self) -> Coder:
-        """What writes, references and feedback aside."""
+        """The coder without references and feedback."""
         if self.axes and isinstance(self.codec, Even):
             return Turned(self.codec, self.axes.every)
         return Forgetful(self.codec)

@@ -1,16 +1,13 @@
-"""Facts about a graph that cuts and backward passes need: who depends on what.
+"""Analyse the dependencies of a graph, for cuts and backward passes.
 
-Where parameters meet what a segment received: what tells gradients that are sent from those that wait.
+`sides_of` separates the gradients that a segment sends from those that can wait. One side depends on received
+values whose gradient is sent back; the other depends on parameters alone. Nodes that read both are *joins*.
+The gradients that a segment sends need no gradient of the second side, and the second side needs only the
+gradients of the joins' results.
 
-On the one side is what depends on received values whose gradient travels back; on the other what depends on
-parameters alone. Nodes that read both are *joins*. The gradients that a segment sends need no gradient of the
-second side, and the second side needs of the backward pass only the gradients of what the joins made.
-
-The order of a graph's nodes, where it is free: uses of one parameter are brought together.
-
-A worker runs every use of a parameter, so one that stands in the middle of the graph would tie that part to
-the first. T5's decoder looks its symbols up in the encoder's table: nothing but inputs goes in, so it may as
-well be done at the beginning.
+`uses_together` reorders nodes so that uses of one parameter are close. A worker runs every use of a
+parameter, so a use in the middle of the graph would tie that part to the first. T5's decoder, for example,
+looks up its tokens in the encoder's table; that reads only inputs, so it can be done at the beginning.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ def differentiable_values(graph: Graph) -> set[int]:
 
 
 def differentiable_from(nodes: Iterable[Node], types: Types, wanted: Iterable[int]) -> set[int]:
-    """`wanted`, and the values that `nodes` make of them and through which their gradients come."""
+    """`wanted`, and the values that `nodes` compute from them and through which their gradients flow."""
     found = set(wanted)
     for node in nodes:
         if node.op != "aten.detach.default" and any(value in found for value in node.reads()):
@@ -42,9 +39,9 @@ def differentiable_from(nodes: Iterable[Node], types: Types, wanted: Iterable[in
 
 
 def given_gradients(node: Node) -> set[int]:
-    """What a node reads and autograd gives a gradient, if only of zeros, where its results have one.
+    """The values read by a node that get a gradient, if only of zeros, when its results have one.
 
-    Of other values the node takes no more than shape and type.
+    Of other values the node uses only shape and type.
     """
     is_created = lookup(node.op).group == "creation" and node.op != "aten.bernoulli.p"
     if is_created or node.op == "aten.detach.default":
@@ -80,12 +77,12 @@ def live_nodes(graph: Graph) -> list[bool]:
 
 
 def changed_by_training(document: Graph | Segment) -> set[str]:
-    """Names of the parameters and of the buffers that a step replaces; other buffers stay what they were."""
+    """Names of the parameters and buffers that a step changes."""
     return {entry.name for entry in document.inputs if entry.kind == "parameter"} | set(document.mutations)
 
 
 class Join(NamedTuple):
-    """A node that reads both sides: `weights` of the one, and `makes` values of the other."""
+    """A node that reads both sides: it reads `weights` of one and `makes` values of the other."""
 
     node: Node
     weights: tuple[int, ...]
@@ -130,9 +127,9 @@ def _differentiable(node: Node, segment: Segment) -> tuple[int, ...]:
 
 
 def uses_together(graph: Graph) -> Graph:
-    """The graph with each later use of a parameter behind the first, if it reads static values beside it.
+    """Move later uses of a parameter directly after its first use, if they otherwise read only static values.
 
-    What such a use needs moves along. Nodes keep their numbers, and those that draw keep their order.
+    The nodes that such a use needs move with it. Nodes keep their numbers; random nodes keep their order.
     """
     parameters = {entry.value for entry in graph.inputs_of("parameter")}
     users: dict[int, list[int]] = {}
@@ -157,13 +154,13 @@ class _Mover:
         self.order: list[int] = []
 
     def place(self, at: int) -> None:
-        """Put the node at position `at` next, unless it has its place."""
+        """Place the node at position `at` next, unless it is placed already."""
         if at not in self._placed:
             self._placed.add(at)
             self.order.append(at)
 
     def bring(self, at: int, parameter: int) -> None:
-        """Put a use of `parameter` next, with all that it needs, if that is static."""
+        """Place a use of `parameter` next, with all nodes that it needs, if they are static."""
         others = [value for value in self._graph.nodes[at].reads() if value != parameter]
         if at in self._placed or not all(value in self._static for value in others):
             return

@@ -1,17 +1,17 @@
-"""Floating point operations of a node's forward pass, by formula from shapes alone.
+"""FLOPs of a node's forward pass, by formula from shapes alone.
 
 Formulas, not a framework's counter: torch's own counter misses CPU attention (2-7 % of a language model).
-The convention, which `tests/opdag/test_cost.py` holds against counts by hand:
+The convention, which `tests/opdag/test_cost.py` compares with counts by hand:
 
 * A multiply-add is two operations. Products, convolutions and attention count their multiply-adds and nothing
   else: no bias, no scaling, no softmax. The backward pass takes as many for the gradient of each operand.
-* A convolution counts every place of its kernel, those over padding too.
-* Attention with `is_causal` counts the pairs of a query and a key that may see each other; with a mask, all.
+* A convolution counts every position of its kernel, including those over padding.
+* Attention with `is_causal` counts the pairs in which the query attends to the key; with a mask, all pairs.
 * An elementwise op counts one for each element of its result, whatever the function.
 * A reduction, a loss or a norm counts the passes over its input that its definition names (`_PASSES`), a norm
   one more for its weight and one for its bias.
 * A pooling op counts every element of every window.
-* Resampling mixes two neighbours in every dimension, by cubic curves four; taking the nearest is movement.
+* Resampling mixes two neighbours in every dimension, four if it is cubic; nearest-neighbour counts nothing.
 * Views, movement and creation count nothing.
 """
 
@@ -42,7 +42,7 @@ _PASSES = {
     "_native_batch_norm_legit": _STATISTICS + 2,
     "rms_norm": 3,  # square, sum, product
 }
-"""Of reductions, losses and norms; those that are missing take one."""
+"""Passes over the input of reductions, losses and norms; one for those that are not listed."""
 
 
 def flops(node: Node, types: Types, batch: int) -> int:
@@ -62,7 +62,7 @@ def _base(node: Node) -> str:
 
 
 def _result(node: Node, types: Types, batch: int) -> int:
-    """Elements of the first result that somebody uses."""
+    """Elements of the first result that is used."""
     return sum(types[value].numel(batch) for value in node.writes()[:1])
 
 
@@ -120,7 +120,7 @@ def _attention(node: Node, types: Types, batch: int) -> int:
     values = _shape(node, "value", types, batch)[-1]
     pairs = queries * keys
     if node.arguments.get("is_causal"):
-        seeing = min(queries, keys)  # the first query sees the first key, the next one more
+        seeing = min(queries, keys)  # the first query attends to one key, each further one to one more
         pairs = seeing * (seeing + 1) // 2 + (queries - seeing) * keys
     return 2 * math.prod(outer) * pairs * (width + values)
 

@@ -1,4 +1,4 @@
-"""Of what kind and shape the tensors are that cross between two segments, microbatch by microbatch."""
+"""Element type and shape of the tensors that cross between two segments in each microbatch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Form(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def features(self) -> int:
-        """Of images the channels, else the last dimension."""
+        """Number of features: channels for images, else the last dimension."""
         if not self.shape:
             return 1
         return self.shape[1] if len(self.shape) >= 4 else self.shape[-1]
@@ -40,20 +40,20 @@ class Form(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows of that width."""
+        """Number of rows of that width."""
         return self.elements // self.width
 
     @property
     def element_bytes(self) -> int:
-        """What each takes."""
+        """Bytes of one element."""
         return ITEM_BYTES[self.dtype]
 
     @property
     def nbytes(self) -> int:
-        """What they take as they are."""
+        """Bytes of the uncompressed tensor."""
         return self.elements * self.element_bytes
 
     @property
     def is_codable(self) -> bool:
-        """Whether codecs write such tensors."""
+        """Whether codecs can encode such tensors."""
         return self.dtype in CODABLE and self.elements > 0

@@ -1,7 +1,4 @@
-"""The OP-DAG: values, inputs, nodes. Data only; msgspec gives it its wire form (see `wire`).
-
-In what a model computes.
-"""
+"""The OP-DAG: values, inputs, nodes and the precision of a model. Data only; see `wire` for its bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ InputKind = Literal["input", "parameter", "buffer", "constant"]
 
 
 class BatchSize(msgspec.Struct, frozen=True, tag_field="k", tag="b", forbid_unknown_fields=True):
-    """A size that follows the microbatch: `factor * batch + offset`."""
+    """A size that depends on the microbatch: `factor * batch + offset`."""
 
     factor: Size
     offset: Size = 0
@@ -83,7 +80,7 @@ class ValueType(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A value that no node makes: a model input, a parameter, a buffer or a constant.
+    """A value that no node computes: a model input, a parameter, a buffer or a constant.
 
     `trainable` is false for frozen parameters and for everything that is not a parameter.
     """
@@ -95,7 +92,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One operator. Arguments go by schema name, defaults are left out; the number seeds random draws.
+    """One operator call. Arguments go by schema name without defaults; the number seeds random draws.
 
     `outputs` holds one value id per result; -1 where a result is not used.
     """
@@ -115,7 +112,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
         return found
 
     def writes(self) -> list[int]:
-        """Ids of the values that the node makes and somebody uses."""
+        """Ids of the node's results that are used."""
         return [value for value in self.outputs if value >= 0]
 
 
@@ -146,7 +143,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]
 
     def producers(self) -> dict[int, int]:
-        """Value id -> position in `nodes` of the node that makes it."""
+        """Value id -> position in `nodes` of the node that computes it."""
         return {value: at for at, node in enumerate(self.nodes) for value in node.writes()}
 
     def inputs_of(self, kind: InputKind) -> list[Input]:
@@ -155,5 +152,5 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Precision = Literal["float32", "bfloat16"]
-"""`bfloat16` is what `torch.autocast` makes of a float32 model: its casts are nodes of the graph, parameters,
+"""`bfloat16` means a float32 model under `torch.autocast`: casts are nodes of the graph; parameters,
 optimizer and loss stay float32."""

@@ -15,7 +15,7 @@ from farflung.opdag.opset_table import GROUPS
 MANY = -1  # the op returns a list
 LONGEST_LIST = 4096
 LONGEST_OF_NUMBERS = 2 * MOST_RANK
-"""Two for each dimension; in a `roll` by 1,000 shifts, say, torch would look for half a second."""
+"""Two for each dimension; torch takes half a second for a `roll` by 1,000 shifts, for example."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Parameter:
 
     @property
     def longest(self) -> int:
-        """How many elements it may have, if it is a list."""
+        """The largest number of elements, if it is a list."""
         return LONGEST_LIST if self.name in ("tensors", "split_sizes") else LONGEST_OF_NUMBERS
 
     def admits(self, argument: Argument) -> bool:
-        """Whether `argument` has the type that the schema asks for."""
+        """Whether `argument` has the type of the schema."""
         if argument is None:
             return self.optional
         if self.is_list:
@@ -72,7 +72,7 @@ class Parameter:
 class Op:
     """One op of the table. `results` is a count or `MANY`; `random` ops draw from the node's seed.
 
-    `since` is the opset version that it came with.
+    `since` is the opset version that introduced it.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Op:
     since: int = 1
 
     def draws(self, node: Node) -> bool:
-        """Whether this node really draws random numbers (attention with dropout 0 does not)."""
+        """Whether this node draws random numbers (attention with dropout 0 does not)."""
         if not self.random:
             return False
         if self.name == "aten.native_dropout.default":
@@ -145,7 +145,7 @@ def table() -> dict[str, Op]:
 
 @cache
 def version() -> int:
-    """The newest version that the table has."""
+    """The newest version in the table."""
     return max(op.since for op in table().values())
 
 
@@ -162,7 +162,7 @@ def needed_version(ops: Iterable[str]) -> int:
 
 @cache
 def schema_hash(version: int) -> str:
-    """A short hash of all lines up to `version`: two machines with equal ones mean the same by it."""
+    """A short hash of all lines of the table up to `version`, by which two machines compare their opsets."""
     kept = {
         group: [line for line in text.split("\n") if not line or _since(line) <= version]
         for group, text in GROUPS.items()
@@ -172,9 +172,9 @@ def schema_hash(version: int) -> str:
 
 
 def conflict(version_there: int, hash_there: str) -> str | None:
-    """Why a peer that announces this version with this hash cannot be understood; None where it can.
+    """Why the opset of a peer with this version and hash is incompatible with ours; None if it is compatible.
 
-    A newer version than ours is taken at its word: tables only grow.
+    A newer version than ours is accepted without a check, because tables only grow.
     """
     if version_there > version() or hash_there == schema_hash(version_there):
         return None

@@ -1,15 +1,15 @@
-"""The opset: every op a worker may run, by explicit name, with its schema, grouped by what it costs.
+"""The opset: every op a worker may run, by explicit name, with its schema, grouped by cost.
 
-One op a line: `name(type argument=default, ...) -> results`, a trailing `random` for ops that draw random
+One op per line: `name(type argument=default, ...) -> results`, a trailing `random` for ops that draw random
 numbers; `*` results means a list. Types: Tensor, Tensor? (may be absent), Tensor[] and Tensor?[] (lists),
 int, float, bool, Scalar (any number), Operand (a Tensor or a number), ScalarType (an element type), `str(a|b)`
-(one of), `int(16)` (at most 16: kernels repeat their work so many times), each with `[]` or `?`.
+(one of), `int(16)` (at most 16: kernels repeat their work that many times), each with `[]` or `?`.
 
-A line is never changed or taken away. A new one ends in `since N`, N being the opset version that is under way (3);
-one without is of version 1. So who has a version has all ops of those before it.
+A line is never changed or removed. A new one ends in `since N`, where N is the opset version in progress (3);
+a line without it belongs to version 1. So each version has all ops of those before it.
 
 Arguments that PyTorch has and the table lacks (device, layout, memory format, sparse gradients) do not exist
-on the wire. A test holds the table against torch's own schemas.
+on the wire. A test compares the table with torch's own schemas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A graph and its cut positions to segments: what each one runs, holds, receives and sends.
-
-Where a graph may be cut.
-"""
+"""Cut a graph into segments: where it may be cut, and what each segment runs, owns, receives and sends."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ class Partition:
     """Segments of `graph`, cut before the node positions `cuts` (ascending).
 
     A value that depends on no parameter and no random number is recomputed in each segment that reads it,
-    unless the model inputs that this needs are larger than the value itself; then it is shipped. A buffer's
-    new value is made by the one segment that owns the buffer.
+    unless the model inputs that this needs are larger than the value itself; then it is sent. A buffer's new
+    value is computed by the segment that owns the buffer.
     """
 
     def __init__(self, graph: Graph, cuts: Sequence[int], batch: int) -> None:
@@ -60,7 +57,7 @@ class Partition:
                 self._maker[value] = number
 
     def _place_results(self, cuts: Sequence[int]) -> None:
-        """A loss or a buffer's new value that is static is read by no node, yet somebody must make it."""
+        """Assign a static loss or new buffer value, which no node reads, to a segment."""
         for value in (self._graph.loss, *self._graph.mutations.values()):
             if value in self._static and value not in self._inputs:
                 self._recompute(value, bisect_right(cuts, self._producers[value]))
@@ -77,7 +74,7 @@ class Partition:
                 self._receives[number][value] = self._maker[value]
 
     def _place_static(self, value: int, number: int) -> None:
-        """Recompute `value` in the segment, or ship it from where it is already made."""
+        """Recompute `value` in the segment, or send it from a segment that already computes it."""
         if self._producers[value] in self._nodes[number] or value in self._receives[number]:
             return
         inputs = self._closure(value, number)[1]
@@ -99,9 +96,9 @@ class Partition:
                 self._receives[number].pop(made, None)  # another result of the same node
 
     def _closure(self, value: int, number: int) -> tuple[set[int], set[int]]:
-        """Positions of the nodes that make a static value in a segment, and the inputs that they read.
+        """Positions of the nodes that compute a static value in a segment, and the inputs that they read.
 
-        What the segment already receives is taken as it is.
+        Values that the segment receives anyway are not recomputed.
         """
         positions: set[int] = set()
         inputs: set[int] = set()
@@ -166,7 +163,7 @@ class Partition:
 def legal_positions(graph: Graph) -> NDArray[np.bool_]:
     """Whether the graph may be cut at each position, [nodes + 1].
 
-    A cut may not part the uses of a mutated buffer: its new value belongs to one segment.
+    A cut must not separate the uses of a mutated buffer: its new value belongs to one segment.
     """
     legal = np.ones(len(graph.nodes) + 1, dtype=bool)
     producers = graph.producers()

@@ -1,7 +1,7 @@
-"""What the backward pass needs of a node: which values autograd keeps, and the memory that kernels take.
+"""The values that autograd saves for a node's backward pass, and the temporary memory of its kernels.
 
-From PyTorch's own list of derivatives (derivatives.yaml of 2.13); a test holds it against autograd.
-An op that is missing here is taken to keep all that it reads and makes.
+It follows PyTorch's list of derivatives (derivatives.yaml of 2.13); a test compares it with autograd. An op
+that is not listed is assumed to save all its operands and results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KEPT = {
     "index_select": "index",
     "gather": "self index",
 }
-"""By op: what is kept, `a:b` if b needs a gradient. `result` is what the op makes, `result1` its second."""
+"""By op: what is saved; `a:b` saves a if b needs a gradient. `result1` is the second result."""
 
 _RULES = {name: rule.split() for names, rule in _KEPT.items() for name in names.split()}
 _NOTHING = frozenset({"view", "movement", "creation"})
@@ -68,23 +68,23 @@ _BACKWARD_COPIES = {
     "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2,
     "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1,
 }  # fmt: skip
-"""Temporary tensors of a backward pass, as large as the op's largest operand, beside its gradients."""
+"""Temporary tensors of a backward pass besides gradients, each as large as the op's largest operand."""
 
 _FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3}
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one node, for one microbatch.
+    """The saved tensors and temporary memory of one node, for one microbatch.
 
     Parameters
     ----------
     values
         Values of the graph that autograd keeps.
     extra_bytes
-        What it keeps beside: masks, statistics and copies that are no values of the graph.
+        Further saved bytes: masks, statistics and copies that are not values of the graph.
     forward_bytes, backward_bytes
-        What the kernels take for a moment beside operands, results and gradients.
+        Temporary memory of the kernels in addition to operands, results and gradients.
     """
 
     values: frozenset[int]
@@ -94,12 +94,12 @@ class Kept:
 
 
 def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: set[int]) -> Kept:
-    """What is kept for `node`, given the values whose gradient is needed.
+    """What autograd saves for `node`, given the values whose gradient is needed.
 
     Parameters
     ----------
     types, batch, storage
-        Of all values that the node reads and makes, at `batch` samples; `storage_of` its graph.
+        Types of the values that the node reads and computes, the samples, and `storage_of` the graph.
     gradients
         Values whose gradient is needed (`differentiable_values`).
     """
@@ -142,7 +142,7 @@ def _values(node: Node, base: str, group: str, gradients: set[int]) -> frozenset
 
 
 def _named(node: Node, name: str) -> list[int]:
-    """Values among an argument, or a result."""
+    """The values of an argument or a result."""
     if name.startswith("result"):
         at = int(name[6:] or 0)
         return [value for value in node.outputs[at : at + 1] if value >= 0]
@@ -152,19 +152,19 @@ def _named(node: Node, name: str) -> list[int]:
 
 
 def _extra(node: Node, base: str, types: Types, batch: int) -> int:
-    """Bytes of what autograd keeps beside the graph's values."""
+    """Bytes that autograd saves in addition to the graph's values."""
 
     def size(name: str) -> int:
         return sum(types[value].bytes(batch) for value in _named(node, name))
 
     if base == "cross_entropy_loss":
-        return size("self")  # the logarithms of probabilities
+        return size("self")  # log-probabilities
     if base == "log_sigmoid":
         return size("self")  # the exponentials
     if base in ("max", "min") and node.outputs[1:] == [-1]:
-        return types[node.outputs[0]].numel(batch) * ITEM_BYTES["int64"]  # where they were found
+        return types[node.outputs[0]].numel(batch) * ITEM_BYTES["int64"]  # their positions
     if base == "native_dropout" and node.outputs[1] < 0:
-        return size("input")  # noise as numbers, where nobody reads the mask
+        return size("input")  # noise as numbers, if the mask is not used elsewhere
     if base in ("max_pool2d", "max_pool3d"):
         return sum(types[v].numel(batch) for v in node.writes()) * ITEM_BYTES["int64"]
     if base in ("layer_norm", "group_norm", "rms_norm"):
@@ -187,7 +187,7 @@ def _statistics(node: Node, base: str, types: Types, batch: int) -> int:
 
 
 def _copied(node: Node, types: Types, batch: int, storage: Storage) -> dict[int, int]:
-    """Bytes of the copies of what a product of batches does not find as [batch, n, m], by value."""
+    """Bytes, by value, of copies that a batched product makes of operands not laid out as [batch, n, m]."""
     copies: dict[int, int] = {}
     operands = (*_named(node, "self"), *_named(node, "other"))
     result = types[node.writes()[0]].shape_at(batch)
@@ -201,7 +201,7 @@ def _copied(node: Node, types: Types, batch: int, storage: Storage) -> dict[int,
 
 
 def _broadcast(node: Node, types: Types, batch: int, storage: Storage) -> int:
-    """A loss over operands of two shapes is first made for each pair of elements, in two steps."""
+    """Bytes of a loss that broadcasts its operands: it is computed for each pair, in two steps."""
     one, other = (storage.shapes[value] for name in ("self", "target") for value in _named(node, name))
     if one == other:
         return 0
@@ -219,7 +219,7 @@ def _as_batches(value: int, storage: Storage) -> bool:
 def _attention(
     node: Node, types: Types, batch: int, storage: Storage, gradients: set[int]
 ) -> tuple[frozenset[int], int, int]:
-    """Values, other bytes that are kept, and bytes for a moment."""
+    """Saved values, further saved bytes, and temporary bytes of attention."""
     operands = [value for name in ("query", "key", "value") for value in _named(node, name)]
     shape = storage.shapes[operands[0]]
     item = ITEM_BYTES[types[operands[0]].dtype]
@@ -232,7 +232,7 @@ def _attention(
         mask = sum(kind.numel(batch) * item for kind in masks if kind.dtype == "bool")
         kept = frozenset((*operands, *_named(node, "attn_mask"), *node.writes()))
         return kept, sums + mask, 0
-    # Else scores are a table: of its copies autograd keeps the softmax, with dropout noise and product too.
+    # Otherwise scores are a table; autograd saves its softmax and, with dropout, the noise and the product.
     tables = 3 if node.arguments.get("dropout_p") else 1
     whole = frozenset(value for value in operands[2:] if _as_batches(value, storage))
     copies = sum(types[value].bytes(batch) for value in operands if value not in whole)
@@ -240,10 +240,11 @@ def _attention(
 
 
 def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
-    """oneDNN's convolutions copy what they read and make, weights too, into blocks of channels.
+    """Temporary memory of convolutions.
 
-    Backward the gradients of operand and weights, which both count beside, are made one after the other.
-    PyTorch's own, for other types, lay out what every place of a window reads.
+    oneDNN copies operands, results and weights into blocks of channels. In the backward pass the gradients of
+    operand and weights, which are counted separately, are computed one after the other. PyTorch's own
+    kernels, for other types, unfold the operand for every position of a window.
     """
     if lookup(node.op).group != "convolution":
         return 0

@@ -1,8 +1,7 @@
-"""One segment of a cut graph: what a worker needs to run it, with the graph's own value and node numbers.
+"""One segment of a cut graph, with the graph's value and node numbers, and its form for evaluation.
 
-The evaluation graph: arguments that nodes of the training graph take when the model is only looked at.
-
-Dropout becomes the identity, batch norms use their running statistics, attention drops nothing.
+In evaluation, dropout is the identity, batch norms use their running statistics, and attention has no
+dropout.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A convex set of nodes that runs as one unit.
 
     `inputs` are the model inputs, parameters, buffers and constants it reads; `owned` the parameters and
-    buffers it answers for (a parameter's first user owns it; other users share the owner's tensor on the same
+    buffers it updates (a parameter's first user owns it; other users share the owner's tensor on the same
     worker and add their gradients there). `receives` and `sends` are value ids that cross the cut,
-    `differentiable` those of them whose gradient travels back.
+    `differentiable` those of them whose gradient is sent back.
     """
 
     version: int

@@ -1,13 +1,11 @@
-"""Which values take memory of their own: most of a graph's nodes only look at another value differently.
+"""Determine which values have their own memory (many nodes only return views), and the strides of values.
 
-What is said here holds for PyTorch's kernels on the CPU and for contiguous inputs, as they are when they come
-over a link. Where the order of elements is not known, an op that may copy is taken to copy: an estimate
-that is too high refuses a plan, one that is too low ends a worker.
+It models PyTorch's CPU kernels on contiguous inputs, as they arrive over a link. If the order of elements is
+unknown, an op that may copy is assumed to copy: an estimate that is too high refuses a plan, but one that is
+too low kills a worker.
 
-How elements lie in memory: the strides that PyTorch's ops give what they make, from shapes and arguments.
-
-Strides count elements, one for each dimension; those of dimensions of one element mean nothing. `None` stands
-for an order that is not known.
+Strides count elements, one for each dimension; those of dimensions of size one are meaningless. `None` stands
+for an unknown order.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Strides = tuple[int, ...]
 
 
 def contiguous(shape: Shape) -> Strides:
-    """Row major, without gaps."""
+    """Strides of a row-major tensor without gaps."""
     found: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -35,7 +33,7 @@ def contiguous(shape: Shape) -> Strides:
 
 
 def is_contiguous(shape: Shape, strides: Strides | None) -> bool:
-    """Whether the elements lie row major and without gaps."""
+    """Whether the elements are in row-major order without gaps."""
     if strides is None:
         return False
     plain = contiguous(shape)
@@ -43,7 +41,7 @@ def is_contiguous(shape: Shape, strides: Strides | None) -> bool:
 
 
 def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
-    """Strides of the same memory seen in the shape `new`; None if only a copy can have it."""
+    """Strides of the same memory viewed in the shape `new`; None if that needs a copy."""
     if math.prod(shape) == 0 or not shape:
         return contiguous(new)
     found = [0] * len(new)
@@ -52,7 +50,7 @@ def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
     for dim in range(len(shape) - 1, -1, -1):
         run *= shape[dim]
         if dim > 0 and (shape[dim - 1] == 1 or strides[dim - 1] == run * base):
-            continue  # this dimension and the one before it are one run of elements
+            continue  # contiguous with the dimension before it
         while at >= 0 and (seen < run or new[at] == 1):
             found[at] = seen * base
             seen *= new[at]
@@ -65,7 +63,7 @@ def reshaped(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
 
 
 def viewed(node: Node, shape: Shape, strides: Strides, new: Shape) -> Strides | None:
-    """Strides of a result, of shape `new`, of a view of one tensor; None where the op is not known."""
+    """Strides of the result, of shape `new`, of an op that views one tensor; None if the op is unknown."""
     arguments, base = node.arguments, node.op.split(".")[1]
     if base in ("split", "split_with_sizes", "chunk", "detach"):
         return strides
@@ -88,7 +86,7 @@ def viewed(node: Node, shape: Shape, strides: Strides, new: Shape) -> Strides | 
 
 
 def like(shape: Shape, operands: Sequence[tuple[Shape, Strides | None]]) -> Strides | None:
-    """Strides of what an elementwise op makes: without gaps, in the order in which its operands lie."""
+    """Strides of an elementwise op's result: without gaps, in the order of its operands."""
     known = [(theirs, strides) for theirs, strides in operands if strides is not None]
     if len(known) < len(operands):
         return None
@@ -104,7 +102,7 @@ def like(shape: Shape, operands: Sequence[tuple[Shape, Strides | None]]) -> Stri
 
 
 def _fastest_first(shape: Shape, operands: Sequence[Strides]) -> list[int]:
-    """Dimensions as PyTorch's TensorIterator sorts them: by insertion, as its comparison is no order."""
+    """Dimensions in the order of PyTorch's TensorIterator: insertion sort, as `_compare` is no order."""
     order = list(range(len(shape) - 1, -1, -1))
     for at in range(1, len(order)):
         later = at
@@ -119,7 +117,7 @@ def _fastest_first(shape: Shape, operands: Sequence[Strides]) -> list[int]:
 
 
 def _compare(shape: Shape, operands: Sequence[Strides], one: int, other: int) -> int:
-    """Negative if the elements of `one` are nearer, 0 if nobody says."""
+    """Negative if the elements of `one` are closer together, 0 if no operand decides."""
     for strides in operands:
         first, second = strides[one], strides[other]
         if not first or not second:
@@ -162,25 +160,25 @@ _ATTENTION = "aten.scaled_dot_product_attention.default"
 
 @dataclass
 class Storage:
-    """Memory of what nodes make.
+    """The memory of the values that nodes compute.
 
     Parameters
     ----------
     shared
-        Values that share the memory of what they are made from.
+        Values that share the memory of the values they are computed from.
     copied
-        Values that are copies because elements lie in another order than they are read, with the position of
-        the last node that changed the order. If that ran elsewhere and its result came over a link, there is
+        Values that are copies because their source has another order of elements, with the position of the
+        last node that changed the order. If that node ran elsewhere and its result came over a link, there is
         no copy.
     spared
-        Values that are no copies because elements already lie in the order of what attention asked for, with
-        the position of the node that gave them that order. If that ran elsewhere, they are copies.
+        Values that are not copies because their elements already have the order that attention needs, with
+        the position of the node that gave them that order. If that node ran elsewhere, they are copies.
     shapes
-        Of every value that a node reads or makes.
+        Shapes of all values that nodes read or compute.
     laid
-        Strides of what nodes make, `None` where they are not known.
+        Strides of the nodes' results, `None` if unknown.
     roots
-        For each of the `shared`, the value whose memory it is.
+        For each of the `shared` values, the value that owns the memory.
     """
 
     shared: set[int] = field(default_factory=set)
@@ -191,23 +189,23 @@ class Storage:
     roots: dict[int, int] = field(default_factory=dict)
 
     def root(self, value: int) -> int:
-        """The value whose memory `value` looks at: itself, or what a view is a view of."""
+        """The value that owns the memory of `value`: itself, or for a view its base."""
         return self.roots.get(value, value)
 
     def strides(self, value: int) -> Strides | None:
-        """How the elements of a value lie; contiguous if no node here made it."""
+        """Strides of a value; contiguous if no node here computed it."""
         return self.laid[value] if value in self.laid else contiguous(self.shapes[value])
 
     def is_contiguous(self, value: int) -> bool:
-        """Whether the value's elements lie row major and without gaps."""
+        """Whether the value's elements are in row-major order without gaps."""
         return is_contiguous(self.shapes[value], self.strides(value))
 
 
 def storage_of(nodes: Iterable[Node], types: Types, batch: int) -> Storage:
-    """Of all values that `nodes` make, in their order, for microbatches of `batch` samples."""
+    """The memory of all values that `nodes` compute, in their order, for microbatches of `batch` samples."""
     found = Storage()
     reordered: dict[int, int] = {}  # value -> position of the last node that changed the order
-    attended: dict[int, int] = {}  # what attention made -> position of the node that ordered its queries
+    attended: dict[int, int] = {}  # result of attention -> position of the node that ordered its queries
     for at, node in enumerate(nodes):
         for value in (*node.reads(), *node.writes()):
             found.shapes.setdefault(value, types[value].shape_at(batch))
@@ -226,10 +224,10 @@ def storage_of(nodes: Iterable[Node], types: Types, batch: int) -> Storage:
 
 
 def uses_fused_attention(node: Node, storage: Storage, gradients: Collection[int] = ()) -> bool:
-    """Whether attention runs as one kernel, which keeps no table of all pairs.
+    """Whether attention runs as one fused kernel, which does not store the table of all pairs.
 
-    PyTorch's CPU kernel takes no dropout, no values of another width than keys, no operands that are
-    broadcast (heads of keys may be shared), no mask that has a gradient or three dimensions.
+    PyTorch's CPU kernel does not support dropout, values with another width than keys, broadcast operands
+    (though heads of keys may be shared), or a mask that has a gradient or three dimensions.
     """
     query, key, value = (storage.shapes[_reference(node, name)] for name in ("query", "key", "value"))
     if node.arguments.get("dropout_p") or not len(query) == len(key) == len(value) == 4:
@@ -247,7 +245,7 @@ def uses_fused_attention(node: Node, storage: Storage, gradients: Collection[int
 
 
 def _lay(found: Storage, node: Node, value: int) -> bool:
-    """Note where a result lies, and whether it is a copy that an op of the group of views had to make."""
+    """Record the memory of a result; returns whether a view op had to copy it."""
     group, shape = lookup(node.op).group, found.shapes[value]
     if group != "view":
         found.laid[value] = _fresh(found, node, shape)
@@ -277,7 +275,7 @@ def _fresh(found: Storage, node: Node, shape: tuple[int, ...]) -> Strides | None
 
 
 def _turns(found: Storage, node: Node) -> bool:
-    """Whether a view's elements lie in another order than those of what it looks at."""
+    """Whether a view's elements have another order than those of its base."""
     if lookup(node.op).group != "view":
         return False
     made, source = node.writes()[0], node.reads()[0]

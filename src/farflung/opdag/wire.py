@@ -1,10 +1,10 @@
-"""OP-DAG and segments to bytes and back. What comes in is hostile until every check here has passed.
+"""OP-DAGs and segments as bytes. Received bytes are untrusted until every check here has passed.
 
 The checks are structural: known ops and arguments, every value defined once and before its use, bounded
 sizes. Shapes and element types are recomputed by a backend on a device without memory (`meta`) before
 anything runs (`runtime.torch_backend.verify`).
 
-Older formats of the wire become today's here, and nowhere else: what reads a document knows one format.
+Older wire formats are converted to the current one here, and nowhere else, so readers know only one format.
 
 Format 1 named the opset by a hash of its table, and there was one table. Format 2 gives the lowest version of
 the opset that has all ops of the document.
@@ -34,14 +34,14 @@ class _Header(msgspec.Struct):
 
 
 def upgraded(data: bytes) -> bytes:
-    """A document of any supported format, in today's.
+    """Convert a document of any supported format to the current one.
 
     Raises
     ------
     GraphError
-        It comes from the future, or from a table that never was.
+        Its format is newer than this version, or its opset is unknown.
     msgspec.DecodeError
-        It is no document.
+        It is not a document.
     """
     version = msgspec.msgpack.decode(data, type=_Header).version
     if version > NEWEST:
@@ -91,7 +91,7 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
     Raises
     ------
     GraphError
-        Naming the first rule of the format, the opset or the limits that it breaks.
+        The graph breaks a rule of the format, the opset or the limits; the message names the first one.
     """
     graph = _decode(data, Graph)
     types = dict(enumerate(graph.values))
@@ -132,7 +132,7 @@ def _decode(data: bytes, kind: type[Document]) -> Document:
     try:
         document = msgspec.msgpack.decode(upgraded(data), type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        quoted = printable(str(error)[:200])  # parts of the document, which another machine wrote
+        quoted = printable(str(error)[:200])  # parts of the document are untrusted
         raise GraphError(f"the OP-DAG cannot be read: {quoted}") from None
     if document.opset > version():
         raise GraphError(
@@ -203,7 +203,7 @@ def _check_size(number: int, value_type: ValueType, batch: int) -> None:
         raise GraphError(f"value {number} would shrink with the batch")
     elements = 1
     for size in value_type.shape_at(batch):
-        elements *= max(size, 1)  # of no elements at all, strides are still counted
+        elements *= max(size, 1)  # strides are limited even for empty tensors
         if size < 0 or elements > MAXIMUM_ELEMENTS:
             raise GraphError(f"value {number} has a size outside 0 to {MAXIMUM_ELEMENTS} elements")
 

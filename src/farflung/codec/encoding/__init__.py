@@ -1,1 +1,9 @@
-"""Numbers as bytes: floats, integers, indices, entropy coding, random bits."""
+"""Numbers as bytes.
+
+payload
+    Parts of a payload, a reader that trusts none of them, and small integers packed into bytes.
+floats, indices, integer_coding, zstd
+    Floating-point arrays, positions, entropy-coded integers, and zstandard.
+noise
+    Random signs and dither from a seed.
+"""

@@ -1,1 +1,1 @@
-"""The codec families, one a file: what travels instead of a tensor."""
+"""The codec families, one per file."""

@@ -1,1 +1,9 @@
-"""What codecs remember from one tensor to the next."""
+"""State that codecs keep from one tensor to the next.
+
+coder
+    The interface of one end of a link, and the coder without state.
+reference, running_mean
+    Subtract the running mean of each row's key.
+feedback
+    Add what one step left out to the next one.
+"""

@@ -1,7 +1,7 @@
 """An `nn.Module` and its loss to an OP-DAG, by `torch.export`; the only part of `opdag` that needs torch.
 
-`lints`, `watch`, `module_state`, `python_state`, `regions` and `batch` each keep something from going wrong
-in silence; `verdicts` says what they found.
+`lints`, `module_state`, `python_state` and `regions` each detect a kind of model that would otherwise be
+captured wrongly without an error; `lint_results` reports what they found.
 """
 
 from farflung.opdag.capture.capture import Capture, capture

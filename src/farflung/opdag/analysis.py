@@ -121,7 +121,7 @@ def sides_of(segment: Segment) -> Sides | None:
 
 def _differentiable(node: Node, segment: Segment) -> tuple[int, ...]:
     """The results of a node that would have a gradient if something it reads has one."""
-    # What normalisations make beside their result are statistics, which have none.
+    # Further results of normalisations are statistics, which have no gradient.
     outputs = node.outputs[:1] if lookup(node.op).group == "normalisation" else node.outputs
     return tuple(value for value in outputs if value >= 0 and segment.values[value].dtype in FLOATING)
 

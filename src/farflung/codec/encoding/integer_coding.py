@@ -28,7 +28,7 @@ _TOGETHER = {1: 5, 2: 3, 3: 2, 7: 2, 127: 1}
 PLANES = 30
 """Of so many planes none has to share a byte with nothing."""
 _LOOK = 2**12
-"""About so many numbers from the middle are written in several ways, and the shortest is taken for all."""
+"""About this many numbers from the middle are encoded with several radii; the shortest is used for all."""
 _WAYS = 3
 _BYTE = 255
 _MOST = 2**30

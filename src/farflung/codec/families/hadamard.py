@@ -12,7 +12,7 @@ few elements outweigh the others (cubes of normal numbers), at 1 bit 2 % and 16 
 Quantisers for normally distributed numbers: which levels there are, and how they stand in bytes.
 
 The levels are Lloyd's and Max's (Max, "Quantizing for Minimum Distortion", 1960), rounded to whole numbers
-up to 127, so that whoever adds up a hundred of them in float32 makes no rounding error.
+up to 127, so that adding up a hundred of them in float32 makes no rounding error.
 """
 
 from __future__ import annotations

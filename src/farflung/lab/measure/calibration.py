@@ -1,4 +1,4 @@
-"""Asked against measured: whether the lab's links are as they were set, by plain traffic."""
+"""Compare the settings of a lab's links with what plain traffic measures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farflung.lab.spec import LabSpec, LinkSettings, Node
 from farflung.lab.switch.shaper import FRAME_OVERHEAD
 from farflung.lab.switch.stats import VOID_ABOVE_MS
 
-TCP_HEADERS = 52  # IPv4, TCP and its timestamps: what a segment has beside payload
+TCP_HEADERS = 52  # IPv4, TCP and its timestamps: the headers of a TCP segment
 PROBE_BYTES = 72  # payload
 PROBE_FRAME_BYTES = PROBE_BYTES + traffic.UDP_HEADERS + FRAME_OVERHEAD
 PROBE_SHARE = 0.25  # of a rate, so that none waits
@@ -34,7 +34,7 @@ OVERHEAD = (
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One link or line. Times are one way, in ms; `ping_ms` is a round trip; losses are shares."""
+    """One link or access line. Times are one-way, in ms; `ping_ms` is a round trip; losses are shares."""
 
     link: str
     flows: int
@@ -102,7 +102,7 @@ def standard_cases(quick: bool) -> list[Case]:
 
 
 def topology_cases(spec: LabSpec) -> list[Case]:
-    """One pair for each distinct setting of a lab, at most eight, where no NAT is in the way."""
+    """One pair for each distinct setting of a lab, at most eight, skipping pairs behind NAT."""
     nodes = {node.name: node for node in spec.nodes}
     cases: dict[LinkSettings, Case] = {}
     for (source, target), link in spec.links.items():

@@ -1,4 +1,4 @@
-"""Measures two nodes of a running lab with plain traffic: programs of `flow` in them, and ping."""
+"""Measure two nodes of a running lab with plain traffic: `flow` programs in the nodes, and ping."""
 
 from __future__ import annotations
 

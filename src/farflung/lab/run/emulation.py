@@ -1,4 +1,4 @@
-"""How much slower than life an emulated fleet must run, so that one machine can carry its traffic."""
+"""Compute by how much an emulated fleet must be slowed down, so that one machine can carry its traffic."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class LabFleet(FleetProcesses):
         return self._folder / "submitter"
 
     def keep(self, name: str, content: bytes) -> Path:
-        """Write a file for the submitter, as nobody else has it; removed with the fleet."""
+        """Write a file for the submitter into the fleet's folder, which is removed with the fleet."""
         path = self._folder / name
         path.write_bytes(content)
         return path

@@ -1,4 +1,4 @@
-"""A topology laid out as a lab: every worker a node, and broker and submitter in the home of one of them."""
+"""Lay a topology out as a lab: every worker is a node, broker and submitter in the home of one of them."""
 
 from __future__ import annotations
 

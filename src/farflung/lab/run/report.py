@@ -1,4 +1,4 @@
-"""What a lab did during a run, kept in the run folder as `lab.json`."""
+"""Write what a lab did during a run to `lab.json` in the run folder."""
 
 from __future__ import annotations
 

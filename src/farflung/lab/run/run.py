@@ -1,4 +1,4 @@
-"""A training run in a lab: the network, the fleet and the submitter, for as long as the run lasts."""
+"""Run a training in a lab: network, fleet and submitter, for as long as the run lasts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Request:
     codecs: tuple[str, ...] = ()
 
     def known(self) -> Topology:
-        """The topology of those who take part, as the planner is told of it."""
+        """The topology of the nodes that take part, as it is given to the planner."""
         part = only(self.topology, list(range(self.workers)))
         return on_this_machine(part) if self.emulated is None else self.emulated.emulation.sustained_by(part)
 
@@ -71,14 +71,14 @@ class LabRun:
         self._lost = ""
 
     async def run(self) -> Outcome:
-        """Train to the end, whatever it is; then nobody of the fleet is left.
+        """Train until the run ends in any state; afterwards no process of the fleet is left.
 
         The run folder, where the submitter made one, also gets `lab.json` and what the fleet said, in `logs`.
 
         Raises
         ------
         RunFailed
-            The fleet could not start, or lost somebody without the submitter noticing.
+            The fleet could not start, or lost a process without the submitter noticing.
         LabError
             The lab ended before the run.
         """
@@ -101,7 +101,7 @@ class LabRun:
             self._task.cancel()
 
     async def _drop(self) -> None:
-        """Without a network nobody can end in order."""
+        """Kill the fleet when the network is gone, because no process can then end in order."""
         assert self._task is not None
         if self._submitter is not None:
             self._submitter.kill()
@@ -122,7 +122,7 @@ class LabRun:
                 report = LabReport.of(request.topology, self._network.stats(), emulation)
             finally:
                 if not (has_run := run_in(request.out) not in (None, before)):
-                    fleet.kill()  # nobody has anything to bring to an end
+                    fleet.kill()  # no process has anything left to finish
                 await fleet.stop()
                 if has_run:
                     keep(request.out, fleet.logs, report)
@@ -165,7 +165,7 @@ class LabRun:
         return arguments + ["--json"] * request.as_json
 
     async def _watch(self, fleet: LabFleet, submitter: LabSubmitter) -> None:
-        """Somebody is gone: the submitter has time to hear of it from the broker, who knows more."""
+        """Handle the loss of a process; the submitter first gets time to hear the broker's reason."""
         lost: list[str] = []
         await fleet.watch(lost.append)
         self._tell(lost[0])

@@ -1,4 +1,4 @@
-"""What is said to a running switch over its Unix socket: length-prefixed msgpack, one answer a request."""
+"""Requests to a running switch over its Unix socket: length-prefixed msgpack, one answer per request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SetLine(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class Cut(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Cut a pair both ways, or a node from all."""
+    """Cut a pair in both directions, or a node from all others."""
 
     first: str
     second: str | None = None

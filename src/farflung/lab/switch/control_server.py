@@ -34,7 +34,7 @@ class _Connection:
 
 
 class ControlServer:
-    """Answers requests of clients on a Unix socket, driven by the events of somebody's epoll."""
+    """Answers requests of clients on a Unix socket, driven by events of the caller's epoll."""
 
     def __init__(self, path: Path, epoll: select.epoll, answer: Callable[[Request], Answer]) -> None:
         self._epoll, self._answer = epoll, answer
@@ -173,7 +173,7 @@ class ControlHandler:
         return told
 
     def _unread(self) -> int:
-        """Over all nodes since the start; one whose device somebody has deleted counts no more."""
+        """Sum over all nodes since the start, without nodes whose device was deleted."""
         unread = 0
         for node in self._fabric.spec.nodes:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Who reaches whom, and by which pipes: the switch's tables. Changed while it runs; no I/O."""
+"""The switch's tables: which node has which address, and the pipes between nodes. No I/O."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Fabric:
         return self._port_of[name]
 
     def route(self, source: int, address: bytes) -> Channel | None:
-        """The channel to a packed IPv4 or IPv6 address; None if nobody has it (multicast, say)."""
+        """The channel to a packed IPv4 or IPv6 address; None if no node has it (multicast, say)."""
         target = self._ports.get(address)
         if target is None or target == source:
             return None
@@ -93,7 +93,7 @@ class Fabric:
         self._homes[line.name].change(line)
 
     def cut(self, first: str, second: str | None, is_cut: bool) -> list[tuple[str, str]]:
-        """Cut or heal a pair both ways; without `second`, a node from all others. The pairs it changed."""
+        """Cut or heal a pair, or without `second` a node and all others; returns the changed pairs."""
         changed = []
         port = self.port(first)
         others = range(len(self.numbers)) if second is None else [self._pair(first, second).target]
@@ -115,7 +115,7 @@ class Fabric:
         return healed
 
     def renumber(self, name: str) -> int:
-        """Give a node addresses that nobody had before; the old ones reach nobody. Its new number."""
+        """Give a node addresses that no node had before, replacing the old ones; returns its number."""
         port = self.port(name)
         if self._next_number > spec.LAST_NUMBER:
             raise LabError(f"all {spec.LAST_NUMBER} addresses of this lab have been used")

@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.02
 class Leaving:
     """SIGTERM to every process in the namespaces, once; SIGKILL to those that are there after a while.
 
-    It neither waits nor sleeps: whoever has it looks now and then until all `are_gone`.
+    It neither waits nor sleeps: the caller polls it until all `are_gone`.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -39,7 +39,7 @@ class Leaving:
         self._asked: set[int] = set()  # a second SIGTERM would end them in the middle of tidying up
 
     def are_gone(self) -> bool:
-        """Ask whoever is new to end, end whoever is late; whether nobody was there."""
+        """Send SIGTERM to new processes and kill late ones; returns whether there were none."""
         running = self._running()
         late = time.monotonic() > self._deadline
         for process in running:
@@ -196,7 +196,7 @@ def _become_router(namespace: str) -> None:
 def _set_tcp(namespace: str) -> None:
     with inside(namespace):
         for name, value in TCP_SETTINGS.items():
-            with suppress(OSError):  # a kernel or container that lets nobody set it keeps its own
+            with suppress(OSError):  # some kernels and containers do not allow setting it
                 Path("/proc/sys/net/ipv4", name).write_text(value)
 
 

@@ -27,7 +27,7 @@ from farflung.lab.switch.switch import Switch, take_priority
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a switch is told: the lab's name, what it is, and which process it must not outlive."""
+    """The arguments of a switch: the lab's name, its spec, and the process that it must not outlive."""
 
     name: str
     spec: LabSpec
@@ -59,7 +59,7 @@ def _open_devices(start: Start) -> list[int]:
 
 
 def _tell(started: Started) -> None:
-    with suppress(BrokenPipeError):  # whoever started this is gone, which is seen soon enough
+    with suppress(BrokenPipeError):  # the parent is gone, which is detected elsewhere
         os.write(sys.stdout.fileno(), msgspec.json.encode(started) + b"\n")
 
 
@@ -71,7 +71,7 @@ class _Farewell:
         self._leaving: Leaving | None = None
 
     def are_gone(self) -> bool:
-        """Whether nobody is in it any more. The first time is the beginning of the end."""
+        """Whether no process is left in the lab; the first call begins to end them."""
         if self._leaving is None:
             registry.socket_path(self._lab).unlink(missing_ok=True)
             self._leaving = Leaving(self._rooms)
@@ -108,7 +108,7 @@ def main() -> int:
     try:
         start = msgspec.msgpack.decode(told, type=Start)
         parent = os.pidfd_open(start.parent)
-    except (msgspec.DecodeError, ProcessLookupError):  # whoever started this is gone
+    except (msgspec.DecodeError, ProcessLookupError):  # the parent is gone
         return 1
     try:
         _serve(start, parent, asked_to_end)

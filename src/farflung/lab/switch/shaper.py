@@ -1,4 +1,4 @@
-"""What a packet meets on its way, as arithmetic: when it arrives, or that it does not. No clock, no I/O.
+"""Compute when a packet arrives, or that it is lost. Pure arithmetic: no clock, no I/O.
 
     up line of its home -> the pair's own rate -> loss -> delay and jitter -> down line of the other home
 
@@ -71,7 +71,7 @@ class Path:
 
 
 class Channel:
-    """One ordered pair of nodes: the pipes and the path its packets take, and what became of them.
+    """One ordered pair of nodes: the pipes and the path of its packets, and counts of their fate.
 
     Pipes and paths may be shared with other channels. `delivered_bytes` counts IP packets.
     """

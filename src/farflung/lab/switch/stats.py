@@ -1,4 +1,4 @@
-"""What a lab's switch did: counts of each pair, and how late it was itself."""
+"""Counters of a lab's switch: packets of each pair, and how late the switch was."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Switch:
             woke = now()
             for descriptor, mask in events:
                 port = port_of.get(descriptor)
-                if port is not None and mask & select.EPOLLERR:  # somebody deleted the device
+                if port is not None and mask & select.EPOLLERR:  # the device was deleted
                     epoll.unregister(descriptor)
                 elif port is not None:
                     self._take(port, descriptor)
@@ -114,7 +114,7 @@ class Switch:
             self._deliver()
 
     def _take(self, port: int, device: int) -> None:
-        """Read what nodes have sent, and book its way."""
+        """Read packets from nodes and schedule their delivery."""
         routes, offset, largest, heap = self._fabric.routes[port], self._offset, self._largest, self._heap
         read, now, draw = os.read, time.monotonic, random.random
         for _ in range(BATCH_PACKETS):

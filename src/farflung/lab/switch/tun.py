@@ -68,7 +68,7 @@ def open_tun(offload: bool) -> int:
 
 
 def unread_packets(namespace: str) -> int:
-    """Packets that `wan0` of a namespace dropped since it was made, because nobody read them soon enough."""
+    """Packets that `wan0` of a namespace has dropped so far because they were not read soon enough."""
     with inside(namespace):
         lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
     counts = next((line.split() for line in lines if line.split()[0] == f"{INTERFACE}:"), None)

@@ -1,4 +1,4 @@
-"""An `nn.Module` and its loss to an OP-DAG, by `torch.export`; the only part of `opdag` that needs torch.
+"""Capture an `nn.Module` and its loss as an OP-DAG, with `torch.export`; only this part of opdag needs torch.
 
 `lints`, `module_state`, `python_state` and `regions` each detect a kind of model that would otherwise be
 captured wrongly without an error; `lint_results` reports what they found.

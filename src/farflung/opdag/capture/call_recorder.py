@@ -114,7 +114,7 @@ class Watch(TorchFunctionMode):
         return result
 
     def _note(self, name: str) -> None:
-        if self.dependent is not None:  # what came first led to the rest
+        if self.dependent is not None:  # the first one caused the others
             return
         if name in _ASKS:
             what, fix = _ASKS[name]

@@ -70,7 +70,7 @@ def _nested(program: ExportedProgram) -> int:
 
 
 def _decompositions_of(ops: Collection[torch._ops.OpOverload]) -> Decompositions:
-    """Of those that have one. Random ops have none here: eager's numbers would be drawn in another way."""
+    """Decompositions of ops that have one, except random ops, which would draw other numbers than eager."""
     if not ops:
         return {}
     known = {**torch.export.default_decompositions().materialize(), **_OWN}

@@ -63,6 +63,6 @@ class Remarks:
 
 
 def decided(verdicts: Iterable[Verdict], *later: Verdict) -> tuple[Verdict, ...]:
-    """The verdicts with later ones in place of what they said before."""
+    """The verdicts, with earlier ones replaced by later ones."""
     known = {verdict.lint: verdict for verdict in later}
     return tuple(known.get(verdict.lint, verdict) for verdict in verdicts)

@@ -84,7 +84,7 @@ def forbid_buffer_assignment() -> Iterator[None]:
 def watch_checkpointing(remarks: Remarks) -> Iterator[None]:
     """Note activation checkpointing: the graph holds the plain ops, so it saves no memory there.
 
-    Both of torch's ways are replaced beneath `checkpoint`, which user code often imported by its own name.
+    Both of torch's variants are replaced below `checkpoint`, which user code often imports by name.
     """
 
     def note() -> None:

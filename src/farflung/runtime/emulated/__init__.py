@@ -1,1 +1,1 @@
-"""A device that takes its time and sends bytes of the right size, and computes nothing."""
+"""The emulated device: takes as long as a real one, sends bytes of the right size, and computes nothing."""

@@ -98,7 +98,7 @@ class EmulatedSegment:
         """There is nothing to compile."""
 
     def close(self) -> None:
-        """Nothing runs beside."""
+        """Do nothing: there is no background work."""
 
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Payload]) -> dict[int, Payload]:
         self._device.work(self._flops)
@@ -180,6 +180,6 @@ class EmulatedBackend:
     def coding(
         self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]
     ) -> EmulatedCoding:
-        from farflung.runtime.emulated.coding import EmulatedCoding  # with numpy, by way of the codecs
+        from farflung.runtime.emulated.coding import EmulatedCoding  # imports numpy, through the codecs
 
         return EmulatedCoding(worker, plan, training, segments, EmulatedDevice(self._device.tflops))

@@ -17,7 +17,7 @@ HEADER_BYTES = 8
 
 
 class EmulatedCoding:
-    """See `runtime.coding.Coding`. A codec takes time beside the device, as where devices are real."""
+    """See `runtime.coding.Coding`. Codecs run in parallel with the device, as on real devices."""
 
     def __init__(
         self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], device: EmulatedDevice

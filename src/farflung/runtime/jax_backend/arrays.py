@@ -56,7 +56,7 @@ def over(buffer: memoryview, form: Form) -> np.ndarray:
 def memory(array: AnyArray) -> memoryview:
     """The bytes of an array, as a flat view; of memory that the device shares with the host it is no copy.
 
-    Nobody writes into a JAX array, and the view keeps it alive.
+    JAX arrays are never written to, and the view keeps them alive.
     """
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 

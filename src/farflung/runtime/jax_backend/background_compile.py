@@ -1,4 +1,4 @@
-"""Something that takes long to make, made on a thread of its own while nobody waits for it yet."""
+"""Build something slow on a separate thread before it is needed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Made = TypeVar("Made")
 
 
 class NoLongerWanted(Exception):
-    """Nobody waits for what was being made."""
+    """Raised on the building thread when the result is not needed any more."""
 
 
 class Wanted:
-    """Whether something is still wanted: for whoever makes it to ask between two parts of the work."""
+    """Whether the result is still needed; the builder checks it between two parts of the work."""
 
     def __init__(self) -> None:
         self._over = threading.Event()

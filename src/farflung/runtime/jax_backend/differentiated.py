@@ -64,7 +64,7 @@ def needed_for(
 
 
 def _run_inlined(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
-    """As the function was traced, but with the equations of calls in place of the calls."""
+    """Run the traced function with its inner calls inlined."""
     jaxpr: Jaxpr = closed.jaxpr
     values: dict[Var, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))

@@ -6,7 +6,7 @@ at no number. `lowerings` holds them, one group of the opset a file.
 
 Dimensions by PyTorch's rules: negative ones count from the end, and a scalar has a dimension 0.
 
-What a lowering may take on the way: nothing out of proportion to what it reads.
+The limit on a lowering's intermediate arrays: nothing out of proportion to its operands.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ ALWAYS_ELEMENTS = 2**20
 
 
 def require_room(elements: int, *beside: jax.Array) -> None:
-    """Refuse an intermediate array of so many elements where what stands `beside` it is small.
+    """Refuse an intermediate array of that many elements if the arrays in `beside` are small.
 
     Raises
     ------

@@ -80,7 +80,7 @@ class Stepper:
         return list(moved)
 
     def _numbers(self, step: int, count: int, scale: float) -> list[float]:
-        """What one parameter's rule is told at its own step number `count`, from 1."""
+        """The inputs of one parameter's update rule at its own step number `count`, from 1."""
         rate = learning_rate(self._declared, step)
         if isinstance(self._declared, AdamW):
             first, second = (1 - beta**count for beta in self._declared.betas)

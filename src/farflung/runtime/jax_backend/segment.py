@@ -1,6 +1,6 @@
 """One segment on JAX: compiled functions, a tape per microbatch, gradients in two parts, apply.
 
-See `runtime.backend.SegmentRunner`. Only the compute thread may call in; compiling happens beside it.
+See `runtime.backend.SegmentRunner`. Call it on the compute thread only; compilation runs in the background.
 
 Which values have a gradient at all: autograd leaves the others alone.
 """
@@ -227,7 +227,7 @@ class JaxSegment:
         return {**self._arrays, **pending, **jax.device_put(dict(values))}
 
     def _cotangents(self, unit: Unit, gradients: Mapping[int, AnyArray]) -> list[AnyArray]:
-        """One gradient for each differentiable output: zeros where nobody had one."""
+        """One gradient for each differentiable output: zeros where none arrived."""
         found: list[AnyArray] = []
         for value in self._layout.outputs:
             kind = self.segment.values[value]

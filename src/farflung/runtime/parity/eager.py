@@ -54,7 +54,7 @@ def random_numbers(graph: Graph) -> list[int]:
 
 
 class Reference:
-    """Eager training of `loss_of` (batch -> scalar loss) beside which a distributed run is held.
+    """Eager training of `loss_of` (batch -> scalar loss), the reference for a distributed run.
 
     `draws` are the numbers from which its random ops are seeded, in order; by default those of the graph.
     """

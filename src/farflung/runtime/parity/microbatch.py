@@ -1,4 +1,4 @@
-"""One microbatch of a captured graph held beside the user's own module: loss, every gradient, every buffer.
+"""Compare one microbatch of a captured graph with the user's module: loss, every gradient, every buffer.
 
 It is what capture runs for every job, so it is frugal: neither side copies a parameter, the graph's gradients
 are kept once, and eager's are compared and freed one by one while its backward pass runs.

@@ -1,4 +1,4 @@
-"""Is a model captured, cut and differentiated right? Held beside eager, in one process."""
+"""Compare a captured, cut and trained model with eager training, in one process."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ _MARK = "__dynamo_disable"
 
 
 def keep_compiler_out() -> None:
-    """Mark the functions by which torch computes shapes, if nobody has imported its compiler before."""
+    """Mark the functions by which torch computes shapes, unless its compiler is imported already."""
     if "torch._dynamo" in sys.modules:
         return
     import torch._decomp.decompositions

@@ -74,7 +74,7 @@ class _Case:
         return numbers * count if len(numbers) == 1 else numbers
 
     def is_of_one_type(self) -> bool:
-        """Whether nothing is converted on the way: all floating point values are of the same type."""
+        """Whether no conversion is needed, because all floating point values have the same type."""
         values = (*self.join.node.reads(), *self.join.makes)
         types = {self.segment.values[value].dtype for value in values}
         return len(types & FLOATING) == 1 and len(self.join.makes) == 1

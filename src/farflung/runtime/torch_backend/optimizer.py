@@ -4,7 +4,7 @@ Its classes import torch's compiler as soon as one is made: seconds, and memory,
 Large parameters are changed piece by piece: what the functions make on the way, two tensors of a parameter's
 size, then stays in the cache. No number depends on another, so the bits are the same.
 
-Torch's own optimizers from their declarations: what ours is held beside.
+`torch.optim` optimizers built from the same declarations serve as the reference.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class SplitPass:
 
 
 def _formula(join: Join, segment: Segment, batch: int) -> Formula | None:
-    """How the gradients of a join's weights are made later; None if they are made on the way.
+    """How the gradients of a join's weights are computed later; None if `backward` computes them already.
 
     The kernel that makes the gradient of what a normalisation read makes those of its weights as well. Which
     one attention takes depends on whether its mask has a gradient.
@@ -139,7 +139,7 @@ def _joint(join: Join, formula: Formula | None) -> Joint:
 
 
 def _read_once(segment: Segment, sides: Sides) -> set[int]:
-    """Weights that one argument of one join reads, and nobody else."""
+    """Weights that are read by one argument of one join, and by nothing else."""
     reads = Counter(value for node in segment.nodes for value in node.reads())
     return {value for join in sides.joins for value in join.weights if reads[value] == 1}
 
@@ -202,7 +202,7 @@ class _SplitTape:
 
 
 def _add_to(parameter: Tensor, gradient: Tensor) -> None:
-    """What autograd does where the gradient of a parameter arrives; nobody else has `gradient`'s memory."""
+    """The hook for a parameter's gradient; nothing else references the memory of `gradient`."""
     if parameter.grad is not None:
         parameter.grad += gradient
     elif gradient.stride() == parameter.stride():

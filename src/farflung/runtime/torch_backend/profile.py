@@ -49,7 +49,7 @@ LEAST_SECONDS, MOST_SECONDS = 0.5, 8.0
 class _Timed:
     """A node that is timed: its program, the values it reads and makes, seconds of each pass.
 
-    `at_once`: one kernel makes the gradients of what came in and those of parameters.
+    `at_once`: one kernel computes the gradients of received values and those of parameters.
     """
 
     signature: str
@@ -197,7 +197,7 @@ class Replay:
         return _Tape(timed, leaves, made, seconds)
 
     def _backward(self, tape: _Tape, gradients: dict[int, Tensor]) -> None:
-        """First the gradients of what came in, then those of parameters, added to their sums."""
+        """Run backward: gradients of received values first, then those of parameters, added to their sums."""
         made = {v: t for v, t in tape.results.items() if t.requires_grad}
         arrived = [gradients.pop(v, None) for v in made]
         pairs = [
@@ -280,7 +280,7 @@ def program_of(node: Node, graph: Graph, samples: int) -> Program:
 
 
 def this_device() -> Device:
-    """What times on this device depend on, beside what is timed."""
+    """Everything but the timed op that times on this device depend on."""
     table = f"{opset.version()} {opset.schema_hash(opset.version())}"
     return Device(device_name(), f"torch {torch.__version__}", table, torch.get_num_threads())
 

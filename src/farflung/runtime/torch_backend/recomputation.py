@@ -1,4 +1,4 @@
-"""Recomputation: a microbatch keeps what came in, and its tape is made only when its gradients are due.
+"""Recomputation: a microbatch keeps its received values, and its tape is built when its gradients are due.
 
 With the same inputs, seed and buffers the second forward pass makes the same bits as the first, because torch
 chooses the same kernels in both: it looks whether a gradient is wanted (whether to fold a batch of matrices
@@ -35,7 +35,7 @@ class AgainPass:
 
 
 def _forget(saved: Tensor) -> None:
-    """What autograd keeps in place of a tensor."""
+    """Save nothing instead of a tensor."""
 
 
 def _forgotten(kept: None) -> Tensor:

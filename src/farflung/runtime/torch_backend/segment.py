@@ -101,7 +101,7 @@ class TorchSegment:
         """Its code was generated when it was made."""
 
     def close(self) -> None:
-        """Nothing runs beside."""
+        """Do nothing: there is no background work."""
 
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Run one microbatch; returns the values to send, detached and contiguous.

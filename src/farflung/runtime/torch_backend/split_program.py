@@ -20,7 +20,7 @@ DETACHED, LEAF = "d", "w"
 
 @dataclass(frozen=True)
 class Joint:
-    """What the code of a join does beside running its node.
+    """What the code of a join does in addition to running its node.
 
     Parameters
     ----------

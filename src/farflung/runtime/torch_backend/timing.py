@@ -23,7 +23,7 @@ MOST_ELEMENTS = 2**24
 FAR_BYTES = 64 * 2**20
 """More than a core's share of any cache: what was used so many bytes ago is not there any more."""
 MOST_ALIKE, ALIKE_BYTES = 64, FAR_BYTES // 4
-"""Parameters of one size are updated together to time one; gradients and moments come beside their bytes."""
+"""Parameters of one size are updated together to time one; gradients and moments need further bytes."""
 
 
 _BLOCK = 2**16
@@ -35,7 +35,7 @@ def clock() -> float:
 
 
 def autograd_seconds() -> float:
-    """Seconds that starting autograd takes, beside what any node adds."""
+    """Seconds to start autograd, without the time of any node."""
     leaf = torch.zeros(1, requires_grad=True)
     one = torch.ones(1)
     seconds = []

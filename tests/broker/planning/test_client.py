@@ -57,7 +57,7 @@ def test_a_defect_of_the_planner_keeps_its_traceback_for_the_log(monkeypatch: py
     monkeypatch.setattr("farflung.broker.planning.process._answer", broken)
     found = process.answer(Question(b"", training(), ["a"], 1))
     assert isinstance(found, Broken)
-    assert found.error == "KeyError: 'node 7'" and "test_planning.py" in found.traceback
+    assert found.error == "KeyError: 'node 7'" and __file__ in found.traceback
 
 
 def test_a_planner_that_dies_ends_only_the_job(

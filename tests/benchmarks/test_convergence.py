@@ -79,6 +79,7 @@ def test_only_whole_runs_with_one_rung_are_in_the_rate_loss_table() -> None:
     assert report.losses(report.rows(runs), "gpt", "a model", before) == {**before, **found}
 
 
+@pytest.mark.slow
 def test_a_gpt_over_dense_links_is_the_gpt_in_one_piece() -> None:
     found = train(gpt(4, quick=True), Way.of(DENSE), 0, lambda line: None)
     assert all(one.in_loop == pytest.approx(one.plain, rel=1e-5) for one in found.curve)
@@ -87,6 +88,7 @@ def test_a_gpt_over_dense_links_is_the_gpt_in_one_piece() -> None:
     assert found.last.plain < found.curve[0].plain
 
 
+@pytest.mark.slow
 def test_codecs_change_in_the_middle_of_a_run_and_bytes_are_of_both() -> None:
     found = train(gpt(4, quick=True), Way.of(SPARSE_THEN_INT8), 0, lambda line: None)
     assert 6 < found.ratio < 12

@@ -162,6 +162,7 @@ def test_a_loss_chart_is_a_picture_with_every_line_inside() -> None:
     assert_legible(figure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ def test_a_lost_link_is_first_sought_the_way_it_stood_and_each_way_gets_one_try(
     assert [way for way in ways if way != last] == [way for way in WAYS if way != last]
 
 
+@pytest.mark.slow
 @given(st.lists(st.builds(Tried, st.sampled_from(WAYS), st.text(max_size=5000)), max_size=3))
 def test_what_was_tried_fits_into_a_message_with_the_advice(tried: list[Tried]) -> None:
     assert (

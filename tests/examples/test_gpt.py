@@ -81,6 +81,7 @@ def test_generated_text_begins_with_the_prompt_and_depends_on_the_seed_alone(job
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_the_sample_is_text_whatever_the_model_writes(job: Job) -> None:
     assert job.sample is not None
     assert len(job.sample(job.model.eval())) > 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pictures.drawn import assert_legible, svg_text
@@ -19,6 +20,7 @@ depths = st.integers(1, 60).flatmap(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(depths)
 def test_any_depth_can_be_drawn(depth: Depth) -> None:

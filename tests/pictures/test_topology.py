@@ -51,6 +51,7 @@ def test_every_shipped_testbed_can_be_read(name: str) -> None:
     assert_legible(figure)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 64), st.integers(0, 12), st.sampled_from([0.0, 0.5, 20.0, 9999.0]))
 def test_any_fleet_can_be_drawn(count: int, sites: int, mbps: float) -> None:

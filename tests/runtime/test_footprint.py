@@ -36,6 +36,7 @@ def resnet() -> tuple[nn.Module, dict[str, Tensor]]:
     return ResNet((1, 1, 1, 1), 100, width=48), pictures(96, 100)(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "worker", "recompute", "optimizer"),
     [

@@ -243,6 +243,7 @@ class Mixture(nn.Module):
         return self.experts(x, chosen, torch.ones_like(x[:, :1])).square().mean()
 
 
+@pytest.mark.slow
 def test_mixtures_of_experts_of_hugging_face_name_the_setting() -> None:
     pytest.importorskip("transformers")
     refused = str(refusal(Mixture(), {"x": torch.randn(6, WIDTH), "chosen": torch.tensor([[0], [1]] * 3)}))

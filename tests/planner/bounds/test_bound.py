@@ -61,6 +61,7 @@ def any_assignment(workload: Workload, topology: Topology, draw: random.Random) 
     return found if fits else None
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10**6), split=st.booleans())
 def test_no_plan_is_faster_than_the_bound(seed: int, split: bool) -> None:

@@ -58,6 +58,7 @@ def test_no_plan_of_all_is_simulated_below_the_bound(seed: int, count: int, wind
     assert schedule.step_seconds >= min(steps) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_the_plan_is_near_the_best_of_all(seed: int) -> None:
@@ -69,6 +70,7 @@ def test_the_plan_is_near_the_best_of_all(seed: int) -> None:
     assert schedule.step_seconds <= min(steps) * 1.1
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 4))
 def test_never_worse_than_op_fence_and_equal_inputs_give_equal_plans(seed: int, count: int) -> None:

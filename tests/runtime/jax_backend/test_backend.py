@@ -19,6 +19,7 @@ print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((8, 8)))[0, 0])
 """
 
 
+@pytest.mark.slow
 def test_what_one_process_compiled_another_one_finds(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "xla"
     told, listed = [], []

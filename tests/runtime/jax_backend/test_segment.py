@@ -163,6 +163,7 @@ def test_the_arrays_that_a_segment_was_given_are_never_written() -> None:
     assert not same(pair.state(), given)
 
 
+@pytest.mark.slow
 def test_a_dropped_step_leaves_nothing() -> None:
     pair, fresh = Pair("batch-norm"), Pair("batch-norm")
     before = pair.state()
@@ -239,6 +240,7 @@ def test_frozen_parameters_have_no_gradient_and_stay() -> None:
     assert {name for name, array in before.items() if not np.array_equal(array, after[name])} == set(held)
 
 
+@pytest.mark.slow
 def test_random_numbers_are_those_of_the_seed_on_every_run() -> None:
     sent = []
     for seed in (3, 3, 4):
@@ -258,6 +260,7 @@ def test_each_microbatch_and_node_draws_its_own_numbers() -> None:
     assert len({tuple(key) for key in keys}) == len(keys) > 1
 
 
+@pytest.mark.slow
 def test_evaluation_draws_nothing_and_keeps_nothing() -> None:
     pair = Pair("gpt-dropout")
     values = [next(iter(pair.forward(m, EVALUATION).values())) for m in (0, 0)]

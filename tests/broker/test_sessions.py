@@ -44,13 +44,13 @@ class Worker:
         self.dialled.append(await dial(self._address, context, hello, BROKER, handler, TIMEOUTS))
         return self.dialled[-1]
 
-    def told(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         self.heard.put_nowait(message)
 
-    def back(self) -> None:
+    def on_reconnect(self) -> None:
         self.times_back += 1
 
-    def lost(self, reason: str) -> None:
+    def on_disconnect(self, reason: str) -> None:
         self.reason.set_result(reason)
 
     async def hear(self, kind: type) -> Any:

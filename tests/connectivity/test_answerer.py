@@ -18,7 +18,7 @@ from farflung.transport.endpoint import Hello, Link, Peer, listen
 from farflung.transport.timeouts import Timeouts
 
 
-class Sought(Recorder):
+class AnswererOwner(Recorder):
     """Somebody who is dialled for, and may refuse whoever comes."""
 
     def __init__(self, refuses: str = "") -> None:
@@ -51,7 +51,9 @@ class Eager(Recorder):
         return super().admit(link)
 
 
-def dial_back(folder: Path, sought: Sought, asker: Recorder, settled: str, host: str = "127.0.0.1") -> None:
+def dial_back(
+    folder: Path, owner: AnswererOwner, asker: Recorder, settled: str, host: str = "127.0.0.1"
+) -> None:
     """Let worker `a` dial back to worker `b`, who asked for it; the broker is on this machine."""
 
     async def scenario() -> None:
@@ -60,11 +62,11 @@ def dial_back(folder: Path, sought: Sought, asker: Recorder, settled: str, host:
         hello = Hello("b", "worker", "data")
         listener = await listen("127.0.0.1:0", other.server, hello, asker.admit, timeouts)
         answerer = Answerer(
-            Hello("a", "worker", "data"), own.client, "127.0.0.1:7700", sought, lambda: timeouts
+            Hello("a", "worker", "data"), own.client, "127.0.0.1:7700", owner, lambda: timeouts
         )
-        answerer.hear(DialBack(1, "job", 1, "b", [f"{host}:{listener.port}"]), listener)
-        await sought.until(lambda: settled in sought.order)
-        if sought.refuses:
+        answerer.on_request(DialBack(1, "job", 1, "b", [f"{host}:{listener.port}"]), listener)
+        await owner.until(lambda: settled in owner.order)
+        if owner.refuses:
             await asker.until(lambda: bool(asker.reasons))
         await answerer.close()
         await listener.close()
@@ -73,37 +75,37 @@ def dial_back(folder: Path, sought: Sought, asker: Recorder, settled: str, host:
 
 
 def test_a_peer_who_speaks_at_once_is_let_in_before_it_is_heard(tmp_path: Path) -> None:
-    sought = Sought()
-    dial_back(tmp_path, sought, Eager(), "control")
-    assert sought.order == ["entered", "control"]
-    assert sought.links[0].path == "reverse"
+    owner = AnswererOwner()
+    dial_back(tmp_path, owner, Eager(), "control")
+    assert owner.order == ["entered", "control"]
+    assert owner.links[0].path == "reverse"
 
 
 @pytest.mark.parametrize("asker", [Recorder, Eager])
 def test_who_is_refused_is_told_why(asker: type[Recorder], tmp_path: Path) -> None:
-    sought, other = Sought(refuses="the lobby is full"), asker()
-    dial_back(tmp_path, sought, other, "entered")
-    assert sought.order == ["entered"]
+    owner, other = AnswererOwner(refuses="the lobby is full"), asker()
+    dial_back(tmp_path, owner, other, "entered")
+    assert owner.order == ["entered"]
     assert ["the lobby is full" in reason for reason in other.reasons] == [True]
 
 
 def test_a_submitter_on_the_brokers_machine_is_dialled_there(tmp_path: Path) -> None:
-    sought = Sought()
-    dial_back(tmp_path, sought, Eager(), "control", host="0.0.0.0")
-    assert sought.links[0].remote.startswith("127.0.0.1:")
+    owner = AnswererOwner()
+    dial_back(tmp_path, owner, Eager(), "control", host="0.0.0.0")
+    assert owner.links[0].remote.startswith("127.0.0.1:")
 
 
 def test_one_peer_cannot_have_more_and_more_addresses_dialled_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        sought, limits = Sought(), Timeouts()
+        owner, limits = AnswererOwner(), Timeouts()
         context = TestAuthority(tmp_path).holder("a", "worker").client
-        answerer = Answerer(Hello("a", "worker", "data"), context, "", sought, lambda: limits)
+        answerer = Answerer(Hello("a", "worker", "data"), context, "", owner, lambda: limits)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = f"127.0.0.1:{silent.getsockname()[1]}"
             for number in range(MAXIMUM_FOR_ONE_PEER + 2):
-                answerer.hear(DialBack(number, "job", 1, "b", [address]), None)  # type: ignore[arg-type]
-            answerer.hear(DialBack(99, "job", 1, "c", [address]), None)  # type: ignore[arg-type]
-            declined = [message.number for message in sought.told if isinstance(message, NotReached)]
+                answerer.on_request(DialBack(number, "job", 1, "b", [address]), None)  # type: ignore[arg-type]
+            answerer.on_request(DialBack(99, "job", 1, "c", [address]), None)  # type: ignore[arg-type]
+            declined = [message.number for message in owner.told if isinstance(message, NotReached)]
             assert declined == [MAXIMUM_FOR_ONE_PEER, MAXIMUM_FOR_ONE_PEER + 1]
             await asyncio.sleep(0)
             await answerer.close()

@@ -70,23 +70,23 @@ class Broker:
 
     def from_b(self, message: Message) -> None:
         assert isinstance(message, NotReached) and self.connector is not None
-        self.connector.hear(NotReached(message.number, "job-1", 1, "b", message.reason))
+        self.connector.on_answer(NotReached(message.number, "job-1", 1, "b", message.reason))
 
     def _pass(self, message: Message) -> None:
         assert self.connector is not None and self.answerer is not None and self.listener is not None
         if isinstance(message, AskReverse):
             back = DialBack(message.number, "job-1", 1, "a", [f"127.0.0.1:{message.port}"])
-            self.answerer.hear(back, self.listener)
+            self.answerer.on_request(back, self.listener)
         elif isinstance(message, AskCircuit):
             if self.relay is None or "r" in message.without:
-                self.connector.hear(NotReached(message.number, "job-1", 1, "b", "no relay is on offer"))
+                self.connector.on_answer(NotReached(message.number, "job-1", 1, "b", "no relay is on offer"))
                 return
             one, other = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES)
             where = [self.relay_address]
-            self.answerer.hear(
+            self.answerer.on_request(
                 Circuit(message.number, "job-1", 1, "a", "r", where, other, False), self.listener
             )
-            self.connector.hear(Circuit(message.number, "job-1", 1, "b", "r", where, one, True))
+            self.connector.on_answer(Circuit(message.number, "job-1", 1, "b", "r", where, one, True))
             self.relay.grant("a - b", (one, other), 2**30)
 
 
@@ -269,6 +269,6 @@ def test_whoever_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
                 await connecting
             (ask,) = here.broker.asked
             assert isinstance(ask, AskReverse)
-            here.connector.hear(NotReached(ask.number, "job-1", 1, "b", "too late"))
+            here.connector.on_answer(NotReached(ask.number, "job-1", 1, "b", "too late"))
 
     run(scene())

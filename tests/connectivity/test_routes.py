@@ -5,32 +5,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.connectivity.advertised import advertised
-from farflung.connectivity.routes import HELPS, LONGEST_REASON, WAYS, Route, Tried, advice, order, parts, told
+from farflung.connectivity.routes import (
+    HELPS,
+    LONGEST_REASON,
+    ROUTES,
+    FailedRoute,
+    Route,
+    advice,
+    describe_failures,
+    route_order,
+    split_failures,
+)
 from farflung.protocol.fields import MAXIMUM_ADDRESSES, TEXT_LENGTH
 from farflung.transport.addresses import parse_address
 from farflung.transport.names import MAXIMUM_ID_LENGTH
 
 
 def test_a_peer_is_sought_directly_then_in_reverse_then_by_relay() -> None:
-    assert order(None) == ("direct", "reverse", "relay")
+    assert route_order(None) == ("direct", "reverse", "relay")
 
 
-@given(st.sampled_from(WAYS))
+@given(st.sampled_from(ROUTES))
 def test_a_lost_link_is_first_sought_the_way_it_stood_and_each_way_gets_one_try(last: Route) -> None:
-    ways = order(last)
-    assert ways[0] == last and sorted(ways) == sorted(WAYS)
-    assert [way for way in ways if way != last] == [way for way in WAYS if way != last]
+    routes = route_order(last)
+    assert routes[0] == last and sorted(routes) == sorted(ROUTES)
+    assert [route for route in routes if route != last] == [route for route in ROUTES if route != last]
 
 
 @pytest.mark.slow
-@given(st.lists(st.builds(Tried, st.sampled_from(WAYS), st.text(max_size=5000)), max_size=3))
-def test_what_was_tried_fits_into_a_message_with_the_advice(tried: list[Tried]) -> None:
+@given(st.lists(st.builds(FailedRoute, st.sampled_from(ROUTES), st.text(max_size=5000)), max_size=3))
+def test_what_was_tried_fits_into_a_message_with_the_advice(tried: list[FailedRoute]) -> None:
     assert (
-        len(told(tried)) + len(advice({"a" * MAXIMUM_ID_LENGTH: 65535, "b" * MAXIMUM_ID_LENGTH: 65535}))
+        len(describe_failures(tried))
+        + len(advice({"a" * MAXIMUM_ID_LENGTH: 65535, "b" * MAXIMUM_ID_LENGTH: 65535}))
         < TEXT_LENGTH
     )
     for one in tried:
-        assert one.reason[:LONGEST_REASON] in told(tried)
+        assert one.reason[:LONGEST_REASON] in describe_failures(tried)
 
 
 def test_the_advice_names_the_machines_and_their_ports_where_they_are_known() -> None:
@@ -40,12 +51,12 @@ def test_the_advice_names_the_machines_and_their_ports_where_they_are_known() ->
 
 def test_what_was_tried_can_be_taken_apart_again() -> None:
     tried = [
-        Tried("direct", "10.0.0.1:7 refused; 10.0.0.2:7: it is out"),
-        Tried("relay", "relay through a: full"),
+        FailedRoute("direct", "10.0.0.1:7 refused; 10.0.0.2:7: it is out"),
+        FailedRoute("relay", "relay through a: full"),
     ]
     lines = ["dialled: 10.0.0.1:7 refused; 10.0.0.2:7: it is out", "over a relay: relay through a: full"]
-    assert parts(told(tried)) == lines and parts("") == []
-    assert parts(f"no way leads to worker b: {told(tried)}{HELPS}{advice({})}") == lines
+    assert split_failures(describe_failures(tried)) == lines and split_failures("") == []
+    assert split_failures(f"no way leads to worker b: {describe_failures(tried)}{HELPS}{advice({})}") == lines
 
 
 HOSTS = ["127.0.0.1", "::1", "192.168.1.5", "172.17.0.1", "fe80::1%eth0", "fe80::2", "2001:db8::5"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from farflung.connectivity.circuits import join_circuit
-from farflung.connectivity.routes import LONGEST_REASON, relayed
+from farflung.connectivity.routes import LONGEST_REASON, relay_path
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol.fields import Message
 from farflung.protocol.reachability import Circuit, DialBack, NotReached
@@ -26,7 +26,7 @@ MAXIMUM_FOR_ONE_PEER = 4
 """More than one, because a peer that asks again may have given up its earlier request."""
 
 
-class Sought(Protocol):
+class AnswererOwner(Protocol):
     """What an answerer needs from its owner."""
 
     @property
@@ -51,42 +51,42 @@ class Answerer:
         own: Hello,
         context: ssl.SSLContext,
         broker: str,
-        sought: Sought,
+        owner: AnswererOwner,
         timeouts: Callable[[], Timeouts],
     ) -> None:
         self._own = msgspec.structs.replace(own, kind="reverse")
         self._context = context
         self._broker = broker
-        self._sought = sought
+        self._owner = owner
         self._timeouts = timeouts
-        self._at_work: dict[asyncio.Task[None], str] = {}
+        self._tasks: dict[asyncio.Task[None], str] = {}
 
-    def hear(self, request: DialBack | Circuit, listener: Listener) -> None:
+    def on_request(self, request: DialBack | Circuit, listener: Listener) -> None:
         """Begin to carry out a request; on failure, the broker gets a `NotReached`."""
-        peer = self._sought.expects(request.job, request.attempt, request.peer)
+        peer = self._owner.expects(request.job, request.attempt, request.peer)
         if peer is None:
             self._decline(request, "it does not work for that attempt of the job")
-        elif list(self._at_work.values()).count(request.peer) >= MAXIMUM_FOR_ONE_PEER:
+        elif list(self._tasks.values()).count(request.peer) >= MAXIMUM_FOR_ONE_PEER:
             self._decline(request, f"it is busy with {MAXIMUM_FOR_ONE_PEER} requests of the same peer")
-        elif len(self._at_work) >= MAXIMUM_AT_ONCE:
+        elif len(self._tasks) >= MAXIMUM_AT_ONCE:
             self._decline(request, "it is busy with other peers that cannot be reached")
         elif isinstance(request, DialBack):
-            self._spawn(request, self._dial_back(request, peer))
+            self._start(request, self._dial_back(request, peer))
         else:
-            self._spawn(request, self._take_end(request, peer, listener))
+            self._start(request, self._take_end(request, peer, listener))
 
     async def close(self) -> None:
         """Cancel requests in progress."""
-        for task in self._at_work:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._at_work, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _spawn(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._watched(request, work))
-        self._at_work[task] = request.peer
-        task.add_done_callback(self._at_work.pop)
+    def _start(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._run(request, work))
+        self._tasks[task] = request.peer
+        task.add_done_callback(self._tasks.pop)
 
-    async def _watched(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, request: DialBack | Circuit, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except FarflungError as error:
@@ -97,15 +97,15 @@ class Answerer:
         answer = NotReached(
             request.number, request.job, request.attempt, request.peer, reason[:LONGEST_REASON]
         )
-        self._sought.tell(answer)
+        self._owner.tell(answer)
 
     async def _dial_back(self, request: DialBack, peer: Peer) -> None:
         addresses = [self._beside_broker(address) for address in request.addresses]
-        handler = self._sought.handler
+        handler = self._owner.handler
         link = await dial_any(addresses, self._context, self._own, peer, handler, self._timeouts())
         link.path = "reverse"
         try:
-            self._sought.entered(link)
+            self._owner.entered(link)
         except ProtocolError as error:
             await link.close(str(error))
 
@@ -115,4 +115,4 @@ class Answerer:
 
     async def _take_end(self, request: Circuit, peer: Peer, listener: Listener) -> None:
         raw = await join_circuit(request, self._broker, self._timeouts())
-        await listener.take(raw, peer, relayed(request.relay))
+        await listener.take(raw, peer, relay_path(request.relay))

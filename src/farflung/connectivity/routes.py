@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Route = Literal["direct", "reverse", "relay"]
-WAYS: tuple[Route, ...] = get_args(Route)
+ROUTES: tuple[Route, ...] = get_args(Route)
 LONGEST_REASON = 400
 HELPS = ". What helps: "
 _RELAYED = "relay through "
@@ -17,19 +17,19 @@ _WORDS: dict[Route, str] = {"direct": "dialled", "reverse": "asked to dial back"
 
 
 @dataclass(frozen=True)
-class Tried:
+class FailedRoute:
     """A route that failed."""
 
-    way: Route
+    route: Route
     reason: str
 
 
-def order(last: Route | None) -> tuple[Route, ...]:
+def route_order(last: Route | None) -> tuple[Route, ...]:
     """The order in which routes are tried: first the `last` one that worked."""
-    return WAYS if last is None else (last, *(way for way in WAYS if way != last))
+    return ROUTES if last is None else (last, *(route for route in ROUTES if route != last))
 
 
-def relayed(relay: str) -> str:
+def relay_path(relay: str) -> str:
     """The path of a link through a relay (a worker's id, or `broker`)."""
     return f"{_RELAYED}{relay}"
 
@@ -39,28 +39,28 @@ def is_relayed(path: str) -> bool:
     return path.startswith(_RELAYED)
 
 
-def told(tried: Sequence[Tried]) -> str:
+def describe_failures(tried: Sequence[FailedRoute]) -> str:
     """Describe failed routes, as a part of a sentence; empty if there are none."""
-    return "; ".join(f"{_WORDS[one.way]}: {one.reason[:LONGEST_REASON]}" for one in tried)
+    return "; ".join(f"{_WORDS[one.route]}: {one.reason[:LONGEST_REASON]}" for one in tried)
 
 
-def parts(told: str) -> list[str]:
-    """Split a message that contains the text of `told` into one entry per route."""
-    ways = "|".join(_WORDS.values())
-    tried, _, _ = told.partition(HELPS)
-    return re.findall(rf"(?:^|[;:] )((?:{ways}): .*?)(?=; (?:{ways}): |$)", tried, re.DOTALL)
+def split_failures(text: str) -> list[str]:
+    """Split a message that contains the text of `describe_failures` into one entry per route."""
+    routes = "|".join(_WORDS.values())
+    tried, _, _ = text.partition(HELPS)
+    return re.findall(rf"(?:^|[;:] )((?:{routes}): .*?)(?=; (?:{routes}): |$)", tried, re.DOTALL)
 
 
-def advice(closed: Mapping[str, int]) -> str:
+def advice(ports: Mapping[str, int]) -> str:
     """Advise users how to make peers reachable.
 
-    `closed` maps the ids of peers that could not be dialled to their ports, 0 if unknown; opening one of them
+    `ports` maps the ids of peers that could not be dialled to their ports, 0 if unknown; opening one of them
     is enough.
     """
-    doors = [
-        f"{f'TCP port {port}' if port else 'a TCP port'} through to {name}" for name, port in closed.items()
+    openings = [
+        f"{f'TCP port {port}' if port else 'a TCP port'} through to {name}" for name, port in ports.items()
     ]
-    opening = " or ".join(doors) or "a worker's TCP port through"
+    opening = " or ".join(openings) or "a worker's TCP port through"
     return (
         f"let {opening} (join --listen '[::]:PORT' fixes it, --advertise HOST:PORT tells where it is),"
         " or let a relay carry the link (join --relay MBPS on a reachable machine, or broker --relay MBPS)"

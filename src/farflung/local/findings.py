@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
-from farflung.connectivity.routes import advice, parts
+from farflung.connectivity.routes import advice, split_failures
 from farflung.protocol.viewer import LinkView, WorkerStatus
 from farflung.text import and_more, count_of
 
@@ -73,7 +73,7 @@ def _closed(view: LinkView) -> tuple[str, ...]:
 
 def _explained(view: LinkView, closed: dict[str, int]) -> Finding:
     report = view.report
-    ends, helps, tried = f"{view.holder} to {report.peer}", advice(closed), parts(report.tried)
+    ends, helps, tried = f"{view.holder} to {report.peer}", advice(closed), split_failures(report.tried)
     if report.link is None:
         return Finding("path", False, f"{ends}: {'no way' if tried else 'the link is lost'}", helps, tried)
     path = report.link.path

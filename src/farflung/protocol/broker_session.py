@@ -31,13 +31,13 @@ log = logging.getLogger("farflung.protocol")
 class SessionListener(Protocol):
     """The owner of a broker session; its methods are called on the event loop."""
 
-    def told(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         """Handle a message from the broker, one of the session's union."""
 
-    def back(self) -> None:
+    def on_reconnect(self) -> None:
         """Handle that a new connection has replaced a lost one."""
 
-    def lost(self, reason: str) -> None:
+    def on_disconnect(self, reason: str) -> None:
         """Handle the end of the session; called at most once, and not after `close`."""
 
 
@@ -54,9 +54,11 @@ class BrokerSession:
 
     link: Link
 
-    def __init__(self, union: Any, ears: SessionListener, dial: Callable[[Handler], Awaitable[Link]]) -> None:
+    def __init__(
+        self, union: Any, listener: SessionListener, dial: Callable[[Handler], Awaitable[Link]]
+    ) -> None:
         self._union = union
-        self._ears = ears
+        self._listener = listener
         self._dial = dial
         self._session = Session(secrets.token_hex(16))
         self._claimed: tuple[Link, int] | None = None
@@ -99,7 +101,7 @@ class BrokerSession:
     def control(self, link: Link, message: bytes) -> None:
         said = decode(message, self._union)
         if not isinstance(said, Attached):
-            self._ears.told(said)
+            self._listener.on_message(said)
             return
         if self._claimed is None or self._claimed[0] is not link:
             raise ProtocolError("the broker attached a link twice")
@@ -156,14 +158,14 @@ class BrokerSession:
             log.info("the broker is not back: %s", failure)
             self._lose(why_over("the broker", timeouts.lease_seconds, reason))
         elif not self._is_over:
-            self._ears.back()
+            self._listener.on_reconnect()
 
     def _lose(self, reason: str) -> None:
         if not self._is_over:
             self._is_over = True
             self._release_claimed(reason)
             self._session.close()
-            self._ears.lost(reason)
+            self._listener.on_disconnect(reason)
 
     def _release_claimed(self, reason: str) -> list[Link]:
         """Abandon a connection that the broker has not attached yet."""
@@ -192,15 +194,15 @@ async def dial_broker(
     try:
         return await dial(identity.broker, own, hello, broker, handler, timeouts)
     except AnotherAuthority:
-        raise AnotherAuthority(_words(identity)) from None
+        raise AnotherAuthority(_wrong_broker_message(identity)) from None
 
 
-def _words(identity: Identity) -> str:
-    joined = identity.joined_at()
-    made = "one that was there before" if joined == identity.broker else f"the one at {joined}"
+def _wrong_broker_message(identity: Identity) -> str:
+    joined_at = identity.joined_at()
+    issuer = "one that was there before" if joined_at == identity.broker else f"the one at {joined_at}"
     return (
         f"the broker at {identity.broker} does not know the identity in {identity.folder}: {identity.role}"
-        f" {identity.id} is of another broker, {made}; make a token on the machine of this one (farflung"
+        f" {identity.id} is of another broker, {issuer}; make a token on the machine of this one (farflung"
         f" token create --role {identity.role}) and add --token, with a --folder of its own to keep both"
     )
 
@@ -213,16 +215,16 @@ class Renewal:
         self._contexts = contexts
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, tell: Callable[[Message], None], every_seconds: float) -> None:
-        """Check the certificate now, and at least every `every_seconds`; `tell` sends to the broker."""
+    def start(self, send: Callable[[Message], None], every_seconds: float) -> None:
+        """Check the certificate now, and at least every `every_seconds`; `send` sends to the broker."""
         if self._timer is not None:
             self._timer.cancel()
         left = self._identity.renewal_due_at - time.time()
         if left <= 0:
-            tell(Renew(self._identity.renewal_request()))
+            send(Renew(self._identity.renewal_request()))
             left = every_seconds
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(min(left, every_seconds), self.start, tell, every_seconds)
+        self._timer = loop.call_later(min(left, every_seconds), self.start, send, every_seconds)
 
     def stop(self) -> None:
         """Stop checking."""

@@ -70,9 +70,9 @@ class Probing:
             if self._exchange is not None and self._exchange.number == message.number:
                 self._end()
         elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
-            self._answerer.hear(message, self._listener())
+            self._answerer.on_request(message, self._listener())
         else:
-            self._connector.hear(message)
+            self._connector.on_answer(message)
 
     def stop(self, reason: str) -> None:
         """Cancel the current probe without reporting results."""
@@ -91,13 +91,13 @@ class Probing:
 
     def seeks(self, peer: Peer) -> bool:
         """Whether a link that this peer dials back is for a probe."""
-        return self._connector.seeks(peer)
+        return self._connector.has_asked(peer)
 
     def dialled_back(self, link: Link) -> Handler:
         """Take a link that a peer dialled back for a probe."""
         return self._connector.admit(link)
 
-    # paths.answerer.Sought
+    # Callbacks of the answerer (connectivity.answerer.AnswererOwner)
 
     @property
     def handler(self) -> Handler:

@@ -124,9 +124,9 @@ class Routes:
         elif isinstance(message, Probe | EndProbe) or message.job == SURVEY:
             self._probing.hear(message)
         elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
-            self._answerer.hear(message, self._listening())
+            self._answerer.on_request(message, self._listening())
         else:
-            self._connector.hear(message)
+            self._connector.on_answer(message)
 
     def report(self) -> None:
         """Report the status of every link to the broker, now and every few heartbeats."""
@@ -157,7 +157,7 @@ class Routes:
         await self._probing.close()
         await self._answerer.close()
 
-    # paths.answerer.Sought
+    # Callbacks of the answerer (connectivity.answerer.AnswererOwner)
 
     @property
     def handler(self) -> Handler:

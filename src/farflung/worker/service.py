@@ -228,7 +228,7 @@ class WorkerService:
 
     # callbacks of the session with the broker
 
-    def told(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         if isinstance(message, messages.Renewed):
             self._spawn(self._take_certificate(message.certificate))
         elif isinstance(message, messages.Denied):
@@ -245,14 +245,14 @@ class WorkerService:
         await asyncio.to_thread(self._renewal.renewed, certificate)
         self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
 
-    def back(self) -> None:
+    def on_reconnect(self) -> None:
         log.info("linked to the broker again")
         if self._broker is not None:
             self._paths.registered(self._broker.link.local, self._timeouts)
             # Always: behind a NAT only the broker sees whether the address has changed.
             self._tell(messages.Moved(self._paths.addresses()))
 
-    def lost(self, reason: str) -> None:
+    def on_disconnect(self, reason: str) -> None:
         self._broker = None
         self._gone_reason = reason
         self._broker_gone.set()

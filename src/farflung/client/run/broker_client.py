@@ -147,13 +147,13 @@ class _Listener:
     def __init__(self, hear: Callable[[Message | Lost], None]) -> None:
         self._hear = hear
 
-    def told(self, message: Message) -> None:
+    def on_message(self, message: Message) -> None:
         self._hear(message)
 
-    def back(self) -> None:
+    def on_reconnect(self) -> None:
         log.warning("linked to the broker again")
 
-    def lost(self, reason: str) -> None:
+    def on_disconnect(self, reason: str) -> None:
         self._hear(Lost(BROKER_ID, reason))
 
 

@@ -71,7 +71,7 @@ class WorkerRoutes:
 
     def hear(self, answer: Answers) -> None:
         """Handle the broker's answer to a request for help."""
-        self._connector.hear(answer)
+        self._connector.on_answer(answer)
 
     async def close(self, reason: str) -> None:
         """Stop reporting, and close the listening port, if any, with the links that came in over it."""

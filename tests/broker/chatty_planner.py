@@ -5,5 +5,5 @@ from __future__ import annotations
 from farflung.broker.planning import process
 
 if __name__ == "__main__":
-    process.SAY_SECONDS = 0.0
+    process.PROGRESS_SECONDS = 0.0
     process.main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.broker.core import events, facts
-from farflung.broker.core.events import Admit, Command, Reject, Reply, RunPlanner, Send, Tell
+from farflung.broker.core.events import Admit, Command, Reject, Reply, RunPlanner, Send, SendToSubmitter
 from farflung.broker.core.state import Outcome, State, decide
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import FEEDER, Edge, Placement, Plan
@@ -68,12 +68,12 @@ class Scenario:
         self,
         worker: str,
         boot: str = "boot-1",
-        heard_seconds: float | None = None,
+        silent_seconds: float | None = None,
         device: Device = DEVICE,
     ) -> Outcome:
         where = WorkerAddresses((f"{worker}.example:7000",))
         register = Register(device, "lab", list(where.addresses), boot)
-        return self.feed(events.WorkerJoins(self.now, worker, register, where, heard_seconds, 3.0))
+        return self.feed(events.WorkerRegisters(self.now, worker, register, where, silent_seconds, 3.0))
 
     def leave(self, worker: str, reason: str = "connection reset") -> Outcome:
         return self.feed(events.WorkerLeaves(self.now, worker, reason))
@@ -82,7 +82,7 @@ class Scenario:
         self, workers: int = 2, submitter: str = "ana", on: Sequence[str] = (), **changes: object
     ) -> Outcome:
         message = Submit("gpt", b"graph", training(**changes), len(on) or workers, list(on))
-        return self.feed(events.SubmitterSays(self.now, submitter, message, SUBMITTER_SEEN_AT))
+        return self.feed(events.SubmitterMessage(self.now, submitter, message, SUBMITTER_SEEN_AT))
 
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
         held = self.state.jobs[job]
@@ -94,10 +94,10 @@ class Scenario:
         return self.feed(events.PlanMade(self.now, job, attempt, plan, programs, owned))
 
     def loaded(self, worker: str, job: str = "job-1", attempt: int = 1) -> Outcome:
-        return self.feed(events.WorkerSays(self.now, worker, Loaded(job, attempt)))
+        return self.feed(events.WorkerMessage(self.now, worker, Loaded(job, attempt)))
 
     def ready(self, worker: str, unit: int, job: str = "job-1", **share: object) -> Outcome:
-        return self.feed(events.WorkerSays(self.now, worker, self.shares(worker, unit, job, **share)))
+        return self.feed(events.WorkerMessage(self.now, worker, self.shares(worker, unit, job, **share)))
 
     def shares(self, worker: str, unit: int, job: str = "job-1", **share: object) -> UnitReady:
         held = self.state.jobs[job]
@@ -119,12 +119,12 @@ class Scenario:
 
     def collected(self, job: str = "job-1", attempt: int = 1, submitter: str = "ana") -> Outcome:
         return self.feed(
-            events.SubmitterSays(self.now, submitter, Collected(job, attempt), SUBMITTER_SEEN_AT)
+            events.SubmitterMessage(self.now, submitter, Collected(job, attempt), SUBMITTER_SEEN_AT)
         )
 
     def cancel(self, collect: bool, job: str = "job-1", submitter: str = "ana") -> Outcome:
         return self.feed(
-            events.SubmitterSays(self.now, submitter, Cancel(job, "Ctrl-C", collect), SUBMITTER_SEEN_AT)
+            events.SubmitterMessage(self.now, submitter, Cancel(job, "Ctrl-C", collect), SUBMITTER_SEEN_AT)
         )
 
 
@@ -135,7 +135,7 @@ def sent(outcome_commands: object, worker: str) -> list[Message]:
 
 def told(outcome_commands: object, job: str = "job-1") -> list[Message]:
     """What these commands tell the job's submitter."""
-    return [c.message for c in outcome_commands if isinstance(c, Tell) and c.job == job]  # type: ignore[attr-defined]
+    return [c.message for c in outcome_commands if isinstance(c, SendToSubmitter) and c.job == job]  # type: ignore[attr-defined]
 
 
 __all__ = ["Admit", "Reject", "Reply", "RunPlanner", "Scenario", "plan_over", "sent", "told", "training"]

@@ -80,7 +80,7 @@ class Arrival:
 
 
 def events_of(
-    arrival: Arrival, switchboard: SessionRegistry, timeouts: Timeouts, now: float
+    arrival: Arrival, sessions: SessionRegistry, timeouts: Timeouts, now: float
 ) -> Iterator[events.Event]:
     """Convert an arrival into events.
 
@@ -89,63 +89,67 @@ def events_of(
     ProtocolError
         A worker sent a message before it registered, it registered twice, or an address is invalid.
     """
-    line, content = arrival.origin, arrival.content
+    session, content = arrival.origin, arrival.content
     if isinstance(content, events.Event):
         yield content
         return
-    assert line is not None
+    assert session is not None
     match content:
         case Closed(reason):
-            yield from _departures(line, reason, switchboard, now)
+            yield from _end_events(session, reason, sessions, now)
         case Register():
-            yield _registration(line, content, switchboard, timeouts, now)
+            yield _register_event(session, content, sessions, timeouts, now)
         case Moved(addresses):
-            yield events.WorkerMoves(now, line.peer.id, _where(_known(line, switchboard), addresses))
-        case AskReverse() | AskCircuit() if line.peer.role == "submitter":
-            yield events.SubmitterSays(now, line.peer.id, content, line.remote)
+            yield events.WorkerMoves(
+                now, session.peer.id, _addresses_of(_require_registered(session, sessions), addresses)
+            )
+        case AskReverse() | AskCircuit() if session.peer.role == "submitter":
+            yield events.SubmitterMessage(now, session.peer.id, content, session.remote)
         case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
-            yield events.WorkerSays(now, _known(line, switchboard).peer.id, content)
+            yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
         case Submit() | Collected() | Cancel():
-            yield events.SubmitterSays(now, line.peer.id, content, line.remote)
+            yield events.SubmitterMessage(now, session.peer.id, content, session.remote)
 
 
-def _departures(
-    line: HolderSession, reason: str, switchboard: SessionRegistry, now: float
+def _end_events(
+    session: HolderSession, reason: str, sessions: SessionRegistry, now: float
 ) -> Iterator[events.WorkerLeaves | events.SubmitterLeaves]:
-    was_worker = switchboard.is_worker(line)
-    jobs = switchboard.jobs_over(line)
-    switchboard.drop(line)
+    was_worker = sessions.is_worker(session)
+    jobs = sessions.jobs_of(session)
+    sessions.drop(session)
     if was_worker:
-        yield events.WorkerLeaves(now, line.peer.id, reason)
+        yield events.WorkerLeaves(now, session.peer.id, reason)
     for job in jobs:
         yield events.SubmitterLeaves(now, job, reason)
 
 
-def _registration(
-    line: HolderSession, register: Register, switchboard: SessionRegistry, timeouts: Timeouts, now: float
-) -> events.WorkerJoins:
-    older = switchboard.workers.get(line.peer.id)
-    if older is line:
-        raise ProtocolError(f"worker {line.peer.id} registered twice over one connection")
-    heard = None if older is None else time.monotonic() - older.last_heard
+def _register_event(
+    session: HolderSession, register: Register, sessions: SessionRegistry, timeouts: Timeouts, now: float
+) -> events.WorkerRegisters:
+    replaced = sessions.workers.get(session.peer.id)
+    if replaced is session:
+        raise ProtocolError(f"worker {session.peer.id} registered twice over one connection")
+    silent_seconds = None if replaced is None else time.monotonic() - replaced.last_heard
     device = msgspec.structs.replace(
         register.device, name=one_line(register.device.name), kind=one_line(register.device.kind)
     )
-    plain = msgspec.structs.replace(register, site=one_line(register.site), device=device)
-    where = _where(line, register.addresses)
-    return events.WorkerJoins(now, line.peer.id, plain, where, heard, timeouts.suspect_seconds)
+    printable = msgspec.structs.replace(register, site=one_line(register.site), device=device)
+    where = _addresses_of(session, register.addresses)
+    return events.WorkerRegisters(
+        now, session.peer.id, printable, where, silent_seconds, timeouts.suspect_seconds
+    )
 
 
-def _known(line: HolderSession, switchboard: SessionRegistry) -> HolderSession:
-    if not switchboard.is_worker(line):
-        raise ProtocolError(f"worker {line.peer.id} must register before it says anything else")
-    return line
+def _require_registered(session: HolderSession, sessions: SessionRegistry) -> HolderSession:
+    if not sessions.is_worker(session):
+        raise ProtocolError(f"worker {session.peer.id} must register before it says anything else")
+    return session
 
 
-def _where(line: HolderSession, addresses: Sequence[str]) -> WorkerAddresses:
+def _addresses_of(session: HolderSession, addresses: Sequence[str]) -> WorkerAddresses:
     if not addresses:
-        raise ProtocolError(f"worker {line.peer.id} gave no address: peers could not reach it")
-    return worker_addresses(addresses, line.remote)
+        raise ProtocolError(f"worker {session.peer.id} gave no address: peers could not reach it")
+    return worker_addresses(addresses, session.remote)
 
 
 _log = logging.getLogger("farflung.broker")
@@ -170,10 +174,10 @@ class Dispatcher:
     ) -> None:
         self.state = state
         self.measurements = Measurements()
-        self._planning = FairLock()  # one planner at a time
-        self._choosing = ThreadPoolExecutor(1, "farflung-choosing")  # apart from threads that write the log
+        self._planner_lock = FairLock()  # one planner at a time
+        self._tuning_thread = ThreadPoolExecutor(1, "farflung-codec-tuning")  # not a thread that stores
         self._circuits = circuits
-        self.switchboard = SessionRegistry()
+        self.sessions = SessionRegistry()
         self._store = store
         self._timeouts = timeouts
         self._clock = clock
@@ -185,7 +189,7 @@ class Dispatcher:
         """The topology of these workers, measured where possible, and what had to be assumed."""
         return topology_of([self.state.workers[name] for name in workers], self.measurements)
 
-    def _known(self, workers: Sequence[str]) -> MeasuredTopology | None:
+    def _measured_topology(self, workers: Sequence[str]) -> MeasuredTopology | None:
         """The topology of these workers; None if none of their links was measured."""
         if len(workers) > MOST_WORKERS or not self.measurements.among(workers):
             return None
@@ -210,7 +214,7 @@ class Dispatcher:
             arrivals, self._arrivals = self._arrivals, []
             group = _Group([], [])
             for arrival in arrivals:
-                self._take(arrival, group)
+                self._process(arrival, group)
             if group.records:
                 await self._append(group.records)
             for action in group.actions:
@@ -233,11 +237,11 @@ class Dispatcher:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._choosing.shutdown(wait=False, cancel_futures=True)
+        self._tuning_thread.shutdown(wait=False, cancel_futures=True)
 
-    def close(self, line: HolderSession, reason: str) -> None:
+    def close(self, session: HolderSession, reason: str) -> None:
         """Close a session without waiting for it."""
-        self.spawn(line.close(reason))
+        self.spawn(session.close(reason))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background; it is cancelled when the broker stops."""
@@ -245,9 +249,9 @@ class Dispatcher:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _take(self, arrival: Arrival, group: _Group) -> None:
+    def _process(self, arrival: Arrival, group: _Group) -> None:
         try:
-            for event in events_of(arrival, self.switchboard, self._timeouts, self._clock()):
+            for event in events_of(arrival, self.sessions, self._timeouts, self._clock()):
                 self._decide(event, arrival.origin, group)
         except ProtocolError as error:
             if arrival.origin is None:
@@ -270,71 +274,73 @@ class Dispatcher:
             if words := log_lines.log_line(fact):
                 group.actions.append(partial(_log.info, "%s", words))
             if isinstance(fact, facts.JobSubmitted) and origin is not None:
-                self.switchboard.jobs[fact.job] = origin
-        self._address(outcome, origin, group)
+                self.sessions.jobs[fact.job] = origin
+        self._queue_commands(outcome, origin, group)
         for fact in outcome.facts:
             if isinstance(fact, facts.JobEnded):
-                self.switchboard.jobs.pop(fact.job, None)
+                self.sessions.jobs.pop(fact.job, None)
 
-    def _address(self, outcome: Outcome, origin: HolderSession | None, group: _Group) -> None:
+    def _queue_commands(self, outcome: Outcome, origin: HolderSession | None, group: _Group) -> None:
         # Look up receivers now and not after the commit: a worker that registers again within this group must
         # not get messages meant for its older session.
-        for command in self._spelled_out(outcome.commands):
+        for command in self._expand_circuits(outcome.commands):
             if isinstance(command, RunPlanner):
                 group.actions.append(partial(self.spawn, self._plan(command)))
             if isinstance(command, ConsiderCodecs):
-                group.actions.append(partial(self.spawn, self._consider(command)))
-            if older := self.switchboard.replaced(command, origin):
+                group.actions.append(partial(self.spawn, self._tune_codecs(command)))
+            if replaced := self.sessions.admit(command, origin):
                 group.actions.append(
-                    partial(self.close, older, "this worker connected again on a newer link")
+                    partial(self.close, replaced, "this worker connected again on a newer link")
                 )
-            if found := self.switchboard.receiver(command, origin):
-                line, message = found
-                group.actions.append(partial(line.send_control, messages.encode(message)))
+            if receiver := self.sessions.receiver(command, origin):
+                session, message = receiver
+                group.actions.append(partial(session.send_control, messages.encode(message)))
                 if isinstance(command, Reject):
-                    group.actions.append(partial(self.close, line, command.reason))
+                    group.actions.append(partial(self.close, session, command.reason))
 
-    def _spelled_out(self, commands: Iterable[Command]) -> Iterator[Command]:
+    def _expand_circuits(self, commands: Iterable[Command]) -> Iterator[Command]:
         for command in commands:
             if isinstance(command, OpenCircuit):
                 yield from self._circuits.open(command)
             else:
                 yield command
 
-    async def _consider(self, command: ConsiderCodecs) -> None:
+    async def _tune_codecs(self, command: ConsiderCodecs) -> None:
         """Run codec tuning on a thread: it takes up to a second for the largest plans."""
         try:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._choosing, command.steering.all_over, command.units)
+            found = await loop.run_in_executor(self._tuning_thread, command.steering.all_over, command.units)
         except Exception:  # the job keeps its codecs, and tuning is tried again after the next unit
             _log.exception("codecs of %s could not be chosen", command.job)
             found = command.steering.unmoved()
         self.put(Arrival(None, CodecsConsidered(self._clock(), command.job, command.attempt, *found)))
 
     async def _plan(self, command: RunPlanner) -> None:
-        async with self._planning.turn(self.state.jobs[command.job].submitter):
+        async with self._planner_lock.turn(self.state.jobs[command.job].submitter):
             if not is_planning(self.state.jobs[command.job], command.attempt):
                 return  # the attempt ended while it waited for the planner
-            answer = await self._planned(command)
+            answer = await self._run_planner(command)
         self.put(Arrival(None, answer))
 
-    async def _planned(self, command: RunPlanner) -> PlanMade | PlanFailed | PlanLacks:
+    async def _run_planner(self, command: RunPlanner) -> PlanMade | PlanFailed | PlanLacks:
         try:
-            known = await asyncio.to_thread(self._known, command.workers)  # seconds for a thousand workers
-            hear = partial(self._tell_search, command)
-            return await plan(command, known, self._timeouts, self._clock, hear)
+            measured = await asyncio.to_thread(
+                self._measured_topology, command.workers
+            )  # seconds for a thousand workers
+            on_progress = partial(self._send_progress, command)
+            return await plan(command, measured, self._timeouts, self._clock, on_progress)
         except Exception:  # without an answer the job would hold its workers for ever
             _log.exception("%s could not be planned", command.job)
             reason = "the broker could not plan this job: see its log"
             return PlanFailed(self._clock(), command.job, command.attempt, reason)
 
-    def _tell_search(self, command: RunPlanner, searched: Searched) -> None:
+    def _send_progress(self, command: RunPlanner, searched: Searched) -> None:
         """Report the search's progress to the submitter. This is not stored."""
         job = self.state.jobs[command.job]
-        line = self.switchboard.jobs.get(command.job)
-        if line is not None and is_planning(job, command.attempt):
+        session = self.sessions.jobs.get(command.job)
+        if session is not None and is_planning(job, command.attempt):
             so_far = f"{searched.plans:,.0f} plans looked at"
             if searched.step_seconds is not None:
                 so_far += f", the best {format_seconds(searched.step_seconds)} a step"
             words = planning_words(job, len(command.workers), so_far)
-            line.send_control(messages.encode(messages.Accepted(job.job, words)))
+            session.send_control(messages.encode(messages.Accepted(job.job, words)))

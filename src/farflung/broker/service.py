@@ -12,7 +12,7 @@ from typing import Any
 
 from farflung.broker.address_file import write_address
 from farflung.broker.core import facts
-from farflung.broker.core.events import Restarted, Tick, WorkerProved
+from farflung.broker.core.events import Restarted, Tick, WorkerVerified
 from farflung.broker.core.state import replay
 from farflung.broker.dispatcher import Arrival, Closed, Dispatcher
 from farflung.broker.network.relays import Circuits
@@ -88,21 +88,21 @@ class BrokerService:
     ) -> None:
         self._authority = Authority.open(folder, store, lifetime_seconds=certificate_seconds)
         self._timeouts = timeouts
-        self._born = time.monotonic()
-        self._born_at = time.time()
+        self._started = time.monotonic()
+        self._started_at = time.time()
         state = replay(map(facts.decode, store.events()))
         self._relay_mbps = relay_mbps
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
         self._circuits = Circuits(self._relay)
         self._dispatcher = Dispatcher(state, store, timeouts, self._clock, self._circuits)
-        logbook = MeasurementStore(store, self._dispatcher.spawn)
-        self._surveyor = SurveyService(self._dispatcher, logbook, timeouts, self._clock, surveys)
+        measurement_store = MeasurementStore(store, self._dispatcher.spawn)
+        self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
-        self._seen: dict[str, tuple[str, float]] = {}
+        self._last_seen: dict[str, tuple[str, float]] = {}
         self._reports = Reports()
-        self._lines: dict[Link, HolderSession] = {}
+        self._by_connection: dict[Link, HolderSession] = {}
         self._sessions: dict[tuple[Peer, str], HolderSession] = {}
-        self._prover = AddressVerifier(lambda: self._identity.client_context(), timeouts, self._proved)
+        self._verifier = AddressVerifier(lambda: self._identity.client_context(), timeouts, self._on_verified)
         self._listener: Listener | None = None
 
     @property
@@ -142,7 +142,7 @@ class BrokerService:
 
     async def stop(self) -> None:
         """Close all connections with a reason, and free the port."""
-        await self._prover.close()
+        await self._verifier.close()
         await self._dispatcher.stop()
         if self._listener is not None:
             await self._listener.close("the broker is shutting down")
@@ -154,22 +154,22 @@ class BrokerService:
         union = _UNIONS.get(link.peer.role)
         if union is None:
             raise ProtocolError(f"a {link.peer.role} has nothing to say to a broker")
-        decoded, line = messages.decode(message, union), self._lines[link]
+        decoded, session = messages.decode(message, union), self._by_connection[link]
         if isinstance(decoded, Attach):
-            self._attach(link, line, decoded)
+            self._attach(link, session, decoded)
         elif isinstance(decoded, Ask):
-            line.send_control(messages.encode(self._status()))
+            session.send_control(messages.encode(self._status()))
         elif isinstance(decoded, Links):
-            self._reports.take(self._dispatcher.state.jobs, link.peer.id, decoded)
-            self._surveyor.watch(link.peer.id, decoded)
+            self._reports.add(self._dispatcher.state.jobs, link.peer.id, decoded)
+            self._surveys.on_link_report(link.peer.id, decoded)
         elif isinstance(decoded, AskTopology):
-            self._dispatcher.spawn(self._tell_topology(line, decoded))
+            self._dispatcher.spawn(self._send_topology(session, decoded))
         elif isinstance(decoded, Probed) or (isinstance(decoded, PathQuestion) and decoded.job == SURVEY):
-            self._survey(line, decoded)
+            self._survey(session, decoded)
         elif isinstance(decoded, Renew):
-            self._dispatcher.spawn(self._renew(line, decoded))
+            self._dispatcher.spawn(self._renew(session, decoded))
         else:
-            self._dispatcher.put(Arrival(line, decoded))
+            self._dispatcher.put(Arrival(session, decoded))
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Refuse data."""
@@ -180,96 +180,97 @@ class BrokerService:
 
     def closed(self, link: Link, reason: str) -> None:
         """Note that a connection closed; its session may continue on another one."""
-        line = self._lines.pop(link, None)
-        if line is not None:
-            line.closed(reason)
+        session = self._by_connection.pop(link, None)
+        if session is not None:
+            session.on_connection_closed(reason)
 
     def _admit(self, link: Link) -> BrokerService:
-        self._lines[link] = HolderSession(link, self._gone)
+        self._by_connection[link] = HolderSession(link, self._on_session_end)
         return self
 
-    def _attach(self, link: Link, line: HolderSession, attach: Attach) -> None:
+    def _attach(self, link: Link, session: HolderSession, attach: Attach) -> None:
         key = (link.peer, attach.session)
         known = self._sessions.get(key)
         if known is None:
-            line.attach(attach)
-            self._sessions[key] = line
+            session.attach(attach)
+            self._sessions[key] = session
             return
         known.resume(attach, link)
-        for older in [older for older, carried in self._lines.items() if carried is known]:
-            del self._lines[older]
-        self._lines[link] = known
+        for older in [older for older, session_of in self._by_connection.items() if session_of is known]:
+            del self._by_connection[older]
+        self._by_connection[link] = known
         _log.info("%s is back, from %s", link.peer, link.remote)
 
-    def _gone(self, line: HolderSession, reason: str) -> None:
+    def _on_session_end(self, session: HolderSession, reason: str) -> None:
         """Forget a session that ended, and report it to the state machine."""
-        self._sessions.pop((line.peer, line.session), None)
-        for link in [link for link, carried in self._lines.items() if carried is line]:
-            del self._lines[link]
-        if self._dispatcher.switchboard.is_worker(line):
-            self._seen[line.peer.id] = (line.remote, line.last_heard)
-        self._dispatcher.put(Arrival(line, Closed(reason)))
+        self._sessions.pop((session.peer, session.session), None)
+        for link in [link for link, session_of in self._by_connection.items() if session_of is session]:
+            del self._by_connection[link]
+        if self._dispatcher.sessions.is_worker(session):
+            self._last_seen[session.peer.id] = (session.remote, session.last_heard)
+        self._dispatcher.put(Arrival(session, Closed(reason)))
 
     def _status(self) -> Status:
         now = time.monotonic()
         live = {
-            id: (line.remote, line.last_heard) for id, line in self._dispatcher.switchboard.workers.items()
+            id: (session.remote, session.last_heard)
+            for id, session in self._dispatcher.sessions.workers.items()
         }
-        sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._seen, **live}.items()}
+        sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._last_seen, **live}.items()}
         return status_of(
             self._dispatcher.state,
             sightings,
-            self._reports.views(),
+            self._reports.all(),
             version("farflung"),
-            now - self._born,
+            now - self._started,
             self._timeouts.listed(),
             self._relay_mbps,
         )
 
-    def _survey(self, line: HolderSession, said: Probed | PathQuestion) -> None:
-        if not self._dispatcher.switchboard.is_worker(line):
+    def _survey(self, session: HolderSession, message: Probed | PathQuestion) -> None:
+        if not self._dispatcher.sessions.is_worker(session):
             return  # an older session of a worker that has registered again
-        if isinstance(said, Probed):
-            self._surveyor.heard(line.peer.id, said)
+        if isinstance(message, Probed):
+            self._surveys.on_answer(session.peer.id, message)
         else:
-            self._surveyor.reach(line.peer.id, said, self._circuits)
+            self._surveys.on_help_request(session.peer.id, message, self._circuits)
 
-    async def _tell_topology(self, line: HolderSession, asked: AskTopology) -> None:
+    async def _send_topology(self, session: HolderSession, asked: AskTopology) -> None:
         try:
             if asked.survey:
-                if line.peer.role != "submitter":
+                if session.peer.role != "submitter":
                     raise ProtocolError("only a submitter may ask for a survey, which costs workers' bytes")
-                self._surveyor.request()
-            answer = messages.encode(await asyncio.to_thread(self._surveyor.topology))
+                self._surveys.request()
+            answer = messages.encode(await asyncio.to_thread(self._surveys.topology))
         except ProtocolError as error:
             answer = messages.encode(Denied(str(error)))
         if len(answer) > MAXIMUM_CONTROL_BYTES:
             answer = messages.encode(
                 Denied("the fleet is too large for its topology to be told in a message")
             )
-        line.send_control(answer)
+        session.send_control(answer)
 
-    async def _renew(self, line: HolderSession, asked: Renew) -> None:
-        peer = line.peer
+    async def _renew(self, session: HolderSession, asked: Renew) -> None:
+        peer = session.peer
         try:
             certificate = await asyncio.to_thread(self._authority.renew, peer.id, peer.role, asked.request)
         except FarflungError as error:
             _log.warning("the certificate of %s is not renewed: %s", peer, error)
-            await line.close(f"your certificate is not renewed: {error}")
+            await session.close(f"your certificate is not renewed: {error}")
             return
-        line.send_control(messages.encode(Renewed(certificate)))
+        session.send_control(messages.encode(Renewed(certificate)))
         _log.info("the certificate of %s was renewed", peer)
 
-    def _proved(self, worker: str, claims: tuple[str, ...], addresses: tuple[str, ...]) -> None:
-        self._dispatcher.put(Arrival(None, WorkerProved(self._clock(), worker, claims, addresses)))
+    def _on_verified(self, worker: str, claims: tuple[str, ...], addresses: tuple[str, ...]) -> None:
+        self._dispatcher.put(Arrival(None, WorkerVerified(self._clock(), worker, claims, addresses)))
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._timeouts.heartbeat_seconds)
             tick = Tick(self._clock(), self._timeouts.patience_seconds)
             self._dispatcher.put(Arrival(None, tick))
-            self._prover.look(self._dispatcher.state.workers)
-            self._surveyor.look()
+            self._verifier.update(self._dispatcher.state.workers)
+            self._surveys.update()
 
     async def _renew_own(self) -> None:
         while True:
@@ -282,4 +283,4 @@ class BrokerService:
 
     def _clock(self) -> float:
         # Unix time that never runs backwards, so that setting the system clock cannot end a wait.
-        return self._born_at + time.monotonic() - self._born
+        return self._started_at + time.monotonic() - self._started

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from farflung.broker.core.events import Admit, Command, Reject, Reply, Send, Tell
+from farflung.broker.core.events import Admit, Command, Reject, Reply, Send, SendToSubmitter
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached, Denied, Message
@@ -21,12 +21,12 @@ class HolderSession:
 
     It begins with one connection. Once the holder has attached that to a session, another connection can
     replace it. If the network breaks a connection, the session lives on until the lease ends; if the holder
-    closed it or its process died, the session ends at once. `gone` is called with the reason when it ends.
+    closed it or its process died, the session ends at once. `on_end` is called with the reason when it ends.
     """
 
-    def __init__(self, link: Link, gone: Callable[[HolderSession, str], None]) -> None:
-        self._link = link
-        self._gone = gone
+    def __init__(self, link: Link, on_end: Callable[[HolderSession, str], None]) -> None:
+        self._connection = link
+        self._on_end = on_end
         self._session = Session("")
         self._session.carry(link, 0)
         self._expiry: asyncio.TimerHandle | None = None
@@ -35,17 +35,17 @@ class HolderSession:
     @property
     def peer(self) -> Peer:
         """The holder."""
-        return self._link.peer
+        return self._connection.peer
 
     @property
     def remote(self) -> str:
         """HOST:PORT that the current connection comes from."""
-        return self._link.remote
+        return self._connection.remote
 
     @property
     def last_heard(self) -> float:
         """When the last bytes arrived (`time.monotonic`)."""
-        return self._link.last_heard
+        return self._connection.last_heard
 
     @property
     def session(self) -> str:
@@ -57,7 +57,7 @@ class HolderSession:
         try:
             self._session.send_control(message)
         except ProtocolError as error:
-            self._link.abandon(str(error))
+            self._connection.abandon(str(error))
             self._end(str(error))
 
     def attach(self, attach: Attach) -> None:
@@ -73,23 +73,23 @@ class HolderSession:
             raise ProtocolError("the broker has no memory of this connection any more: register again")
         session.settle(attach.number, attach.previous, attach.received)
         self._session = session
-        self._link.send_control(messages.encode(Attached()))
-        session.carry(self._link, attach.number)
+        self._connection.send_control(messages.encode(Attached()))
+        session.carry(self._connection, attach.number)
 
     def resume(self, attach: Attach, link: Link) -> None:
         """Continue on a new connection; ProtocolError if the holder's message counts are impossible."""
         received = self._session.settle(attach.number, attach.previous, attach.received)
         if self._expiry is not None:
             self._expiry.cancel()
-        self._link.abandon("superseded by a newer connection")
-        self._link = link
+        self._connection.abandon("superseded by a newer connection")
+        self._connection = link
         link.send_control(messages.encode(Attached(received)))
         self._session.carry(link, attach.number)
 
-    def closed(self, reason: str) -> None:
+    def on_connection_closed(self, reason: str) -> None:
         """Note that the current connection closed."""
         self._session.lose()
-        link = self._link
+        link = self._connection
         if self._is_over or link.cause != "trouble":
             self._end(reason)
             return
@@ -101,18 +101,18 @@ class HolderSession:
     async def close(self, reason: str) -> None:
         """End the session and tell the holder why."""
         self._is_over = True
-        await self._link.close(reason)
+        await self._connection.close(reason)
         self._end(reason)
 
     def _end(self, reason: str) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
         self._session.close()
-        gone, self._gone = self._gone, _nobody
-        gone(self, reason)
+        on_end, self._on_end = self._on_end, _ignore_end
+        on_end(self, reason)
 
 
-def _nobody(line: HolderSession, reason: str) -> None:
+def _ignore_end(session: HolderSession, reason: str) -> None:
     """Replace the callback after the end was reported."""
 
 
@@ -123,13 +123,13 @@ class SessionRegistry:
         self.workers: dict[str, HolderSession] = {}
         self.jobs: dict[str, HolderSession] = {}
 
-    def is_worker(self, line: HolderSession) -> bool:
+    def is_worker(self, session: HolderSession) -> bool:
         """Whether this is the current session of a registered worker."""
-        return self.workers.get(line.peer.id) is line
+        return self.workers.get(session.peer.id) is session
 
-    def jobs_over(self, line: HolderSession) -> list[str]:
+    def jobs_of(self, session: HolderSession) -> list[str]:
         """The open jobs that were submitted over this session."""
-        return [job for job, found in self.jobs.items() if found is line]
+        return [job for job, owner in self.jobs.items() if owner is session]
 
     def receiver(
         self, command: Command, origin: HolderSession | None
@@ -137,18 +137,18 @@ class SessionRegistry:
         """The session that gets a command's message; None if it is closed or the command has no message."""
         match command:
             case Send(worker, message):
-                line = self.workers.get(worker)
-            case Tell(job, message):
-                line = self.jobs.get(job)
+                session = self.workers.get(worker)
+            case SendToSubmitter(job, message):
+                session = self.jobs.get(job)
             case Reply(message):
-                line = origin
+                session = origin
             case Reject(reason, for_now):
-                line, message = origin, Denied(reason, for_now)
+                session, message = origin, Denied(reason, for_now)
             case _:
                 return None
-        return None if line is None else (line, message)
+        return None if session is None else (session, message)
 
-    def replaced(self, command: Command, origin: HolderSession | None) -> HolderSession | None:
+    def admit(self, command: Command, origin: HolderSession | None) -> HolderSession | None:
         """Register an admitted worker's session; returns the session that it replaces."""
         if not isinstance(command, Admit) or origin is None:
             return None
@@ -156,9 +156,9 @@ class SessionRegistry:
         self.workers[command.worker] = origin
         return older
 
-    def drop(self, line: HolderSession) -> None:
+    def drop(self, session: HolderSession) -> None:
         """Forget a session that has ended."""
-        if self.is_worker(line):
-            del self.workers[line.peer.id]
-        for job in self.jobs_over(line):
+        if self.is_worker(session):
+            del self.workers[session.peer.id]
+        for job in self.jobs_of(session):
             del self.jobs[job]

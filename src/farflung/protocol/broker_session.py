@@ -99,14 +99,14 @@ class BrokerSession:
     # Callbacks of connections (transport.endpoint.Handler)
 
     def control(self, link: Link, message: bytes) -> None:
-        said = decode(message, self._union)
-        if not isinstance(said, Attached):
-            self._listener.on_message(said)
+        decoded = decode(message, self._union)
+        if not isinstance(decoded, Attached):
+            self._listener.on_message(decoded)
             return
         if self._claimed is None or self._claimed[0] is not link:
             raise ProtocolError("the broker attached a link twice")
         number = self._claimed[1]
-        self._session.settle(number, self._session.number, said.received)
+        self._session.settle(number, self._session.number, decoded.received)
         self._claimed, self.link = None, link
         self._session.carry(link, number)
         self._settled.set()

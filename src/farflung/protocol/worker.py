@@ -199,7 +199,7 @@ class LinkTraffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class WayRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinkRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rate of the link from `source`, in payload bytes per second, measured from its traffic."""
 
     source: Id
@@ -219,7 +219,7 @@ class UnitReady(Message, frozen=True):
     shares: Annotated[list[Share], Meta(max_length=100_000)]
     bytes_sent: Count
     links: Annotated[list[LinkBytes], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
-    rates: Annotated[list[WayRate], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    rates: Annotated[list[LinkRate], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     computing_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import WayRate
+from farflung.protocol.worker import LinkRate
 
 MOST_RATE = 1e12
 
@@ -55,10 +55,10 @@ class TrafficMeter:
             links.append(msgspec.structs.replace(link, wire_bytes=now - before))
         return msgspec.structs.replace(ready, bytes_sent=sent, links=links, rates=self.rates())
 
-    def rates(self) -> list[WayRate]:
+    def rates(self) -> list[LinkRate]:
         """The rates that changed since the last report; the broker would count a repeated one twice."""
         found = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
         rates = {peer: min(rate, MOST_RATE) for peer, rate in found if rate}
-        moved = [WayRate(peer, rate) for peer, rate in rates.items() if rate != self._told.get(peer)]
+        moved = [LinkRate(peer, rate) for peer, rate in rates.items() if rate != self._told.get(peer)]
         self._told = rates
         return moved

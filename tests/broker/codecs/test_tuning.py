@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tests.broker.scenario import Scenario, plan_over, sent, told
 
-from farflung.broker.codecs.tuning_state import MOST_UNSEEN
+from farflung.broker.codecs.tuning_state import MOST_WAITING
 from farflung.broker.core import events, facts
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.status import status_of
@@ -14,7 +14,7 @@ from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.steering import steering
 from farflung.plans import LinkCodec, Topology, WorkerSpec
 from farflung.protocol.messages import CodecsChosen, Decide
-from farflung.protocol.worker import SegmentProgram, WayRate
+from farflung.protocol.worker import LinkRate, SegmentProgram
 from farflung.simulator import Conditions
 
 MEGABIT = 1e6 / 8
@@ -26,7 +26,7 @@ def network(mbps: float) -> Topology:
     return Topology(workers, ((0.0, 0.0), (0.0, 0.0)), rows)
 
 
-class Steered(Scenario):
+class CodecTuningChanged(Scenario):
     """Two workers with a megabyte each way, planned for links of 100 Mbit/s."""
 
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
@@ -60,16 +60,16 @@ class Steered(Scenario):
         """Both workers are through with a unit, over links that carried so much."""
         for worker, other in (("a", "b"), ("b", "a")):
             ready = self.shares(worker, number)
-            rates = [WayRate(other, mbps * MEGABIT)]
+            rates = [LinkRate(other, mbps * MEGABIT)]
             said = ready.__class__(
                 ready.job, ready.attempt, ready.unit, ready.shares, ready.bytes_sent, rates=rates
             )
-            outcome = self.feed(events.WorkerSays(self.now, worker, said))
+            outcome = self.feed(events.WorkerMessage(self.now, worker, said))
         return outcome
 
 
-def steered() -> Steered:
-    scenario = Steered("a", "b")
+def steered() -> CodecTuningChanged:
+    scenario = CodecTuningChanged("a", "b")
     scenario.running(2, steps=150)
     return scenario
 
@@ -108,10 +108,10 @@ def test_a_replay_of_the_decisions_knows_how_links_are_written() -> None:
     for number in range(12):
         scenario.unit(number, 2.0)
     job = scenario.state.jobs["job-1"]
-    assert job.codecs and job.helm is not None
+    assert job.codecs and job.tuning is not None
     again = replay(fact for fact in scenario.facts if isinstance(fact, facts.Decision))
     assert again == durable(scenario.state)
-    assert again.jobs["job-1"].codecs == job.codecs and again.jobs["job-1"].helm is None
+    assert again.jobs["job-1"].codecs == job.codecs and again.jobs["job-1"].tuning is None
 
 
 def test_status_shows_the_codecs_of_a_job_that_runs() -> None:
@@ -123,7 +123,7 @@ def test_status_shows_the_codecs_of_a_job_that_runs() -> None:
     assert all(isinstance(one, LinkCodec) for one in shown.codecs)
     scenario.cancel(collect=False)
     assert status_of(scenario.state, {}, [], "1", 1.0, {}, 0.0).jobs[0].codecs == []
-    assert scenario.state.jobs["job-1"].helm is None
+    assert scenario.state.jobs["job-1"].tuning is None
 
 
 def test_a_loss_that_leaves_its_trend_after_a_rougher_codec_relaxes_it() -> None:
@@ -135,9 +135,14 @@ def test_a_loss_that_leaves_its_trend_after_a_rougher_codec_relaxes_it() -> None
             ready = scenario.shares(worker, number, loss=worse / 3 * (number + 1) ** -0.2)
             mbps = 100.0 if number < 50 else 2.0
             said = ready.__class__(
-                ready.job, ready.attempt, ready.unit, ready.shares, 10, rates=[WayRate(other, mbps * MEGABIT)]
+                ready.job,
+                ready.attempt,
+                ready.unit,
+                ready.shares,
+                10,
+                rates=[LinkRate(other, mbps * MEGABIT)],
             )
-            outcomes.append(scenario.feed(events.WorkerSays(scenario.now, worker, said)))
+            outcomes.append(scenario.feed(events.WorkerMessage(scenario.now, worker, said)))
     reasons = [change.reason for message in chosen(outcomes) for change in message.changes]
     assert any("above its own trend" in reason for reason in reasons), reasons
 
@@ -146,7 +151,7 @@ def considerations(outcome: Outcome) -> list[events.ConsiderCodecs]:
     return [command for command in outcome.commands if isinstance(command, events.ConsiderCodecs)]
 
 
-class Slow(Steered):
+class Slow(CodecTuningChanged):
     """Its steering takes as long as the test says."""
 
     def feed(self, event: events.Event) -> Outcome:
@@ -190,4 +195,4 @@ def test_a_steering_that_is_slow_is_shown_the_newest_units() -> None:
     for number in range(1, 100):
         scenario.unit(number, 2.0)
     (after,) = considerations(scenario.answer(asked))
-    assert [over.unit for over in after.units] == list(range(100 - MOST_UNSEEN, 100))
+    assert [over.unit for over in after.units] == list(range(100 - MOST_WAITING, 100))

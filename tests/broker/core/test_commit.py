@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.broker.scenario import plan_over
 
-from farflung.broker.core.commit import CommitGroup, added_up
+from farflung.broker.core.commit import CommitGroup, add_traffic
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import LinkBytes, LinkTraffic, Share, WayRate
+from farflung.protocol.worker import LinkBytes, LinkRate, LinkTraffic, Share
 from farflung.schedule import Unit
 
 STEP = Unit(4, True, 3, 2)
@@ -19,7 +19,7 @@ PASS = Unit(4, False, 3, 2)
 
 
 def opened(workers: list[str], unit: Unit = STEP) -> CommitGroup:
-    return CommitGroup.opened(plan_over(workers), 1, unit)
+    return CommitGroup.for_plan(plan_over(workers), 1, unit)
 
 
 def ready(*shares: Share, attempt: int = 1, unit: int = 4) -> UnitReady:
@@ -88,7 +88,7 @@ def test_a_breach_is_refused(worker: str, message: UnitReady, words: str) -> Non
 
 def test_a_share_counts_once() -> None:
     group = opened(["a", "b"]).add("b", ready(share(1)))
-    assert group.awaited() == ["a"]
+    assert group.missing_workers() == ["a"]
     with pytest.raises(ProtocolError, match="before"):
         group.add("b", ready(share(1)))
 
@@ -103,7 +103,7 @@ def test_the_order_of_arrival_does_not_matter(data: st.DataObject, count: int) -
     plan = plan_over(workers)
     verdicts = []
     for order in (workers, data.draw(st.permutations(workers))):
-        group = CommitGroup.opened(plan, 1, STEP)
+        group = CommitGroup.for_plan(plan, 1, STEP)
         for worker in order:
             assert not group.complete
             group = group.add(worker, ready(*(shares[segment] for segment in plan.segments_of(worker))))
@@ -119,9 +119,9 @@ def test_what_links_carried_is_added_up_over_units() -> None:
     group = opened(["a", "b"]).add("a", told)
     (link,) = group.links
     assert (link.source, link.target, link.ratio) == ("a", "b", 4.0)
-    once = added_up({}, group, "a")
-    assert added_up(once, group, "a") == {("a", "b"): LinkTraffic("a", "b", 800, 200, 2)}
-    assert added_up(once, group, "b") == once
+    once = add_traffic({}, group, "a")
+    assert add_traffic(once, group, "a") == {("a", "b"): LinkTraffic("a", "b", 800, 200, 2)}
+    assert add_traffic(once, group, "b") == once
 
 
 @pytest.mark.parametrize("targets", [["c"], ["a"], ["b", "b"]])
@@ -137,19 +137,19 @@ def test_what_a_worker_makes_up_stays_a_number_that_messages_hold() -> None:
     told = LinkBytes("b", most, most, most)
     made_up = UnitReady("job-1", 1, 4, [share(0), share(2)], most, [told])
     group = opened(["a", "b"]).add("a", made_up)
-    traffic = added_up(added_up({}, group, "a"), group, "a")
+    traffic = add_traffic(add_traffic({}, group, "a"), group, "a")
     assert traffic == {("a", "b"): LinkTraffic("a", "b", most, most, most)}
     assert group.add("b", ready(share(1))).bytes_sent == most
 
 
 def test_each_way_has_one_rate_a_unit() -> None:
-    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[WayRate("b", 1e6)] * 2)
+    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[LinkRate("b", 1e6)] * 2)
     with pytest.raises(ProtocolError, match="two rates of one way"):
         opened(["a", "b"]).add("a", told)
 
 
 @pytest.mark.parametrize("source", ["a", "stranger"])
 def test_rates_are_of_ways_that_the_plan_gives(source: str) -> None:
-    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[WayRate(source, 1e6)])
+    told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[LinkRate(source, 1e6)])
     with pytest.raises(ProtocolError, match="rates of ways that the plan does not give it"):
         opened(["a", "b"]).add("a", told)

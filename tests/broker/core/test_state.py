@@ -157,7 +157,7 @@ def test_named_workers_are_counted_and_different(workers: int, on: list[str]) ->
 def test_named_workers_that_need_not_all_have_a_part_are_awaited_all_the_same() -> None:
     story = Scenario("a")
     topology_of_three = Submit("gpt", b"graph", training(), 0, ["c", "a", "b"])
-    outcome = story.feed(events.SubmitterSays(story.now, "ana", topology_of_three, "192.0.2.9:1"))
+    outcome = story.feed(events.SubmitterMessage(story.now, "ana", topology_of_three, "192.0.2.9:1"))
     assert told(outcome.commands) == [Accepted("job-1", "waiting for c, b (have 1, the job needs 3)")]
     story.join("b")
     (command,) = [c for c in story.join("c").commands if isinstance(c, RunPlanner)]
@@ -230,7 +230,7 @@ def test_cancelling_collects_the_last_applied_step() -> None:
     assert sent(outcome.commands, "a") == [SendState("job-1", 1)]
     assert told(outcome.commands) == [Collecting("job-1", 1, 1, "cancelled", "Ctrl-C")]
     late = UnitReady("job-1", 1, 1, [], 0)
-    assert not story.feed(events.WorkerSays(story.now, "b", late)).facts
+    assert not story.feed(events.WorkerMessage(story.now, "b", late)).facts
     story.collected()
     assert ended(story) == Ended("job-1", "cancelled", "Ctrl-C")
 
@@ -278,7 +278,7 @@ def test_where_a_workers_key_has_answered_is_told_until_it_claims_something_else
     assert told(story.feed(events.WorkerMoves(story.now, "lab-1", there)).commands) == [
         PeerMoved("lab-1", ["192.0.2.1:7"])
     ]
-    proof = events.WorkerProved(story.now, "lab-1", there.claims, ("198.51.100.4:7",))
+    proof = events.WorkerVerified(story.now, "lab-1", there.claims, ("198.51.100.4:7",))
     outcome = story.feed(proof)
     moved = PeerMoved("lab-1", ["192.0.2.1:7", "198.51.100.4:7"])
     assert sent(outcome.commands, "lab-2") == told(outcome.commands) == [moved]
@@ -287,7 +287,7 @@ def test_where_a_workers_key_has_answered_is_told_until_it_claims_something_else
     assert not story.feed(events.WorkerMoves(story.now, "lab-1", there)).facts
     story.feed(events.WorkerMoves(story.now, "lab-1", WorkerAddresses(there.addresses, (), there.seen)))
     assert not story.feed(proof).facts
-    assert story.state.workers["lab-1"].where.told("") == ["192.0.2.1:7"]
+    assert story.state.workers["lab-1"].where.visible_to("") == ["192.0.2.1:7"]
 
 
 def test_where_a_workers_key_has_answered_is_forgotten_for_its_next_process() -> None:
@@ -297,11 +297,11 @@ def test_where_a_workers_key_has_answered_is_forgotten_for_its_next_process() ->
     def joins(boot: str) -> tuple[str, ...]:
         story.leave("lab-1")
         register = Register(DEVICE, "lab", list(where.claims), boot)
-        story.feed(events.WorkerJoins(story.now, "lab-1", register, where, None, 3.0))
-        return story.state.workers["lab-1"].where.proved
+        story.feed(events.WorkerRegisters(story.now, "lab-1", register, where, None, 3.0))
+        return story.state.workers["lab-1"].where.verified
 
     joins("boot-1")
-    story.feed(events.WorkerProved(story.now, "lab-1", where.claims, where.claims))
+    story.feed(events.WorkerVerified(story.now, "lab-1", where.claims, where.claims))
     assert joins("boot-1") == where.claims
     assert joins("boot-2") == ()
 
@@ -324,7 +324,7 @@ def test_a_worker_that_cannot_go_on_ends_the_attempt(message: Refused | Broken) 
     story = Scenario("a", "b")
     story.submit(2)
     story.planned()
-    story.feed(events.WorkerSays(story.now, "b", message))
+    story.feed(events.WorkerMessage(story.now, "b", message))
     assert message.reason in ended(story).reason
     assert "worker b" in ended(story).reason
     assert story.state.backup_pool() == ["a", "b"]
@@ -334,7 +334,7 @@ def test_what_a_worker_writes_is_one_bounded_line_for_the_submitter() -> None:
     story = Scenario("a", "b")
     story.running(2)
     hostile = "\x1b[2J\nfarflung: the job is done\r" + "x" * 1990
-    story.feed(events.WorkerSays(story.now, "b", Broken("job-1", 1, hostile)))
+    story.feed(events.WorkerMessage(story.now, "b", Broken("job-1", 1, hostile)))
     reason = ended(story).reason
     assert reason.isprintable() and len(reason) <= TEXT_LENGTH
     assert messages.decode(messages.encode(ended(story)), messages.ToSubmitter) == ended(story)
@@ -477,7 +477,7 @@ def test_the_reason_of_a_cancelled_job_survives_a_loss_while_collecting() -> Non
 
 def test_a_second_process_with_a_live_workers_id_is_refused() -> None:
     story = Scenario("a")
-    outcome = story.join("a", boot="boot-2", heard_seconds=0.4)
+    outcome = story.join("a", boot="boot-2", silent_seconds=0.4)
     (reject,) = outcome.commands
     assert isinstance(reject, Reject)
     assert "connected already" in reject.reason and reject.for_now
@@ -502,7 +502,7 @@ def test_a_job_captured_with_another_table_of_the_same_version_is_denied() -> No
     own = Opset.own()
     for opset, denied in ((own, False), (Opset(own.version, "0" * 16), True)):
         message = Submit("gpt", b"graph", training(), 1, opset=opset)
-        outcome = story.feed(events.SubmitterSays(story.now, "ana", message, "192.0.2.9:50000"))
+        outcome = story.feed(events.SubmitterMessage(story.now, "ana", message, "192.0.2.9:50000"))
         words = [
             c.message.reason
             for c in outcome.commands
@@ -559,7 +559,7 @@ def test_messages_of_an_attempt_that_is_over_are_ignored() -> None:
     story.join("c")
     story.planned()
     for worker, message in [("a", messages.Loaded("job-1", 1)), ("c", Broken("job-1", 1, "old"))]:
-        assert not story.feed(events.WorkerSays(story.now, worker, message)).facts
+        assert not story.feed(events.WorkerMessage(story.now, worker, message)).facts
 
 
 @pytest.mark.parametrize(
@@ -576,7 +576,7 @@ def test_a_breach_raises_and_changes_nothing(message: messages.Loaded | UnitRead
     story.running(2)
     for worker in ("a", "c"):
         with pytest.raises(ProtocolError):
-            story.feed(events.WorkerSays(story.now, worker, message))
+            story.feed(events.WorkerMessage(story.now, worker, message))
     with pytest.raises(ProtocolError):
         story.collected()
 
@@ -618,7 +618,7 @@ def test_a_restart_ends_open_jobs_and_keeps_everyone_known() -> None:
     after.join("a", boot="boot-9")
     assert after.state.backup_pool() == ["a"]
     stale = UnitReady("job-1", 1, 1, [], 0)
-    assert not after.feed(events.WorkerSays(after.now, "a", stale)).facts
+    assert not after.feed(events.WorkerMessage(after.now, "a", stale)).facts
 
 
 def test_a_damaged_log_is_named() -> None:
@@ -737,7 +737,7 @@ class Chaos:
             message = UnitReady(
                 job, self.data.draw(st.integers(0, 3)), self.data.draw(st.integers(0, 3)), [], 0
             )
-            self.story.feed(events.WorkerSays(self.story.now, self._worker(), message))
+            self.story.feed(events.WorkerMessage(self.story.now, self._worker(), message))
 
     def tick(self) -> None:
         self.story.feed(events.Tick(self.story.now, 900.0))

@@ -27,12 +27,12 @@ def relaying(*mbps: float) -> Scenario:
     for number, rate in enumerate(mbps):
         where = WorkerAddresses((f"r{number}.example:7000",))
         register = Register(DEVICE, "lab", list(where.addresses), "boot-1", rate)
-        story.feed(events.WorkerJoins(story.now, f"r{number}", register, where, None, 3.0))
+        story.feed(events.WorkerRegisters(story.now, f"r{number}", register, where, None, 3.0))
     return story
 
 
 def says(story: Scenario, worker: str, message: AskReverse | AskCircuit | NotReached) -> Outcome:
-    return story.feed(events.WorkerSays(story.now, worker, message))
+    return story.feed(events.WorkerMessage(story.now, worker, message))
 
 
 def circuit(outcome: Outcome) -> OpenCircuit:
@@ -53,7 +53,7 @@ def test_a_neighbour_is_asked_to_dial_back_and_its_answer_comes_home() -> None:
 def test_the_submitter_is_a_member_too() -> None:
     story = relaying()
     ask = AskReverse(1, "job-1", 1, "c", 4321)
-    outcome = story.feed(events.SubmitterSays(story.now, "ana", ask, "192.0.2.9:50000"))
+    outcome = story.feed(events.SubmitterMessage(story.now, "ana", ask, "192.0.2.9:50000"))
     assert sent(outcome.commands, "c") == [DialBack(1, "job-1", 1, "ana", ["192.0.2.9:4321"])]
     outcome = says(story, "c", NotReached(1, "job-1", 1, "ana", "no answer"))
     assert told(outcome.commands) == [NotReached(1, "job-1", 1, "c", "no answer")]
@@ -72,7 +72,7 @@ def test_a_submitter_is_dialled_back_where_the_broker_sees_it_and_nowhere_else(
     seen: str, dialled: str
 ) -> None:
     story = relaying()
-    outcome = story.feed(events.SubmitterSays(story.now, "ana", AskReverse(1, "job-1", 1, "c", 22), seen))
+    outcome = story.feed(events.SubmitterMessage(story.now, "ana", AskReverse(1, "job-1", 1, "c", 22), seen))
     assert sent(outcome.commands, "c") == [DialBack(1, "job-1", 1, "ana", [dialled])]
 
 

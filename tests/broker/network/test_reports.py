@@ -15,18 +15,18 @@ def links(*peers: str, job: str = "job-1", tried: str = "") -> Links:
 
 
 def shown(kept: Reports) -> list[tuple[str, str, str]]:
-    return [(view.holder, view.report.peer, view.report.tried) for view in kept.views()]
+    return [(view.holder, view.report.peer, view.report.tried) for view in kept.all()]
 
 
 def test_the_newest_report_of_each_member_is_kept() -> None:
     story, kept = Scenario("a", "b", "c"), Reports()
     story.running(3)
     for holder, said in (("b", links("a", "c")), ("a", links("b")), ("b", links("c", tried="dialled: no"))):
-        kept.take(story.state.jobs, holder, said)
-    kept.take(story.state.jobs, "ana", links("a"))
+        kept.add(story.state.jobs, holder, said)
+    kept.add(story.state.jobs, "ana", links("a"))
     assert shown(kept) == [("a", "b", ""), ("ana", "a", ""), ("b", "c", "dialled: no")]
     story.cancel(collect=False)
-    kept.take(story.state.jobs, "a", links("b", tried="lost"))  # what a doctor asks for when a job is over
+    kept.add(story.state.jobs, "a", links("b", tried="lost"))  # what a doctor asks for when a job is over
     assert ("a", "b", "lost") in shown(kept)
 
 
@@ -39,9 +39,9 @@ def test_who_is_no_member_and_links_to_none_leave_nothing() -> None:
         ("a", links("a", "stranger", "nobody")),
         ("a", links("b", job="job-7")),
     ):
-        kept.take(story.state.jobs, holder, said)
+        kept.add(story.state.jobs, holder, said)
     assert shown(kept) == []
-    kept.take(story.state.jobs, "a", links(*["b"] * 1000))
+    kept.add(story.state.jobs, "a", links(*["b"] * 1000))
     assert shown(kept) == [("a", "b", "")]
 
 
@@ -50,5 +50,5 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.M
     story, kept = Scenario("a", "b", "c"), Reports()
     story.running(3)
     for holder, said in (("a", links("b", "c")), ("b", links("a")), ("c", links("a"))):
-        kept.take(story.state.jobs, holder, said)
+        kept.add(story.state.jobs, holder, said)
     assert [holder for holder, _, _ in shown(kept)] == ["b", "c"]

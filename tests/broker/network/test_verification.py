@@ -17,7 +17,12 @@ import pytest
 from tests.support.broker_fleet import DEVICE
 
 from farflung.broker.core.records import Worker
-from farflung.broker.network.verification import AT_ONCE, LONGEST_PAUSE_LEASES, OF_A_WORKER, AddressVerifier
+from farflung.broker.network.verification import (
+    MAXIMUM_DIALS,
+    MAXIMUM_DIALS_PER_WORKER,
+    MAXIMUM_PAUSE_LEASES,
+    AddressVerifier,
+)
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.transport.peer import Peer
 from farflung.transport.timeouts import Timeouts
@@ -53,21 +58,21 @@ class Scene:
         self.under_way[peer.id] -= 1
         return True
 
-    async def proved(self, *workers: Worker) -> list[tuple[str, tuple[str, ...]]]:
+    async def verified(self, *workers: Worker) -> list[tuple[str, tuple[str, ...]]]:
         """What is told of these, once what was begun for those who are not silent is over."""
         named = {worker.worker: worker for worker in workers}
-        self.prover.look(named)
+        self.prover.update(named)
         async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.gather(
-                *[task for name, task in self.prover._at_work.items() if name not in self.silent]
+                *[task for name, task in self.prover._tasks.items() if name not in self.silent]
             )
         self.told.clear()
-        self.prover.look(named)
+        self.prover.update(named)
         return self.told
 
 
-def worker(*claims: str, name: str = "lab", boot: str = "boot", proved: tuple[str, ...] = ()) -> Worker:
-    where = WorkerAddresses((), claims, SEEN, proved)
+def worker(*claims: str, name: str = "lab", boot: str = "boot", verified: tuple[str, ...] = ()) -> Worker:
+    where = WorkerAddresses((), claims, SEEN, verified)
     return Worker(name, DEVICE, "", where, boot, connected=True)
 
 
@@ -102,7 +107,7 @@ def test_names_that_no_server_resolves_hold_up_nothing_else(
     async def play_it() -> None:
         scene = Scene(monkeypatch, QUICK)
         names = [f"{number}.example:7" for number in range(16)]
-        assert await scene.proved(worker(*names, THERE)) == [("lab", (THERE,))]
+        assert await scene.verified(worker(*names, THERE)) == [("lab", (THERE,))]
         async with asyncio.timeout(WAIT_SECONDS):  # stored decisions need such a thread
             assert await asyncio.to_thread(lambda: True)
         assert len(no_server) <= 1
@@ -117,7 +122,7 @@ def test_a_name_that_is_none_costs_a_worker_no_other_claim(
 ) -> None:
     async def play_it() -> None:
         scene = Scene(monkeypatch)
-        assert await scene.proved(worker(name, THERE)) == [("lab", (THERE,))]
+        assert await scene.verified(worker(name, THERE)) == [("lab", (THERE,))]
         await scene.prover.close()
 
     play(play_it)
@@ -141,7 +146,7 @@ def test_a_dial_that_raises_ends_its_siblings_and_is_logged(
         scene = Scene(monkeypatch)
         monkeypatch.setattr("farflung.broker.network.verification.answers", answers)
         with caplog.at_level(logging.ERROR, "farflung.broker"):
-            assert await scene.proved(worker(ELSEWHERE, THERE)) == []
+            assert await scene.verified(worker(ELSEWHERE, THERE)) == []
         assert ended == [ELSEWHERE]
         await scene.prover.close()
 
@@ -155,10 +160,10 @@ def test_that_nothing_answers_any_more_is_told_too(monkeypatch: pytest.MonkeyPat
 
     async def play_it() -> None:
         scene = Scene(monkeypatch)
-        assert await scene.proved(worker(THERE)) == [("lab", (THERE,))]
+        assert await scene.verified(worker(THERE)) == [("lab", (THERE,))]
         monkeypatch.setattr("farflung.broker.network.verification.answers", nothing)
         scene.now += PATIENT.lease_seconds
-        assert await scene.proved(worker(THERE, boot="next", proved=(THERE,))) == [("lab", ())]
+        assert await scene.verified(worker(THERE, boot="next", verified=(THERE,))) == [("lab", ())]
         await scene.prover.close()
 
     play(play_it)
@@ -170,10 +175,10 @@ def test_a_worker_that_claims_again_what_was_proved_needs_no_other_dial(
     async def play_it() -> None:
         scene = Scene(monkeypatch)
         known = worker(THERE)
-        assert await scene.proved(known) == [("lab", (THERE,))]
-        assert await scene.proved(worker(ELSEWHERE)) == []
-        assert await scene.proved(known) == [("lab", (THERE,))]
-        assert await scene.proved(replace(known, where=replace(known.where, proved=(THERE,)))) == []
+        assert await scene.verified(known) == [("lab", (THERE,))]
+        assert await scene.verified(worker(ELSEWHERE)) == []
+        assert await scene.verified(known) == [("lab", (THERE,))]
+        assert await scene.verified(replace(known, where=replace(known.where, verified=(THERE,)))) == []
         assert scene.dialled == [THERE]
         await scene.prover.close()
 
@@ -190,12 +195,12 @@ def test_a_worker_that_keeps_changing_what_it_claims_is_heeded_ever_more_rarely(
             scene.now = lease * PATIENT.lease_seconds
             before = len(scene.dialled)
             last = scene.dialled[-1:] == [THERE]
-            await scene.proved(worker(ELSEWHERE if last else THERE))
+            await scene.verified(worker(ELSEWHERE if last else THERE))
             begun += [lease] * (len(scene.dialled) - before)
         assert begun == [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]
-        scene.now += 3 * LONGEST_PAUSE_LEASES * PATIENT.lease_seconds
+        scene.now += 3 * MAXIMUM_PAUSE_LEASES * PATIENT.lease_seconds
         for boot in "ab":
-            await scene.proved(worker(THERE, boot=boot))
+            await scene.verified(worker(THERE, boot=boot))
             scene.now += PATIENT.lease_seconds
         assert len(scene.dialled) == len(begun) + 2  # whoever was quiet is heeded after one lease again
         await scene.prover.close()
@@ -209,13 +214,13 @@ def test_a_worker_whose_claims_are_slow_to_fail_leaves_room_for_others(
     async def play_it() -> None:
         scene = Scene(monkeypatch)
         scene.silent = {"evil", "worse"}
-        holes = [f"192.33.4.12:{number}" for number in range(1, AT_ONCE + 1)]
-        told = await scene.proved(
+        holes = [f"192.33.4.12:{number}" for number in range(1, MAXIMUM_DIALS + 1)]
+        told = await scene.verified(
             worker(*holes, name="evil"), worker(*holes, name="worse"), worker(ELSEWHERE, name="lab")
         )
         assert told == [("lab", (ELSEWHERE,))]
-        assert max(scene.under_way.values()) <= OF_A_WORKER
+        assert max(scene.under_way.values()) <= MAXIMUM_DIALS_PER_WORKER
         await scene.prover.close()
-        assert not scene.prover._at_work
+        assert not scene.prover._tasks
 
     play(play_it)

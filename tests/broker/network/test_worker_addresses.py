@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from farflung.broker.network.worker_addresses import WorkerAddresses, may_be_tried, worker_addresses
+from farflung.broker.network.worker_addresses import WorkerAddresses, may_dial, worker_addresses
 from farflung.errors import ProtocolError
 from farflung.transport.addresses import format_address, parse_address
 
@@ -29,34 +29,34 @@ def test_an_address_without_a_host_is_where_the_broker_sees_the_worker() -> None
 
 def test_a_strangers_address_is_told_to_nobody_until_the_workers_key_answers_there() -> None:
     worker = worker_addresses(["0.0.0.0:7700", STRANGER, "lab.example:7700"], f"{HOME}:50000")
-    assert worker.told(HOME) == worker.told(OTHER) == [f"{HOME}:7700"]
-    proved = replace(worker, proved=(STRANGER,))
-    assert proved.told(OTHER) == [f"{HOME}:7700", STRANGER]
+    assert worker.visible_to(HOME) == worker.visible_to(OTHER) == [f"{HOME}:7700"]
+    verified = replace(worker, verified=(STRANGER,))
+    assert verified.visible_to(OTHER) == [f"{HOME}:7700", STRANGER]
 
 
 def test_a_home_network_is_told_to_whoever_is_seen_behind_the_same_address() -> None:
     worker = worker_addresses([LAN, "0.0.0.0:7700"], f"{HOME}:50000")
-    assert worker.told(HOME) == [LAN, f"{HOME}:7700"]
-    assert worker.told(OTHER) == [f"{HOME}:7700"]
-    assert worker.told("") == [f"{HOME}:7700"]
+    assert worker.visible_to(HOME) == [LAN, f"{HOME}:7700"]
+    assert worker.visible_to(OTHER) == [f"{HOME}:7700"]
+    assert worker.visible_to("") == [f"{HOME}:7700"]
 
 
 def test_an_ipv6_address_is_told_within_its_network() -> None:
     worker = worker_addresses(["[2600:1::5]:7700", LAN], f"{HOME}:50000")
-    assert worker.told("2600:1::9") == ["[2600:1::5]:7700"]
-    assert worker.told("2600:1:0:1::9") == []
+    assert worker.visible_to("2600:1::9") == ["[2600:1::5]:7700"]
+    assert worker.visible_to("2600:1:0:1::9") == []
     seen_over_ipv6 = worker_addresses([LAN], "[2600:1::5]:50000")
-    assert seen_over_ipv6.told("2600:1::9") == [LAN]
+    assert seen_over_ipv6.visible_to("2600:1::9") == [LAN]
 
 
 def test_a_loopback_is_told_on_one_machine_only() -> None:
     worker = worker_addresses(["127.0.0.1:7700", LAN], "127.0.0.1:50000")
-    assert worker.told("127.0.0.1") == worker.told("::1") == [LAN, "127.0.0.1:7700"]
-    assert worker.told("192.168.1.9") == worker.told(OTHER) == []
+    assert worker.visible_to("127.0.0.1") == worker.visible_to("::1") == [LAN, "127.0.0.1:7700"]
+    assert worker.visible_to("192.168.1.9") == worker.visible_to(OTHER) == []
     behind_nat = worker_addresses(["127.0.0.1:22"], f"{HOME}:50000")
-    assert behind_nat.told(HOME) == []
+    assert behind_nat.visible_to(HOME) == []
     mapped = WorkerAddresses(claims=("[::ffff:127.0.0.1]:22",), seen=HOME)
-    assert mapped.told(HOME) == []
+    assert mapped.visible_to(HOME) == []
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_loopback_is_told_on_one_machine_only() -> None:
     ],
 )
 def test_what_the_broker_itself_may_dial(host: str, seen: str, may: bool) -> None:
-    assert may_be_tried(host, seen) == may
+    assert may_dial(host, seen) == may
 
 
 ANYWHERE = st.one_of(st.ip_addresses(), st.ip_addresses(network="192.168.1.0/28")).map(str)
@@ -96,7 +96,7 @@ def test_who_is_seen_elsewhere_is_told_of_the_workers_own_host_and_of_its_own_ne
     if at.version == 6:
         network = ipaddress.ip_network(f"{at}/64", strict=False)
         there |= {plain(host) for host in hosts if plain(host) in network}
-    told = {plain(parse_address(address)[0]) for address in worker.told(reader)}
+    told = {plain(parse_address(address)[0]) for address in worker.visible_to(reader)}
     assert told <= there or at == here or here.is_loopback
 
 

@@ -15,18 +15,18 @@ from msgspec import structs
 
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.survey.machine import (
-    Line,
-    Measuring,
+    AccessLine,
     Member,
+    PlannedProbe,
     Survey,
     SurveyTransition,
     begin,
-    heard,
     leave,
-    passed,
+    on_answer,
+    on_tick,
 )
 from farflung.broker.survey.measurements import (
-    LineMeasurement,
+    AccessLineMeasurement,
     Measurement,
     Measurements,
     Pair,
@@ -49,11 +49,11 @@ def names(count: int) -> list[str]:
 
 def survey(count: int, lines: bool = True, known: Measurements | None = None) -> Survey:
     workers = names(count)
-    both: list[Line] = [(name, way) for way in ("up", "down") for name in workers] if lines else []  # type: ignore[misc]
+    both: list[AccessLine] = [(name, link) for link in ("up", "down") for name in workers] if lines else []  # type: ignore[misc]
     return Survey(
         members={name: Member(name, WorkerAddresses((f"{name}:1",))) for name in workers},
         known=known or Measurements(),
-        pairs=tuple(Measuring("pair", meeting) for meeting in meetings(dict.fromkeys(workers, ""))),
+        pairs=tuple(PlannedProbe("pair", meeting) for meeting in meetings(dict.fromkeys(workers, ""))),
         lines=tuple(both),
         byte_limit=1000,
         patience_seconds=PATIENCE_SECONDS,
@@ -87,16 +87,16 @@ class Fleet:
                     for name, number in self.busy.items()
                     if (name, number) != (worker, probed.number)
                 }
-                self.take(heard(self.survey, self.now, worker, probed))
+                self.take(on_answer(self.survey, self.now, worker, probed))
             else:
                 self.now += 1.0
-                self.take(passed(self.survey, self.now))
+                self.take(on_tick(self.survey, self.now))
         raise AssertionError("the survey never ends")
 
     def take(self, turn: SurveyTransition) -> None:
         self.survey = turn.survey
-        self.found += turn.found
-        running = [name for one in self.survey.running.values() for name in one.measuring.members]
+        self.found += turn.measurements
+        running = [name for one in self.survey.running.values() for name in one.probe.members]
         assert len(running) == len(set(running)), "somebody is in two probes"
         for worker, message in turn.messages:
             if isinstance(message, EndProbe):
@@ -112,8 +112,10 @@ class Fleet:
         return {one.pair: one for one in self.found if isinstance(one, PairMeasurement)}
 
     @property
-    def lines(self) -> dict[Line, LineMeasurement]:
-        return {(one.worker, one.direction): one for one in self.found if isinstance(one, LineMeasurement)}
+    def lines(self) -> dict[AccessLine, AccessLineMeasurement]:
+        return {
+            (one.worker, one.direction): one for one in self.found if isinstance(one, AccessLineMeasurement)
+        }
 
 
 def well(worker: str, probe: Probe) -> Probed:
@@ -150,7 +152,7 @@ def test_a_pair_whose_probe_came_to_nothing_gets_a_second_chance() -> None:
         return well(worker, probe)
 
     fleet = Fleet(survey(2), answer).run()
-    assert [way.bandwidth_mbps for way in fleet.pairs.values()] == [10, 10]
+    assert [link.bandwidth_mbps for link in fleet.pairs.values()] == [10, 10]
     failures = 10
     fleet = Fleet(survey(2), answer).run()
     assert failures == 8
@@ -165,9 +167,9 @@ def test_every_pair_is_probed_once_from_both_sides_and_every_line_both_ways() ->
     )
     assert len(asked) == 15 and set(asked.values()) == {2}
     assert len(fleet.pairs) == 30
-    assert {(way.bandwidth_mbps, way.latency_ms, way.path, way.problem) for way in fleet.pairs.values()} == {
-        (10.0, 5.0, "direct", "")
-    }
+    assert {
+        (link.bandwidth_mbps, link.latency_ms, link.path, link.problem) for link in fleet.pairs.values()
+    } == {(10.0, 5.0, "direct", "")}
     assert len(fleet.lines) == 12
     assert {(line.mbps, line.alone_mbps) for line in fleet.lines.values()} == {(25.0, 50.0)}
 
@@ -196,7 +198,7 @@ def test_a_rate_that_still_grew_is_measured_again_and_the_better_one_stays() -> 
         return Probed(probe.number, [ProbedLink(probe.peers[0].worker, path, "", mbps, 5.0, 1, is_settled)])
 
     fleet = Fleet(survey(2), answer).run()
-    assert sorted(way.bandwidth_mbps for way in fleet.pairs.values()) in ([7.0, 9.0], [8.0, 9.0])
+    assert sorted(link.bandwidth_mbps for link in fleet.pairs.values()) in ([7.0, 9.0], [8.0, 9.0])
 
 
 def test_two_workers_have_no_line_to_share() -> None:
@@ -231,7 +233,7 @@ def test_a_frozen_worker_costs_one_deadline_and_each_of_its_pairs_a_clear_word()
         return None if worker == "w00" else well(worker, probe)
 
     fleet = Fleet(survey(6), answer).run()
-    failed = {way.pair: way.problem for way in fleet.pairs.values() if not way.bandwidth_mbps}
+    failed = {link.pair: link.problem for link in fleet.pairs.values() if not link.bandwidth_mbps}
     assert fleet.now < 2 * PATIENCE_SECONDS + 30
     assert len(failed) == 1 and "w00" in next(iter(failed))
     assert next(iter(failed.values())) == f"worker w00: it did not answer within {PATIENCE_SECONDS:g} s"
@@ -249,7 +251,7 @@ def test_a_pair_that_cannot_reach_each_other_is_a_result_and_no_more() -> None:
     fleet = Fleet(survey(4), answer).run()
     for pair in (("w00", "w01"), ("w01", "w00")):
         assert (fleet.pairs[pair].bandwidth_mbps, fleet.pairs[pair].problem) == (0, "no way leads to it")
-    assert sum(way.bandwidth_mbps > 0 for way in fleet.pairs.values()) == 10
+    assert sum(link.bandwidth_mbps > 0 for link in fleet.pairs.values()) == 10
     assert fleet.lines["w00", "up"].alone_mbps == 20  # the two that it reaches
     asked = [probe for worker, probe in fleet.asked if worker == "w00" and probe.peers[0].worker == "w01"]
     assert len(asked) == 2 and known_of(fleet)["w00", "w01"].state == "unreachable"
@@ -266,7 +268,7 @@ def test_one_failed_probe_costs_nobody_a_place() -> None:
         return well(worker, probe)
 
     fleet = Fleet(survey(2), answer).run()
-    assert {way.state for way in known_of(fleet).values()} == {"measured"}
+    assert {link.state for link in known_of(fleet).values()} == {"measured"}
 
 
 def test_few_of_many_who_cannot_reach_each_other_are_asked_twice_in_one_survey() -> None:
@@ -274,21 +276,21 @@ def test_few_of_many_who_cannot_reach_each_other_are_asked_twice_in_one_survey()
         return Probed(probe.number, [ProbedLink(probe.peers[0].worker, problem="no way leads to it")])
 
     first = Fleet(survey(8), answer).run()
-    states = Counter(way.state for way in known_of(first).values())
+    states = Counter(link.state for link in known_of(first).values())
     assert states == {"unreachable": 2 * (1 + 28 // 4), "not measured": 2 * (28 - 8)}
     second = Fleet(survey(8, known=first.survey.known), answer).run()
-    assert {way.state for way in known_of(second).values()} == {"unreachable"}
+    assert {link.state for link in known_of(second).values()} == {"unreachable"}
 
 
 def test_who_begins_a_job_is_left_out_without_a_result() -> None:
     fleet = Fleet(survey(4), well)
     fleet.take(begin(fleet.survey))
     turn = leave(fleet.survey, 0.1, "w02", "it has a job")
-    assert not turn.found
+    assert not turn.measurements
     (other,) = (worker for worker, message in turn.messages if isinstance(message, EndProbe))
     assert all("w02" not in pair.members for pair in turn.survey.pairs)
     late = next(probed for _, _, worker, probed in fleet.due if worker == other)
-    assert not heard(turn.survey, 0.2, other, late).found
+    assert not on_answer(turn.survey, 0.2, other, late).measurements
 
 
 def test_who_says_that_it_has_a_job_is_left_out() -> None:
@@ -306,11 +308,11 @@ def test_whom_nobody_can_dial_dials_from_then_on() -> None:
     def answer(worker: str, probe: Probe) -> Probed:
         links = []
         for peer in probe.peers:
-            way = "direct"
+            link = "direct"
             if peer.worker in ("w00", "w01"):
-                way = "relay through broker" if worker in ("w00", "w01") else "reverse"
+                link = "relay through broker" if worker in ("w00", "w01") else "reverse"
             rate = 10.0 if probe.task == "pair" else None
-            links.append(ProbedLink(peer.worker, way if peer.dials else "", "", rate, 5.0))
+            links.append(ProbedLink(peer.worker, link if peer.dials else "", "", rate, 5.0))
         return Probed(probe.number, links, 25.0 if probe.task in ("out", "in") else None, True)
 
     fleet = Fleet(survey(8), answer).run()
@@ -337,10 +339,10 @@ def test_what_was_known_before_is_enough_to_keep_a_line_busy() -> None:
 @pytest.mark.parametrize("probed", [Probed(99), Probed(1, [ProbedLink("w03", bandwidth_mbps=1.0)])])
 def test_what_nobody_asked_for_is_dropped(probed: Probed) -> None:
     turn = begin(survey(2))
-    after = heard(turn.survey, 0.0, "stranger", probed)
-    assert after.survey == turn.survey and not after.found and not after.messages
-    after = heard(turn.survey, 0.0, "w00", probed)
-    assert not after.found
+    after = on_answer(turn.survey, 0.0, "stranger", probed)
+    assert after.survey == turn.survey and not after.measurements and not after.messages
+    after = on_answer(turn.survey, 0.0, "w00", probed)
+    assert not after.measurements
 
 
 @settings(max_examples=60)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.broker.survey.test_topology import known, way
+from tests.broker.survey.test_topology import known, link
 
 from farflung.broker.survey.measurements import ENOUGH_FAILURES, PairMeasurement, read_row, row
 
 
 def failed(path: str = "", failures: int = 1, problem: str = "no link came about") -> PairMeasurement:
-    return way("a", "b", 0.0, 0.0, path=path, failures=failures, problem=problem)
+    return link("a", "b", 0.0, 0.0, path=path, failures=failures, problem=problem)
 
 
 def test_one_failed_probe_is_no_proof_and_as_many_as_are_enough_are() -> None:
@@ -22,7 +22,7 @@ def test_one_failed_probe_is_no_proof_and_as_many_as_are_enough_are() -> None:
 
 
 def test_a_rate_stays_known_until_no_way_is_left() -> None:
-    found = known(way("a", "b", 8.0, 20.0)).updated([failed()])
+    found = known(link("a", "b", 8.0, 20.0)).updated([failed()])
     kept = found.pairs["a", "b"]
     assert (kept.bandwidth_mbps, kept.latency_ms, kept.state) == (8.0, 20.0, "measured")
     assert kept.problem == "no link came about" and not kept.is_fresh
@@ -31,9 +31,9 @@ def test_a_rate_stays_known_until_no_way_is_left() -> None:
 
 
 def test_a_probe_that_finds_a_rate_ends_the_count() -> None:
-    found = known(failed(), way("a", "b", 8.0), failed()).pairs["a", "b"]
+    found = known(failed(), link("a", "b", 8.0), failed()).pairs["a", "b"]
     assert (found.failures, found.state) == (1, "measured")
-    assert known(failed(), failed(), way("a", "b", 8.0)).pairs["a", "b"].is_fresh
+    assert known(failed(), failed(), link("a", "b", 8.0)).pairs["a", "b"].is_fresh
 
 
 def test_silence_says_nothing_of_the_way_and_neither_does_a_link_that_came_about() -> None:
@@ -41,12 +41,12 @@ def test_silence_says_nothing_of_the_way_and_neither_does_a_link_that_came_about
     assert known(*[silent] * 9).pairs["a", "b"].state == "not measured"
     assert known(failed(), silent, failed()).pairs["a", "b"].state == "unreachable"
     assert known(failed(), reached, failed()).pairs["a", "b"].state == "not measured"
-    assert known(way("a", "b", 8.0), *[silent] * 9).pairs["a", "b"].state == "measured"
+    assert known(link("a", "b", 8.0), *[silent] * 9).pairs["a", "b"].state == "measured"
 
 
 def test_what_is_known_survives_the_store() -> None:
-    found = known(way("a", "b", 8.0), failed())
-    (kept,) = found.of([failed()])
+    found = known(link("a", "b", 8.0), failed())
+    (kept,) = found.current([failed()])
     assert read_row(row(kept)[2]) == kept == found.pairs["a", "b"]
     assert known(kept).pairs == found.pairs
 
@@ -61,7 +61,7 @@ def test_a_row_of_before_these_counts_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize(
     ("found", "is_known"),
-    [(failed(failures=0), False), (failed(failures=2), True), (way("a", "b", 8.0), True)],
+    [(failed(failures=0), False), (failed(failures=2), True), (link("a", "b", 8.0), True)],
 )
 def test_a_probe_that_showed_nothing_is_nothing_known(found: PairMeasurement, is_known: bool) -> None:
     assert known(found).among(["a", "b", "c"]) == is_known

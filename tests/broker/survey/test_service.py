@@ -182,7 +182,7 @@ def test_who_joins_from_another_network_is_measured_anew(tmp_path: Path) -> None
         await told(asker, survey=True)
         for one in (a, b):
             one.say(answered(one.id, await one.hear(Probe)))
-        seen = service._surveyor
+        seen = service._surveys
         await told_that(asker, lambda now: len(now.measured) == 2 and "a" in seen._workers)
         await a.link.close("moving")
         again: PretendedWorker = await PretendedWorker.dial(

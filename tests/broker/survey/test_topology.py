@@ -12,7 +12,12 @@ from tests.broker.scenario import DEVICE
 
 from farflung.broker.core.records import Worker
 from farflung.broker.network.worker_addresses import WorkerAddresses
-from farflung.broker.survey.measurements import LineMeasurement, Measurement, Measurements, PairMeasurement
+from farflung.broker.survey.measurements import (
+    AccessLineMeasurement,
+    Measurement,
+    Measurements,
+    PairMeasurement,
+)
 from farflung.broker.survey.topology import topology_of
 from farflung.protocol.worker import HomeLine
 
@@ -22,7 +27,7 @@ def worker(name: str, site: str = "", tflops: float = 2.0, **line: float) -> Wor
     return Worker(name, device, site, WorkerAddresses(), "boot", connected=True, line=HomeLine(**line))  # type: ignore[arg-type]
 
 
-def way(sender: str, receiver: str, mbps: float, ms: float = 10.0, **more: object) -> PairMeasurement:
+def link(sender: str, receiver: str, mbps: float, ms: float = 10.0, **more: object) -> PairMeasurement:
     return PairMeasurement(sender, receiver, mbps, ms, 0.0, **more)  # type: ignore[arg-type]
 
 
@@ -31,7 +36,7 @@ def known(*found: Measurement) -> Measurements:
 
 
 def test_what_was_measured_is_the_topology_in_the_order_of_ids() -> None:
-    found = known(way("b", "a", 8, 30), way("a", "b", 50, 20))
+    found = known(link("b", "a", 8, 30), link("a", "b", 50, 20))
     measured = topology_of([worker("b", tflops=4), worker("a", "home")], found)
     topology = measured.topology
     assert [(spec.id, spec.site, spec.tflops, spec.memory_gb) for spec in topology.workers] == [
@@ -55,7 +60,7 @@ def test_a_fleet_nobody_measured_is_assumed_to_be_even_and_says_so() -> None:
 def test_a_link_that_was_not_measured_is_taken_as_others_between_the_same_sites() -> None:
     members = [worker("a1", "a"), worker("a2", "a"), worker("b1", "b"), worker("b2", "b")]
     measured = topology_of(
-        members, known(way("a1", "b1", 40, 15), way("a1", "b2", 50, 17), way("a1", "a2", 900))
+        members, known(link("a1", "b1", 40, 15), link("a1", "b2", 50, 17), link("a1", "a2", 900))
     )
     a2_to_b1 = measured.topology.link(1, 2)
     assert (a2_to_b1.bandwidth_mbps, a2_to_b1.latency_ms) == (45, 16)
@@ -63,24 +68,24 @@ def test_a_link_that_was_not_measured_is_taken_as_others_between_the_same_sites(
 
 
 def test_without_sites_the_slower_end_counts() -> None:
-    found = known(way("a", "b", 80, 5), way("c", "d", 20, 40))
+    found = known(link("a", "b", 80, 5), link("c", "d", 20, 40))
     measured = topology_of([worker(name) for name in "abcd"], found)
     assert measured.topology.link(0, 3).bandwidth_mbps == 20
     assert measured.topology.link(0, 3).latency_ms == 40
 
 
 def test_no_way_is_a_bandwidth_of_zero_and_never_averaged() -> None:
-    none = way("a", "b", 0, 0, problem="no way leads there", failures=2)
-    found = known(none, way("a", "c", 30), way("b", "c", 40))
+    none = link("a", "b", 0, 0, problem="no way leads there", failures=2)
+    found = known(none, link("a", "c", 30), link("b", "c", 40))
     measured = topology_of([worker("a"), worker("b"), worker("c")], found)
     assert measured.topology.link(0, 1).bandwidth_mbps == 0
     assert measured.topology.link(1, 0).bandwidth_mbps == 35  # as the others, without the zero
 
 
 def test_a_way_whose_probe_failed_once_is_assumed_like_one_nobody_probed() -> None:
-    failed = way("a", "b", 0, 0, problem="it did not answer within 12 s")
+    failed = link("a", "b", 0, 0, problem="it did not answer within 12 s")
     measured = topology_of(
-        [worker(name) for name in "abc"], known(failed, way("a", "c", 30), way("c", "b", 40))
+        [worker(name) for name in "abc"], known(failed, link("a", "c", 30), link("c", "b", 40))
     )
     assert measured.topology.link(0, 1).bandwidth_mbps == 30
     (words,) = [words for words in measured.assumed if "probe failed" in words]
@@ -89,9 +94,9 @@ def test_a_way_whose_probe_failed_once_is_assumed_like_one_nobody_probed() -> No
 
 def test_a_line_is_shared_where_all_links_together_carry_less_than_each_alone() -> None:
     found = known(
-        way("a", "b", 20), way("a", "c", 19),
-        LineMeasurement("a", "up", 20.5, 39, 0.0), LineMeasurement("a", "down", 38, 39, 0.0),
-        LineMeasurement("b", "up", 7, 39, 0.0),
+        link("a", "b", 20), link("a", "c", 19),
+        AccessLineMeasurement("a", "up", 20.5, 39, 0.0), AccessLineMeasurement("a", "down", 38, 39, 0.0),
+        AccessLineMeasurement("b", "up", 7, 39, 0.0),
     )  # fmt: skip
     a, b, _ = topology_of([worker("a"), worker("b", up_mbps=10.0), worker("c")], found).topology.workers
     assert (a.up_mbps, a.down_mbps) == (20.5, None)
@@ -100,9 +105,9 @@ def test_a_line_is_shared_where_all_links_together_carry_less_than_each_alone() 
 
 def test_whom_nobody_could_dial_is_behind_nat() -> None:
     found = known(
-        way("a", "b", 20, dialled="a", closed=("b",)),
-        way("a", "c", 20, closed=("c",)),
-        way("b", "c", 5, dialled="c"),
+        link("a", "b", 20, dialled="a", closed=("b",)),
+        link("a", "c", 20, closed=("c",)),
+        link("b", "c", 5, dialled="c"),
     )
     topology = topology_of([worker("a"), worker("b"), worker("c")], found).topology
     assert [spec.behind_nat for spec in topology.workers] == [False, True, False]
@@ -115,7 +120,7 @@ def test_a_device_of_unknown_speed_is_taken_as_the_median() -> None:
 
 
 def test_who_moved_is_forgotten() -> None:
-    found = known(way("a", "b", 20), way("b", "c", 5), LineMeasurement("a", "up", 1, 2, 0.0))
+    found = known(link("a", "b", 20), link("b", "c", 5), AccessLineMeasurement("a", "up", 1, 2, 0.0))
     kept = found.without("a")
     assert list(kept.pairs) == [("b", "c")] and not kept.lines
 
@@ -138,7 +143,7 @@ IDS = ["a", "b", "c", "d"]
 def test_whatever_was_measured_gives_a_topology_and_every_link_is_measured_or_told(
     rates: dict[tuple[str, str], tuple[float, float]], sites: list[str]
 ) -> None:
-    found = known(*(way(a, b, mbps, ms) for (a, b), (mbps, ms) in rates.items()))
+    found = known(*(link(a, b, mbps, ms) for (a, b), (mbps, ms) in rates.items()))
     measured = topology_of(map(worker, IDS, sites), found)
     missing = sum(1 for a in IDS for b in IDS if a != b and not rates.get((a, b), (0.0, 0.0))[0])
     assert sum(int(words.split(" of ")[0]) for words in measured.assumed) == missing

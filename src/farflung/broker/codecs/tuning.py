@@ -27,7 +27,7 @@ from farflung.protocol.submitter import CodecChange
 from farflung.schedule import Unit
 
 
-def due(turn: Transition, job: Job, unit: Unit) -> tuple[LinkCodec, ...] | None:
+def apply_phase(turn: Transition, job: Job, unit: Unit) -> tuple[LinkCodec, ...] | None:
     """The codecs of all links after `unit`, if the plan has a phase that begins there; else None.
 
     `job` is the job's state from before the unit was decided.
@@ -57,91 +57,95 @@ def _changes(before: tuple[LinkCodec, ...], after: tuple[LinkCodec, ...], why: s
     return changes + [CodecChange(*ends, DENSE, 1.0, why) for ends in sorted(old.keys() - new.keys())]
 
 
-def begin(turn: Transition, job: Job, basis: bytes) -> None:
-    """Start codec tuning from the planner's initial state; an empty `basis` means fixed codecs."""
-    if not basis:
+def begin(turn: Transition, job: Job, initial_state: bytes) -> None:
+    """Start codec tuning from the planner's initial state; an empty `initial_state` means fixed codecs."""
+    if not initial_state:
         return
     from farflung.planner.codecs.steering import Steering  # imports NumPy, which other jobs do not need
 
     try:
-        begun = Steering.begun(basis)
+        steering = Steering.begun(initial_state)
     except (FarflungError, msgspec.MsgspecError) as error:
         words = one_line(f"links stay as they were planned, for nothing can be chosen anew: {error}")
         turn.tell(job.job, CodecsChosen(job.job, job.attempt, 0, job.step, [], [words]))
         return
-    turn.emit(facts.Steered(job.job, TuningState(begun)))
+    turn.emit(facts.CodecTuningChanged(job.job, TuningState(steering)))
 
 
-def decided(turn: Transition, job: Job, group: CommitGroup, verdict: Verdict) -> tuple[LinkCodec, ...] | None:
+def on_unit_decided(
+    turn: Transition, job: Job, group: CommitGroup, verdict: Verdict
+) -> tuple[LinkCodec, ...] | None:
     """Show a decided unit to codec tuning; the codecs of all links from the next unit on, if they change.
 
     `job` is the job's state from before the unit was decided.
     """
-    helm, unit = job.helm, job.unit
+    tuning, unit = job.tuning, job.unit
     if unit is None:
         return None
-    if helm is None:
-        return due(turn, job, unit)
+    if tuning is None:
+        return apply_phase(turn, job, unit)
     from farflung.planner.codecs.controller import WayMeasured, WayWritten
     from farflung.planner.codecs.steering import Over, WaySampled
     from farflung.runtime.parcel import Sample
 
-    ways = tuple(
+    rates = tuple(
         WayMeasured(rate.source, worker, rate.bytes_per_second)
-        for worker, ready in group.readies
+        for worker, ready in group.ready_messages
         for rate in ready.rates
     )
     computing = {
         worker: ready.computing_seconds / unit.microbatches
-        for worker, ready in group.readies
+        for worker, ready in group.ready_messages
         if unit.train and ready.computing_seconds
     }
-    rungs = {(codec.source, codec.target): codec.codec for codec in job.codecs}
-    written = tuple(
-        WayWritten(worker, link.target, rungs.get((worker, link.target), DENSE), link.payload_bytes)
-        for worker, ready in group.readies
+    codecs = {(codec.source, codec.target): codec.codec for codec in job.codecs}
+    payloads = tuple(
+        WayWritten(worker, link.target, codecs.get((worker, link.target), DENSE), link.payload_bytes)
+        for worker, ready in group.ready_messages
         for link in ready.links
         if unit.train and link.payload_bytes
     )
-    sampled = tuple(
+    samples = tuple(
         WaySampled(worker, link.target, Sample(*msgspec.structs.astuple(sample)))
-        for worker, ready in group.readies
+        for worker, ready in group.ready_messages
         for link in ready.links
         for sample in link.samples
         if sample.codec in job.training.codecs
     )
     step = unit.step + unit.train
-    over = Over(unit.number, unit.train, step, verdict.loss, ways, computing, written, unit.plain, sampled)
-    _look(turn, job, replace(helm.shown(over), due=None))
-    return _told(turn, job, helm, unit.number + 1, step)
+    observed = Over(
+        unit.number, unit.train, step, verdict.loss, rates, computing, payloads, unit.plain, samples
+    )
+    _examine(turn, job, replace(tuning.with_unit(observed), pending=None))
+    return _apply_result(turn, job, tuning, unit.number + 1, step)
 
 
-def considered(turn: Transition, job: Job, event: CodecsConsidered) -> None:
+def on_codecs_considered(turn: Transition, job: Job, event: CodecsConsidered) -> None:
     """Take the result of codec tuning, and let it examine the units that were decided meanwhile."""
-    if job.helm is not None and job.attempt == event.attempt:
-        _look(turn, job, job.helm.found(event.steering, event.verdict))
+    if job.tuning is not None and job.attempt == event.attempt:
+        _examine(turn, job, job.tuning.with_result(event.steering, event.verdict))
 
 
-def _look(turn: Transition, job: Job, helm: TuningState) -> None:
-    if helm.unseen and not helm.is_busy:
-        turn.do(ConsiderCodecs(job.job, job.attempt, helm.steering, helm.unseen))
-        helm = replace(helm, unseen=(), is_busy=True)
-    turn.emit(facts.Steered(job.job, helm))
+def _examine(turn: Transition, job: Job, tuning: TuningState) -> None:
+    if tuning.waiting and not tuning.is_busy:
+        turn.do(ConsiderCodecs(job.job, job.attempt, tuning.steering, tuning.waiting))
+        tuning = replace(tuning, waiting=(), is_busy=True)
+    turn.emit(facts.CodecTuningChanged(job.job, tuning))
 
 
-def _told(
-    turn: Transition, job: Job, helm: TuningState, unit: int, step: int
+def _apply_result(
+    turn: Transition, job: Job, tuning: TuningState, unit: int, step: int
 ) -> tuple[LinkCodec, ...] | None:
     """Apply a result that is ready: store it, tell the submitter, and return changed codecs for workers."""
-    if helm.due is None:
+    if tuning.pending is None:
         return None
     changes = [
         CodecChange(switch.source, switch.target, switch.rung, switch.ratio, one_line(switch.reason))
-        for switch in helm.due.switches
+        for switch in tuning.pending.switches
     ]
-    codecs = helm.due.codecs
+    codecs = tuning.pending.codecs
     if changes:
         turn.emit(facts.CodecsDecided(turn.now, job.job, job.attempt, unit, list(codecs), changes))
-    words = [one_line(word) for word in helm.due.words]
+    words = [one_line(word) for word in tuning.pending.words]
     turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit, step, changes, words))
     return codecs if changes else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from farflung.planner.codecs.steering import Over, Steering, Verdict
 
-MOST_UNSEEN = 64
+MOST_WAITING = 64
 """Units that may wait for codec tuning; beyond that the oldest are dropped. A choice takes up to a second."""
 
 
@@ -16,20 +16,20 @@ MOST_UNSEEN = 64
 class TuningState:
     """Codec tuning of one job. It runs outside the event loop; results are applied with a later unit.
 
-    `unseen` are units that it has not examined yet. `is_busy` says that it is examining some. `due` is its
-    result that has not been applied yet.
+    `waiting` are units that it has not examined yet. `is_busy` says that it is examining some. `pending` is
+    its result that has not been applied yet.
     """
 
     steering: Steering
-    unseen: tuple[Over, ...] = ()
+    waiting: tuple[Over, ...] = ()
     is_busy: bool = False
-    due: Verdict | None = None
+    pending: Verdict | None = None
 
-    def shown(self, over: Over) -> TuningState:
+    def with_unit(self, unit: Over) -> TuningState:
         """Add a unit to examine."""
-        return replace(self, unseen=(*self.unseen, over)[-MOST_UNSEEN:])
+        return replace(self, waiting=(*self.waiting, unit)[-MOST_WAITING:])
 
-    def found(self, steering: Steering, verdict: Verdict) -> TuningState:
+    def with_result(self, steering: Steering, verdict: Verdict) -> TuningState:
         """Take a result, and merge it with an earlier one that was not applied yet."""
-        due = verdict if self.due is None else self.due.then(verdict)
-        return replace(self, steering=steering, is_busy=False, due=due if due.is_news else None)
+        pending = verdict if self.pending is None else self.pending.then(verdict)
+        return replace(self, steering=steering, is_busy=False, pending=pending if pending.is_news else None)

@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CommitGroup:
-    """The shares of one unit in one attempt received so far; `readies` are the messages that held them."""
+    """The shares of one unit in one attempt received so far, from `ready_messages`."""
 
     attempt: int
     unit: Unit
@@ -46,10 +46,10 @@ class CommitGroup:
     shares: Mapping[int, Share]
     bytes_sent: int = 0
     links: tuple[LinkTraffic, ...] = ()
-    readies: tuple[tuple[str, UnitReady], ...] = ()
+    ready_messages: tuple[tuple[str, UnitReady], ...] = ()
 
     @classmethod
-    def opened(cls, plan: Plan, attempt: int, unit: Unit) -> CommitGroup:
+    def for_plan(cls, plan: Plan, attempt: int, unit: Unit) -> CommitGroup:
         """A group that waits for every segment of `plan`."""
         owners = {worker: tuple(plan.segments_of(worker)) for worker in plan.workers()}
         return cls(attempt, unit, owners, {})
@@ -59,7 +59,7 @@ class CommitGroup:
         """Whether the shares of all segments have arrived."""
         return len(self.shares) == sum(map(len, self.owners.values()))
 
-    def awaited(self) -> list[str]:
+    def missing_workers(self) -> list[str]:
         """Workers whose shares are missing, in plan order."""
         return [
             worker for worker, owned in self.owners.items() if owned and not self.shares.keys() >= set(owned)
@@ -96,7 +96,7 @@ class CommitGroup:
             shares={**self.shares, **added},
             bytes_sent=min(MOST_COUNT, self.bytes_sent + ready.bytes_sent),
             links=(*self.links, *self._links(worker, ready)),
-            readies=(*self.readies, (worker, ready)),
+            ready_messages=(*self.ready_messages, (worker, ready)),
         )
 
     def verdict(self, clip: float | None) -> Verdict:
@@ -134,7 +134,7 @@ class CommitGroup:
         ]
 
 
-def added_up(
+def add_traffic(
     before: Mapping[tuple[str, str], LinkTraffic], group: CommitGroup, worker: str
 ) -> dict[tuple[str, str], LinkTraffic]:
     """The traffic of each link since its job began, including what `worker` reported for the group's unit."""

@@ -50,17 +50,17 @@ class Tick(Event):
 
 
 @dataclass(frozen=True)
-class WorkerJoins(Event):
+class WorkerRegisters(Event):
     """A worker registers; `where` holds its addresses.
 
-    If an older session of it is open, its last bytes arrived `heard_seconds` ago. A session is suspect after
+    If an older session of it is open, its last bytes arrived `silent_seconds` ago. A session is suspect after
     `suspect_seconds` of silence.
     """
 
     worker: str
     register: Register
     where: WorkerAddresses
-    heard_seconds: float | None
+    silent_seconds: float | None
     suspect_seconds: float
 
 
@@ -73,7 +73,7 @@ class WorkerMoves(Event):
 
 
 @dataclass(frozen=True)
-class WorkerProved(Event):
+class WorkerVerified(Event):
     """The worker's key answered at `addresses`, which are among its `claims`."""
 
     worker: str
@@ -90,7 +90,7 @@ class WorkerLeaves(Event):
 
 
 @dataclass(frozen=True)
-class WorkerSays(Event):
+class WorkerMessage(Event):
     """A message from a registered worker."""
 
     worker: str
@@ -98,7 +98,7 @@ class WorkerSays(Event):
 
 
 @dataclass(frozen=True)
-class SubmitterSays(Event):
+class SubmitterMessage(Event):
     """A message from a submitter, whose connection comes from `remote` (HOST:PORT)."""
 
     submitter: str
@@ -171,7 +171,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Tell:
+class SendToSubmitter:
     """Send a message over the session through which `job` was submitted, if it is still open."""
 
     job: str
@@ -249,4 +249,4 @@ class OpenCircuit:
     byte_quota: int
 
 
-Command = Send | Tell | Reply | Admit | Reject | RunPlanner | ConsiderCodecs | OpenCircuit
+Command = Send | SendToSubmitter | Reply | Admit | Reject | RunPlanner | ConsiderCodecs | OpenCircuit

@@ -144,7 +144,7 @@ class JobEnded(Decision, frozen=True):
     reason: str
 
 
-class WorkerProved(msgspec.Struct, frozen=True):
+class WorkerVerified(msgspec.Struct, frozen=True):
     """Observed: the worker's key answered at `addresses`."""
 
     worker: str
@@ -166,11 +166,11 @@ class WorkerReady(msgspec.Struct, frozen=True):
     ready: UnitReady
 
 
-class Steered(msgspec.Struct, frozen=True):
+class CodecTuningChanged(msgspec.Struct, frozen=True):
     """Observed: the new state of the job's codec tuning."""
 
     job: str
-    helm: TuningState
+    tuning: TuningState
 
 
 class WaitExplained(msgspec.Struct, frozen=True):
@@ -194,7 +194,7 @@ AnyDecision = (
     | JobCollecting
     | JobEnded
 )
-Observation = WorkerProved | WorkerLoaded | WorkerReady | WaitExplained | Steered
+Observation = WorkerVerified | WorkerLoaded | WorkerReady | WaitExplained | CodecTuningChanged
 Fact = AnyDecision | Observation
 
 

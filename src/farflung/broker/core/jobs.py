@@ -81,7 +81,7 @@ def start_queued(turn: Transition) -> None:
         if len(usable) >= needs:
             _plan(turn, job, usable)
         else:
-            present = turn.state.kin_of(job)
+            present = turn.state.same_kind_as(job)
             lacking = {name: why for name, why in job.unable.items() if name in present}
             for_ops = _waits_for_ops_alone(turn, job, needs)
             _explain(turn, job, _waiting(job, needs, usable, lacking), for_ops)
@@ -89,7 +89,7 @@ def start_queued(turn: Transition) -> None:
                 blocked = job
 
 
-def loaded(turn: Transition, job: Job, worker: str) -> None:
+def worker_loaded(turn: Transition, job: Job, worker: str) -> None:
     """Note that a worker has loaded its segments; the last one starts the job."""
     if job.state != LOADING or worker in job.loaded:
         return
@@ -101,7 +101,7 @@ def loaded(turn: Transition, job: Job, worker: str) -> None:
         turn.tell(job.job, Running(job.job, job.attempt))
 
 
-def load(turn: Transition, job: Job, made: PlanMade) -> None:
+def send_plan(turn: Transition, job: Job, made: PlanMade) -> None:
     """Send the plan to its workers and to the submitter."""
     turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
     names = made.plan.workers()
@@ -114,7 +114,7 @@ def load(turn: Transition, job: Job, made: PlanMade) -> None:
             plan=made.plan,
             training=job.training,
             programs=[program for program in made.programs if program.segment in mine],
-            addresses={peer: turn.state.told(peer, name) for peer in names if peer in near},
+            addresses={peer: turn.state.addresses_for(peer, name) for peer in names if peer in near},
             submitter=job.submitter,
         )
         turn.do(Send(name, message))
@@ -123,7 +123,7 @@ def load(turn: Transition, job: Job, made: PlanMade) -> None:
         job.attempt,
         made.plan,
         made.owned,
-        {name: turn.state.told(name, job.submitter, job.job) for name in names},
+        {name: turn.state.addresses_for(name, job.submitter, job.job) for name in names},
         made.prediction,
         dict(made.unable),
         list(made.notes),
@@ -132,13 +132,13 @@ def load(turn: Transition, job: Job, made: PlanMade) -> None:
     tuning.begin(turn, job, made.steering)
 
 
-def moved(turn: Transition, job: Job, worker: str) -> None:
+def worker_moved(turn: Transition, job: Job, worker: str) -> None:
     """Tell the neighbours and the submitter of a job the new addresses of one of its workers."""
     if job.plan is None:
         return
     for name in sorted(job.plan.neighbours(worker)):
-        turn.do(Send(name, PeerMoved(worker, turn.state.told(worker, name))))
-    turn.tell(job.job, PeerMoved(worker, turn.state.told(worker, job.submitter, job.job)))
+        turn.do(Send(name, PeerMoved(worker, turn.state.addresses_for(worker, name))))
+    turn.tell(job.job, PeerMoved(worker, turn.state.addresses_for(worker, job.submitter, job.job)))
 
 
 def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
@@ -149,7 +149,7 @@ def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
     turn.tell(job.job, Collecting(job.job, job.attempt, job.step, state, reason))
 
 
-def collected(turn: Transition, job: Job, message: Collected) -> None:
+def on_collected(turn: Transition, job: Job, message: Collected) -> None:
     """End a job whose submitter has received the state.
 
     Raises
@@ -253,7 +253,7 @@ def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:
 
     Such a job needs another worker to join, so it must not block the jobs behind it.
     """
-    kin = [name for name in turn.state.kin_of(job) if not job.on or name in job.on]
+    kin = [name for name in turn.state.same_kind_as(job) if not job.on or name in job.on]
     return len([name for name in kin if name not in job.unable]) < needs <= len(kin)
 
 

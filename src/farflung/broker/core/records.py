@@ -74,7 +74,7 @@ class Job:
     may run it, if any; `unable` maps workers to the ops of its model that they lack, until they register
     again. `codecs` are the current codecs of its links.
 
-    `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `helm` (codec
+    `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `tuning` (codec
     tuning) are observed, and empty after a replay.
     """
 
@@ -103,7 +103,7 @@ class Job:
     traffic: Mapping[tuple[str, str], LinkTraffic] = field(default_factory=dict)
     words: str = ""
     codecs: tuple[LinkCodec, ...] = ()
-    helm: TuningState | None = None
+    tuning: TuningState | None = None
 
     @property
     def over(self) -> bool:
@@ -129,22 +129,22 @@ class State:
 
     def idle_for(self, job: Job) -> list[str]:
         """Workers of the backup pool that can run `job`: of its kind, and with all of its ops."""
-        kin = self.kin_of(job)
+        kin = self.same_kind_as(job)
         return [name for name in self.backup_pool() if name in kin and name not in job.unable]
 
-    def kin_of(self, job: Job) -> set[str]:
+    def same_kind_as(self, job: Job) -> set[str]:
         """Connected workers of the job's kind (emulated or real), idle or not."""
         emulated = job.training.emulated
         return {w.worker for w in self.workers.values() if w.connected and w.emulated == emulated}
 
-    def told(self, worker: str, reader: str, job: str = "") -> list[str]:
+    def addresses_for(self, worker: str, reader: str, job: str = "") -> list[str]:
         """Addresses of a worker that `reader`, another worker or the submitter of `job`, may dial."""
         of_job, other = self.jobs.get(job), self.workers.get(reader)
         if of_job is not None and of_job.submitter == reader:
             seen = of_job.seen
         else:
             seen = "" if other is None else other.where.seen
-        return self.workers[worker].where.told(seen)
+        return self.workers[worker].where.visible_to(seen)
 
     def with_worker(self, worker: Worker) -> State:
         """The state with this worker added or replaced."""
@@ -158,11 +158,11 @@ class State:
 def durable(state: State) -> State:
     """The part of `state` that a replay of the stored decisions restores."""
     jobs = {
-        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", helm=None)
+        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", tuning=None)
         for name, job in state.jobs.items()
     }
     workers = {
-        name: replace(worker, where=replace(worker.where, proved=()))
+        name: replace(worker, where=replace(worker.where, verified=()))
         for name, worker in state.workers.items()
     }
     return replace(state, jobs=jobs, workers=workers)

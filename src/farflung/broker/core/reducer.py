@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import singledispatch
 
 from farflung.broker.core import facts
-from farflung.broker.core.commit import CommitGroup, added_up
+from farflung.broker.core.commit import CommitGroup, add_traffic
 from farflung.broker.core.records import (
     COLLECTING,
     LOADING,
@@ -75,7 +75,7 @@ def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
             fact.worker,
             fact.device,
             fact.site,
-            _whereabouts(state.workers.get(fact.worker), fact),
+            _new_addresses(state.workers.get(fact.worker), fact),
             fact.boot,
             connected=True,
             relay_mbps=fact.relay_mbps,
@@ -87,13 +87,13 @@ def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
 @_evolve.register
 def _apply_worker_moved(fact: facts.WorkerMoved, state: State) -> State:
     worker = state.workers[fact.worker]
-    return state.with_worker(replace(worker, where=_whereabouts(worker, fact)))
+    return state.with_worker(replace(worker, where=_new_addresses(worker, fact)))
 
 
 @_evolve.register
-def _apply_worker_proved(fact: facts.WorkerProved, state: State) -> State:
+def _apply_worker_verified(fact: facts.WorkerVerified, state: State) -> State:
     worker = state.workers[fact.worker]
-    return state.with_worker(replace(worker, where=replace(worker.where, proved=tuple(fact.addresses))))
+    return state.with_worker(replace(worker, where=replace(worker.where, verified=tuple(fact.addresses))))
 
 
 @_evolve.register
@@ -130,7 +130,7 @@ def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
         members=tuple(fact.workers),
         pace=Pace(fact.at),
     )
-    return _held(state, job, fact.workers).with_job(job)
+    return _assign_workers(state, job, fact.workers).with_job(job)
 
 
 @_evolve.register
@@ -140,7 +140,7 @@ def _apply_job_requeued(fact: facts.JobRequeued, state: State) -> State:
     queued = replace(
         job, state=QUEUED, reason=fact.reason, unable=unable, members=(), words="", pace=Pace(fact.at)
     )
-    return _held(state, job, ()).with_job(queued)
+    return _assign_workers(state, job, ()).with_job(queued)
 
 
 @_evolve.register
@@ -152,16 +152,16 @@ def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
         members=tuple(fact.plan.workers()),
         loaded=frozenset(),
         codecs=tuple(fact.plan.codecs),
-        helm=None,
+        tuning=None,
         pace=Pace(fact.at),
     )
-    return _held(state, state.jobs[fact.job], job.members).with_job(job)
+    return _assign_workers(state, state.jobs[fact.job], job.members).with_job(job)
 
 
 @_evolve.register
 def _apply_job_running(fact: facts.JobRunning, state: State) -> State:
     job = replace(state.jobs[fact.job], state=RUNNING, pace=Pace(fact.at))
-    return state.with_job(_at_next_unit(job))
+    return state.with_job(_begin_next_unit(job))
 
 
 @_evolve.register
@@ -171,11 +171,11 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
     trained = job.unit.train
     moved = replace(
         job,
-        pace=_paced(job, fact.at),
+        pace=_next_pace(job, fact.at),
         step=job.step + trained,
         loss=fact.loss if trained else job.loss,
     )
-    return state.with_job(_at_next_unit(moved))
+    return state.with_job(_begin_next_unit(moved))
 
 
 @_evolve.register
@@ -184,8 +184,8 @@ def _apply_codecs_decided(fact: facts.CodecsDecided, state: State) -> State:
 
 
 @_evolve.register
-def _apply_steered(fact: facts.Steered, state: State) -> State:
-    return state.with_job(replace(state.jobs[fact.job], helm=fact.helm))
+def _apply_steered(fact: facts.CodecTuningChanged, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], tuning=fact.tuning))
 
 
 @_evolve.register
@@ -216,10 +216,10 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         loaded=frozenset(),
         traffic={},
         codecs=(),
-        helm=None,
+        tuning=None,
         words="",
     )
-    return _held(state, job, ()).with_job(ended)
+    return _assign_workers(state, job, ()).with_job(ended)
 
 
 @_evolve.register
@@ -232,9 +232,9 @@ def _apply_worker_loaded(fact: facts.WorkerLoaded, state: State) -> State:
 def _apply_worker_ready(fact: facts.WorkerReady, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.plan is not None and job.unit is not None
-    group = job.group or CommitGroup.opened(job.plan, job.attempt, job.unit)
+    group = job.group or CommitGroup.for_plan(job.plan, job.attempt, job.unit)
     group = group.add(fact.worker, fact.ready)
-    return state.with_job(replace(job, group=group, traffic=added_up(job.traffic, group, fact.worker)))
+    return state.with_job(replace(job, group=group, traffic=add_traffic(job.traffic, group, fact.worker)))
 
 
 @_evolve.register
@@ -242,16 +242,16 @@ def _apply_wait_explained(fact: facts.WaitExplained, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], words=fact.words))
 
 
-def _whereabouts(known: Worker | None, fact: facts.WorkerAdmitted | facts.WorkerMoved) -> WorkerAddresses:
+def _new_addresses(known: Worker | None, fact: facts.WorkerAdmitted | facts.WorkerMoved) -> WorkerAddresses:
     """The worker's new addresses; verified ones are kept if the same process makes the same claims."""
     where = WorkerAddresses(tuple(fact.addresses), tuple(fact.claims), fact.seen)
     if known is None or (known.where.claims, known.where.seen) != (where.claims, where.seen):
         return where
     is_new = isinstance(fact, facts.WorkerAdmitted) and fact.boot != known.boot
-    return where if is_new else replace(where, proved=known.where.proved)
+    return where if is_new else replace(where, verified=known.where.verified)
 
 
-def _held(state: State, job: Job, keep: Collection[str]) -> State:
+def _assign_workers(state: State, job: Job, keep: Collection[str]) -> State:
     """Assign the workers `keep` to `job` and free its other workers."""
     for name in {*job.members, *keep}:
         worker = state.workers[name]
@@ -262,11 +262,11 @@ def _held(state: State, job: Job, keep: Collection[str]) -> State:
     return state
 
 
-def _at_next_unit(job: Job) -> Job:
+def _begin_next_unit(job: Job) -> Job:
     return replace(job, unit=next_unit(job.training, job.unit), group=None)
 
 
-def _paced(job: Job, at: float) -> Pace:
+def _next_pace(job: Job, at: float) -> Pace:
     assert job.unit is not None
     seconds = max(at - job.pace.moved_at, 1e-9)
     slowest = max(job.pace.slowest or 0.0, seconds / job.unit.microbatches)

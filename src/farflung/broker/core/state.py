@@ -66,7 +66,7 @@ def overdue(job: Job, now: float, patience_seconds: float) -> str:
         return ""
     allowed = patience_seconds + _expected_seconds(job)
     waited = now - job.pace.moved_at
-    return f"{_awaited(job)} for {waited:.0f} s (allowed: {allowed:.0f} s)" if waited > allowed else ""
+    return f"{_missing_text(job)} for {waited:.0f} s (allowed: {allowed:.0f} s)" if waited > allowed else ""
 
 
 def _expected_seconds(job: Job) -> float:
@@ -82,7 +82,7 @@ def _expected_seconds(job: Job) -> float:
     return job.unit.microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND)
 
 
-def _awaited(job: Job) -> str:
+def _missing_text(job: Job) -> str:
     if job.state == PLANNING:
         return "the planner gave no answer"
     if job.state == LOADING:
@@ -90,7 +90,7 @@ def _awaited(job: Job) -> str:
         return f"no word that the job is loaded from {', '.join(missing)}"
     if job.state == COLLECTING:
         return f"no word from the submitter that it holds the weights of step {job.step}"
-    missing = list(job.members) if job.group is None else job.group.awaited()
+    missing = list(job.members) if job.group is None else job.group.missing_workers()
     return f"no end of step {job.step + 1} from {', '.join(missing)}"
 
 
@@ -160,7 +160,7 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
 
 
 @_decide.register
-def _on_worker_joins(event: events.WorkerJoins, turn: Transition) -> None:
+def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> None:
     """Admit the worker, or refuse it because its id is in use or its opset conflicts with the broker's.
 
     Two live processes with one identity would replace each other for ever. So while the older session
@@ -175,11 +175,11 @@ def _on_worker_joins(event: events.WorkerJoins, turn: Transition) -> None:
         return
     known = turn.state.workers.get(event.worker)
     if known is not None and known.connected:
-        heard = event.heard_seconds
-        if known.boot != register.boot and heard is not None and heard < event.suspect_seconds:
+        silent = event.silent_seconds
+        if known.boot != register.boot and silent is not None and silent < event.suspect_seconds:
             turn.do(
                 Reject(
-                    f"a worker with the id {event.worker} is connected already (heard {heard:.1f} s ago): "
+                    f"a worker with the id {event.worker} is connected already (heard {silent:.1f} s ago): "
                     "stop that process, or join here with another --folder and --name",
                     for_now=True,
                 )
@@ -207,23 +207,27 @@ def _on_worker_joins(event: events.WorkerJoins, turn: Transition) -> None:
 @_decide.register
 def _on_worker_moves(event: events.WorkerMoves, turn: Transition) -> None:
     worker, where = turn.state.workers[event.worker], event.where
-    if replace(worker.where, proved=()) == where:
+    if replace(worker.where, verified=()) == where:
         return
     turn.emit(
         facts.WorkerMoved(turn.now, event.worker, list(where.addresses), list(where.claims), where.seen)
     )
     if worker.job is not None:
-        jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
+        jobs.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
 
 
 @_decide.register
-def _on_worker_proved(event: events.WorkerProved, turn: Transition) -> None:
+def _on_worker_verified(event: events.WorkerVerified, turn: Transition) -> None:
     worker = turn.state.workers[event.worker]
-    if not worker.connected or worker.where.claims != event.claims or worker.where.proved == event.addresses:
+    if (
+        not worker.connected
+        or worker.where.claims != event.claims
+        or worker.where.verified == event.addresses
+    ):
         return  # outdated, or known already
-    turn.emit(facts.WorkerProved(event.worker, list(event.addresses)))
+    turn.emit(facts.WorkerVerified(event.worker, list(event.addresses)))
     if worker.job is not None:
-        jobs.moved(turn, turn.state.jobs[worker.job], event.worker)
+        jobs.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
 
 
 @_decide.register
@@ -233,29 +237,33 @@ def _on_worker_leaves(event: events.WorkerLeaves, turn: Transition) -> None:
 
 
 @_decide.register
-def _on_worker_says(event: events.WorkerSays, turn: Transition) -> None:
+def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
     message = event.message
-    job = _named_job(turn, event)
+    job = _job_of(turn, event)
     if job is None:
         return
     match message:
         case Loaded():
-            jobs.loaded(turn, job, event.worker)
+            jobs.worker_loaded(turn, job, event.worker)
         case AskReverse() | AskCircuit():
             reachability.ask(
-                turn, job, event.worker, message, turn.state.told(event.worker, message.peer, job.job)
+                turn,
+                job,
+                event.worker,
+                message,
+                turn.state.addresses_for(event.worker, message.peer, job.job),
             )
         case NotReached():
             reachability.not_reached(turn, job, event.worker, message)
         case UnitReady():
-            units.ready(turn, job, event.worker, message)
+            units.add_shares(turn, job, event.worker, message)
         case Refused() | Broken():
             verb = "refused the job" if isinstance(message, Refused) else "could not go on"
             jobs.give_up(turn, job, f"worker {event.worker} {verb} {jobs.moment(job)}: {message.reason}")
 
 
 @_decide.register
-def _on_submitter_says(event: events.SubmitterSays, turn: Transition) -> None:
+def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> None:
     message = event.message
     if isinstance(message, Submit):
         if message.opset is not None and (trouble := message.opset.conflict()):
@@ -273,7 +281,7 @@ def _on_submitter_says(event: events.SubmitterSays, turn: Transition) -> None:
     elif isinstance(message, Cancel):
         jobs.cancel(turn, job, message)
     elif isinstance(message, Collected):
-        jobs.collected(turn, job, message)
+        jobs.on_collected(turn, job, message)
     elif message.attempt == job.attempt:
         seen = reachability.submitter_addresses(message, event.remote)
         reachability.ask(turn, job, event.submitter, message, seen)
@@ -291,7 +299,7 @@ def _on_submitter_leaves(event: events.SubmitterLeaves, turn: Transition) -> Non
 def _on_plan_made(event: events.PlanMade, turn: Transition) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
-        jobs.load(turn, job, event)
+        jobs.send_plan(turn, job, event)
 
 
 @_decide.register
@@ -310,7 +318,7 @@ def _on_plan_lacks(event: events.PlanLacks, turn: Transition) -> None:
 
 @_decide.register
 def _on_codecs_considered(event: events.CodecsConsidered, turn: Transition) -> None:
-    tuning.considered(turn, turn.state.jobs[event.job], event)
+    tuning.on_codecs_considered(turn, turn.state.jobs[event.job], event)
 
 
 def _lose(turn: Transition, name: str, reason: str) -> None:
@@ -318,12 +326,12 @@ def _lose(turn: Transition, name: str, reason: str) -> None:
     reason = one_line(reason)
     turn.emit(facts.WorkerLost(turn.now, name, reason))
     if job is not None:
-        held = turn.state.jobs[job]
-        parted = "left" if has_left(name, reason) else "was lost"
-        jobs.give_up(turn, held, f"worker {name} {parted} {jobs.moment(held)}: {reason}")
+        lost_job = turn.state.jobs[job]
+        verb = "left" if has_left(name, reason) else "was lost"
+        jobs.give_up(turn, lost_job, f"worker {name} {verb} {jobs.moment(lost_job)}: {reason}")
 
 
-def _named_job(turn: Transition, event: events.WorkerSays) -> Job | None:
+def _job_of(turn: Transition, event: events.WorkerMessage) -> Job | None:
     """The live job that the message is about; None if the message belongs to an attempt that has ended."""
     message = event.message
     job = turn.state.jobs.get(message.job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.broker.core.events import Command, Send, Tell
+from farflung.broker.core.events import Command, Send, SendToSubmitter
 from farflung.broker.core.facts import Fact
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.reducer import reduce_fact
@@ -29,7 +29,7 @@ class Transition:
 
     def tell(self, job: str, message: Message) -> None:
         """Send a message to the job's submitter."""
-        self.do(Tell(job, message))
+        self.do(SendToSubmitter(job, message))
 
     def send_members(self, job: Job, message: Message) -> None:
         """Send a message to every connected worker that the job holds."""

@@ -11,7 +11,7 @@ from farflung.errors import ProtocolError
 from farflung.protocol.messages import Decide, UnitDone, UnitReady
 
 
-def ready(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
+def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
     """Add a worker's shares; the last ones decide the unit.
 
     Raises
@@ -27,10 +27,10 @@ def ready(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
     job = turn.state.jobs[job.job]
     assert job.group is not None
     if job.group.complete:
-        _decided(turn, job, job.group)
+        _decide_unit(turn, job, job.group)
 
 
-def _decided(turn: Transition, job: Job, group: CommitGroup) -> None:
+def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
     assert job.unit is not None
     verdict = group.verdict(job.training.clip)
     if verdict.trouble:
@@ -49,7 +49,7 @@ def _decided(turn: Transition, job: Job, group: CommitGroup) -> None:
             verdict.bytes_sent,
         )
     )
-    codecs = tuning.decided(turn, job, group, verdict)
+    codecs = tuning.on_unit_decided(turn, job, group, verdict)
     turn.send_members(job, Decide(job.job, job.attempt, unit, verdict.scale, codecs))
     turn.tell(
         job.job,

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
-from farflung.broker.core.events import Command, OpenCircuit, Send, Tell
+from farflung.broker.core.events import Command, OpenCircuit, Send, SendToSubmitter
 from farflung.broker.core.records import COLLECTING, LOADING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.errors import ProtocolError
@@ -70,7 +70,7 @@ def not_reached(turn: Transition, job: Job, worker: str, message: NotReached) ->
 
 def to_member(job: str, submitter: str, member: str, message: Message) -> Command:
     """The command that sends `message` to a worker of the job or to its submitter."""
-    return Tell(job, message) if member == submitter else Send(member, message)
+    return SendToSubmitter(job, message) if member == submitter else Send(member, message)
 
 
 def byte_quota(plan: Plan, training: Training, a: str, b: str, submitter: str) -> int:
@@ -107,7 +107,7 @@ def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit
         return to_member(job.job, job.submitter, asker, none)
     quota = byte_quota(plan, job.training, asker, message.peer, job.submitter)
     ends = () if relay == BROKER_ID else (asker, message.peer)
-    addresses = {end: state.told(relay, end, job.job) for end in ends}
+    addresses = {end: state.addresses_for(relay, end, job.job) for end in ends}
     return OpenCircuit(
         message.number,
         job.job,
@@ -134,7 +134,7 @@ def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[s
         and worker.relay_mbps > 0
         and name not in pair
         and name not in without
-        and all(state.told(name, end, job) for end in pair)
+        and all(state.addresses_for(name, end, job) for end in pair)
     }
 
     def score(name: str) -> float:

@@ -21,7 +21,7 @@ class Reports:
     def __init__(self) -> None:
         self._newest: dict[str, Links] = {}
 
-    def take(self, jobs: Mapping[str, Job], holder: str, links: Links) -> None:
+    def add(self, jobs: Mapping[str, Job], holder: str, links: Links) -> None:
         """Keep a member's reports about links to other members of its job, and ignore all others."""
         job = jobs.get(links.job)
         if job is None:
@@ -35,7 +35,7 @@ class Reports:
         while sum(len(kept.reports) for kept in self._newest.values()) > MAXIMUM_REPORTS_KEPT:
             del self._newest[next(iter(self._newest))]
 
-    def views(self) -> Iterator[LinkView]:
+    def all(self) -> Iterator[LinkView]:
         """All reports for `farflung status`, sorted by holder."""
         for holder in sorted(self._newest):
             links = self._newest[holder]

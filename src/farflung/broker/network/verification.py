@@ -15,36 +15,36 @@ from dataclasses import dataclass
 from functools import partial
 
 from farflung.broker.core.records import Worker
-from farflung.broker.network.worker_addresses import WorkerAddresses, may_be_tried
+from farflung.broker.network.worker_addresses import WorkerAddresses, may_dial
 from farflung.transport.addresses import format_address, parse_address
 from farflung.transport.endpoint import answers
 from farflung.transport.peer import Peer
 from farflung.transport.timeouts import Timeouts
 
-AT_ONCE = 16
+MAXIMUM_DIALS = 16
 """Concurrent dials for all workers together."""
 
-OF_A_WORKER = 4
+MAXIMUM_DIALS_PER_WORKER = 4
 """Concurrent dials for one worker, because false claims can take very long to fail."""
 
-MOST_OF_A_NAME = 4
+MAXIMUM_ADDRESSES_PER_NAME = 4
 """Addresses that are tried for one host name."""
 
-LONGEST_PAUSE_LEASES = 64
+MAXIMUM_PAUSE_LEASES = 64
 
 _log = logging.getLogger("farflung.broker")
 
-_Said = tuple[tuple[str, ...], str, str]
+_Claims = tuple[tuple[str, ...], str, str]
 
 
 @dataclass
-class _Proof:
+class _Verification:
     """The claims last verified, when that began, the pause after it, and the result, once known."""
 
-    said: _Said
-    begun_at: float
+    claims: _Claims
+    started_at: float
     pause: float
-    answered: tuple[str, ...] | None = None
+    verified: tuple[str, ...] | None = None
 
 
 class AddressVerifier:
@@ -66,92 +66,92 @@ class AddressVerifier:
         self,
         context: Callable[[], ssl.SSLContext],
         timeouts: Timeouts,
-        proved: Callable[[str, tuple[str, ...], tuple[str, ...]], None],
+        verified: Callable[[str, tuple[str, ...], tuple[str, ...]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._timeouts = timeouts
-        self._proved = proved
+        self._on_verified = verified
         self._clock = clock
-        self._proofs: dict[str, _Proof] = {}
-        self._at_work: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._verifications: dict[str, _Verification] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._dial_slots = asyncio.Semaphore(MAXIMUM_DIALS)
         # Not the loop's own threads, which store decisions: a name server may never answer.
-        self._names = ThreadPoolExecutor(2, thread_name_prefix="farflung-names")
+        self._resolver = ThreadPoolExecutor(2, thread_name_prefix="farflung-names")
 
-    def look(self, workers: Mapping[str, Worker]) -> None:
+    def update(self, workers: Mapping[str, Worker]) -> None:
         """Report results, and begin to verify new claims; called every heartbeat."""
         for name, worker in workers.items():
-            if worker.connected and name not in self._at_work:
-                self._heed(name, worker)
+            if worker.connected and name not in self._tasks:
+                self._verify_changes(name, worker)
 
     async def close(self) -> None:
         """Cancel verifications in progress."""
-        tasks = list(self._at_work.values())
+        tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._names.shutdown(wait=False, cancel_futures=True)
+        self._resolver.shutdown(wait=False, cancel_futures=True)
 
-    def _heed(self, name: str, worker: Worker) -> None:
-        said = (worker.where.claims, worker.where.seen, worker.boot)
-        known = self._proofs.get(name)
-        if known is not None and known.said == said:
-            if known.answered is not None and known.answered != worker.where.proved:
-                self._proved(name, worker.where.claims, known.answered)
+    def _verify_changes(self, name: str, worker: Worker) -> None:
+        claims = (worker.where.claims, worker.where.seen, worker.boot)
+        known = self._verifications.get(name)
+        if known is not None and known.claims == claims:
+            if known.verified is not None and known.verified != worker.where.verified:
+                self._on_verified(name, worker.where.claims, known.verified)
             return
         now = self._clock()
-        if worker.where.claims and (known is None or now >= known.begun_at + known.pause):
-            proof = self._proofs[name] = _Proof(said, now, self._pause(known, now))
-            self._at_work[name] = asyncio.create_task(self._prove(name, worker.where, proof))
+        if worker.where.claims and (known is None or now >= known.started_at + known.pause):
+            verification = self._verifications[name] = _Verification(claims, now, self._pause(known, now))
+            self._tasks[name] = asyncio.create_task(self._run(name, worker.where, verification))
 
-    def _pause(self, known: _Proof | None, now: float) -> float:
+    def _pause(self, known: _Verification | None, now: float) -> float:
         """Twice the last pause, less the time that the worker waited beyond it."""
         lease = self._timeouts.lease_seconds
-        pause = lease if known is None else 3 * known.pause - (now - known.begun_at)
-        return min(max(pause, lease), LONGEST_PAUSE_LEASES * lease)
+        pause = lease if known is None else 3 * known.pause - (now - known.started_at)
+        return min(max(pause, lease), MAXIMUM_PAUSE_LEASES * lease)
 
-    async def _prove(self, name: str, where: WorkerAddresses, proof: _Proof) -> None:
+    async def _run(self, name: str, where: WorkerAddresses, verification: _Verification) -> None:
         try:
             context = await asyncio.to_thread(self._context)
-            proof.answered = await self._answering(name, await self._in_numbers(where), context)
+            verification.verified = await self._dial_all(name, await self._resolve(where), context)
         except Exception:  # no other task awaits this one
             _log.exception("what %s claims could not be proved", name)
         finally:
-            del self._at_work[name]
+            del self._tasks[name]
 
-    async def _answering(self, name: str, addresses: list[str], context: ssl.SSLContext) -> tuple[str, ...]:
-        own_room = asyncio.Semaphore(OF_A_WORKER)
+    async def _dial_all(self, name: str, addresses: list[str], context: ssl.SSLContext) -> tuple[str, ...]:
+        worker_slots = asyncio.Semaphore(MAXIMUM_DIALS_PER_WORKER)
 
         async def dial(address: str) -> bool:
-            async with own_room, self._room:
+            async with worker_slots, self._dial_slots:
                 return await answers(address, context, Peer(name, "worker"), self._timeouts)
 
         async with asyncio.TaskGroup() as group:
             dials = {address: group.create_task(dial(address)) for address in addresses}
         return tuple(address for address, task in dials.items() if task.result())
 
-    async def _in_numbers(self, where: WorkerAddresses) -> list[str]:
+    async def _resolve(self, where: WorkerAddresses) -> list[str]:
         """Resolve claims to addresses that may be tried; all lookups together may take `connect_seconds`.
 
         Peers get these numeric addresses, because a name could resolve differently later.
         """
-        found: list[str] = []
+        resolved: list[str] = []
         with suppress(TimeoutError):
-            async with self._room, asyncio.timeout(self._timeouts.connect_seconds):
+            async with self._dial_slots, asyncio.timeout(self._timeouts.connect_seconds):
                 for host, port in sorted(map(parse_address, where.claims), key=_is_name):
-                    hosts = await self._looked_up(host) if _is_name((host, port)) else [host]
-                    may = [format_address(one, port) for one in hosts if may_be_tried(one, where.seen)]
-                    found += may[:MOST_OF_A_NAME]
-        return list(dict.fromkeys(found))
+                    hosts = await self._look_up(host) if _is_name((host, port)) else [host]
+                    may = [format_address(one, port) for one in hosts if may_dial(one, where.seen)]
+                    resolved += may[:MAXIMUM_ADDRESSES_PER_NAME]
+        return list(dict.fromkeys(resolved))
 
-    async def _looked_up(self, host: str) -> list[str]:
+    async def _look_up(self, host: str) -> list[str]:
         look_up = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._names, look_up)
+            resolved = await asyncio.get_running_loop().run_in_executor(self._resolver, look_up)
         except (OSError, ValueError):  # an unknown name, or an invalid one (IDNA refuses it, it has a NUL)
             return []
-        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+        return list(dict.fromkeys(str(address[0]) for *_, address in resolved))
 
 
 def _is_name(address: tuple[str, int]) -> bool:

@@ -35,17 +35,19 @@ class WorkerAddresses:
     addresses: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     seen: str = ""
-    proved: tuple[str, ...] = ()
+    verified: tuple[str, ...] = ()
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def all(self) -> tuple[str, ...]:
         """All addresses that the worker lists."""
         return (*self.addresses, *self.claims)
 
-    def told(self, reader: str) -> list[str]:
+    def visible_to(self, reader: str) -> list[str]:
         """Addresses for a member that connects from host `reader`, nearest first."""
         near = [claim for claim in self.claims if _is_near(claim, self.seen, reader)]
-        far = [address for address in (*self.addresses, *self.proved) if _leads_there(address, reader)]
+        far = [
+            address for address in (*self.addresses, *self.verified) if _is_reachable_from(address, reader)
+        ]
         return list(dict.fromkeys([*near, *far]))
 
 
@@ -65,41 +67,41 @@ def worker_addresses(addresses: Sequence[str], seen_from: str) -> WorkerAddresse
         seen, _ = parse_address(seen_from)
         for address in addresses:
             host, port = parse_address(address)
-            found = format_address(seen if host in EVERY_INTERFACE else host, port)
-            (own if parse_address(found)[0] == seen else claims).append(found)
+            full_address = format_address(seen if host in EVERY_INTERFACE else host, port)
+            (own if parse_address(full_address)[0] == seen else claims).append(full_address)
     except ConnectionFailed as error:
         raise ProtocolError(f"a worker's address was refused: {error}") from None
     return WorkerAddresses(tuple(dict.fromkeys(own)), tuple(dict.fromkeys(claims)), seen)
 
 
-def may_be_tried(host: str, seen: str) -> bool:
+def may_dial(host: str, seen: str) -> bool:
     """Whether the broker may dial `host` to verify a claim of a worker that connects from `seen`.
 
     A private host only if the worker connects from a private one: otherwise a remote worker could make the
     broker probe the broker's own network.
     """
-    address, here = _parsed(host), _parsed(seen)
-    if address is None or here is None or _is_nowhere(address) or address.is_loopback:
+    address, worker_host = _parse_host(host), _parse_host(seen)
+    if address is None or worker_host is None or _is_unusable(address) or address.is_loopback:
         return False
-    return address.is_global or not here.is_global
+    return address.is_global or not worker_host.is_global
 
 
 def _is_near(claim: str, seen: str, reader: str) -> bool:
     """Whether a claim lies in the reader's own network, where it cannot harm others."""
-    address, there = _parsed(parse_address(claim)[0]), _parsed(reader)
-    if address is None or there is None or _is_nowhere(address):
+    address, reader_host = _parse_host(parse_address(claim)[0]), _parse_host(reader)
+    if address is None or reader_host is None or _is_unusable(address):
         return False
     if address.is_global:
-        return _is_one_network(address, there)
-    here = _parsed(seen)
-    is_one = here is not None and _is_one_network(here, there)
-    return is_one and (there.is_loopback or not address.is_loopback)
+        return _is_one_network(address, reader_host)
+    worker_host = _parse_host(seen)
+    is_one = worker_host is not None and _is_one_network(worker_host, reader_host)
+    return is_one and (reader_host.is_loopback or not address.is_loopback)
 
 
-def _leads_there(address: str, reader: str) -> bool:
+def _is_reachable_from(address: str, reader: str) -> bool:
     """Whether an address means the same host to this reader; a loopback does so on one machine only."""
-    host, there = _parsed(parse_address(address)[0]), _parsed(reader)
-    return host is None or not host.is_loopback or there is None or there.is_loopback
+    host, reader_host = _parse_host(parse_address(address)[0]), _parse_host(reader)
+    return host is None or not host.is_loopback or reader_host is None or reader_host.is_loopback
 
 
 def _is_one_network(a: _Host, b: _Host) -> bool:
@@ -111,11 +113,11 @@ def _is_one_network(a: _Host, b: _Host) -> bool:
     return a == b
 
 
-def _is_nowhere(address: _Host) -> bool:
+def _is_unusable(address: _Host) -> bool:
     return address.is_multicast or address.is_unspecified or address.is_link_local
 
 
-def _parsed(host: str) -> _Host | None:
+def _parse_host(host: str) -> _Host | None:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:  # a name

@@ -31,14 +31,14 @@ PROGRAM = "farflung.broker.planning.process"  # keeps the planner's imports out 
 
 STEERING = "farflung.planner.codecs.steering"
 
-HEAR_SECONDS = 1.0
+PROGRESS_SECONDS = 1.0
 """Minimum time between two progress reports that are passed on."""
 
 Clock = Callable[[], float]
 _log = logging.getLogger("farflung.broker")
 
 
-def unheard(searched: Searched) -> None:
+def ignore_progress(searched: Searched) -> None:
     """Ignore a progress report."""
 
 
@@ -47,16 +47,16 @@ async def plan(
     measured: MeasuredTopology | None,
     timeouts: Timeouts,
     clock: Clock,
-    hear: Callable[[Searched], None] = unheard,
+    on_progress: Callable[[Searched], None] = ignore_progress,
 ) -> PlanMade | PlanFailed | PlanLacks:
     """Plan a job. A failure becomes a `PlanFailed` whose reason is shown to the submitter.
 
     `measured` is the measured topology of the command's workers; a topology that the job brings takes
-    precedence. `hear` is called with progress reports.
+    precedence. `on_progress` is called with progress reports.
     """
     question = _question(command, measured, timeouts.search_seconds)
     try:
-        answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds, hear)
+        answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds, on_progress)
     except PlanError as error:
         return PlanFailed(clock(), command.job, command.attempt, str(error))
     if isinstance(answer, Made):
@@ -93,7 +93,7 @@ def _question(command: RunPlanner, measured: MeasuredTopology | None, search_sec
     )
 
 
-async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched], None]) -> Answer:
+async def _ask(question: bytes, limit_seconds: float, on_progress: Callable[[Searched], None]) -> Answer:
     """Ask a new planner process; PlanError if it gives no answer."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -107,8 +107,10 @@ async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched],
     assert process.stdin and process.stdout and process.stderr
     try:
         async with asyncio.timeout(limit_seconds):
-            _, answer, said = await asyncio.gather(
-                _put(process.stdin, question), _heard(process.stdout, hear), process.stderr.read()
+            _, answer, errors = await asyncio.gather(
+                _send_question(process.stdin, question),
+                _read_answer(process.stdout, on_progress),
+                process.stderr.read(),
             )
             code = await process.wait()
     except TimeoutError:
@@ -123,34 +125,36 @@ async def _ask(question: bytes, limit_seconds: float, hear: Callable[[Searched],
                 process.kill()
             await process.wait()
     if code or answer is None:
-        _log.error("the planner's process ended: %s", said.decode(errors="replace")[-2000:])
-        raise PlanError(f"the planner's process {_how(code)}: see the broker's log")
+        _log.error("the planner's process ended: %s", errors.decode(errors="replace")[-2000:])
+        raise PlanError(f"the planner's process {_exit_text(code)}: see the broker's log")
     return answer
 
 
-async def _put(stream: asyncio.StreamWriter, question: bytes) -> None:
+async def _send_question(stream: asyncio.StreamWriter, question: bytes) -> None:
     with suppress(BrokenPipeError, ConnectionResetError):  # the process ended; its stderr says why
         stream.write(question)
         await stream.drain()
     stream.close()
 
 
-async def _heard(stream: asyncio.StreamReader, hear: Callable[[Searched], None]) -> Answer | None:
+async def _read_answer(
+    stream: asyncio.StreamReader, on_progress: Callable[[Searched], None]
+) -> Answer | None:
     """Read progress reports up to the answer; None if the stream ends without one."""
-    due = 0.0
+    next_report = 0.0
     while True:
         try:
             length = int.from_bytes(await stream.readexactly(LENGTH_BYTES), "big")
             body = await stream.readexactly(length)
         except asyncio.IncompleteReadError:
             return None
-        said = msgspec.msgpack.decode(body, type=Searched | Answer)
-        if not isinstance(said, Searched):
-            return said
-        if time.monotonic() >= due:  # limit the rate, whatever the process sends
-            due = time.monotonic() + HEAR_SECONDS
-            hear(said)
+        message = msgspec.msgpack.decode(body, type=Searched | Answer)
+        if not isinstance(message, Searched):
+            return message
+        if time.monotonic() >= next_report:  # limit the rate, whatever the process sends
+            next_report = time.monotonic() + PROGRESS_SECONDS
+            on_progress(message)
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"was killed by signal {-code} (out of memory?)" if code < 0 else f"exited with code {code}"

@@ -15,7 +15,7 @@ class FairLock:
     """
 
     def __init__(self) -> None:
-        self._held = False
+        self._is_taken = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by submitter, next one first
 
     @asynccontextmanager
@@ -25,38 +25,38 @@ class FairLock:
         try:
             yield
         finally:
-            self._pass_on()
+            self._give_next_turn()
 
     async def _wait(self, submitter: str) -> None:
-        if not self._held:
-            self._held = True
+        if not self._is_taken:
+            self._is_taken = True
             return
-        called = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(submitter, deque()).append(called)
+        turn_given = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(submitter, deque()).append(turn_given)
         try:
-            await called
+            await turn_given
         except asyncio.CancelledError:
-            if called.cancelled():
-                self._leave(submitter, called)
+            if turn_given.cancelled():
+                self._leave(submitter, turn_given)
             else:  # called and cancelled at once: pass the turn on
-                self._pass_on()
+                self._give_next_turn()
             raise
 
-    def _leave(self, submitter: str, called: asyncio.Future[None]) -> None:
+    def _leave(self, submitter: str, turn_given: asyncio.Future[None]) -> None:
         queue = self._waiting.get(submitter)
-        if queue and called in queue:
-            queue.remove(called)
+        if queue and turn_given in queue:
+            queue.remove(turn_given)
             if not queue:
                 del self._waiting[submitter]
 
-    def _pass_on(self) -> None:
+    def _give_next_turn(self) -> None:
         while self._waiting:
             submitter = next(iter(self._waiting))
             queue = self._waiting.pop(submitter)
-            called = queue.popleft()
+            turn_given = queue.popleft()
             if queue:
                 self._waiting[submitter] = queue  # again after all others
-            if not called.done():
-                called.set_result(None)
+            if not turn_given.done():
+                turn_given.set_result(None)
                 return
-        self._held = False
+        self._is_taken = False

@@ -55,7 +55,7 @@ from farflung.workload import workload_of
 BUDGET = 400
 """Number of plans that a search examines before a job begins."""
 
-SAY_SECONDS = 0.5
+PROGRESS_SECONDS = 0.5
 """Minimum time between two progress reports."""
 
 MOST_MEMORY_BYTES = 4 * 1024**3
@@ -67,26 +67,26 @@ class _Progress:
 
     def __init__(self) -> None:
         self._plans, self._best = 0.0, float("inf")
-        self._due = time.monotonic() + SAY_SECONDS
+        self._next_report = time.monotonic() + PROGRESS_SECONDS
 
     def __call__(self, plans: float, step_seconds: float) -> None:
         self._plans += plans
         self._best = min(self._best, step_seconds)
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + SAY_SECONDS
-            say(Searched(self._plans, self._best if self._best < float("inf") else None))
+        if time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + PROGRESS_SECONDS
+            write_message(Searched(self._plans, self._best if self._best < float("inf") else None))
 
 
 def main() -> None:
     """Answer one question."""
     limit_memory()
     question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
-    say(answer(question, _Progress()))
+    write_message(answer(question, _Progress()))
 
 
-def say(said: Searched | Answer) -> None:
+def write_message(message: Searched | Answer) -> None:
     """Write a message for the broker."""
-    body = msgspec.msgpack.encode(said)
+    body = msgspec.msgpack.encode(message)
     sys.stdout.buffer.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
     sys.stdout.buffer.flush()
 
@@ -114,10 +114,10 @@ def answer(question: Question, watch: Watch = unwatched) -> Answer:
 def _answer(question: Question, watch: Watch) -> Made | Lacking:
     training = question.training
     graph = wire.load_graph(question.graph, training.microbatch_size)
-    found = unable(Needs.of(graph), question.abilities)
-    able = [worker for worker in question.workers if worker not in found]
-    if found and len(able) < max(question.count, 1):
-        return Lacking(found)
+    lacking = unable(Needs.of(graph), question.abilities)
+    able = [worker for worker in question.workers if worker not in lacking]
+    if lacking and len(able) < max(question.count, 1):
+        return Lacking(lacking)
     question = msgspec.structs.replace(question, workers=able)
     require_known(question.codecs, able, training.codecs)
     if question.topology is None:
@@ -125,14 +125,14 @@ def _answer(question: Question, watch: Watch) -> Made | Lacking:
     else:
         made, prediction = _scheduled(question, graph, watch)
     programs = [
-        SegmentProgram(segment.number, program, _owned_bytes(segment, training))
+        SegmentProgram(segment.number, program, _owned_sizes(segment, training))
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
     _check_size(sum(len(program.program) for program in programs))
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
     notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
-    return Made(made.plan, programs, owned, prediction, found, notes, _steering(question, made.plan))
+    return Made(made.plan, programs, owned, prediction, lacking, notes, _steering(question, made.plan))
 
 
 def _steering(question: Question, plan: Plan) -> bytes:
@@ -141,7 +141,7 @@ def _steering(question: Question, plan: Plan) -> bytes:
     if policy is None or policy.kind != "auto":
         return b""
     topology = question.topology
-    net = alike(plan.workers()) if topology is None else joined_part(_of_these(question))[0]
+    net = alike(plan.workers()) if topology is None else joined_part(_topology_of(question))[0]
     return steering(plan, net, Conditions(efficiency=question.efficiency), limits_of(question.codecs))
 
 
@@ -167,7 +167,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
     training = question.training
     moments = training.optimizer.moments
     workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=moments)
-    topology = _of_these(question)
+    topology = _topology_of(question)
     options = Options(
         workers=question.count or None,
         efficiency=question.efficiency,
@@ -199,7 +199,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
     )
 
 
-def _of_these(question: Question) -> Topology:
+def _topology_of(question: Question) -> Topology:
     """The topology reduced to the workers of the question; PlanError if it lacks one of them."""
     assert question.topology is not None
     numbers = {id: number for number, id in enumerate(question.topology.ids)}
@@ -220,7 +220,7 @@ def _check_size(program_bytes: int) -> None:
         )
 
 
-def _owned_bytes(segment: Segment, training: Training) -> dict[str, int]:
+def _owned_sizes(segment: Segment, training: Training) -> dict[str, int]:
     """Sizes of the state that moves before and after the run; empty for an emulated job."""
     owned = set() if training.emulated else set(segment.owned)
     return {

@@ -21,7 +21,7 @@ from farflung.errors import StoreError
 Pair = tuple[str, str]
 Direction = Literal["up", "down"]
 Source = Literal["probe", "traffic"]
-WayState = Literal["measured", "not measured", "unreachable"]
+LinkState = Literal["measured", "not measured", "unreachable"]
 
 ENOUGH_FAILURES = 2
 """Probes in a row without a connection after which a link counts as unreachable; one may fail by chance."""
@@ -59,7 +59,7 @@ class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
         return self.bandwidth_mbps > 0 and not self.problem
 
     @property
-    def state(self) -> WayState:
+    def state(self) -> LinkState:
         """The state of the link: one failed probe does not make it unreachable."""
         if self.bandwidth_mbps > 0:
             return "measured"
@@ -78,7 +78,7 @@ class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
         return msgspec.structs.replace(self, failures=failures)
 
 
-class LineMeasurement(msgspec.Struct, frozen=True, tag="line"):
+class AccessLineMeasurement(msgspec.Struct, frozen=True, tag="line"):
     """The rate of `worker`'s access line: what its links carried together, out (`up`) or in (`down`).
 
     `alone_mbps` is the sum of the rates of the same links measured one at a time.
@@ -96,7 +96,7 @@ class LineMeasurement(msgspec.Struct, frozen=True, tag="line"):
         return self.mbps < 0.9 * self.alone_mbps
 
 
-Measurement = PairMeasurement | LineMeasurement
+Measurement = PairMeasurement | AccessLineMeasurement
 
 
 def row(one: Measurement) -> tuple[str, str, bytes]:
@@ -119,39 +119,40 @@ class Measurements:
     """The newest measurement of each pair and of each access line."""
 
     pairs: Mapping[Pair, PairMeasurement] = field(default_factory=dict)
-    lines: Mapping[tuple[str, Direction], LineMeasurement] = field(default_factory=dict)
+    lines: Mapping[tuple[str, Direction], AccessLineMeasurement] = field(default_factory=dict)
 
-    def updated(self, found: Iterable[Measurement]) -> Measurements:
+    def updated(self, measurements: Iterable[Measurement]) -> Measurements:
         """These measurements combined with newer ones."""
         pairs, lines = dict(self.pairs), dict(self.lines)
-        for one in found:
+        for one in measurements:
             if isinstance(one, PairMeasurement):
                 pairs[one.pair] = one.after(pairs.get(one.pair))
             else:
                 lines[one.worker, one.direction] = one
         return Measurements(pairs, lines)
 
-    def of(self, found: Iterable[Measurement]) -> list[Measurement]:
-        """The current measurements of the pairs and access lines in `found`."""
+    def current(self, measurements: Iterable[Measurement]) -> list[Measurement]:
+        """The current measurements of the pairs and access lines in `measurements`."""
         return [
             self.pairs[one.pair]
             if isinstance(one, PairMeasurement)
             else self.lines[one.worker, one.direction]
-            for one in found
+            for one in measurements
         ]
 
     def without(self, worker: str) -> Measurements:
         """All measurements that do not involve `worker`, for a worker that has moved."""
         return Measurements(
-            {pair: found for pair, found in self.pairs.items() if worker not in pair},
-            {key: found for key, found in self.lines.items() if key[0] != worker},
+            {pair: measurements for pair, measurements in self.pairs.items() if worker not in pair},
+            {key: measurements for key, measurements in self.lines.items() if key[0] != worker},
         )
 
     def among(self, workers: Iterable[str]) -> bool:
         """Whether any link between two of these workers was measured or is unreachable."""
         names = set(workers)
         return any(
-            names.issuperset(pair) and found.state != "not measured" for pair, found in self.pairs.items()
+            names.issuperset(pair) and measurements.state != "not measured"
+            for pair, measurements in self.pairs.items()
         )
 
     def line_mbps(self, worker: str, direction: Direction) -> float | None:
@@ -162,7 +163,7 @@ class Measurements:
 
 _log = logging.getLogger("farflung.broker")
 
-KEPT_SECONDS = 30 * 24 * 3600.0
+MAXIMUM_AGE_SECONDS = 30 * 24 * 3600.0
 """Older measurements are ignored after a restart."""
 
 
@@ -178,14 +179,20 @@ class MeasurementStore:
 
     def read(self) -> list[Measurement]:
         """Stored measurements, without old ones and those of other versions."""
-        kept = [found for found in map(read_row, self._store.measurements()) if found is not None]
-        return [found for found in kept if time.time() - found.at < KEPT_SECONDS]
+        stored = [
+            measurements
+            for measurements in map(read_row, self._store.measurements())
+            if measurements is not None
+        ]
+        return [
+            measurements for measurements in stored if time.time() - measurements.at < MAXIMUM_AGE_SECONDS
+        ]
 
-    def note(self, found: Iterable[Measurement]) -> None:
+    def note(self, measurements: Iterable[Measurement]) -> None:
         """Add measurements to the next write."""
-        for one in found:
-            subject, thing, body = row(one)
-            self._unwritten[subject, thing] = body
+        for one in measurements:
+            subject, object_, body = row(one)
+            self._unwritten[subject, object_] = body
 
     def forget(self, worker: str) -> None:
         """Delete all measurements of a worker at the next write."""
@@ -201,7 +208,7 @@ class MeasurementStore:
     async def _write(self) -> None:
         forgotten, self._forgotten = self._forgotten, set()
         unwritten, self._unwritten = self._unwritten, {}
-        rows = [(subject, thing, body) for (subject, thing), body in unwritten.items()]
+        rows = [(subject, object_, body) for (subject, object_), body in unwritten.items()]
         try:
             for worker in forgotten:
                 await asyncio.to_thread(self._store.forget_measurements, worker)

@@ -23,11 +23,11 @@ BUSY_BYTES = 2**18
 
 AGREEING = 0.1
 ENOUGH, ENOUGH_TO_LOWER = 2, 3
-MOST_SEEN = 20_000
+MAXIMUM_LAST_REPORTS = 20_000
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _LastReport:
     """The last report about one link, how many in a row agree with it, and when the link was last busy."""
 
     job: str
@@ -42,9 +42,9 @@ class PassiveMeasurement:
 
     def __init__(self, memory_seconds: float) -> None:
         self._memory_seconds = memory_seconds
-        self._seen: dict[Pair, _Seen] = {}
+        self._last_reports: dict[Pair, _LastReport] = {}
 
-    def take(
+    def on_report(
         self, holder: str, links: Links, workers: Collection[str], known: Measurements, now: float
     ) -> list[PairMeasurement]:
         """Newer measurements of the links from other workers to `holder`, from its report."""
@@ -53,31 +53,31 @@ class PassiveMeasurement:
             for report in links.reports
             if report.link and self._note(holder, links, report.link, now)
         ]
-        found = [self._judged((link.peer, holder), link, known, now) for link in busy]
+        found = [self._measurement((link.peer, holder), link, known, now) for link in busy]
         return [one for one in found if one is not None and {*one.pair} <= set(workers)]
 
     def _note(self, holder: str, links: Links, link: LinkStatus, now: float) -> bool:
         """Record one report; returns whether the link was busy since the last one."""
         pair, mbps = (link.peer, holder), link.incoming_mbps
-        before = self._seen.get(pair)
+        before = self._last_reports.get(pair)
         if before is None or before.job != links.job or link.bytes_received < before.bytes_received:
-            before = _Seen(links.job, 0, 0.0, 0, -math.inf)
+            before = _LastReport(links.job, 0, 0.0, 0, -math.inf)
         carried = link.bytes_received - before.bytes_received
         if carried < BUSY_BYTES or mbps is None or not 0 < mbps <= MOST_MBPS:
             return False
         agrees = abs(mbps - before.mbps) <= AGREEING * before.mbps
-        self._seen.pop(pair, None)  # the newest stand last
-        self._seen[pair] = _Seen(
+        self._last_reports.pop(pair, None)  # the newest stand last
+        self._last_reports[pair] = _LastReport(
             links.job, link.bytes_received, mbps, before.agreeing + 1 if agrees else 1, now
         )
-        while len(self._seen) > MOST_SEEN:
-            del self._seen[next(iter(self._seen))]
+        while len(self._last_reports) > MAXIMUM_LAST_REPORTS:
+            del self._last_reports[next(iter(self._last_reports))]
         return True
 
-    def _judged(
+    def _measurement(
         self, pair: Pair, link: LinkStatus, known: Measurements, now: float
     ) -> PairMeasurement | None:
-        seen, before = self._seen.get(pair), known.pairs.get(pair)
+        seen, before = self._last_reports.get(pair), known.pairs.get(pair)
         if seen is None or seen.agreeing < ENOUGH:
             return None
         if before is None or not before.bandwidth_mbps:
@@ -103,7 +103,7 @@ class PassiveMeasurement:
             other != pair
             and now - seen.busy_at < self._memory_seconds
             and (other[0] == pair[0] or other[1] == pair[1])
-            for other, seen in self._seen.items()
+            for other, seen in self._last_reports.items()
         )
 
 

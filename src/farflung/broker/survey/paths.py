@@ -20,14 +20,14 @@ def help_reach(state: State, survey: Survey | None, asker: str, message: PathQue
     running = None if survey is None else survey.running.get(message.attempt)
     if survey is None or running is None or message.job != SURVEY or asker == message.peer:
         return None
-    if not {asker, message.peer} <= set(running.measuring.members):
+    if not {asker, message.peer} <= set(running.probe.members):
         return None
     if isinstance(message, AskReverse):
-        addresses = state.told(asker, message.peer)
+        addresses = state.addresses_for(asker, message.peer)
         return Send(message.peer, DialBack(message.number, SURVEY, message.attempt, asker, addresses))
     if isinstance(message, NotReached):
-        told = NotReached(message.number, SURVEY, message.attempt, asker, message.reason)
-        return Send(message.peer, told)
+        answer = NotReached(message.number, SURVEY, message.attempt, asker, message.reason)
+        return Send(message.peer, answer)
     return _circuit(state, survey, asker, message)
 
 
@@ -45,6 +45,6 @@ def _circuit(state: State, survey: Survey, asker: str, message: AskCircuit) -> C
         target=message.peer,
         submitter="",
         relay=relay,
-        addresses={end: state.told(relay, end) for end in ends},
+        addresses={end: state.addresses_for(relay, end) for end in ends},
         byte_quota=4 * survey.byte_limit + QUOTA_SLACK_BYTES,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.broker.core.records import Worker
-from farflung.broker.survey.machine import FAN_PEERS, FAN_SHARE, Line
+from farflung.broker.survey.machine import FAN_PEERS, FAN_SHARE, AccessLine
 from farflung.broker.survey.measurements import Measurements
 
 MOST_MEETINGS = 23
@@ -82,7 +82,7 @@ class SurveyPlan:
     """The pairs and access lines to measure. `byte_limit` applies to one probe of a pair."""
 
     meetings: tuple[Meeting, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[AccessLine, ...]
     byte_limit: int
 
     def __bool__(self) -> bool:
@@ -90,7 +90,9 @@ class SurveyPlan:
 
 
 def survey_plan(
-    probed: Mapping[str, Worker], pair_is_due: Callable[[Meeting], bool], line_is_due: Callable[[Line], bool]
+    probed: Mapping[str, Worker],
+    pair_is_due: Callable[[Meeting], bool],
+    line_is_due: Callable[[AccessLine], bool],
 ) -> SurveyPlan:
     """What to measure among these workers.
 
@@ -99,7 +101,7 @@ def survey_plan(
     """
     all_meetings = meetings({name: worker.site for name, worker in probed.items()})
     due = tuple(meeting for meeting in all_meetings if pair_is_due(meeting))
-    lines: list[Line] = []
+    lines: list[AccessLine] = []
     if len(probed) > 2:
         lines += [(name, "up") for name in sorted(probed) if probed[name].line.up_mbps is None]
         lines += [(name, "down") for name in sorted(probed) if probed[name].line.down_mbps is None]
@@ -116,5 +118,5 @@ def byte_limit(due: Iterable[Meeting]) -> int:
 def is_known(meeting: Meeting, measurements: Measurements) -> bool:
     """Whether the newest probes of two workers found a rate in both directions."""
     a, b = meeting
-    ways = [measurements.pairs.get(pair) for pair in ((a, b), (b, a))]
-    return all(way is not None and way.is_fresh for way in ways)
+    measured = [measurements.pairs.get(pair) for pair in ((a, b), (b, a))]
+    return all(link is not None and link.is_fresh for link in measured)

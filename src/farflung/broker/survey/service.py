@@ -17,15 +17,15 @@ from farflung.broker.core.records import QUEUED, State, Worker
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.network.relays import Circuits
 from farflung.broker.survey.machine import (
-    Line,
-    Measuring,
+    AccessLine,
     Member,
+    PlannedProbe,
     Survey,
     SurveyTransition,
     begin,
-    heard,
     leave,
-    passed,
+    on_answer,
+    on_tick,
 )
 from farflung.broker.survey.measurements import Measurement, Measurements, MeasurementStore, PairMeasurement
 from farflung.broker.survey.passive import PassiveMeasurement
@@ -42,12 +42,12 @@ from farflung.text import count_of
 from farflung.transport.addresses import parse_address
 from farflung.transport.timeouts import Timeouts
 
-Subject = frozenset[str] | Line
+Subject = frozenset[str] | AccessLine
 """Two workers, or an access line."""
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Attempts:
     at: float
     times: int
 
@@ -60,22 +60,24 @@ class Retries:
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
-        self._tried: dict[Subject, _Tried] = {}
+        self._attempts: dict[Subject, _Attempts] = {}
 
     def begin(self, subject: Subject, now: float, was_known: bool = False) -> None:
         """Note that a measurement begins; if the subject `was_known`, its next failure counts as a first."""
-        before = self._tried.get(subject)
+        before = self._attempts.get(subject)
         times = 0 if before is None or was_known else before.times
-        self._tried[subject] = _Tried(now, times + 1)
+        self._attempts[subject] = _Attempts(now, times + 1)
 
     def forget(self, worker: str) -> None:
         """Allow all measurements of a worker at once, because it was restarted or moved."""
-        self._tried = {subject: tried for subject, tried in self._tried.items() if worker not in subject}
+        self._attempts = {
+            subject: attempts for subject, attempts in self._attempts.items() if worker not in subject
+        }
 
     def is_due(self, subject: Subject, now: float) -> bool:
         """Whether the subject may be measured now."""
-        tried = self._tried.get(subject)
-        return tried is None or now - tried.at >= self._pause(subject, tried.times)
+        attempts = self._attempts.get(subject)
+        return attempts is None or now - attempts.at >= self._pause(subject, attempts.times)
 
     def _pause(self, subject: Subject, times: int) -> float:
         longest = self._timeouts.survey_retry_seconds
@@ -89,22 +91,22 @@ def fleet_topology(
 ) -> FleetTopology:
     """The topology of all connected workers, idle or not, and where its numbers come from."""
     present = {name: worker for name, worker in state.workers.items() if worker.connected}
-    under_way = "" if survey is None else survey.words()
+    under_way = "" if survey is None else survey.progress_text()
     if not 1 <= len(present) <= MOST_WORKERS:
         return FleetTopology(None, [], [], surveys, under_way)
     measured = topology_of(present.values(), measurements)
     links = [
         MeasuredLink(
-            way.sender,
-            way.receiver,
-            max(0.0, now - way.at),
-            way.source,
-            way.path,
-            way.is_settled,
-            way.problem,
-            way.state,
+            measurement.sender,
+            measurement.receiver,
+            max(0.0, now - measurement.at),
+            measurement.source,
+            measurement.path,
+            measurement.is_settled,
+            measurement.problem,
+            measurement.state,
         )
-        for pair, way in sorted(measurements.pairs.items())
+        for pair, measurement in sorted(measurements.pairs.items())
         if {*pair} <= present.keys()
     ]
     return FleetTopology(measured.topology, list(measured.assumed), links, surveys, under_way)
@@ -114,7 +116,7 @@ _log = logging.getLogger("farflung.broker")
 
 
 class SurveyService:
-    """Runs surveys and updates the measurements of a dispatcher; call `look` every heartbeat.
+    """Runs surveys and updates the measurements of a dispatcher; call `update` every heartbeat.
 
     Without `is_automatic` it surveys only on request. `ended` counts finished surveys.
     """
@@ -122,13 +124,13 @@ class SurveyService:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        logbook: MeasurementStore,
+        store: MeasurementStore,
         timeouts: Timeouts,
         clock: Callable[[], float],
         is_automatic: bool,
     ) -> None:
         self._dispatcher = dispatcher
-        self._logbook = logbook
+        self._store = store
         self._timeouts = timeouts
         self._clock = clock
         self._is_automatic = is_automatic
@@ -137,25 +139,25 @@ class SurveyService:
         self._workers: Mapping[str, Worker] = {}
         self._changed_at = clock()
         self._next_number = 1
-        self._was_asked_for = False
+        self._is_requested = False
         self.survey: Survey | None = None
         self.ended = 0
-        kept = logbook.read()
-        dispatcher.measurements = dispatcher.measurements.updated(kept)
+        stored = store.read()
+        dispatcher.measurements = dispatcher.measurements.updated(stored)
         for subject, at in {
-            frozenset(one.pair): one.at for one in kept if isinstance(one, PairMeasurement)
+            frozenset(one.pair): one.at for one in stored if isinstance(one, PairMeasurement)
         }.items():
             self._retries.begin(subject, at)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Take note of changed workers; continue the current survey, or begin one if it is time."""
-        self._look_at_workers()
-        self._look_at_survey()
+        self._update_workers()
+        self._update_survey()
         if self.survey is None and self._is_automatic and self._is_calm:
             due = survey_plan(self._idle(), self._pair_is_due, self._line_is_due)
             if due:
                 self._begin(due)
-        self._logbook.write()
+        self._store.write()
 
     def request(self) -> None:
         """Measure all idle workers again; ProtocolError if there is nothing to measure.
@@ -163,7 +165,7 @@ class SurveyService:
         A survey that is already running counts as the requested one.
         """
         if self.survey is not None:
-            self._was_asked_for = True
+            self._is_requested = True
             return
         everything = survey_plan(self._idle(), lambda meeting: True, lambda line: True)
         if not everything:
@@ -171,14 +173,14 @@ class SurveyService:
                 "a survey needs two idle workers that may be probed: wait for the job to end, or join more"
             )
         self._begin(everything)
-        self._was_asked_for = True
+        self._is_requested = True
 
-    def heard(self, worker: str, probed: Probed) -> None:
+    def on_answer(self, worker: str, probed: Probed) -> None:
         """Handle a worker's answer to a probe."""
         if self.survey is not None:
-            self._take(heard(self.survey, self._clock(), worker, probed))
+            self._carry_out(on_answer(self.survey, self._clock(), worker, probed))
 
-    def reach(self, worker: str, message: PathQuestion, circuits: Circuits) -> None:
+    def on_help_request(self, worker: str, message: PathQuestion, circuits: Circuits) -> None:
         """Help a worker that cannot reach its peer of a probe, or pass its failure on."""
         command = help_reach(self._dispatcher.state, self.survey, worker, message)
         commands = circuits.open(command) if isinstance(command, OpenCircuit) else [command]
@@ -193,26 +195,26 @@ class SurveyService:
             dispatcher.state, dispatcher.measurements, self.survey, self.ended, self._clock()
         )
 
-    def watch(self, holder: str, links: Links) -> None:
+    def on_link_report(self, holder: str, links: Links) -> None:
         """Measure links from the traffic that a member of a job reports."""
         dispatcher = self._dispatcher
         if links.job in dispatcher.state.jobs:
             workers, known = dispatcher.state.workers.keys(), dispatcher.measurements
-            self.learn(self._traffic.take(holder, links, workers, known, self._clock()))
+            self.add_measurements(self._traffic.on_report(holder, links, workers, known, self._clock()))
 
-    def learn(self, found: Iterable[Measurement]) -> None:
+    def add_measurements(self, found: Iterable[Measurement]) -> None:
         """Keep new measurements."""
         found = list(found)
         if not found:
             return
         known = self._dispatcher.measurements = self._dispatcher.measurements.updated(found)
-        self._logbook.note(known.of(found))
+        self._store.note(known.current(found))
 
     def send(self, worker: str, message: Message) -> None:
         """Send a message to a worker, if it is connected."""
-        line = self._dispatcher.switchboard.workers.get(worker)
-        if line is not None:
-            line.send_control(messages.encode(message))
+        session = self._dispatcher.sessions.workers.get(worker)
+        if session is not None:
+            session.send_control(messages.encode(message))
 
     def _begin(self, due: SurveyPlan) -> None:
         now = self._clock()
@@ -225,7 +227,7 @@ class SurveyService:
         survey = Survey(
             members=members,
             known=known,
-            pairs=tuple(Measuring("pair", meeting) for meeting in due.meetings),
+            pairs=tuple(PlannedProbe("pair", meeting) for meeting in due.meetings),
             lines=due.lines,
             byte_limit=due.byte_limit,
             patience_seconds=self._timeouts.probe_answer_seconds,
@@ -238,15 +240,15 @@ class SurveyService:
             count_of(len(due.meetings), "pair"), count_of(len(members), "worker"),
             count_of(len(due.lines), "line"), WORKER_BYTES // 2**20,
         )  # fmt: skip
-        self._was_asked_for = False
-        self._take(begin(survey))
+        self._is_requested = False
+        self._carry_out(begin(survey))
 
-    def _take(self, turn: SurveyTransition) -> None:
+    def _carry_out(self, turn: SurveyTransition) -> None:
         """Carry out the result of an event."""
         survey = self.survey = turn.survey
         self._next_number = survey.next_number
-        self.learn(turn.found)
-        for found in turn.found:
+        self.add_measurements(turn.measurements)
+        for found in turn.measurements:
             if isinstance(found, PairMeasurement) and found.problem:
                 _log.info("survey: no way from %s to %s: %s", found.sender, found.receiver, found.problem)
         for worker, message in turn.messages:
@@ -257,7 +259,7 @@ class SurveyService:
             self.survey = None
             self.ended += 1
 
-    def _look_at_workers(self) -> None:
+    def _update_workers(self) -> None:
         """Find workers that were restarted or that moved, and forget what was known about them."""
         before, now = self._workers, self._dispatcher.state.workers
         if before is now:
@@ -274,13 +276,13 @@ class SurveyService:
             if known is not None and _hosts(known) != _hosts(worker):
                 self._retries.forget(name)
                 self._dispatcher.measurements = self._dispatcher.measurements.without(name)
-                self._logbook.forget(name)
+                self._store.forget(name)
         self._workers = now
 
-    def _look_at_survey(self) -> None:
+    def _update_survey(self) -> None:
         if self.survey is None:
             return
-        is_unwanted = self._has_job_at_work and not self._was_asked_for
+        is_unwanted = self._has_job_at_work and not self._is_requested
         for name in list(self.survey.members):
             worker = self._dispatcher.state.workers[name]
             if not worker.idle or is_unwanted:
@@ -289,18 +291,18 @@ class SurveyService:
                 limit = self._timeouts.suspect_seconds
                 self._leave(name, f"nothing was heard from it for {limit:g} s", is_fault=True)
         if self.survey is not None:
-            self._take(passed(self.survey, self._clock()))
+            self._carry_out(on_tick(self.survey, self._clock()))
 
     def _leave(self, name: str, reason: str, is_fault: bool) -> None:
         if self.survey is None or name in self.survey.gone:
             return
         if not is_fault:
             self._retries.forget(name)
-        self._take(leave(self.survey, self._clock(), name, reason, is_fault))
+        self._carry_out(leave(self.survey, self._clock(), name, reason, is_fault))
 
     def _is_silent(self, name: str) -> bool:
-        line = self._dispatcher.switchboard.workers.get(name)
-        return line is None or time.monotonic() - line.last_heard > self._timeouts.suspect_seconds
+        session = self._dispatcher.sessions.workers.get(name)
+        return session is None or time.monotonic() - session.last_heard > self._timeouts.suspect_seconds
 
     def _idle(self) -> dict[str, Worker]:
         """Idle workers that may be probed."""
@@ -321,7 +323,7 @@ class SurveyService:
     def _pair_is_due(self, meeting: Meeting) -> bool:
         return not is_known(meeting, self._dispatcher.measurements) and self._is_due(frozenset(meeting))
 
-    def _line_is_due(self, line: Line) -> bool:
+    def _line_is_due(self, line: AccessLine) -> bool:
         return line not in self._dispatcher.measurements.lines and self._is_due(line)
 
     def _is_due(self, subject: Subject) -> bool:
@@ -329,4 +331,4 @@ class SurveyService:
 
 
 def _hosts(worker: Worker) -> set[str]:
-    return {parse_address(address)[0] for address in worker.where.said}
+    return {parse_address(address)[0] for address in worker.where.all}

@@ -20,11 +20,11 @@ from farflung.text import printable
 ASSUMED_MBPS = 100.0
 ASSUMED_MS = 25.0
 
-BACK = "as far as the way back, and as fast as the slower of its ends was on other links"
-SITES = "as the median of the links between the same two sites"
-ENDS = "as fast as the slower of its two ends was on other links, and as far as the median of these"
-FLEET = "as the median of all links"
-NOTHING = f"{ASSUMED_MBPS:g} Mbit/s and {ASSUMED_MS:g} ms, for nothing is known of either end"
+AS_OPPOSITE = "as far as the way back, and as fast as the slower of its ends was on other links"
+AS_SITES = "as the median of the links between the same two sites"
+AS_ENDS = "as fast as the slower of its two ends was on other links, and as far as the median of these"
+AS_FLEET = "as the median of all links"
+AS_UNKNOWN = f"{ASSUMED_MBPS:g} Mbit/s and {ASSUMED_MS:g} ms, for nothing is known of either end"
 FAILED = " yet, for a probe failed"
 
 Key = TypeVar("Key", bound=Hashable)
@@ -45,18 +45,18 @@ class LinkDefaults:
 
     def __init__(self, members: Sequence[Worker], measurements: Measurements) -> None:
         self._site = {worker.worker: worker.site for worker in members}
-        found = [way for way in measurements.pairs.values() if {*way.pair} <= self._site.keys()]
-        standing = [way for way in found if way.bandwidth_mbps > 0]
-        self._found = {way.pair: way for way in found}
-        self._sites = _medians((self._sites_of(way.pair), way) for way in standing)
-        self._out = _best((way.sender, way) for way in standing)
-        self._in = _best((way.receiver, way) for way in standing)
-        self._near = _medians((end, way) for way in standing for end in way.pair)
-        self._fleet = _medians(("", way) for way in standing).get("")
+        found = [link for link in measurements.pairs.values() if {*link.pair} <= self._site.keys()]
+        measured = [link for link in found if link.bandwidth_mbps > 0]
+        self._found = {link.pair: link for link in found}
+        self._sites = _medians((self._sites_of(link.pair), link) for link in measured)
+        self._out = _best((link.sender, link) for link in measured)
+        self._in = _best((link.receiver, link) for link in measured)
+        self._near = _medians((end, link) for link in measured for end in link.pair)
+        self._fleet = _medians(("", link) for link in measured).get("")
         self._total = len(members) * (len(members) - 1)
         self._assumed: Counter[tuple[bool, str]] = Counter()
 
-    def way(self, sender: Worker, receiver: Worker) -> DefaultLink:
+    def link(self, sender: Worker, receiver: Worker) -> DefaultLink:
         """The link from one member to another; zero for a member to itself."""
         if sender.worker == receiver.worker:
             return DefaultLink(0.0, 0.0)
@@ -65,32 +65,32 @@ class LinkDefaults:
             return _bounded(found.bandwidth_mbps, found.latency_ms)
         if found is not None and found.state == "unreachable":
             return DefaultLink(0.0, 0.0)
-        reason, way = self._guess(sender.worker, receiver.worker)
+        reason, link = self._assume(sender.worker, receiver.worker)
         self._assumed[found is not None, reason] += 1
         declared = [rate for rate in (sender.line.up_mbps, receiver.line.down_mbps) if rate is not None]
-        return _bounded(min([way.mbps, *declared]), way.ms)
+        return _bounded(min([link.mbps, *declared]), link.ms)
 
-    def words(self) -> list[str]:
+    def assumptions(self) -> list[str]:
         """Describe what was assumed for the links returned so far."""
         return [
             f"{count} of {self._total} links not measured{FAILED if has_failed else ''}: taken {reason}"
             for (has_failed, reason), count in self._assumed.items()
         ]
 
-    def _guess(self, sender: str, receiver: str) -> tuple[str, DefaultLink]:
+    def _assume(self, sender: str, receiver: str) -> tuple[str, DefaultLink]:
         back = self._found.get((receiver, sender))
         ends = [rates[end] for rates, end in ((self._out, sender), (self._in, receiver)) if end in rates]
         if back is not None and back.bandwidth_mbps:
-            return BACK, DefaultLink(min(ends, default=back.bandwidth_mbps), back.latency_ms)
+            return AS_OPPOSITE, DefaultLink(min(ends, default=back.bandwidth_mbps), back.latency_ms)
         sites = self._sites_of((sender, receiver))
         if all(sites) and sites in self._sites:
-            return SITES, self._sites[sites]
+            return AS_SITES, self._sites[sites]
         near = [self._near[end].ms for end in (sender, receiver) if end in self._near]
         if len(ends) == 2:
-            return ENDS, DefaultLink(min(ends), max(near))
+            return AS_ENDS, DefaultLink(min(ends), max(near))
         if self._fleet is not None:
-            return FLEET, DefaultLink(min([self._fleet.mbps, *ends]), max([self._fleet.ms, *near]))
-        return NOTHING, DefaultLink(ASSUMED_MBPS, ASSUMED_MS)
+            return AS_FLEET, DefaultLink(min([self._fleet.mbps, *ends]), max([self._fleet.ms, *near]))
+        return AS_UNKNOWN, DefaultLink(ASSUMED_MBPS, ASSUMED_MS)
 
     def _sites_of(self, pair: Pair) -> Pair:
         return self._site[pair[0]], self._site[pair[1]]
@@ -100,21 +100,21 @@ def _bounded(mbps: float, ms: float) -> DefaultLink:
     return DefaultLink(min(max(mbps, LEAST_MBPS), MOST_MBPS), min(max(ms, 0.0), MOST_MILLISECONDS))
 
 
-def _best(ways: Iterable[tuple[Key, PairMeasurement]]) -> Mapping[Key, float]:
+def _best(links: Iterable[tuple[Key, PairMeasurement]]) -> Mapping[Key, float]:
     best: dict[Key, float] = {}
-    for key, way in ways:
-        best[key] = max(best.get(key, 0.0), way.bandwidth_mbps)
+    for key, link in links:
+        best[key] = max(best.get(key, 0.0), link.bandwidth_mbps)
     return best
 
 
-def _medians(ways: Iterable[tuple[Key, PairMeasurement]]) -> Mapping[Key, DefaultLink]:
+def _medians(links: Iterable[tuple[Key, PairMeasurement]]) -> Mapping[Key, DefaultLink]:
     groups: defaultdict[Key, list[PairMeasurement]] = defaultdict(list)
-    for key, way in ways:
-        groups[key].append(way)
+    for key, link in links:
+        groups[key].append(link)
     return {
         key: DefaultLink(
-            statistics.median(way.bandwidth_mbps for way in group),
-            statistics.median(way.latency_ms for way in group),
+            statistics.median(link.bandwidth_mbps for link in group),
+            statistics.median(link.latency_ms for link in group),
         )
         for key, group in groups.items()
     }
@@ -137,13 +137,13 @@ def topology_of(workers: Iterable[Worker], measurements: Measurements) -> Measur
     """The topology of these workers; ValueError if there are none, or more than a topology can hold."""
     members = sorted(workers, key=lambda worker: worker.worker)
     specs, words = _specs(members, measurements)
-    ways = LinkDefaults(members, measurements)
-    rows = [[ways.way(a, b) for b in members] for a in members]
-    words += ways.words()
+    links = LinkDefaults(members, measurements)
+    rows = [[links.link(a, b) for b in members] for a in members]
+    words += links.assumptions()
     topology = Topology(
         workers=tuple(specs),
-        latency_ms=tuple(tuple(way.ms for way in row) for row in rows),
-        bandwidth_mbps=tuple(tuple(way.mbps for way in row) for row in rows),
+        latency_ms=tuple(tuple(link.ms for link in row) for row in rows),
+        bandwidth_mbps=tuple(tuple(link.mbps for link in row) for row in rows),
         source="measured by farflung on a live fleet",
         note="; ".join(words),
     )

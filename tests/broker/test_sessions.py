@@ -107,7 +107,7 @@ def test_a_broker_without_memory_of_a_session_ends_it(tmp_path: Path) -> None:
             service._sessions.clear()
             worker.lose_link()
             reason = await asyncio.wait_for(worker.reason, WAIT_SECONDS)
-            assert reason.startswith("the cable was cut; ") and "no memory of this connection" in reason
+            assert reason.startswith("the cable was cut; ") and "does not know this session" in reason
             await worker.line.close("done")
 
     asyncio.run(scene())

@@ -202,7 +202,7 @@ def test_when_nothing_leads_there_every_reason_and_what_helps_is_told(tmp_path: 
         return str(caught.value)
 
     words = run(scene())
-    assert words.startswith("no way leads to worker b: dialled: 127.0.0.1")
+    assert words.startswith("no route to worker b: dialled: 127.0.0.1")
     assert "asked to dial back: 127.0.0.1" in words and "over a relay: no relay is on offer" in words
     assert "What helps: let a worker's TCP port through" in words
 
@@ -255,7 +255,7 @@ def test_whoever_dials_back_unasked_is_refused(tmp_path: Path) -> None:
                 await link.close("let in")
         return str(caught.value)
 
-    assert "dials back, which nobody here waits for" in run(scene())
+    assert "dialled back without being asked" in run(scene())
 
 
 def test_whoever_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_what_was_tried_can_be_taken_apart_again() -> None:
     ]
     lines = ["dialled: 10.0.0.1:7 refused; 10.0.0.2:7: it is out", "over a relay: relay through a: full"]
     assert split_failures(describe_failures(tried)) == lines and split_failures("") == []
-    assert split_failures(f"no way leads to worker b: {describe_failures(tried)}{HELPS}{advice({})}") == lines
+    assert split_failures(f"no route to worker b: {describe_failures(tried)}{HELPS}{advice({})}") == lines
 
 
 HOSTS = ["127.0.0.1", "::1", "192.168.1.5", "172.17.0.1", "fe80::1%eth0", "fe80::2", "2001:db8::5"]

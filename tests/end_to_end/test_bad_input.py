@@ -216,7 +216,7 @@ def test_a_broker_that_took_anothers_place_is_refused(hub: Hub, tmp_path: Path) 
         assert foreign["workers"] == []
         line = other.fails("desk", "status", "--broker", hub.on.address)
         assert f"the broker at {hub.on.address} does not know the identity in" in line
-        assert f"is of another broker, the one at {other.address}; make a token" in line
+        assert f"belongs to another broker, the one at {other.address}; create a token" in line
         broker.stop()
 
 

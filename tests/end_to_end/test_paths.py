@@ -90,7 +90,7 @@ def test_where_no_way_leads_the_run_fails_and_says_what_was_tried(place: Place) 
     place.broker = place.on.broker("--relay", "0")
     place.on.on.idle("b", "c")
     reason = place.on.train("b", "c").fails()
-    assert "lost the link to worker c: no way leads to worker c: dialled: " in reason
+    assert "lost the link to worker c: no route to worker c: dialled: " in reason
     assert "over a relay: no relay is on offer" in reason and "What helps: " in reason
     doctor = place.on.on.start("desk", "doctor")
     assert doctor.code() == 1

@@ -241,7 +241,7 @@ def test_nobody_is_probed_who_does_not_want_it_nor_at_anybodys_word(tmp_path: Pa
         commands.append(on.join("c", "--no-probe", "--up-mbps", "12"))
         viewer = ["topology", "show", "--fleet", "--broker", on.address]
         words = on.fails("glass", *viewer, "--refresh", "--token", on.token("viewer"))
-        assert "only a submitter may ask for a survey" in words
+        assert "only a submitter may request a survey" in words
         told = topology(on, "--refresh", "--token", on.token("submitter"), "--broker", on.address)
         assert {(link["sender"], link["receiver"]) for link in told["measured"]} == {("a", "b"), ("b", "a")}
         assert told["topology"]["workers"][2]["up_mbps"] == 12

@@ -33,7 +33,7 @@ def test_a_worker_whose_first_broker_is_anothers_ends(tmp_path: Path) -> None:
         async with broker(tmp_path / "own", port=port) as own:
             worker = await identity(own, tmp_path / "own", "one", "worker")
         async with broker(tmp_path / "other", port=port), asyncio.timeout(WAIT_SECONDS):
-            with pytest.raises(AnotherAuthority, match="worker one is of another broker"):
+            with pytest.raises(AnotherAuthority, match="worker one belongs to another broker"):
                 await run(options(worker))
 
     with held_port() as port:

@@ -162,7 +162,7 @@ def test_a_worker_with_a_job_probes_nobody_and_lets_nobody_in(tmp_path: Path) ->
 
     problem, words = run(scene())
     assert problem == "it has a job"
-    assert "no way leads to worker b: dialled: " in words and "this worker has a job" in words
+    assert "no route to worker b: dialled: " in words and "this worker has a job" in words
 
 
 def test_who_cannot_be_dialled_dials_back(tmp_path: Path) -> None:

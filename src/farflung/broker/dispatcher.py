@@ -142,13 +142,13 @@ def _register_event(
 
 def _require_registered(session: HolderSession, sessions: SessionRegistry) -> HolderSession:
     if not sessions.is_worker(session):
-        raise ProtocolError(f"worker {session.peer.id} must register before it says anything else")
+        raise ProtocolError(f"worker {session.peer.id} must register before it sends other messages")
     return session
 
 
 def _addresses_of(session: HolderSession, addresses: Sequence[str]) -> WorkerAddresses:
     if not addresses:
-        raise ProtocolError(f"worker {session.peer.id} gave no address: peers could not reach it")
+        raise ProtocolError(f"worker {session.peer.id} sent no address, so peers could not reach it")
     return worker_addresses(addresses, session.remote)
 
 
@@ -256,13 +256,13 @@ class Dispatcher:
         except ProtocolError as error:
             if arrival.origin is None:
                 raise
-            _log.warning("the link of %s is closed: %s", arrival.origin.peer, error)
+            _log.warning("closing the session of %s: %s", arrival.origin.peer, error)
             group.actions.append(partial(self.close, arrival.origin, str(error)))
         except Exception:
             if arrival.origin is None:
                 raise
-            _log.exception("what %s said could not be handled", arrival.origin.peer)
-            reason = "the broker could not handle what was said: see its log"
+            _log.exception("a message from %s could not be handled", arrival.origin.peer)
+            reason = "the broker could not handle a message: see its log"
             group.actions.append(partial(self.close, arrival.origin, reason))
 
     def _decide(self, event: Event, origin: HolderSession | None, group: _Group) -> None:

@@ -153,7 +153,7 @@ class BrokerService:
         """Handle one message; ProtocolError, which closes the connection, if its sender may not send it."""
         union = _UNIONS.get(link.peer.role)
         if union is None:
-            raise ProtocolError(f"a {link.peer.role} has nothing to say to a broker")
+            raise ProtocolError(f"a {link.peer.role} may not send messages to a broker")
         decoded, session = messages.decode(message, union), self._by_connection[link]
         if isinstance(decoded, Attach):
             self._attach(link, session, decoded)
@@ -239,15 +239,13 @@ class BrokerService:
         try:
             if asked.survey:
                 if session.peer.role != "submitter":
-                    raise ProtocolError("only a submitter may ask for a survey, which costs workers' bytes")
+                    raise ProtocolError("only a submitter may request a survey, because it costs traffic")
                 self._surveys.request()
             answer = messages.encode(await asyncio.to_thread(self._surveys.topology))
         except ProtocolError as error:
             answer = messages.encode(Denied(str(error)))
         if len(answer) > MAXIMUM_CONTROL_BYTES:
-            answer = messages.encode(
-                Denied("the fleet is too large for its topology to be told in a message")
-            )
+            answer = messages.encode(Denied("the fleet's topology is too large for one message"))
         session.send_control(answer)
 
     async def _renew(self, session: HolderSession, asked: Renew) -> None:

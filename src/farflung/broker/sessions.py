@@ -70,7 +70,7 @@ class HolderSession:
         """
         session = Session(attach.session)
         if self._session.nonce or attach.previous:
-            raise ProtocolError("the broker has no memory of this connection any more: register again")
+            raise ProtocolError("the broker does not know this session any more: register again")
         session.settle(attach.number, attach.previous, attach.received)
         self._session = session
         self._connection.send_control(messages.encode(Attached()))

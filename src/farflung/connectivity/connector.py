@@ -122,9 +122,7 @@ class Connector:
                 continue
             self._last_routes[request.peer] = (request.job, request.attempt, route)
             return Reached(link, describe_failures(tried))
-        raise ConnectionFailed(
-            f"no way leads to {request.peer}: {describe_failures(tried)}{HELPS}{advice({})}"
-        )
+        raise ConnectionFailed(f"no route to {request.peer}: {describe_failures(tried)}{HELPS}{advice({})}")
 
     def on_answer(self, answer: Circuit | NotReached) -> None:
         """Handle an answer of the broker; answers that are no longer awaited are ignored."""
@@ -149,7 +147,7 @@ class Connector:
                 link.path = "reverse"
                 pending.answer.set_result(link)
                 return pending.handler
-        raise ProtocolError(f"{link.peer} dials back, which nobody here waits for")
+        raise ProtocolError(f"{link.peer} dialled back without being asked")
 
     def _last_route(self, request: ConnectRequest) -> Route | None:
         job, attempt, route = self._last_routes.get(request.peer, ("", 0, None))
@@ -165,7 +163,7 @@ class Connector:
         ask = AskReverse(number, request.job, request.attempt, request.peer.id, port)
         link = await self._ask(ask, request, handler)
         if not isinstance(link, Link):
-            raise ConnectionFailed("the broker answered with a circuit, which was not asked for")
+            raise ConnectionFailed("the broker answered with a circuit that was not requested")
         return _require_open(link)
 
     async def _relay(self, request: ConnectRequest, handler: Handler) -> Link:
@@ -252,7 +250,7 @@ async def _cancel_joining(joining: asyncio.Task[socket.socket]) -> None:
 
 def _require_open(link: Link) -> Link:
     if link.reason is not None:
-        raise ConnectionFailed(f"the link that was dialled back was lost: {link.reason}")
+        raise ConnectionFailed(f"the connection was dialled back but lost: {link.reason}")
     return link
 
 

@@ -62,6 +62,6 @@ def advice(ports: Mapping[str, int]) -> str:
     ]
     opening = " or ".join(openings) or "a worker's TCP port through"
     return (
-        f"let {opening} (join --listen '[::]:PORT' fixes it, --advertise HOST:PORT tells where it is),"
+        f"let {opening} (join --listen '[::]:PORT' fixes it, --advertise HOST:PORT gives its address),"
         " or let a relay carry the link (join --relay MBPS on a reachable machine, or broker --relay MBPS)"
     )

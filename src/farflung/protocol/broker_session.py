@@ -128,7 +128,7 @@ class BrokerSession:
             return
         self._session.lose()
         if link.cause == "trouble" and not self._is_over:
-            log.warning("lost the link to the broker (%s); dialling again", reason)
+            log.warning("lost the connection to the broker (%s); dialling again", reason)
             self._redialling = asyncio.create_task(self._redial(reason))
         else:
             self._lose(reason)
@@ -155,7 +155,7 @@ class BrokerSession:
         left = lost.last_heard + timeouts.lease_seconds - time.monotonic()
         failure = await redial(attempt, lambda: self._is_over or self.link is not lost, timeouts, left)
         if failure:
-            log.info("the broker is not back: %s", failure)
+            log.info("the broker cannot be reached again: %s", failure)
             self._lose(why_over("the broker", timeouts.lease_seconds, reason))
         elif not self._is_over:
             self._listener.on_reconnect()
@@ -202,8 +202,9 @@ def _wrong_broker_message(identity: Identity) -> str:
     issuer = "one that was there before" if joined_at == identity.broker else f"the one at {joined_at}"
     return (
         f"the broker at {identity.broker} does not know the identity in {identity.folder}: {identity.role}"
-        f" {identity.id} is of another broker, {issuer}; make a token on the machine of this one (farflung"
-        f" token create --role {identity.role}) and add --token, with a --folder of its own to keep both"
+        f" {identity.id} belongs to another broker, {issuer}; create a token on this broker's machine"
+        f" (farflung token create --role {identity.role}) and add --token, with a separate --folder"
+        " to keep both"
     )
 
 

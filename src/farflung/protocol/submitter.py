@@ -32,7 +32,7 @@ class Submit(Message, frozen=True):
 
     def __post_init__(self) -> None:
         if self.on and (self.workers > len(self.on) or len(set(self.on)) < len(self.on)):
-            raise ValueError(f"a job on {len(self.on)} named workers, all different, cannot ask for more")
+            raise ValueError(f"expected at most {len(self.on)} workers, all with different names")
 
 
 _WAITING = "waiting for"

@@ -150,7 +150,7 @@ def test_a_job_may_name_its_workers_in_order() -> None:
 
 @pytest.mark.parametrize(("workers", "on"), [(2, ["a"]), (2, ["a", "a"]), (0, ["a", "a"])])
 def test_named_workers_are_counted_and_different(workers: int, on: list[str]) -> None:
-    with pytest.raises(ValueError, match="cannot ask for more"):
+    with pytest.raises(ValueError, match="all with different names"):
         Submit("gpt", b"graph", training(), workers, on)
 
 
@@ -590,7 +590,7 @@ def test_a_wait_without_end_is_given_up_and_says_from_whom() -> None:
     assert not story.feed(events.Tick(story.now, 900.0)).facts
     story.now += 10_000.0
     story.feed(events.Tick(story.now, 900.0))
-    assert "no end of step 2 from b for 10" in ended(story).reason
+    assert "step 2 is not complete on b after 10" in ended(story).reason
 
 
 def test_a_planner_without_an_answer_is_given_up() -> None:

@@ -151,7 +151,7 @@ def test_a_dial_that_raises_ends_its_siblings_and_is_logged(
         await scene.prover.close()
 
     play(play_it)
-    assert "what lab claims could not be proved" in caplog.text
+    assert "the addresses of lab could not be verified" in caplog.text
 
 
 def test_that_nothing_answers_any_more_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:

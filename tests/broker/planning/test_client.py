@@ -191,7 +191,7 @@ def test_a_prediction_beyond_all_bounds_ends_only_the_job() -> None:
     still = msgspec.structs.replace(fleet("a", "b").workers[0], tflops=1e-290)
     topology = Topology((still,), ((0.0,),), ((0.0,),))
     answer = answered(tower(), training(microbatch_size=4), "a", measured=MeasuredTopology(topology, ()))
-    assert isinstance(answer, PlanFailed) and "no such plan can be told" in answer.reason
+    assert isinstance(answer, PlanFailed) and "the plan cannot be sent" in answer.reason
 
 
 @pytest.mark.parametrize("measured", [None, MeasuredTopology(fleet("a", "b"), ())])

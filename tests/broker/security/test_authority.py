@@ -132,7 +132,7 @@ def test_an_expired_token(authority: Authority, clock: Clock) -> None:
     clock.now += 2 * HOUR - 1
     authority.enrol(asking(token, "lab-1", key := new_key()))
     clock.now += 1.5 * HOUR + 1
-    with pytest.raises(IdentityError, match=r"expired 1\.5 hours ago: make another"):
+    with pytest.raises(IdentityError, match=r"expired 1\.5 hours ago: create another"):
         authority.enrol(asking(token, "lab-1", key))
 
 
@@ -140,7 +140,7 @@ def test_a_used_up_token(authority: Authority) -> None:
     token = authority.create_token("worker", uses=2)
     authority.enrol(asking(token, "lab-1", new_key()))
     authority.enrol(asking(token, "lab-2", new_key()))
-    with pytest.raises(IdentityError, match=r"used up \(2 of 2 uses\): make another"):
+    with pytest.raises(IdentityError, match=r"used up \(2 of 2 uses\): create another"):
         authority.enrol(asking(token, "lab-3", new_key()))
     assert authority.store.holder("lab-3") is None
 

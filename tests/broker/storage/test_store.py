@@ -138,7 +138,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / STORE_FILE).write_bytes(b"these are not the pages you are looking for" * 100)
-    with pytest.raises(StoreError, match="damaged or no farflung store"):
+    with pytest.raises(StoreError, match="damaged or not a farflung store"):
         Store(tmp_path)
     assert (tmp_path / STORE_FILE).read_bytes().startswith(b"these are not")
 

@@ -87,7 +87,7 @@ def test_two_idle_workers_probe_each_other_when_a_submitter_asks(tmp_path: Path)
             one.say(answered(one.id, probe))
         after = await told_that(asker, lambda now: not now.survey)
         assert after.topology is not None and (after.surveys, after.survey) == (1, "")
-        assert after.assumed == ["devices of unknown speed taken for 1 TFLOP/s: a, b"]
+        assert after.assumed == ["devices of unknown speed assumed to sustain 1 TFLOP/s: a, b"]
         assert after.topology.bandwidth_mbps == ((0, 8.0), (9.0, 0)) and after.topology.latency_ms[0][1] == 12
         assert {(link.sender, link.source, link.path) for link in after.measured} == {
             ("a", "probe", "direct"),
@@ -160,7 +160,7 @@ def test_a_viewer_looks_and_asks_for_no_bytes(tmp_path: Path) -> None:
         viewer = await desk(service, folder, "viewer")
         assert (await told(viewer)).topology is None
         viewer.say(AskTopology(survey=True))
-        assert "only a submitter may ask for a survey" in (await viewer.hear(Denied)).reason
+        assert "only a submitter may request a survey" in (await viewer.hear(Denied)).reason
 
     story(tmp_path, scene)
 

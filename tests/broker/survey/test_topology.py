@@ -53,7 +53,7 @@ def test_a_fleet_nobody_measured_is_assumed_to_be_even_and_says_so() -> None:
     assert measured.topology.bandwidth_mbps[0][1:] == (100, 100)
     assert measured.topology.bandwidth_mbps[2][:2] == (20, 20)
     assert measured.assumed == (
-        "6 of 6 links not measured: taken 100 Mbit/s and 25 ms, for nothing is known of either end",
+        "6 of 6 links not measured: assumed 100 Mbit/s and 25 ms, because nothing is known about either end",
     )
 
 
@@ -89,7 +89,7 @@ def test_a_way_whose_probe_failed_once_is_assumed_like_one_nobody_probed() -> No
     )
     assert measured.topology.link(0, 1).bandwidth_mbps == 30
     (words,) = [words for words in measured.assumed if "probe failed" in words]
-    assert words.startswith("1 of 6 links not measured yet, for a probe failed: taken ")
+    assert words.startswith("1 of 6 links not measured yet, because a probe failed: assumed ")
 
 
 def test_a_line_is_shared_where_all_links_together_carry_less_than_each_alone() -> None:
@@ -116,7 +116,7 @@ def test_whom_nobody_could_dial_is_behind_nat() -> None:
 def test_a_device_of_unknown_speed_is_taken_as_the_median() -> None:
     measured = topology_of([worker("a", tflops=0), worker("b", tflops=3)], Measurements())
     assert measured.topology.workers[0].tflops == 3
-    assert measured.assumed[0] == "devices of unknown speed taken for 3 TFLOP/s: a"
+    assert measured.assumed[0] == "devices of unknown speed assumed to sustain 3 TFLOP/s: a"
 
 
 def test_who_moved_is_forgotten() -> None:

@@ -171,12 +171,12 @@ def test_an_identity_of_another_broker_is_told_whose_it_is(home: Path, tmp_path:
             moved = await obtain_identity(home / "viewer", "viewer", other.address, None)
             with pytest.raises(AnotherAuthority) as refused:
                 await ask_status(moved)
-            with pytest.raises(AnotherAuthority, match="is of another broker, the one at"):
+            with pytest.raises(AnotherAuthority, match="belongs to another broker, the one at"):
                 await broker_client.open_broker_session(moved, Timeouts(), lambda message: None)
         assert str(refused.value) == (
-            f"the broker at {other.address} does not know the identity in {home / 'viewer'}: viewer ann is of"
-            f" another broker, the one at {viewer.broker}; make a token on the machine of this one (farflung"
-            " token create --role viewer) and add --token, with a --folder of its own to keep both"
+            f"the broker at {other.address} does not know the identity in {home / 'viewer'}: viewer ann"
+            f" belongs to another broker, the one at {viewer.broker}; create a token on this broker's machine"
+            " (farflung token create --role viewer) and add --token, with a separate --folder to keep both"
         )
 
     beside_a_broker(home, scene)
@@ -190,7 +190,7 @@ def test_an_identity_of_a_broker_that_was_made_anew_says_so(home: Path) -> None:
         shown = replace(Identity.load(home / "viewer"), broker=service.address)
         record = Record(shown.id, shown.role, shown.broker)
         (home / "viewer" / "identity.json").write_bytes(msgspec.json.encode(record))
-        with pytest.raises(AnotherAuthority, match="of another broker, one that was there before; make"):
+        with pytest.raises(AnotherAuthority, match="another broker, one that was there before; create"):
             await ask_status(shown)
 
     beside_a_broker(home, before)

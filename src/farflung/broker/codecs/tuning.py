@@ -66,7 +66,7 @@ def begin(turn: Transition, job: Job, initial_state: bytes) -> None:
     try:
         steering = Steering.begun(initial_state)
     except (FarflungError, msgspec.MsgspecError) as error:
-        words = one_line(f"links stay as they were planned, for nothing can be chosen anew: {error}")
+        words = one_line(f"links keep their planned codecs, because codec tuning could not start: {error}")
         turn.tell(job.job, CodecsChosen(job.job, job.attempt, 0, job.step, [], [words]))
         return
     turn.emit(facts.CodecTuningChanged(job.job, TuningState(steering)))

@@ -87,7 +87,7 @@ class CommitGroup:
                 f"the plan gives it {sorted(self.owners.get(worker, ()))[:20]}"
             )
         if self.shares.keys() & set(found):
-            raise ProtocolError(f"worker {worker} was ready for unit {ready.unit} before")
+            raise ProtocolError(f"worker {worker} sent its shares of unit {ready.unit} twice")
         if any(share.square_sum < 0 for share in ready.shares):
             raise ProtocolError(f"worker {worker} sent a negative sum of squares")
         added = {share.segment: share for share in ready.shares}
@@ -115,12 +115,12 @@ class CommitGroup:
         others = self.owners.keys() - {worker}
         sources = {rate.source for rate in ready.rates}
         if len(sources) < len(ready.rates):
-            raise ProtocolError(f"worker {worker} tells two rates of one way")
+            raise ProtocolError(f"worker {worker} reports two rates for one link")
         if not sources <= others:
-            raise ProtocolError(f"worker {worker} tells rates of ways that the plan does not give it")
+            raise ProtocolError(f"worker {worker} reports rates of links that are not in the plan")
         targets = {link.target for link in ready.links}
         if len(targets) < len(ready.links) or not targets <= others:
-            raise ProtocolError(f"worker {worker} tells of links that the plan does not give it")
+            raise ProtocolError(f"worker {worker} reports links that are not in the plan")
         return [
             LinkTraffic(
                 worker,

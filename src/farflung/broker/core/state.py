@@ -66,7 +66,7 @@ def overdue(job: Job, now: float, patience_seconds: float) -> str:
         return ""
     allowed = patience_seconds + _expected_seconds(job)
     waited = now - job.pace.moved_at
-    return f"{_missing_text(job)} for {waited:.0f} s (allowed: {allowed:.0f} s)" if waited > allowed else ""
+    return f"{_missing_text(job)} after {waited:.0f} s (allowed: {allowed:.0f} s)" if waited > allowed else ""
 
 
 def _expected_seconds(job: Job) -> float:
@@ -87,11 +87,11 @@ def _missing_text(job: Job) -> str:
         return "the planner gave no answer"
     if job.state == LOADING:
         missing = [name for name in job.members if name not in job.loaded]
-        return f"no word that the job is loaded from {', '.join(missing)}"
+        return f"the job is still not loaded on {', '.join(missing)}"
     if job.state == COLLECTING:
-        return f"no word from the submitter that it holds the weights of step {job.step}"
+        return f"the submitter has not confirmed the weights of step {job.step}"
     missing = list(job.members) if job.group is None else job.group.missing_workers()
-    return f"no end of step {job.step + 1} from {', '.join(missing)}"
+    return f"step {job.step + 1} is not complete on {', '.join(missing)}"
 
 
 __all__ = ["Outcome", "State", "decide", "durable", "reduce_fact", "replay"]
@@ -337,11 +337,11 @@ def _job_of(turn: Transition, event: events.WorkerMessage) -> Job | None:
     job = turn.state.jobs.get(message.job)
     if job is None or message.attempt > job.attempt:
         raise ProtocolError(
-            f"worker {event.worker} speaks of attempt {message.attempt} of job {message.job}, "
+            f"worker {event.worker} sent a message for attempt {message.attempt} of job {message.job}, "
             "which this broker never began"
         )
     if job.over or job.state == QUEUED or message.attempt < job.attempt:
         return None
     if event.worker not in job.members or job.state == PLANNING:
-        raise ProtocolError(f"worker {event.worker} speaks of job {job.job}, which it was not given")
+        raise ProtocolError(f"worker {event.worker} sent a message for job {job.job}, but has no part in it")
     return job

@@ -103,7 +103,7 @@ def _microbatches(training: Training) -> int:
 def _circuit(state: State, job: Job, plan: Plan, asker: str, message: AskCircuit) -> Command:
     relay = relay_for(state, job.job, (asker, message.peer), message.without)
     if relay in message.without:
-        none = NotReached(message.number, job.job, job.attempt, message.peer, "no further relay is on offer")
+        none = NotReached(message.number, job.job, job.attempt, message.peer, "no other relay is available")
         return to_member(job.job, job.submitter, asker, none)
     quota = byte_quota(plan, job.training, asker, message.peer, job.submitter)
     ends = () if relay == BROKER_ID else (asker, message.peer)
@@ -149,4 +149,4 @@ def _check_pair(job: Job, plan: Plan, a: str, b: str) -> None:
     workers = set(plan.workers())
     fed = (a in workers and b == job.submitter) or (b in workers and a == job.submitter)
     if not fed and b not in plan.neighbours(a):
-        raise ProtocolError(f"{a} asks for a link to {b}, which the plan of {job.job} does not join")
+        raise ProtocolError(f"{a} asks for a link to {b}, but the plan of {job.job} has no such link")

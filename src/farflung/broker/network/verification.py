@@ -116,7 +116,7 @@ class AddressVerifier:
             context = await asyncio.to_thread(self._context)
             verification.verified = await self._dial_all(name, await self._resolve(where), context)
         except Exception:  # no other task awaits this one
-            _log.exception("what %s claims could not be proved", name)
+            _log.exception("the addresses of %s could not be verified", name)
         finally:
             del self._tasks[name]
 

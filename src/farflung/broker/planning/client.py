@@ -69,7 +69,7 @@ async def plan(
     if isinstance(answer, Impossible):
         return PlanFailed(clock(), command.job, command.attempt, answer.reason)
     _log.error("the planner failed on %s\n%s", command.job, answer.traceback)
-    reason = f"the planner broke on this job ({answer.error}): see the broker's log"
+    reason = f"the planner failed on this job ({answer.error}): see the broker's log"
     return PlanFailed(clock(), command.job, command.attempt, reason)
 
 
@@ -118,7 +118,7 @@ async def _ask(question: bytes, limit_seconds: float, on_progress: Callable[[Sea
             f"no plan within {limit_seconds:.0f} s: model or fleet are too large for the broker's machine"
         ) from None
     except msgspec.ValidationError as error:  # e.g. a step of 10^15 s on extremely slow devices
-        raise PlanError(f"no such plan can be told: {error}") from None
+        raise PlanError(f"the plan cannot be sent: {error}") from None
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):

@@ -294,4 +294,4 @@ def _check_token(token: TokenRecord | None, role: Role, now: float, repeated: bo
         found = f"the token is used up ({token.used} of {token.uses} uses)"
     else:
         return
-    raise IdentityError(f"{found}: make another with farflung token create --role {role}")
+    raise IdentityError(f"{found}: create another with farflung token create --role {role}")

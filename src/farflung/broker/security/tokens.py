@@ -64,8 +64,8 @@ def revoke_token(folder: Path, id: str) -> KnownToken:
 def _store(folder: Path) -> Store:
     if not (folder / STORE_FILE).exists():
         raise IdentityError(
-            f"no broker has run on {folder}, and no token was made for one: use this on the broker's machine,"
-            " with the --folder that it has"
+            f"{folder} has no broker and no tokens: run this on the broker's machine,"
+            " with the broker's --folder"
         )
     return Store(folder, sole=False)
 

@@ -65,7 +65,9 @@ def readable_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise StoreError(f"{path} cannot be used ({error}): free the disk or end what holds it") from None
+        raise StoreError(
+            f"{path} cannot be used ({error}): free disk space, or stop the process that locks it"
+        ) from None
     except sqlite3.DatabaseError as error:
         raise StoreError(_damaged(path, str(error))) from None
 
@@ -123,4 +125,4 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, found: str) -> str:
-    return f"{path} is damaged or no farflung store ({found}): put a copy back, or choose another --folder"
+    return f"{path} is damaged or not a farflung store ({found}): put a copy back, or choose another --folder"

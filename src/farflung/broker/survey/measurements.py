@@ -215,6 +215,6 @@ class MeasurementStore:
             if rows:
                 await asyncio.to_thread(self._store.write_measurements, rows)
         except StoreError as error:
-            _log.warning("measurements could not be kept: %s", error)
+            _log.warning("measurements could not be stored: %s", error)
         finally:
             self._is_writing = False

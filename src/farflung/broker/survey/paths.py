@@ -34,7 +34,7 @@ def help_reach(state: State, survey: Survey | None, asker: str, message: PathQue
 def _circuit(state: State, survey: Survey, asker: str, message: AskCircuit) -> Command:
     relay = relay_for(state, SURVEY, (asker, message.peer), message.without)
     if relay in message.without:
-        words = "no further relay is on offer"
+        words = "no other relay is available"
         return Send(asker, NotReached(message.number, SURVEY, message.attempt, message.peer, words))
     ends = () if relay == BROKER_ID else (asker, message.peer)
     return OpenCircuit(

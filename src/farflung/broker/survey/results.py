@@ -38,7 +38,7 @@ def pair_results(pair: Pair, answers: Mapping[str, Probed], gone: Mapping[str, s
     closed = set() if path in ("", "direct") else {first, second} - opened
     silent = [f"worker {name}: {gone[name]}" for name in pair if name in gone]
     has_failed = not path and not silent
-    problem = next(filter(None, [*silent, there.problem, back.problem]), "nothing of a probe came through")
+    problem = next(filter(None, [*silent, there.problem, back.problem]), "no bytes of the probe arrived")
     measurements = tuple(
         PairMeasurement(
             sender,

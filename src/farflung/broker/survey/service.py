@@ -250,12 +250,12 @@ class SurveyService:
         self.add_measurements(turn.measurements)
         for found in turn.measurements:
             if isinstance(found, PairMeasurement) and found.problem:
-                _log.info("survey: no way from %s to %s: %s", found.sender, found.receiver, found.problem)
+                _log.info("survey: no link from %s to %s: %s", found.sender, found.receiver, found.problem)
         for worker, message in turn.messages:
             self.send(worker, message)
         if survey.is_over:
             seconds, sent = self._clock() - survey.began_at, survey.bytes_sent / 1e6
-            _log.info("survey: over after %.0f s; %.0f MB were sent in all", seconds, sent)
+            _log.info("survey: finished after %.0f s; %.0f MB were sent in total", seconds, sent)
             self.survey = None
             self.ended += 1
 
@@ -289,7 +289,7 @@ class SurveyService:
                 self._leave(name, "a job comes first" if worker.connected else "it is gone", is_fault=False)
             elif self._is_silent(name):
                 limit = self._timeouts.suspect_seconds
-                self._leave(name, f"nothing was heard from it for {limit:g} s", is_fault=True)
+                self._leave(name, f"it was silent for {limit:g} s", is_fault=True)
         if self.survey is not None:
             self._carry_out(on_tick(self.survey, self._clock()))
 

@@ -20,12 +20,12 @@ from farflung.text import printable
 ASSUMED_MBPS = 100.0
 ASSUMED_MS = 25.0
 
-AS_OPPOSITE = "as far as the way back, and as fast as the slower of its ends was on other links"
+AS_OPPOSITE = "with the latency of the opposite direction and the rate of its slower end on other links"
 AS_SITES = "as the median of the links between the same two sites"
-AS_ENDS = "as fast as the slower of its two ends was on other links, and as far as the median of these"
+AS_ENDS = "with the rate of its slower end on other links and their median latency"
 AS_FLEET = "as the median of all links"
-AS_UNKNOWN = f"{ASSUMED_MBPS:g} Mbit/s and {ASSUMED_MS:g} ms, for nothing is known of either end"
-FAILED = " yet, for a probe failed"
+AS_UNKNOWN = f"{ASSUMED_MBPS:g} Mbit/s and {ASSUMED_MS:g} ms, because nothing is known about either end"
+FAILED = " yet, because a probe failed"
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -73,7 +73,7 @@ class LinkDefaults:
     def assumptions(self) -> list[str]:
         """Describe what was assumed for the links returned so far."""
         return [
-            f"{count} of {self._total} links not measured{FAILED if has_failed else ''}: taken {reason}"
+            f"{count} of {self._total} links not measured{FAILED if has_failed else ''}: assumed {reason}"
             for (has_failed, reason), count in self._assumed.items()
         ]
 
@@ -155,7 +155,9 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
     usual = statistics.median(known) if known else ASSUMED_TFLOPS
     unknown = [worker.worker for worker in members if not worker.device.tflops > 0]
     words = (
-        [f"devices of unknown speed taken for {usual:.3g} TFLOP/s: {', '.join(unknown)}"] if unknown else []
+        [f"devices of unknown speed assumed to sustain {usual:.3g} TFLOP/s: {', '.join(unknown)}"]
+        if unknown
+        else []
     )
     closed = _behind_nat(measurements)
     specs = [

@@ -36,8 +36,8 @@ from farflung.client.run.submitter import train
 from farflung.runtime.executor import Executor
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.torch_backend.backend import TorchBackend
-from farflung.transport.enrolment import enrol
-from farflung.transport.identity import Identity
+from farflung.transport.security.enrolment import enrol
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.service import WorkerOptions, WorkerService
 

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import msgspec
 
 from farflung.transport.endpoint import Handler, Hello, Link, LinkOptions, dial, listen
-from farflung.transport.headers import DataHeader, ValueHeader
-from farflung.transport.identity import Identity
-from farflung.transport.sockets import ask_for_congestion_control, path_state
+from farflung.transport.net.sockets import ask_for_congestion_control, path_state
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader, ValueHeader
 from transport import RECEIVER, SENDER, payload_of
 
 PORT = 7700

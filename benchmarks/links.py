@@ -32,7 +32,7 @@ import msgspec
 
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
-from farflung.transport.rate_estimator import MINIMUM_CHUNK_BYTES
+from farflung.transport.link.rate_estimator import MINIMUM_CHUNK_BYTES
 from farflung.transport.timeouts import CHUNK_SECONDS
 from link_ends import Bursts, Flow, Orders, Setting, Urgent
 from transport import KIBIBYTE, MEBIBYTE, answer_of, make_identities

@@ -30,12 +30,12 @@ import psutil
 
 from farflung.broker.security.authority import Authority
 from farflung.broker.storage.store import Store
-from farflung.transport.certificates import certificate_to_pem, signing_request
 from farflung.transport.endpoint import Hello, Link, Peer, dial, listen
-from farflung.transport.headers import DataHeader, SliceHeader
-from farflung.transport.identity import Identity, key_in
-from farflung.transport.stranger import AskCertificate
+from farflung.transport.security.certificates import certificate_to_pem, signing_request
+from farflung.transport.security.identity import Identity, key_in
+from farflung.transport.security.join_messages import AskCertificate
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader, SliceHeader
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 SENDER, RECEIVER = Peer("sender", "worker"), Peer("receiver", "worker")

@@ -18,8 +18,8 @@ from farflung.runtime.executor import Parcel
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
-from farflung.transport.frames import PREFIX_BYTES
-from farflung.transport.headers import ValueHeader
+from farflung.transport.wire.frames import PREFIX_BYTES
+from farflung.transport.wire.headers import ValueHeader
 
 JOB = "0" * 16
 

@@ -40,8 +40,8 @@ from farflung.protocol.messages import (
     UnitDone,
 )
 from farflung.protocol.worker import SegmentProgram
-from farflung.transport.addresses import parse_address
-from farflung.transport.certificates import certificate_from_pem
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.security.certificates import certificate_from_pem
 from farflung.transport.timeouts import Timeouts
 
 STEPS = 3

@@ -16,7 +16,7 @@ from farflung.protocol import messages
 from farflung.protocol.broker_session import BrokerSession
 from farflung.protocol.messages import Ask, Moved, Register, Registered, Status
 from farflung.transport.endpoint import Handler, Hello, Link, dial
-from farflung.transport.identity import Identity
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 WAIT_SECONDS = 60.0

@@ -18,10 +18,10 @@ from farflung.connectivity.connector import Connector, ConnectRequest
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.fields import Message
 from farflung.protocol.reachability import AskCircuit, AskReverse, Circuit, DialBack, NotReached
-from farflung.transport.addresses import parse_address
-from farflung.transport.circuits import TOKEN_BYTES
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
-from farflung.transport.relay import Relay
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.relay.circuits import TOKEN_BYTES
+from farflung.transport.relay.relay import Relay
 from farflung.transport.timeouts import Timeouts
 
 TIMEOUTS = Timeouts()

@@ -17,8 +17,8 @@ from farflung.connectivity.routes import (
     split_failures,
 )
 from farflung.protocol.fields import MAXIMUM_ADDRESSES, TEXT_LENGTH
-from farflung.transport.addresses import parse_address
-from farflung.transport.names import MAXIMUM_ID_LENGTH
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.security.names import MAXIMUM_ID_LENGTH
 
 
 def test_a_peer_is_sought_directly_then_in_reverse_then_by_relay() -> None:

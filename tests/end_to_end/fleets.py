@@ -18,7 +18,7 @@ from farflung.client.output.weights import load_weights
 from farflung.client.run.submitter import train
 from farflung.local.fleet import LocalFleet
 from farflung.plans import NO_WISHES, Wishes
-from farflung.transport.identity import Identity
+from farflung.transport.security.identity import Identity
 
 
 class Fleet:

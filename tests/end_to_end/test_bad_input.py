@@ -16,7 +16,7 @@ from tests.support.processes import JOB, Command, Machines, Run, machines, train
 from farflung.broker.security.authority import Authority
 from farflung.broker.storage.store import Store
 from farflung.files import write_atomically
-from farflung.transport.tokens import Token
+from farflung.transport.security.tokens import Token
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 
@@ -289,7 +289,7 @@ def test_an_expired_certificate_is_named_with_its_cure(hub: Hub) -> None:
 
 def _expire(authority: Path, holder: Path) -> None:
     """Give a holder the certificate that its broker would have given it a month ago."""
-    from farflung.transport.identity import CERTIFICATE_FILE, Identity
+    from farflung.transport.security.identity import CERTIFICATE_FILE, Identity
 
     identity = Identity.load(holder)
     with Store(authority, sole=False) as store:

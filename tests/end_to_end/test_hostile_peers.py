@@ -27,10 +27,10 @@ from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
-from farflung.transport.enrolment import enrol
-from farflung.transport.identity import Identity
+from farflung.transport.security.enrolment import enrol
+from farflung.transport.security.identity import Identity
+from farflung.transport.security.tokens import Token
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.tokens import Token
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 

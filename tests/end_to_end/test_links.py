@@ -22,8 +22,8 @@ from farflung.broker.security.authority import create_token
 from farflung.errors import LabError
 from farflung.lab.network import check_machine
 from farflung.lab.spec import LinkSettings, Node
-from farflung.transport.addresses import parse_address
-from farflung.transport.identity import Identity
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.lab, pytest.mark.faults]

@@ -23,9 +23,9 @@ from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Load, Register, Registered
 from farflung.protocol.worker import Device
 from farflung.transport.endpoint import Hello, Peer, dial
-from farflung.transport.enrolment import enrol
+from farflung.transport.security.enrolment import enrol
+from farflung.transport.security.tokens import Token
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.tokens import Token
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.lab]
 

@@ -17,7 +17,7 @@ from tests.fuzz.victim import MOST_BYTES, SPOKEN_BYTES
 
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
-from farflung.transport.frames import (
+from farflung.transport.wire.frames import (
     Cancel,
     Chunk,
     Control,
@@ -30,7 +30,7 @@ from farflung.transport.frames import (
     Taken,
     encode,
 )
-from farflung.transport.headers import MAXIMUM_STREAMS, DataHeader, ProbeHeader, Receipt
+from farflung.transport.wire.headers import MAXIMUM_STREAMS, DataHeader, ProbeHeader, Receipt
 
 _LARGEST_PIECE = 3000
 _TRIES = 8

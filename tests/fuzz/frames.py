@@ -13,10 +13,10 @@ from random import Random
 from tests.fuzz.course import Course, Sample
 from tests.fuzz.sessions import Recorded
 
-from farflung.transport.addresses import parse_address
-from farflung.transport.connection import Connection
-from farflung.transport.frame_reader import FrameReader
-from farflung.transport.frames import Close, Frame, Hello, Ping, Pong, Stripe, encode
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.net.tls_stream import Connection
+from farflung.transport.wire.frame_reader import FrameReader
+from farflung.transport.wire.frames import Close, Frame, Hello, Ping, Pong, Stripe, encode
 
 PATIENCE_SECONDS = 0.25
 """A victim that says nothing for so long waits for the rest of a frame that was cut short."""
@@ -83,7 +83,7 @@ class Attacker:
         """Gone without a word."""
         self._connection.abort()
 
-    # farflung.transport.connection.Wire and farflung.transport.frame_reader.Sink
+    # farflung.transport.net.tls_stream.Wire and farflung.transport.wire.frame_reader.Sink
 
     def buffer(self) -> memoryview:
         return self._reader.buffer()

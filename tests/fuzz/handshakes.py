@@ -17,12 +17,12 @@ from tests.fuzz.frames import AT_ONCE, VICTIM_NAME
 from tests.fuzz.mutators import Mutator
 from tests.support.certificates import TestAuthority
 
-from farflung.transport import stranger
-from farflung.transport.addresses import parse_address
-from farflung.transport.connection import Connection
-from farflung.transport.contexts import ALPN
-from farflung.transport.frames import Hello, Join, encode
-from farflung.transport.stranger import AskAuthority, AskCertificate
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.net.tls_stream import Connection
+from farflung.transport.security import join_messages
+from farflung.transport.security.certificates import ALPN
+from farflung.transport.security.join_messages import AskAuthority, AskCertificate
+from farflung.transport.wire.frames import Hello, Join, encode
 
 PATIENCE_SECONDS = 0.1
 _GREETING = encode(Hello("a", "worker", "data"))
@@ -140,7 +140,7 @@ class Besieger:
 
     async def _stranger(self, random: Random) -> str:
         saying = random.choice([AskAuthority(), AskCertificate(bytes(16), "lab", "worker", b"-----BEGIN")])
-        mutator, said = Mutator(random), stranger.encode(saying)
+        mutator, said = Mutator(random), join_messages.encode(saying)
         said = random.choice([mutator.values, mutator.fields, mutator.bytes])(said)
         context = self._weapons.contexts["no certificate"]
         return f"a damaged join: {await self._shaken(context, encode(Join(), len(said)) + said)}"

@@ -16,8 +16,8 @@ from tests.fuzz.victim import HEALTHY, MOST_BYTES, Holding
 from tests.support.certificates import TestAuthority
 
 from farflung.transport.endpoint import Hello, Link, Peer, dial
-from farflung.transport.headers import DataHeader, SliceHeader
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader, SliceHeader
 
 REPOSITORY = Path(__file__).parents[2]
 WAIT_SECONDS = 60.0

@@ -17,7 +17,9 @@ from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Ask, Claim, Loaded, Refused, Register, UnitReady, Welcome
 from farflung.protocol.worker import Device, Share
 from farflung.transport.endpoint import Link, Peer, dial
-from farflung.transport.frames import (
+from farflung.transport.probing.probe import Question
+from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import (
     MAXIMUM_HEADER_BYTES,
     PREFIX_BYTES,
     STRIPE_TOKEN_BYTES,
@@ -33,9 +35,7 @@ from farflung.transport.frames import (
     Widen,
     encode,
 )
-from farflung.transport.headers import ProbeHeader
-from farflung.transport.probe import Question
-from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import ProbeHeader
 
 _LARGE_BYTES = 70_000
 

@@ -9,7 +9,7 @@ from tests.fuzz.course import Course, Sample
 from tests.support.links import slice_header, value_header
 
 from farflung.protocol.messages import Claim, Welcome, encode
-from farflung.transport.frames import Control, Hello, Open, Ping
+from farflung.transport.wire.frames import Control, Hello, Open, Ping
 
 HELLO = Hello("a", "worker", "data")
 SAMPLE = Sample(

@@ -17,12 +17,12 @@ import psutil
 
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
-from farflung.transport import stranger
-from farflung.transport.contexts import server_context
 from farflung.transport.endpoint import Handler, Hello, Link, listen
-from farflung.transport.headers import DataHeader, SliceHeader
-from farflung.transport.probe import Prober
+from farflung.transport.probing.probe import Prober
+from farflung.transport.security import join_messages
+from farflung.transport.security.certificates import server_context
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader, SliceHeader
 
 HEALTHY = "healthy"
 LEASE_SECONDS = 15.0
@@ -118,8 +118,8 @@ def _speak(link: Link) -> None:
 
 
 async def _on_stranger(request: bytes, remote: str) -> bytes:
-    stranger.decode_request(request)
-    return stranger.encode(stranger.Refuse("this endpoint lets nobody join"))
+    join_messages.decode_request(request)
+    return join_messages.encode(join_messages.Refuse("this endpoint lets nobody join"))
 
 
 if __name__ == "__main__":

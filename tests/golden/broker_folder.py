@@ -20,8 +20,8 @@ from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, si
 from farflung.broker.storage import store
 from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
 from farflung.broker.survey.measurements import Measurement, row
-from farflung.transport.certificates import certificate_to_pem, key_to_pem
-from farflung.transport.identity import AUTHORITY_FILE, KEY_FILE, Identity, read_key
+from farflung.transport.security.certificates import certificate_to_pem, key_to_pem
+from farflung.transport.security.identity import AUTHORITY_FILE, KEY_FILE, Identity, read_key
 
 FILE = "broker.json"
 

@@ -33,9 +33,10 @@ from farflung.plans import Plan, Topology, encode_topology
 from farflung.plans.topology_file import decode_topology
 from farflung.protocol import messages
 from farflung.runtime.parity.steps import CheckReport
-from farflung.transport import probe_words, stranger
-from farflung.transport.headers import DataHeader
-from farflung.transport.identity import Record as IdentityRecord
+from farflung.transport.probing import messages as probing_messages
+from farflung.transport.security import join_messages
+from farflung.transport.security.identity import Record as IdentityRecord
+from farflung.transport.wire.headers import DataHeader
 from farflung.workload.profile import DeviceProfile
 
 ROOM = Path(__file__).parent
@@ -88,9 +89,9 @@ FORMATS: Mapping[str, Format] = {
     "to submitter": _message(messages.ToSubmitter),
     "to viewer": _message(messages.ToViewer),
     # Below them.
-    "stranger request": Format(stranger.Request, stranger.encode, stranger.decode_request),
-    "stranger answer": Format(stranger.Answer, stranger.encode, stranger.decode_answer),
-    "probe words": Format(probe_words.Saying, probe_words.encode, probe_words.decode),
+    "stranger request": Format(join_messages.Request, join_messages.encode, join_messages.decode_request),
+    "stranger answer": Format(join_messages.Answer, join_messages.encode, join_messages.decode_answer),
+    "probe words": Format(probing_messages.Saying, probing_messages.encode, probing_messages.decode),
     "data header": _packed(DataHeader),
     # What the broker keeps, and asks its planner.
     "fact": Format(facts.AnyDecision, facts.encode, facts.decode),

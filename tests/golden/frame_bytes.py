@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from tests.golden.samples import samples
 
-from farflung.transport import frames
+from farflung.transport.wire import frames
 
 FILE = "frames.json"
 PAYLOAD_BYTES = 1_000

@@ -17,8 +17,8 @@ from farflung.broker.security.authority import Authority
 from farflung.broker.storage import store
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.broker.survey.measurements import read_row, row
-from farflung.transport.certificates import certificate_to_pem, public_bytes, public_key_digest
-from farflung.transport.identity import Identity
+from farflung.transport.security.certificates import certificate_to_pem, public_bytes, public_key_digest
+from farflung.transport.security.identity import Identity
 
 KEPT = [version for version in VERSIONS if (version / FILE).exists()]
 IN_NEWEST = pytest.mark.parametrize("version", KEPT[-1:], ids=lambda version: version.name)

@@ -9,7 +9,7 @@ import pytest
 from tests.golden.formats import VERSIONS
 from tests.golden.frame_bytes import FILE, PAYLOAD_BYTES, made
 
-from farflung.transport import frames
+from farflung.transport.wire import frames
 
 RECORDED: dict[str, Any] = json.loads(
     next(version / FILE for version in reversed(VERSIONS) if (version / FILE).exists()).read_text()

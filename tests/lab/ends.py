@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 from tests.support.links import Recorder, value_header
 
-from farflung.transport.contexts import client_context, server_context
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial, listen
-from farflung.transport.frames import Kind
-from farflung.transport.headers import DataHeader
-from farflung.transport.probe import Prober
+from farflung.transport.probing.probe import Prober
+from farflung.transport.security.certificates import client_context, server_context
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import Kind
+from farflung.transport.wire.headers import DataHeader
 
 TIMEOUTS = Timeouts(2.0)  # so that pings come often
 

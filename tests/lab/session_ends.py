@@ -25,12 +25,12 @@ from tests.support.links import Recorder, value_header
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.worker_session import WorkerSession
 from farflung.errors import ConnectionFailed
-from farflung.transport.circuits import TOKEN_BYTES, join
-from farflung.transport.contexts import client_context, server_context
 from farflung.transport.endpoint import Handler, Hello, Link, LinkOptions, Peer, dial, dial_over, listen
-from farflung.transport.headers import DataHeader
-from farflung.transport.relay import Relay
+from farflung.transport.relay.circuits import TOKEN_BYTES, join
+from farflung.transport.relay.relay import Relay
+from farflung.transport.security.certificates import client_context, server_context
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader
 
 TIMEOUTS = Timeouts(4.0)
 SENDER, RECEIVER = Peer("s", "submitter"), Peer("b", "worker")

@@ -15,8 +15,8 @@ from tests.support.certificates import TestAuthority
 
 from farflung.lab.network import Network
 from farflung.lab.spec import LabSpec, LinkSettings, Node
-from farflung.transport.link_stats import LinkStatus
-from farflung.transport.probe import PairEstimate
+from farflung.transport.link.stats import LinkStatus
+from farflung.transport.probing.probe import PairEstimate
 from farflung.transport.timeouts import PROBE_SECONDS
 
 pytestmark = [pytest.mark.usefixtures("lab_machine"), pytest.mark.lab]

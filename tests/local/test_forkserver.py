@@ -165,13 +165,13 @@ def test_no_two_have_the_same_random_numbers_and_keys(tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text("""
 import os, pathlib, random, ssl
 from cryptography.hazmat.primitives.asymmetric import ec
-from farflung.transport.frames import boot
+from farflung.transport.wire.frames import boot
 key = ec.generate_private_key(ec.SECP256R1()).private_numbers().private_value
 said = f"{boot()} {random.random()} {ssl.RAND_bytes(16).hex()} {key}"
 pathlib.Path(f"told-{os.getpid()}").write_text(said)
 raise SystemExit(3)
 """)
-    nursery = ForkServer(["farflung.transport.endpoint", "farflung.transport.enrolment"], {})
+    nursery = ForkServer(["farflung.transport.endpoint", "farflung.transport.security.enrolment"], {})
     with Path(os.devnull).open("r+b") as nothing:
         files = (nothing.fileno(),) * 3
         for forked in [nursery.fork(Birth(["check", "tell.py"], {}, str(tmp_path)), files) for _ in range(3)]:

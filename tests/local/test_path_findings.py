@@ -5,7 +5,7 @@ from __future__ import annotations
 from farflung.local.findings import path_findings
 from farflung.protocol.reachability import LinkReport
 from farflung.protocol.viewer import LinkView
-from farflung.transport.link_stats import LinkStatus
+from farflung.transport.link.stats import LinkStatus
 
 TRIED = "dialled: 10.0.0.2:7 did not answer; asked to dial back: 10.0.0.1:5 refused"
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from farflung.simulator.clock import Clock
 from farflung.simulator.network import Line, Link, Message, Priority
-from farflung.transport.headers import SliceHeader, ValueHeader
-from farflung.transport.outbox import Outbox
+from farflung.transport.link.outbox import Outbox
+from farflung.transport.wire.headers import SliceHeader, ValueHeader
 
 CHUNK = 100
 Posts = list[tuple[Priority, int, int]]  # priority, chunks, chunks that leave before the next post

@@ -16,17 +16,17 @@ from farflung.protocol import messages
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Begin, Decide, Load, Loaded, Message, Register, SendState
 from farflung.protocol.worker import Device, Share
-from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import dial
-from farflung.transport.enrolment import enrol
-from farflung.transport.frames import Hello
-from farflung.transport.headers import DataHeader
-from farflung.transport.identity import Identity
-from farflung.transport.link import Link
-from farflung.transport.names import BROKER_ID
-from farflung.transport.peer import Peer
+from farflung.transport.link.link import Link
+from farflung.transport.security.certificates import LIFETIME_SECONDS
+from farflung.transport.security.enrolment import enrol
+from farflung.transport.security.identity import Identity
+from farflung.transport.security.names import BROKER_ID
+from farflung.transport.security.peer import Peer
+from farflung.transport.security.tokens import TokenRole
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.tokens import TokenRole
+from farflung.transport.wire.frames import Hello
+from farflung.transport.wire.headers import DataHeader
 
 TIMEOUTS = Timeouts(10.0)
 BROKER = Peer(BROKER_ID, "broker")

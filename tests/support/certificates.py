@@ -12,9 +12,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from farflung.transport.certificates import certificate_to_pem, key_to_pem, new_key
-from farflung.transport.contexts import client_context, server_context
-from farflung.transport.names import Role, holder_name
+from farflung.transport.security.certificates import (
+    certificate_to_pem,
+    client_context,
+    key_to_pem,
+    new_key,
+    server_context,
+)
+from farflung.transport.security.names import Role, holder_name
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Claim, FromPeer, Welcome, decode, encode
 from farflung.transport.endpoint import Handler, Link
-from farflung.transport.headers import DataHeader
-from farflung.transport.session import Session
+from farflung.transport.link.session import Session
+from farflung.transport.wire.headers import DataHeader
 
 WELCOME = Welcome("job-1", 1)
 WAIT_SECONDS = 60.0

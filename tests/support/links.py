@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from tests.support.certificates import Holder, TestAuthority
 
-from farflung.transport.addresses import parse_address
 from farflung.transport.endpoint import Hello, Link, LinkOptions, Listener, Peer, dial, listen
-from farflung.transport.frame_reader import FrameReader
-from farflung.transport.frames import Close, Frame, encode
-from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
+from farflung.transport.net.addresses import parse_address
 from farflung.transport.options import DEFAULT_OPTIONS
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frame_reader import FrameReader
+from farflung.transport.wire.frames import Close, Frame, encode
+from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader
 
 Given = TypeVar("Given")
 

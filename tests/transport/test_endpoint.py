@@ -13,10 +13,10 @@ from tests.support.certificates import Holder, TestAuthority
 from tests.support.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.contexts import ALPN
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, ask, dial, dial_any, listen
-from farflung.transport.frames import Close, Join, Ping
+from farflung.transport.security.certificates import ALPN
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import Close, Join, Ping
 
 B = Peer("b", "worker")
 

@@ -8,7 +8,7 @@ from tests.worker.loads import MICROBATCHES, WINDOW, load
 
 from farflung.errors import ProtocolError
 from farflung.plans import FEEDER
-from farflung.transport.headers import ValueHeader
+from farflung.transport.wire.headers import ValueHeader
 from farflung.worker.admission import Admission
 
 VALUE = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)

@@ -12,7 +12,7 @@ from tests.support.ports import held_port
 
 from farflung.errors import AnotherAuthority
 from farflung.runtime.emulated.backend import EmulatedBackend
-from farflung.transport.identity import Identity
+from farflung.transport.security.identity import Identity
 from farflung.worker.service import WorkerOptions, WorkerService, run
 
 WAIT_SECONDS = 60.0

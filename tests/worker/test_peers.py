@@ -11,9 +11,9 @@ from tests.worker.loads import fresh, load
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Claim, FromPeer, Load, Welcome, decode, encode
 from farflung.runtime.parcel import Parcel
-from farflung.transport.byte_ranges import Part, Parts
-from farflung.transport.headers import DataHeader, Receipt, ValueHeader
-from farflung.transport.peer import Peer
+from farflung.transport.link.ranges import Part, Parts
+from farflung.transport.security.peer import Peer
+from farflung.transport.wire.headers import DataHeader, Receipt, ValueHeader
 from farflung.worker.peers import Peers
 from farflung.worker.pending_links import MAX_PENDING_LINKS, MAX_PENDING_LINKS_PER_PEER
 from farflung.worker.state_receiver import StateReceiver

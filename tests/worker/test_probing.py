@@ -17,7 +17,7 @@ from farflung.protocol.fields import Message
 from farflung.protocol.probing import SURVEY, EndProbe, Probe, Probed, ProbedPeer, Task
 from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, NotReached
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
-from farflung.transport.probe import Prober
+from farflung.transport.probing.probe import Prober
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.probing import Probing
 

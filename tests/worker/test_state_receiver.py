@@ -9,7 +9,7 @@ import pytest
 from tests.worker.loads import fresh, load
 
 from farflung.errors import GraphError, ProtocolError
-from farflung.transport.headers import SliceHeader
+from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.state_receiver import StateReceiver
 
 WEIGHT = bytes(range(12))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farflung.errors import ConnectionFailed
 from farflung.files import write_atomically
-from farflung.transport.addresses import parse_address
+from farflung.transport.net.addresses import parse_address
 
 ADDRESS_FILE = "address"
 _MOST_BYTES = 300

@@ -29,17 +29,17 @@ from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Attach, Denied, Links, Renew, Renewed, Status
 from farflung.protocol.probing import SURVEY, AskTopology, Probed
-from farflung.transport.addresses import parse_address
-from farflung.transport.certificates import LIFETIME_SECONDS
 from farflung.transport.endpoint import Listener, listen
-from farflung.transport.frames import MAXIMUM_CONTROL_BYTES, Hello
-from farflung.transport.headers import DataHeader
-from farflung.transport.link import Link
-from farflung.transport.names import BROKER_ID
-from farflung.transport.peer import Peer
-from farflung.transport.relay import Relay
-from farflung.transport.sockets import require_free
+from farflung.transport.link.link import Link
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.net.sockets import require_free
+from farflung.transport.relay.relay import Relay
+from farflung.transport.security.certificates import LIFETIME_SECONDS
+from farflung.transport.security.names import BROKER_ID
+from farflung.transport.security.peer import Peer
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES, Hello
+from farflung.transport.wire.headers import DataHeader
 
 _log = logging.getLogger("farflung.broker")
 

@@ -11,9 +11,9 @@ from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached, Denied, Message
 from farflung.transport.failures import why_over
-from farflung.transport.link import Link
-from farflung.transport.peer import Peer
-from farflung.transport.session import Session
+from farflung.transport.link.link import Link
+from farflung.transport.link.session import Session
+from farflung.transport.security.peer import Peer
 
 
 class HolderSession:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 
 from farflung.protocol.fields import MAXIMUM_ADDRESSES
-from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
+from farflung.transport.net.addresses import EVERY_INTERFACE, format_address, parse_address
 
 
 def advertised(listening: str, route: str, hosts: Iterable[str]) -> list[str]:

@@ -15,8 +15,8 @@ from farflung.connectivity.routes import LONGEST_REASON, relay_path
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol.fields import Message
 from farflung.protocol.reachability import Circuit, DialBack, NotReached
-from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial_any
+from farflung.transport.net.addresses import EVERY_INTERFACE, format_address, parse_address
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.connectivity")

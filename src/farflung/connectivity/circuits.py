@@ -7,8 +7,8 @@ from functools import partial
 
 from farflung.errors import ConnectionFailed
 from farflung.protocol.reachability import Circuit
-from farflung.transport.circuits import join
-from farflung.transport.racing import AllFailed, race
+from farflung.transport.net.happy_eyeballs import AllFailed, race
+from farflung.transport.relay.circuits import join
 from farflung.transport.timeouts import Timeouts
 
 

@@ -16,11 +16,11 @@ from farflung.client.run.broker_client import ask_status
 from farflung.errors import FarflungError, IdentityError
 from farflung.local.findings import Finding, opset_findings, path_findings
 from farflung.runtime.frameworks import COMPUTING, is_installed
-from farflung.transport import stranger
-from farflung.transport.addresses import DEFAULT_PORT, parse_address
-from farflung.transport.contexts import unverified_context
 from farflung.transport.endpoint import ask
-from farflung.transport.identity import Identity
+from farflung.transport.net.addresses import DEFAULT_PORT, parse_address
+from farflung.transport.security import join_messages
+from farflung.transport.security.certificates import unverified_context
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 OLDEST_PYTHON = (3, 11)
@@ -121,12 +121,12 @@ async def _reach(address: str) -> tuple[Finding, Finding | None]:
     helps = f"on the broker's machine: farflung broker --listen [::]:{port}, and let TCP port {port} through"
     asked, seconds = time.time(), Timeouts().join_seconds
     try:
-        request = stranger.encode(stranger.AskAuthority())
-        told = stranger.decode_answer(await ask(address, unverified_context(), None, request, seconds))
+        request = join_messages.encode(join_messages.AskAuthority())
+        told = join_messages.decode_answer(await ask(address, unverified_context(), None, request, seconds))
     except FarflungError as error:
         return Finding("reach", False, str(error), helps), None
     reach = Finding("reach", True, f"{address} answers")
-    if not isinstance(told, stranger.TellAuthority):
+    if not isinstance(told, join_messages.TellAuthority):
         return reach, Finding(
             "clock", False, "the broker does not tell its time", "check the broker's version"
         )

@@ -24,10 +24,10 @@ from farflung.local.forkserver import FRAMEWORKS, WORKER_MODULES, ForkServer, is
 from farflung.local.memory import share_of_memory
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.frameworks import AUTO, chosen
-from farflung.transport.enrolment import enrol
-from farflung.transport.identity import Identity
+from farflung.transport.security.enrolment import enrol
+from farflung.transport.security.identity import Identity
+from farflung.transport.security.tokens import Token
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.tokens import Token
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NPROC": "1"}
 """Environment that gives each child one compute thread: one variable for torch, one for XLA."""

@@ -18,12 +18,12 @@ from farflung.errors import AnotherAuthority, FarflungError, ProtocolError
 from farflung.protocol.messages import Attach, Attached, Message, Renew, decode, encode
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial
 from farflung.transport.failures import why_over
-from farflung.transport.headers import DataHeader
-from farflung.transport.identity import Identity
-from farflung.transport.names import BROKER_ID
-from farflung.transport.redialling import redial
-from farflung.transport.session import Session
+from farflung.transport.link.session import Session
+from farflung.transport.net.redial import redial
+from farflung.transport.security.identity import Identity
+from farflung.transport.security.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader
 
 log = logging.getLogger("farflung.protocol")
 

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from farflung.protocol.fields import Addresses, Count, Id, Message, Text
-from farflung.transport.circuits import TOKEN_BYTES
-from farflung.transport.link_stats import LinkStatus
+from farflung.transport.link.stats import LinkStatus
+from farflung.transport.relay.circuits import TOKEN_BYTES
 
 MAXIMUM_REPORTS = 1000
 

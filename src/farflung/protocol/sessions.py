@@ -6,7 +6,7 @@ Between members of a plan these are `Claim` and `Welcome`, with the broker `Atta
 from __future__ import annotations
 
 from farflung.protocol.fields import Count, Id, Message
-from farflung.transport.headers import Receipt
+from farflung.transport.wire.headers import Receipt
 
 
 class Attach(Message, frozen=True):

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from farflung.errors import AnotherAuthority, ConnectionFailed, ProtocolError
-from farflung.transport import newcomer
-from farflung.transport.addresses import parse_address
-from farflung.transport.connection import Connection
 from farflung.transport.failures import is_of_another_authority, why_unreachable
-from farflung.transport.frames import Hello
 from farflung.transport.handler import Handler
-from farflung.transport.link import Link
+from farflung.transport.link.link import Link
 from farflung.transport.listener import Listener, listen
-from farflung.transport.newcomer import Exchange, OnStranger
+from farflung.transport.net.addresses import parse_address
+from farflung.transport.net.happy_eyeballs import AllFailed, race
+from farflung.transport.net.sockets import connect
+from farflung.transport.net.tls_stream import Connection
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
-from farflung.transport.peer import Peer, require_peer
-from farflung.transport.racing import AllFailed, race
-from farflung.transport.sockets import connect
-from farflung.transport.stripe_set import More
+from farflung.transport.security import join_exchange
+from farflung.transport.security.join_exchange import Exchange, OnStranger
+from farflung.transport.security.peer import Peer, require_peer
+from farflung.transport.striping.stripe_set import More
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import Hello
 
 __all__ = [
     "Handler",
@@ -168,7 +168,7 @@ async def ask(
         async with asyncio.timeout(timeout):
             exchange = Exchange(await _connected(address, context, server_hostname, Timeouts(timeout)))
             try:
-                return await newcomer.request(exchange, request, address)
+                return await join_exchange.request(exchange, request, address)
             finally:
                 await exchange.hang_up()
     except OSError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from farflung.transport.headers import DataHeader
+from farflung.transport.wire.headers import DataHeader
 
 if TYPE_CHECKING:
-    from farflung.transport.link import Link
+    from farflung.transport.link.link import Link
 
 
 class Handler(Protocol):

@@ -13,19 +13,19 @@ import weakref
 from collections.abc import Callable
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.addresses import format_address, parse_address
-from farflung.transport.circuits import MAGIC, read_hello
-from farflung.transport.connection import Connection
 from farflung.transport.failures import why_unreachable
-from farflung.transport.frames import Hello, closing
 from farflung.transport.handler import Handler
-from farflung.transport.link import Link
-from farflung.transport.newcomer import Exchange, OnStranger, receive
+from farflung.transport.link.link import Link
+from farflung.transport.net.addresses import format_address, parse_address
+from farflung.transport.net.sockets import accept, ask_for_congestion_control, first_byte, listening_socket
+from farflung.transport.net.tls_stream import Connection
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
-from farflung.transport.peer import Peer, certified_peer, require_peer
-from farflung.transport.relay import Relay
-from farflung.transport.sockets import accept, ask_for_congestion_control, first_byte, listening_socket
+from farflung.transport.relay.circuits import MAGIC, read_hello
+from farflung.transport.relay.relay import Relay
+from farflung.transport.security.join_exchange import Exchange, OnStranger, receive
+from farflung.transport.security.peer import Peer, certified_peer, require_peer
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import Hello, closing
 
 _log = logging.getLogger("farflung.transport")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.transport.sockets import PathState
-from farflung.transport.stripe_controller import MAXIMUM_CONNECTIONS, StripeController, fills_alone
+from farflung.transport.net.sockets import PathState
+from farflung.transport.striping.controller import MAXIMUM_CONNECTIONS, StripeController, fills_alone
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from farflung.errors import CodecError, ProtocolError
 from farflung.plans import FEEDER, Edge
 from farflung.protocol.messages import Load
 from farflung.schedule import UnitWindow
-from farflung.transport.headers import DENSE, ValueHeader
+from farflung.transport.wire.headers import DENSE, ValueHeader
 
 Key = tuple[int, int, int, int, bool]  # microbatch, source, target, value, gradient
 Place = tuple[int, int]  # unit, microbatch

@@ -13,8 +13,8 @@ from farflung.errors import ConnectionFailed, FarflungError
 from farflung.plans.topology import MOST_MBPS
 from farflung.protocol.probing import SHORT_TEXT_LENGTH, SURVEY, Probe, Probed, ProbedLink, ProbedPeer
 from farflung.transport.endpoint import Handler, Link, Peer
-from farflung.transport.fan import LineEstimate, watch
-from farflung.transport.probe import PairEstimate, Prober
+from farflung.transport.probing.access_line import LineEstimate, watch
+from farflung.transport.probing.probe import PairEstimate, Prober
 from farflung.transport.timeouts import FAN_SECONDS, PROBE_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
 
 USUAL_ROUND_TRIP_SECONDS = 0.1

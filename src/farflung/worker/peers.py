@@ -14,9 +14,9 @@ from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Claim, Load, Welcome
 from farflung.runtime.parcel import Coded, Parcel
-from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
-from farflung.transport.link import Link
-from farflung.transport.session import Session
+from farflung.transport.link.link import Link
+from farflung.transport.link.session import Session
+from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader
 from farflung.worker.admission import Admission
 from farflung.worker.pending_links import PendingLinks
 from farflung.worker.state import Attempt

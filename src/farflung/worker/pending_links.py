@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Claim, Load
-from farflung.transport.link import Link
+from farflung.transport.link.link import Link
 
 MAX_PENDING_LINKS = 64
 MAX_PENDING_LINKS_PER_PEER = 4

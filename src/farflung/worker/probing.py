@@ -17,9 +17,9 @@ from farflung.protocol.fields import Message
 from farflung.protocol.probing import SURVEY, EndProbe, Probe, Probed
 from farflung.protocol.reachability import Circuit, DialBack, NotReached
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer
-from farflung.transport.headers import DataHeader
-from farflung.transport.probe import Prober
+from farflung.transport.probing.probe import Prober
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader
 from farflung.worker.link_probe import LinkProbe
 
 log = logging.getLogger("farflung.worker")

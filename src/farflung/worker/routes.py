@@ -23,8 +23,8 @@ from farflung.protocol.reachability import (
     NotReached,
 )
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer
-from farflung.transport.identity import Identity
-from farflung.transport.relay import Relay
+from farflung.transport.relay.relay import Relay
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 from farflung.worker.peers import Peers

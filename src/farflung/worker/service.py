@@ -21,10 +21,10 @@ from farflung.protocol.messages import Load, Message, Register, UnitReady
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, listen
-from farflung.transport.frames import boot
-from farflung.transport.identity import Identity
-from farflung.transport.redialling import redial
+from farflung.transport.net.redial import redial
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import boot
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, StateGiven
 from farflung.worker.peers import Peers

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from farflung.errors import GraphError, ProtocolError
 from farflung.protocol.messages import Load
-from farflung.transport.headers import SliceHeader
+from farflung.transport.wire.headers import SliceHeader
 
 Key = tuple[int, str]  # segment, name
 EMPTY = memoryview(bytearray())

@@ -17,7 +17,7 @@ from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Register
 from farflung.protocol.reachability import AskCircuit, AskReverse, Circuit, DialBack, HoldCircuit, NotReached
-from farflung.transport.relay import Relay
+from farflung.transport.relay.relay import Relay
 
 
 def relaying(*mbps: float) -> Scenario:

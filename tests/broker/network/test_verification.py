@@ -24,7 +24,7 @@ from farflung.broker.network.verification import (
     AddressVerifier,
 )
 from farflung.broker.network.worker_addresses import WorkerAddresses
-from farflung.transport.peer import Peer
+from farflung.transport.security.peer import Peer
 from farflung.transport.timeouts import Timeouts
 
 SEEN, THERE, ELSEWHERE = "198.41.0.4", "192.33.4.12:22", "199.9.14.201:22"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farflung.broker.network.worker_addresses import WorkerAddresses, may_dial, worker_addresses
 from farflung.errors import ProtocolError
-from farflung.transport.addresses import format_address, parse_address
+from farflung.transport.net.addresses import format_address, parse_address
 
 HOME, OTHER = "198.41.0.4", "199.9.14.201"
 LAN, STRANGER = "192.168.1.5:7700", "192.33.4.12:22"

@@ -145,7 +145,7 @@ def test_a_search_says_how_many_plans_it_has_looked_at(monkeypatch: pytest.Monke
     command = RunPlanner("job-1", 3, tower(), training(microbatch_size=4), ("a", "b", "c"), 0, wishes)
 
     def heard(pause_seconds: float) -> list[Searched]:
-        monkeypatch.setattr("farflung.broker.planning.client.HEAR_SECONDS", pause_seconds)
+        monkeypatch.setattr("farflung.broker.planning.client.PROGRESS_SECONDS", pause_seconds)
         found: list[Searched] = []
         answer = asyncio.run(plan(command, None, Timeouts(), lambda: 7.0, found.append))
         assert isinstance(answer, PlanMade) and answer.prediction is not None

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, create_token
 from farflung.broker.storage.store import Store
 from farflung.errors import IdentityError
-from farflung.transport import stranger
-from farflung.transport.certificates import (
+from farflung.transport.security import join_messages
+from farflung.transport.security.certificates import (
     certificate_from_pem,
     fingerprint,
     new_key,
@@ -24,8 +24,14 @@ from farflung.transport.certificates import (
     read_holder,
     signing_request,
 )
-from farflung.transport.stranger import AskAuthority, AskCertificate, Refuse, TellAuthority, TellCertificate
-from farflung.transport.tokens import Token, TokenRole
+from farflung.transport.security.join_messages import (
+    AskAuthority,
+    AskCertificate,
+    Refuse,
+    TellAuthority,
+    TellCertificate,
+)
+from farflung.transport.security.tokens import Token, TokenRole
 
 HOUR = 3600.0
 
@@ -166,9 +172,9 @@ def test_one_use_is_won_by_one_of_many_at_once(authority: Authority) -> None:
     barrier = threading.Barrier(8)
 
     def join(number: int) -> None:
-        request = stranger.encode(asking(token, f"lab-{number}", new_key()))
+        request = join_messages.encode(asking(token, f"lab-{number}", new_key()))
         barrier.wait()
-        outcomes.append(stranger.decode_answer(authority.answer(request, "here")))
+        outcomes.append(join_messages.decode_answer(authority.answer(request, "here")))
 
     threads = [threading.Thread(target=join, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -283,7 +289,7 @@ def test_a_renewal_is_for_the_holder_who_asks_and_the_key_that_joined(
 
 
 def test_a_stranger_is_told_whose_certificates_count_and_the_time(authority: Authority, clock: Clock) -> None:
-    answer = stranger.decode_answer(authority.answer(stranger.encode(AskAuthority()), "here"))
+    answer = join_messages.decode_answer(authority.answer(join_messages.encode(AskAuthority()), "here"))
     assert isinstance(answer, TellAuthority)
     assert certificate_from_pem(answer.certificate) == authority.certificate
     assert answer.clock == clock.now
@@ -294,15 +300,15 @@ def test_a_stranger_is_told_whose_certificates_count_and_the_time(authority: Aut
 def test_garbage_is_answered_with_a_refusal(data: bytes) -> None:
     # No folder is needed: nothing of the authority is touched by what cannot be read.
     nobody = Authority(Path(), None, None, None, lambda: 0.0)  # type: ignore[arg-type]
-    answer = stranger.decode_answer(nobody.answer(data, "here"))
+    answer = join_messages.decode_answer(nobody.answer(data, "here"))
     assert isinstance(answer, Refuse) and "refused" in answer.reason
 
 
 def test_oversized_and_surplus_requests_are_refused(authority: Authority) -> None:
     token = authority.create_token("worker")
-    good = stranger.encode(asking(token, "lab-1", new_key()))
+    good = join_messages.encode(asking(token, "lab-1", new_key()))
     for request in (good + bytes(9000), good + b"\x00", good[:-1]):
-        assert isinstance(stranger.decode_answer(authority.answer(request, "here")), Refuse)
+        assert isinstance(join_messages.decode_answer(authority.answer(request, "here")), Refuse)
     assert uses_left(authority, token) == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from farflung.broker.survey.measurements import Measurements, PairMeasurement
 from farflung.broker.survey.passive import PassiveMeasurement
 from farflung.protocol.reachability import LinkReport, Links
-from farflung.transport.link_stats import LinkStatus
+from farflung.transport.link.stats import LinkStatus
 
 WORKERS = ["a", "b", "c"]
 

@@ -29,7 +29,7 @@ from farflung.protocol.probing import (
     ProbedLink,
 )
 from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, NotReached
-from farflung.transport.tokens import TokenRole
+from farflung.transport.security.tokens import TokenRole
 
 RATES = {("a", "b"): 8.0, ("b", "a"): 9.0}
 

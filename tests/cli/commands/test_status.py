@@ -9,7 +9,7 @@ import pytest
 from farflung.cli.render.status import status_lines
 from farflung.protocol.reachability import LinkReport
 from farflung.protocol.viewer import JobStatus, LinkView, Status, WorkerStatus
-from farflung.transport.link_stats import LinkStatus
+from farflung.transport.link.stats import LinkStatus
 
 
 def status_of(*states: str) -> Status:

@@ -13,9 +13,9 @@ from farflung.broker.security.authority import Authority
 from farflung.broker.storage.store import Store, TokenRecord
 from farflung.cli.main import run
 from farflung.errors import IdentityError
-from farflung.transport.certificates import new_key, signing_request
-from farflung.transport.stranger import AskCertificate
-from farflung.transport.tokens import Token
+from farflung.transport.security.certificates import new_key, signing_request
+from farflung.transport.security.join_messages import AskCertificate
+from farflung.transport.security.tokens import Token
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from farflung.cli.process.identity import obtain_identity
 from farflung.client.run import broker_client
 from farflung.client.run.broker_client import ask_status
 from farflung.errors import AnotherAuthority, ConnectionFailed, IdentityError
-from farflung.transport.identity import Identity, Record
+from farflung.transport.security.identity import Identity, Record
+from farflung.transport.security.tokens import TokenRole
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.tokens import TokenRole
 
 
 @pytest.fixture

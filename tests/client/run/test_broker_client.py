@@ -16,8 +16,8 @@ from farflung.broker.service import BrokerService
 from farflung.broker.storage.store import Store
 from farflung.client.run.broker_client import ask_status, renew
 from farflung.errors import ConnectionFailed
-from farflung.transport.enrolment import enrol
-from farflung.transport.identity import Identity
+from farflung.transport.security.enrolment import enrol
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 

@@ -16,7 +16,7 @@ from farflung.errors import ProtocolError
 from farflung.opdag.graph import Graph, Input, ValueType
 from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.schedule import Unit
-from farflung.transport.headers import ValueHeader
+from farflung.transport.wire.headers import ValueHeader
 
 
 class RememberingLink:

@@ -17,7 +17,7 @@ from farflung.client.run.state_transfer import SLICE_BYTES, StateCollector, send
 from farflung.errors import ProtocolError, RunFailed
 from farflung.plans import Placement, Plan
 from farflung.runtime.torch_backend.tensors import memory
-from farflung.transport.headers import SliceHeader
+from farflung.transport.wire.headers import SliceHeader
 
 PLAN = Plan([Placement(0, ["a"], 1, 1, 1), Placement(1, ["b"], 1, 1, 1)], [], 1, 1)
 OWNED = [["head", "norm"], ["flags"]]

@@ -19,8 +19,8 @@ from farflung.errors import ConnectionFailed
 from farflung.plans import FEEDER
 from farflung.protocol.messages import Welcome
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial, listen
-from farflung.transport.headers import SliceHeader, ValueHeader
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import SliceHeader, ValueHeader
 
 TIMEOUTS = Timeouts()
 

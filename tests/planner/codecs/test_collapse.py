@@ -7,12 +7,12 @@ import random
 import pytest
 from tests.planner.codecs.chains import scene
 from tests.planner.codecs.tables import RUNGS
-from tests.transport.test_rate_estimator_incoming import burst
+from tests.transport.link.test_rate_estimator_incoming import burst
 
 from farflung.planner.codecs.controller import Controller, Switch, UnitMeasured, WayMeasured
 from farflung.planner.codecs.decisions import heard
 from farflung.planner.codecs.limits import Limits
-from farflung.transport.rate_estimator import ReceiveRate
+from farflung.transport.link.rate_estimator import ReceiveRate
 from farflung.worker.traffic_meter import TrafficMeter
 
 FAST, SLOW = 1e7, 1e5

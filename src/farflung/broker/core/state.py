@@ -49,7 +49,7 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
-from farflung.transport.addresses import parse_address
+from farflung.transport.net.addresses import parse_address
 
 DROPPED_AFTER = 10.0
 BYTES_PER_SECOND = 1e5

@@ -17,8 +17,8 @@ from farflung.plans import FEEDER, Plan
 from farflung.protocol.fields import Message
 from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, NotReached
 from farflung.runtime.training import Training
-from farflung.transport.addresses import EVERY_INTERFACE, format_address, is_loopback, parse_address
-from farflung.transport.names import BROKER_ID
+from farflung.transport.net.addresses import EVERY_INTERFACE, format_address, is_loopback, parse_address
+from farflung.transport.security.names import BROKER_ID
 
 QUOTA_FACTOR = 2
 QUOTA_SLACK_BYTES = 2**28

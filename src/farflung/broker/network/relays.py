@@ -7,9 +7,9 @@ import secrets
 from farflung.broker.core.events import Command, OpenCircuit, Send
 from farflung.broker.network.reachability import to_member
 from farflung.protocol.reachability import Circuit, HoldCircuit, NotReached
-from farflung.transport.circuits import TOKEN_BYTES
-from farflung.transport.names import BROKER_ID
-from farflung.transport.relay import Relay
+from farflung.transport.relay.circuits import TOKEN_BYTES
+from farflung.transport.relay.relay import Relay
+from farflung.transport.security.names import BROKER_ID
 
 NO_RELAY = "no relay is on offer: the broker was started with --relay 0, and no worker joined with --relay"
 

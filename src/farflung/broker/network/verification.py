@@ -16,9 +16,9 @@ from functools import partial
 
 from farflung.broker.core.records import Worker
 from farflung.broker.network.worker_addresses import WorkerAddresses, may_dial
-from farflung.transport.addresses import format_address, parse_address
 from farflung.transport.endpoint import answers
-from farflung.transport.peer import Peer
+from farflung.transport.net.addresses import format_address, parse_address
+from farflung.transport.security.peer import Peer
 from farflung.transport.timeouts import Timeouts
 
 MAXIMUM_DIALS = 16

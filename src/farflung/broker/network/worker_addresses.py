@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.addresses import EVERY_INTERFACE, format_address, parse_address
+from farflung.transport.net.addresses import EVERY_INTERFACE, format_address, parse_address
 
 _SITE_BITS = 64
 """Leading bits of an IPv6 address that identify a home, or at least one network in it."""

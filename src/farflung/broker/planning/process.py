@@ -49,7 +49,7 @@ from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions
 from farflung.simulator.simulation import brief_notes
-from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
+from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
 
 BUDGET = 400

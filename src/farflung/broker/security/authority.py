@@ -18,8 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from farflung.broker.storage.store import Holder, Store, TokenRecord
 from farflung.errors import FarflungError, IdentityError
 from farflung.files import write_atomically
-from farflung.transport import stranger
-from farflung.transport.certificates import (
+from farflung.transport.security import join_messages
+from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
     LIFETIME_SECONDS,
     certificate_from_pem,
@@ -31,9 +31,9 @@ from farflung.transport.certificates import (
     public_key_digest,
     read_signing_request,
 )
-from farflung.transport.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in, read_key
-from farflung.transport.names import BROKER_ID, Role, check_id, holder_name
-from farflung.transport.tokens import Token, TokenRole, secret_digest
+from farflung.transport.security.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in, read_key
+from farflung.transport.security.names import BROKER_ID, Role, check_id, holder_name
+from farflung.transport.security.tokens import Token, TokenRole, secret_digest
 
 _AUTHORITY_YEARS = 10
 
@@ -183,21 +183,21 @@ class Authority:
         return await asyncio.to_thread(self.answer, request, remote)
 
     def answer(self, request: bytes, remote: str) -> bytes:
-        """Answer one request of a stranger (`farflung.transport.stranger`), if only by a refusal."""
+        """Answer one request of a newcomer (`farflung.transport.security.join_messages`)."""
         try:
-            asked = stranger.decode_request(request)
-            if isinstance(asked, stranger.AskCertificate):
+            asked = join_messages.decode_request(request)
+            if isinstance(asked, join_messages.AskCertificate):
                 check_id(asked.id)
                 certificate = self.enrol(asked)
                 _log.info("%s joined as %s from %s", asked.id, asked.role, remote)
-                return stranger.encode(stranger.TellCertificate(certificate, self.clock()))
+                return join_messages.encode(join_messages.TellCertificate(certificate, self.clock()))
             own = certificate_to_pem(self.certificate)
-            return stranger.encode(stranger.TellAuthority(own, self.clock()))
+            return join_messages.encode(join_messages.TellAuthority(own, self.clock()))
         except FarflungError as error:
             _log.warning("a stranger at %s was refused: %s", remote, error)
-            return stranger.encode(stranger.Refuse(str(error)[:1000]))
+            return join_messages.encode(join_messages.Refuse(str(error)[:1000]))
 
-    def enrol(self, asked: stranger.AskCertificate) -> bytes:
+    def enrol(self, asked: join_messages.AskCertificate) -> bytes:
         """Spend a token and issue a certificate (PEM), in one transaction.
 
         The same key may repeat the request after an interrupted join; that spends nothing.

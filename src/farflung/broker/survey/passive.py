@@ -16,7 +16,7 @@ import msgspec
 from farflung.broker.survey.measurements import Measurements, Pair, PairMeasurement
 from farflung.plans.topology import MOST_MBPS, MOST_MILLISECONDS
 from farflung.protocol.reachability import Links
-from farflung.transport.link_stats import LinkStatus
+from farflung.transport.link.stats import LinkStatus
 
 BUSY_BYTES = 2**18
 """Bytes that a link must have carried since the last report to count as busy."""

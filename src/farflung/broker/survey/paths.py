@@ -8,7 +8,7 @@ from farflung.broker.network.reachability import relay_for
 from farflung.broker.survey.machine import Survey
 from farflung.protocol.probing import SURVEY
 from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, NotReached
-from farflung.transport.names import BROKER_ID
+from farflung.transport.security.names import BROKER_ID
 
 QUOTA_SLACK_BYTES = 2**20
 

@@ -39,7 +39,7 @@ from farflung.protocol.fields import Message
 from farflung.protocol.probing import FleetTopology, MeasuredLink, Probed
 from farflung.protocol.reachability import Links
 from farflung.text import count_of
-from farflung.transport.addresses import parse_address
+from farflung.transport.net.addresses import parse_address
 from farflung.transport.timeouts import Timeouts
 
 Subject = frozenset[str] | AccessLine

@@ -19,8 +19,8 @@ from farflung.errors import IdentityError
 
 if TYPE_CHECKING:
     from farflung.protocol.messages import Status
-    from farflung.transport.identity import Identity
-    from farflung.transport.tokens import TokenRole
+    from farflung.transport.security.identity import Identity
+    from farflung.transport.security.tokens import TokenRole
 
 ROLES: tuple[TokenRole, ...] = ("submitter", "viewer", "worker")
 
@@ -51,7 +51,7 @@ async def _ask(broker: str | None, token: str | None, folder: Path | None) -> St
 async def any_identity(broker: str | None, token: str | None, folder: Path | None) -> Identity:
     """An identity of this user: the token's, the one in `folder`, or the first one that exists."""
     if token is not None:
-        from farflung.transport.tokens import Token
+        from farflung.transport.security.tokens import Token
 
         role = Token.parse(token).role
         return await obtain_identity(folder_of(role, folder), role, broker, token)

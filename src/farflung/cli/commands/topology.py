@@ -16,7 +16,7 @@ from farflung.errors import TopologyError
 if TYPE_CHECKING:
     from farflung.plans import Topology
     from farflung.protocol.probing import FleetTopology
-    from farflung.transport.identity import Identity
+    from farflung.transport.security.identity import Identity
 
 
 LOOK_SECONDS = 1.0

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from farflung.client.output.run_folder import RunFolder
     from farflung.client.run.submitter import Submitter
     from farflung.opdag.graph import Precision
-    from farflung.transport.identity import Identity
+    from farflung.transport.security.identity import Identity
 
     Watch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
 

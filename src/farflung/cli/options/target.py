@@ -120,7 +120,7 @@ def _frameworks(local: int | None, backends: str | None) -> list[str]:
 
 def _chosen(on: str | None) -> list[str]:
     """Parse the worker ids of `--on`."""
-    from farflung.transport.names import check_id
+    from farflung.transport.security.names import check_id
 
     ids = [] if on is None else [check_id(id.strip()) for id in on.split(",")]
     if len(set(ids)) < len(ids):

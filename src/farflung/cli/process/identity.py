@@ -21,8 +21,8 @@ from farflung.cli.render.output import note
 from farflung.errors import FarflungError, IdentityError
 
 if TYPE_CHECKING:
-    from farflung.transport.identity import Identity
-    from farflung.transport.tokens import TokenRole
+    from farflung.transport.security.identity import Identity
+    from farflung.transport.security.tokens import TokenRole
 
 
 HELD_FILE = "running"
@@ -106,10 +106,10 @@ async def obtain_identity(
     ConnectionFailed
         The broker cannot be reached.
     """
-    from farflung.transport.addresses import with_port
-    from farflung.transport.enrolment import enrol
-    from farflung.transport.identity import Identity
-    from farflung.transport.tokens import Token
+    from farflung.transport.net.addresses import with_port
+    from farflung.transport.security.enrolment import enrol
+    from farflung.transport.security.identity import Identity
+    from farflung.transport.security.tokens import Token
 
     broker = None if broker is None else with_port(broker)
     if token is None:
@@ -159,7 +159,7 @@ def _known(folder: Path, fingerprint: bytes) -> Identity | None:
 
 def _kept(folder: Path) -> Identity | None:
     """The identity in a folder, if there is one."""
-    from farflung.transport.identity import Identity
+    from farflung.transport.security.identity import Identity
 
     try:
         return Identity.load(folder)
@@ -169,9 +169,9 @@ def _kept(folder: Path) -> Identity | None:
 
 def _trusts(folder: Path, fingerprint: bytes) -> bool:
     """Whether the certificate authority in a holder's or broker's folder has this fingerprint."""
-    from farflung.transport.certificates import certificate_from_pem
-    from farflung.transport.certificates import fingerprint as fingerprint_of
-    from farflung.transport.identity import AUTHORITY_FILE
+    from farflung.transport.security.certificates import certificate_from_pem
+    from farflung.transport.security.certificates import fingerprint as fingerprint_of
+    from farflung.transport.security.identity import AUTHORITY_FILE
 
     try:
         return fingerprint_of(certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())) == fingerprint
@@ -183,7 +183,7 @@ def _address_of(fingerprint: bytes) -> str | None:
     """The address of the broker with this authority, from this user's identities or a local broker."""
     from farflung.broker.address_file import read_address
     from farflung.connectivity.advertised import dialled_at
-    from farflung.transport.tokens import TOKEN_ROLES
+    from farflung.transport.security.tokens import TOKEN_ROLES
 
     for role in TOKEN_ROLES:
         if known := _known(folder_of(role, None), fingerprint):

@@ -30,10 +30,10 @@ from farflung.protocol.messages import (
 from farflung.protocol.probing import AskTopology, FleetTopology
 from farflung.text import kind_of
 from farflung.transport.endpoint import Handler, Hello, Link
-from farflung.transport.headers import DataHeader
-from farflung.transport.identity import Identity
-from farflung.transport.names import BROKER_ID
+from farflung.transport.security.identity import Identity
+from farflung.transport.security.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader
 
 
 async def ask_status(identity: Identity) -> Status:

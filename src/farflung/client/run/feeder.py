@@ -12,7 +12,7 @@ from farflung.errors import ProtocolError
 from farflung.opdag.graph import Graph
 from farflung.plans import FEEDER, Edge, Plan
 from farflung.schedule import Feeding, Unit
-from farflung.transport.headers import DENSE, DataHeader, ValueHeader
+from farflung.transport.wire.headers import DENSE, DataHeader, ValueHeader
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from farflung.errors import ProtocolError, RunFailed
 from farflung.plans import Plan
-from farflung.transport.headers import DataHeader, SliceHeader
+from farflung.transport.wire.headers import DataHeader, SliceHeader
 
 if TYPE_CHECKING:
     from torch import Tensor

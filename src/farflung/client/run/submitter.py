@@ -44,10 +44,10 @@ from farflung.protocol.messages import (
     UnitDone,
     encode,
 )
-from farflung.transport.frames import MAXIMUM_CONTROL_BYTES
-from farflung.transport.identity import Identity
-from farflung.transport.names import BROKER_ID
+from farflung.transport.security.identity import Identity
+from farflung.transport.security.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
 STOPPED_AT_ONCE = "stopped at once by the user: the weights were not collected"

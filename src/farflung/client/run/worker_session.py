@@ -20,12 +20,12 @@ from farflung.protocol.fields import TEXT_LENGTH, Message
 from farflung.protocol.messages import Claim, FromPeer, Planned, Welcome, decode, encode
 from farflung.protocol.reachability import Answers, LinkReport, Links
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, listen
-from farflung.transport.headers import DataHeader, SliceHeader, ValueHeader
-from farflung.transport.identity import Identity
-from farflung.transport.link_stats import LinkStatus
-from farflung.transport.redialling import redial
-from farflung.transport.session import Session
+from farflung.transport.link.session import Session
+from farflung.transport.link.stats import LinkStatus
+from farflung.transport.net.redial import redial
+from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader
 
 ANYWHERE = "[::]:0"
 

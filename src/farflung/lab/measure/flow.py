@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from farflung.transport.sockets import ask_for_congestion_control
+from farflung.transport.net.sockets import ask_for_congestion_control
 from farflung.transport.timeouts import Timeouts
 
 CONGESTION_CONTROL = "cubic"  # fills a queue and stays; the kernel's own where it is missing

@@ -19,8 +19,8 @@ from farflung.local.fleet import FleetProcesses
 from farflung.local.memory import share_of_memory
 from farflung.plans import WorkerSpec
 from farflung.runtime.frameworks import AUTO
-from farflung.transport.addresses import DEFAULT_PORT
-from farflung.transport.tokens import Token
+from farflung.transport.net.addresses import DEFAULT_PORT
+from farflung.transport.security.tokens import Token
 
 _LISTEN = "0A"
 

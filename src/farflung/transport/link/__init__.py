@@ -1,0 +1,1 @@
+"""A link between two holders: what it sends and receives, its rate and health; sessions over links."""

@@ -1,0 +1,190 @@
+"""What a link knows of itself: what came and went over it, how fast, and how far away its peer is."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.transport.link.inbox import Inbox
+from farflung.transport.link.ranges import Part
+from farflung.transport.link.rate_estimator import ReceiveRate, line_mbps
+from farflung.transport.net.sockets import PathState, path_state
+from farflung.transport.striping.stripe_set import StripeSet
+from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import Count, DataHeader, Receipt
+
+if TYPE_CHECKING:
+    from farflung.transport.link.link import Link
+
+_UNKNOWN_SECONDS = 1000.0
+"""Above this a kernel's least round trip is none: it has seen no acknowledgement yet."""
+
+Word = Annotated[str, Meta(max_length=100)]
+HostAndPort = Annotated[str, Meta(max_length=300)]
+
+
+class LinkStats:
+    """The part of a link that is only looked at. `connection` is the primary stripe's socket.
+
+    Attributes
+    ----------
+    path : How the two sides reach each other: `direct`, `reverse` or `relay through NAME`.
+    last_heard : When the last bytes came (`time.monotonic`).
+    bytes_received : Payload and framing, before encryption.
+    round_trip_seconds : Of the last answered ping; None before the first answer.
+    """
+
+    def __init__(self, connection: socket.socket, stripes: StripeSet, timeouts: Timeouts) -> None:
+        self.path = "direct"
+        self.last_heard = time.monotonic()
+        self.bytes_received = 0
+        self.round_trip_seconds: float | None = None
+        self._socket = connection
+        self._stripes = stripes
+        self._timeouts = timeouts
+        self._inbox: Inbox | None = None
+        self._receive_rate = ReceiveRate()
+
+    def heard(self, count: int) -> None:
+        """Record that so many bytes came; called by a stripe before it takes them."""
+        self.bytes_received += count
+        self.last_heard = time.monotonic()
+        if self._inbox is not None:
+            self._receive_rate.came(count, self.last_heard, self._inbox.awaits_more)
+
+    def answered(self, stamp: float) -> None:
+        """Record that a ping sent at `stamp` was answered."""
+        # A peer that makes stamps up only deceives itself about its distance.
+        self.round_trip_seconds = max(0.0, time.monotonic() - stamp)
+        self._receive_rate.answered(self.round_trip_seconds)
+
+    @property
+    def receipt(self) -> Receipt:
+        """What has come whole; final once the link is over."""
+        return Receipt() if self._inbox is None else self._inbox.receipt
+
+    @property
+    def unfinished(self) -> list[DataHeader]:
+        """The data messages that the handler gave memory for and that have not come whole."""
+        return [] if self._inbox is None else self._inbox.unfinished
+
+    @property
+    def parts(self) -> list[Part]:
+        """What has come of those; final once the link is over."""
+        return [] if self._inbox is None else self._inbox.parts
+
+    @property
+    def connections(self) -> int:
+        """Over how many data is spread at the moment, of those that stand."""
+        return self._stripes.connections
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload and framing, before encryption."""
+        return self._stripes.sender.bytes_sent
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The limits that hold on it: the listener's, where its hello told them."""
+        return self._timeouts
+
+    @property
+    def messages_sent(self) -> int:
+        """Control and data messages that have left whole."""
+        return self._stripes.sender.messages_sent
+
+    @property
+    def messages_received(self) -> int:
+        """Control and data messages that have come whole."""
+        return 0 if self._inbox is None else self._inbox.messages
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The rate at which the peer has been taking data; None before it is known."""
+        return self._stripes.sender.pace.bytes_per_second
+
+    @property
+    def incoming_bytes_per_second(self) -> float | None:
+        """What the path to here carries, seen in the traffic that came; None before enough did."""
+        return self._receive_rate.bytes_per_second
+
+    @property
+    def recent_bytes_per_second(self) -> float | None:
+        """What came of late, short messages too, which tell less; None before enough came."""
+        return self._receive_rate.recent_bytes_per_second
+
+    @property
+    def least_round_trip_seconds(self) -> float | None:
+        """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
+        of the last 60 answered pings; None before the first.
+        """
+        state = self._kernel_state
+        if state is not None and 0 < state.least_round_trip_seconds < _UNKNOWN_SECONDS:
+            return state.least_round_trip_seconds
+        return self._receive_rate.round_trip_seconds
+
+    @property
+    def path_state(self) -> PathState | None:
+        """What the kernel knows of the way to the peer; None where it does not say, behind a relay, and where
+        data goes over several connections.
+        """
+        return self._kernel_state if self.connections == 1 else None
+
+    @property
+    def _kernel_state(self) -> PathState | None:
+        """What the kernel knows of the primary stripe's path; None where it ends at a relay."""
+        return path_state(self._socket) if self.path in ("direct", "reverse") else None
+
+
+class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One end's view of one link.
+
+    Attributes
+    ----------
+    peer : The other holder's id.
+    path : How the two reach each other: `direct`, `reverse` or `relay through NAME`.
+    remote : HOST:PORT of the other end, or of the relay.
+    congestion_control : The kernel's name of what paces this end's sending; `unknown` where it does not say.
+    connections : Over how many this end spreads its data.
+    round_trip_ms : Of the last answered ping, queues included; None before the first answer.
+    rate_mbps : At which the peer has been taking data; None before any was sent.
+    bytes_sent, bytes_received : Payload and framing, before encryption.
+    latency_ms : One way, half of the least round trip of late; None before the first.
+    incoming_mbps : What the line to here carries, packet headers included, seen in the traffic that came;
+        None before enough did.
+    """
+
+    peer: Word
+    path: Word
+    remote: HostAndPort
+    congestion_control: Word
+    connections: Count
+    round_trip_ms: float | None
+    rate_mbps: float | None
+    bytes_sent: Count
+    bytes_received: Count
+    latency_ms: float | None = None
+    incoming_mbps: float | None = None
+
+
+def status_of(link: Link) -> LinkStatus:
+    """How a link does now, seen from here."""
+    round_trip, rate = link.round_trip_seconds, link.bytes_per_second
+    least, incoming = link.least_round_trip_seconds, link.incoming_bytes_per_second
+    return LinkStatus(
+        peer=link.peer.id,
+        path=link.path,
+        remote=link.remote,
+        congestion_control=link.congestion_control,
+        connections=link.connections,
+        round_trip_ms=None if round_trip is None else round_trip * 1e3,
+        rate_mbps=None if rate is None else rate * 8 / 1e6,
+        bytes_sent=link.bytes_sent,
+        bytes_received=link.bytes_received,
+        latency_ms=None if least is None else least / 2 * 1e3,
+        incoming_mbps=None if incoming is None else line_mbps(incoming),
+    )

@@ -1,0 +1,1 @@
+"""Sockets, TLS streams and addresses."""

@@ -1,0 +1,280 @@
+"""A TLS session on a non-blocking socket, driven by the event loop.
+
+Not asyncio's own TLS transport: that one encrypts into a memory BIO, copies out of it and copies again what
+the kernel does not take at once, which doubles a sender's CPU time (benchmarks/transport.py). Here OpenSSL
+writes to the socket and reads from it, and nothing but what the kernel holds lies between a tensor and it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from farflung.transport.net.addresses import format_address
+from farflung.transport.net.sockets import limit_unsent, run_free, start_afresh
+
+# How much may be read or written before others on the loop have their turn.
+_TURN_BYTES = 2**20
+
+# As much as TLS encrypts at once and is sent with one call: a frame's header alone would cost a second one.
+_RECORD_BYTES = 2**14
+
+
+class Wire(Protocol):
+    """What a connection tells the one who uses it, on the event loop."""
+
+    def buffer(self) -> memoryview:
+        """Memory to decrypt into; never empty."""
+
+    def received(self, count: int) -> None:
+        """The first `count` bytes of the memory that `buffer` gave were filled."""
+
+    def drained(self) -> None:
+        """All that was written has been handed to the kernel; what is written now follows at once."""
+
+    def lost(self, error: OSError | None) -> None:
+        """The connection is gone (None: the other side hung up, or we did); called exactly once, last."""
+
+
+class Connection:
+    """Made by `shake_hands`; silent until `start` names who listens."""
+
+    def __init__(self, secured: ssl.SSLSocket) -> None:
+        self.socket = secured
+        self.remote = format_address(*secured.getpeername()[:2])
+        self.local = format_address(*secured.getsockname()[:2])
+        self._loop = asyncio.get_running_loop()
+        self._wire: Wire | None = None
+        self._backlog: deque[memoryview] = deque()
+        self._is_reading = False
+        self._awaits_room = False
+        self._is_flushing = False
+        self._is_broken = False
+        self._is_lost = False
+        self._failure: OSError | None = None
+
+    @classmethod
+    async def shake_hands(
+        cls, raw: socket.socket, context: ssl.SSLContext, server_side: bool, server_hostname: str | None
+    ) -> Self:
+        """Make a TLS session of a connected non-blocking socket, which is closed if that fails.
+
+        Raises
+        ------
+        OSError
+            The other side refused, was refused (`ssl.SSLError`), or hung up.
+        """
+        secured = context.wrap_socket(
+            raw, server_side=server_side, do_handshake_on_connect=False, server_hostname=server_hostname
+        )
+        try:
+            while not await _handshake_step(secured):
+                pass
+            return cls(secured)
+        except BaseException:
+            secured.close()
+            raise
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether something that was written has not left yet."""
+        return bool(self._backlog)
+
+    def start(self, wire: Wire) -> None:
+        """Read from now on, and tell `wire`."""
+        self._wire = wire
+        self.resume_reading()
+
+    def write(self, *buffers: bytes | memoryview) -> None:
+        """Send, now or as soon as the kernel has room; the buffers stay unchanged while `is_writing`."""
+        if self._is_lost or self._is_broken:
+            return
+        self._backlog.extend(_records(buffers))
+        if not (self._awaits_room or self._is_flushing):
+            self._flush()
+
+    def limit_unsent(self, count: int) -> None:
+        """Let the kernel hold about `count` bytes that it has not sent, so that the rest can be overtaken."""
+        if not self._is_lost:
+            limit_unsent(self.socket, count)
+
+    def start_afresh(self, carried: float) -> bool:
+        """Let BBR begin anew, if it carried what it can (bytes per second); see `sockets.start_afresh`."""
+        return not self._is_lost and start_afresh(self.socket, carried)
+
+    def run_free(self) -> bool:
+        """Hold it to no rate any more, if BBR has found one by itself; whether it has."""
+        return self._is_lost or run_free(self.socket)
+
+    def pause_reading(self) -> None:
+        """Leave what comes in the kernel."""
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self.socket)
+
+    def resume_reading(self) -> None:
+        """Take it again."""
+        if not self._is_reading and not self._is_lost:
+            self._is_reading = True
+            self._loop.add_reader(self.socket, self._read)
+            # What OpenSSL holds decrypted already will not wake the loop.
+            self._loop.call_soon(self._read)
+
+    def abort(self) -> None:
+        """Hang up; `lost` follows in the loop's next turn."""
+        self._loop.call_soon(self._lose, None)
+
+    def _read(self) -> None:
+        if self._is_reading:
+            # Asked first: the way Python reads from OpenSSL, a reset or a time-out looks like an end of file.
+            self._failure = _pending_error(self.socket) or self._failure
+        wire, taken = self._wire, 0
+        while self._is_reading and taken < _TURN_BYTES:
+            assert wire is not None
+            buffer = wire.buffer()
+            count, end = self._fill(buffer)
+            if count:
+                wire.received(count)
+            if end is not None:
+                self._lose(end.error or self._failure)
+                return
+            if count < len(buffer):
+                return
+            taken += count
+        if self._is_reading and self.socket.pending():
+            self._loop.call_soon(self._read)
+
+    def _fill(self, buffer: memoryview) -> tuple[int, _End | None]:
+        # One record a call; `recv_into` is a slower wrapper of it. typeshed knows only one form of `read`.
+        read: Callable[[int, memoryview], int] = self.socket.read  # type: ignore[assignment]
+        filled, size = 0, len(buffer)
+        try:
+            while filled < size:
+                count = read(size - filled, buffer[filled:])
+                if not count:
+                    return filled, _End(None)
+                filled += count
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            return filled, _End(error)
+        return filled, None
+
+    def _flush(self) -> None:
+        self._is_flushing = True
+        try:
+            self._send_backlog()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except ssl.SSLEOFError as error:
+            # The same on the way out; what the kernel said is lost with it.
+            self._break(self._failure or ConnectionResetError(errno.ECONNRESET, str(error)))
+        except OSError as error:
+            self._break(error)
+        finally:
+            self._is_flushing = False
+        if self._awaits_room != self.is_writing:
+            self._awaits_room = self.is_writing
+            if self._awaits_room:
+                self._loop.add_writer(self.socket, self._flush)
+            elif not self._is_lost:
+                self._loop.remove_writer(self.socket)
+
+    def _send_backlog(self) -> None:
+        backlog, send, taken = self._backlog, self.socket.send, 0
+        while backlog and taken < _TURN_BYTES:
+            count = send(backlog[0])
+            taken += count
+            if count < len(backlog[0]):
+                backlog[0] = backlog[0][count:]
+                continue
+            backlog.popleft()
+            if not backlog and self._wire is not None:
+                self._wire.drained()
+
+    def _break(self, error: OSError) -> None:
+        self._is_broken = True
+        self._backlog.clear()
+        self._failure = error
+        self._loop.call_soon(self._finish, error)
+
+    def _finish(self, error: OSError) -> None:
+        # The other side may have said why before it hung up.
+        self._read()
+        self._lose(error)
+
+    def _lose(self, error: OSError | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self.pause_reading()
+        self._loop.remove_writer(self.socket)
+        self._backlog.clear()
+        self.socket.close()
+        if self._wire is not None:
+            self._wire.lost(error)
+
+
+def _records(buffers: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
+    """The same bytes, with small buffers and what follows them copied together into whole records."""
+    pieces: list[memoryview] = []
+    room = _RECORD_BYTES
+    for buffer in buffers:
+        rest = memoryview(buffer)
+        if pieces and len(rest) >= room:
+            pieces.append(rest[:room])
+            rest = rest[room:]
+            yield memoryview(b"".join(pieces))
+            pieces, room = [], _RECORD_BYTES
+        if len(rest) >= _RECORD_BYTES:
+            yield rest
+        elif rest:
+            pieces.append(rest)
+            room -= len(rest)
+    if pieces:
+        yield memoryview(b"".join(pieces))
+
+
+def _pending_error(connection: socket.socket) -> OSError | None:
+    """What ended the connection, if the kernel has not told yet; it tells once."""
+    number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return OSError(number, os.strerror(number)) if number else None
+
+
+@dataclass(frozen=True)
+class _End:
+    """There is nothing more to read."""
+
+    error: OSError | None
+
+
+async def _handshake_step(secured: ssl.SSLSocket) -> bool:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    try:
+        secured.do_handshake()
+    except ssl.SSLWantReadError:
+        loop.add_reader(secured, settle, ready)
+    except ssl.SSLWantWriteError:
+        loop.add_writer(secured, settle, ready)
+    else:
+        return True
+    try:
+        await ready
+    finally:
+        loop.remove_reader(secured)
+        loop.remove_writer(secured)
+    return False
+
+
+def settle(future: asyncio.Future[None]) -> None:
+    """Let whoever waits for `future` go on, unless it is done or cancelled already."""
+    if not future.done():
+        future.set_result(None)

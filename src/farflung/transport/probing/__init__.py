@@ -1,0 +1,1 @@
+"""Measure latency and bandwidth of a path, actively and from passing traffic."""

@@ -1,0 +1,280 @@
+"""Measuring a path: how long it is, and how much it carries.
+
+Whoever probes sends messages that mean nothing, at first few, then as many as the path takes; the other side
+says when they came, by its own clock, so that no buffer of the sender's can make a path look fast. Both
+sides may probe over one link at the same time; they then should begin together, because one whose questions
+wait behind the other's messages finds the path too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from dataclasses import dataclass
+
+from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.transport.link.link import Link
+from farflung.transport.link.rate_estimator import Arrival, line_mbps
+from farflung.transport.probing.estimator import ProbeEstimator
+from farflung.transport.probing.messages import Answer, Done, Question, Report, decode, encode
+from farflung.transport.timeouts import PROBE_SECONDS
+from farflung.transport.wire.headers import DataHeader, ProbeHeader
+
+MINIMUM_MESSAGE_BYTES = 4 * 2**10
+MAXIMUM_MESSAGE_BYTES = 2**20
+MAXIMUM_BYTES = 2**30
+_FIRST_BYTES = 32 * 2**10
+_GROWTH = 4
+_MESSAGE_SECONDS = 0.005
+_REPORT_SECONDS = 0.005
+_QUESTION_SECONDS = 0.005
+_QUESTIONING_SECONDS = 0.1
+_LEAST_ANSWERS = 5
+_LATEST_SHARE = 0.9
+_LOOK_SECONDS = 0.05
+
+_DISCARDED = memoryview(bytearray(MAXIMUM_MESSAGE_BYTES))
+
+
+@dataclass(frozen=True)
+class PairEstimate:
+    """What one probe found out about the path from this side to the peer.
+
+    Attributes
+    ----------
+    latency_ms
+        One way, taken as half of the least round trip: which way is the longer one nobody can tell.
+    bandwidth_mbps
+        Of the line, packet headers included, as lines are sold; 0.965 of it is left for payload.
+    bytes_sent
+        Payload that the probe sent.
+    seconds
+        How long it took.
+    is_settled
+        Whether the rate had stopped growing; if not, the path may carry more than there was time to see.
+    """
+
+    latency_ms: float
+    bandwidth_mbps: float
+    bytes_sent: int
+    seconds: float
+    is_settled: bool
+
+
+class Prober:
+    """The handler at either end of a link that is there to be probed.
+
+    `peer_done` is set when the other side sends no more: it has said so, or the link is over.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._total_bytes = 0
+        self._last: Arrival | None = None
+        self._report: asyncio.TimerHandle | None = None
+        self._probe: _Probe | None = None
+        self.peer_done = asyncio.Event()
+
+    @property
+    def received_bytes(self) -> int:
+        """How much has come to here."""
+        return self._total_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much of what was sent from here has come, as far as the other side has told."""
+        return 0 if self._probe is None else self._probe.taken_bytes
+
+    async def probe(
+        self, link: Link, byte_limit: int = MAXIMUM_BYTES, seconds: float = PROBE_SECONDS
+    ) -> PairEstimate:
+        """Measure the path from here to the other end, within `seconds`.
+
+        Sends no more than 32 KiB and five times what has arrived, never more than `byte_limit`, and stops as
+        soon as the rate no longer grows.
+
+        Raises
+        ------
+        ConnectionFailed
+            The link was lost, or the other side did not answer in time.
+        """
+        probe = self._begin(link, byte_limit)
+        try:
+            estimate = await probe.run(seconds)
+        finally:
+            probe.stop()
+        if link.reason is not None:
+            raise ConnectionFailed(f"the path to {link.peer} could not be probed: {link.reason}")
+        return estimate
+
+    def fill(self, link: Link, byte_limit: int) -> None:
+        """Send as fast as the other side takes it, with the bounds of `probe`, until `stop`."""
+        self._begin(link, byte_limit).send()
+
+    def stop(self, link: Link) -> None:
+        """Send nothing more, and say so."""
+        if self._probe is not None:
+            self._probe.stop()
+        link.send_control(encode(Done()))
+
+    def _begin(self, link: Link, byte_limit: int) -> _Probe:
+        if self._probe is not None:
+            raise ValueError("a link is probed once from either side: open another")
+        self._probe = _Probe(link, byte_limit)
+        return self._probe
+
+    # transport.handler.Handler
+
+    def control(self, link: Link, message: bytes) -> None:
+        """A question is answered; an answer and a report are findings."""
+        said = decode(message)
+        if isinstance(said, Question):
+            link.send_control(encode(Answer(said.number)))
+        elif isinstance(said, Done):
+            self.peer_done.set()
+        elif self._probe is not None:
+            self._probe.hear(said)
+
+    def opening(self, link: Link, header: DataHeader) -> memoryview | None:
+        """All messages of all links go to the same memory, which nobody reads."""
+        if not isinstance(header, ProbeHeader):
+            raise ProtocolError("expected only a probe's messages on this link")
+        return _DISCARDED[: header.bytes]
+
+    def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
+        """Note when; what comes within a few milliseconds is reported as one, by its last."""
+        self._total_bytes += header.bytes
+        self._last = Arrival(time.monotonic(), self._total_bytes)
+        if self._report is None:
+            self._report = self._loop.call_later(_REPORT_SECONDS, self._tell, link)
+
+    def closed(self, link: Link, reason: str) -> None:
+        """Report no more; whoever probes here looks at the link."""
+        self.peer_done.set()
+        if self._report is not None:
+            self._report.cancel()
+
+    def _tell(self, link: Link) -> None:
+        self._report = None
+        assert self._last is not None
+        link.send_control(encode(Report(self._last.seconds, self._last.total_bytes)))
+
+
+class _Probe:
+    """One side's sending over one link."""
+
+    def __init__(self, link: Link, byte_limit: int) -> None:
+        self._link = link
+        self._byte_limit = byte_limit
+        self._findings = ProbeEstimator()
+        self._payload = memoryview(os.urandom(MAXIMUM_MESSAGE_BYTES))
+        self._asked: list[float] = []
+        self._bytes_sent = 0
+        self._unsent = 0
+        self._is_sending = False
+
+    async def run(self, limit_seconds: float) -> PairEstimate:
+        started = time.monotonic()
+        deadline = started + limit_seconds * _LATEST_SHARE
+        await self._ask(started, deadline)
+        if not self._findings.answers and self._link.reason is None:
+            raise ConnectionFailed(
+                f"{self._link.peer} answered no question of a probe within {limit_seconds:g} s"
+            )
+        self._look()
+        self.send()
+        await self._settle(deadline)
+        rate, is_settled = self._findings.bytes_per_second, self._findings.is_settled
+        if rate is None and self._link.reason is None:
+            raise ConnectionFailed(f"too little of a probe reached {self._link.peer} in {limit_seconds:g} s")
+        # A busy process answers questions late; where the kernel has seen the same path, it knows better.
+        least = self._link.least_round_trip_seconds or math.inf
+        latency_ms = min(self._findings.round_trip_seconds, least) / 2 * 1e3
+        seconds = time.monotonic() - started
+        return PairEstimate(latency_ms, line_mbps(rate or 0.0), self._bytes_sent, seconds, is_settled)
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much the other side says has come."""
+        return self._findings.total_bytes
+
+    def send(self) -> None:
+        """Begin to send."""
+        self._is_sending = True
+        self._send()
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._is_sending = False
+        self._link.withdraw(lambda header: isinstance(header, ProbeHeader))
+
+    def hear(self, said: Answer | Report) -> None:
+        """The other side has spoken; ProtocolError if it cannot be true."""
+        if isinstance(said, Answer):
+            if said.number >= len(self._asked):
+                raise ProtocolError("expected answers to a probe's questions, found one to none")
+            self._findings.answered(time.monotonic() - self._asked[said.number])
+        else:
+            if said.total_bytes > self._bytes_sent:
+                raise ProtocolError(
+                    f"expected at most {self._bytes_sent} bytes to come, found a report of more"
+                )
+            self._findings.arrived(Arrival(said.seconds, said.total_bytes))
+            self._send()
+
+    async def _ask(self, started: float, deadline: float) -> None:
+        while (now := time.monotonic()) < deadline and self._link.reason is None:
+            enough = now >= started + _QUESTIONING_SECONDS and self._findings.answers >= _LEAST_ANSWERS
+            if enough:
+                return
+            # Whoever stood still for that long has asked too little, and goes on with one at a time.
+            if now < started + _QUESTIONING_SECONDS or self._findings.answers >= len(self._asked):
+                self._link.send_control(encode(Question(len(self._asked))))
+                self._asked.append(time.monotonic())
+            await asyncio.sleep(_QUESTION_SECONDS)
+
+    async def _settle(self, deadline: float) -> None:
+        while time.monotonic() < deadline and self._link.reason is None:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._look()
+            if self._findings.is_settled or self._has_spent_all:
+                return
+
+    def _look(self) -> None:
+        state = self._link.path_state
+        if state is not None and state.delivered_packets is not None:
+            now, packets = time.monotonic(), state.delivered_packets
+            self._findings.acknowledged(now, packets, state.packet_bytes, state.retransmitted)
+
+    def _send(self) -> None:
+        """Keep two messages waiting, unless too little of what was sent has come."""
+        size = self._message_bytes
+        while self._is_sending and self._unsent < 2 and self._bytes_sent + size <= self._allowed_bytes:
+            self._unsent += 1
+            self._bytes_sent += size
+            self._link.post(ProbeHeader(size), self._payload[:size], self._left)
+
+    def _left(self) -> None:
+        self._unsent -= 1
+        # Not from here: the link calls this while it clears its queue, too.
+        asyncio.get_running_loop().call_soon(self._send)
+
+    @property
+    def _message_bytes(self) -> int:
+        due = int(self._findings.recent_bytes_per_second * _MESSAGE_SECONDS)
+        return min(max(due, MINIMUM_MESSAGE_BYTES), MAXIMUM_MESSAGE_BYTES)
+
+    @property
+    def _allowed_bytes(self) -> int:
+        return min(_FIRST_BYTES + (1 + _GROWTH) * self._findings.total_bytes, self._byte_limit)
+
+    @property
+    def _has_spent_all(self) -> bool:
+        """Whether all that may be sent has come: nothing more can be learnt."""
+        return (
+            self._bytes_sent + self._message_bytes > self._byte_limit
+            and self._unsent == 0
+            and (self._findings.total_bytes == self._bytes_sent)
+        )

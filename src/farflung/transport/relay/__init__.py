@@ -1,0 +1,1 @@
+"""Carry encrypted links between two peers who cannot reach each other."""

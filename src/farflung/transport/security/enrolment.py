@@ -1,0 +1,119 @@
+"""Joining a broker: from a token to an identity, without believing anybody before the token says so."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from farflung.errors import IdentityError
+from farflung.transport.endpoint import ask
+from farflung.transport.security import join_messages
+from farflung.transport.security.certificates import (
+    BACKDATE_SECONDS,
+    certificate_from_pem,
+    certificate_to_pem,
+    client_context,
+    fingerprint,
+    public_bytes,
+    signing_request,
+    unverified_context,
+)
+from farflung.transport.security.identity import BROKER_NAME, Identity, key_in
+from farflung.transport.security.join_messages import (
+    Answer,
+    AskAuthority,
+    AskCertificate,
+    TellAuthority,
+    TellCertificate,
+)
+from farflung.transport.security.names import check_id, default_id
+from farflung.transport.security.tokens import Token, TokenRole
+from farflung.transport.timeouts import Timeouts
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """A finished join: who one now is, and by how many seconds this clock is ahead of the broker's."""
+
+    identity: Identity
+    clock_ahead_seconds: float
+
+
+async def enrol(
+    address: str, token: Token, folder: Path, role: TokenRole, name: str | None = None
+) -> Enrolment:
+    """Spend `token` at the broker on HOST:PORT for an identity in `folder`.
+
+    The first connection only fetches the authority's certificate, which must have the fingerprint in the
+    token; the secret goes over a second one that is verified against it. The private key is made in
+    `folder` and stays there. Without `name` the id is the host's name and a short suffix. A join that was
+    interrupted may be repeated with the same token and folder.
+
+    Raises
+    ------
+    IdentityError
+        The token is for another role, the broker is not the one it was made by, this clock is more than a
+        day off, or the broker refuses the token or the id.
+    ConnectionFailed
+        The broker cannot be reached, or is not the holder of its name.
+    """
+    if token.role != role:
+        raise IdentityError(
+            f"the token is for a {token.role}, not for a {role}: make another with "
+            f"farflung token create --role {role}"
+        )
+    key = await asyncio.to_thread(key_in, folder)
+    id = check_id(name) if name else default_id(socket.gethostname(), public_bytes(key.public_key()))
+    authority = await _fetch_authority(address, token)
+    request = AskCertificate(token.secret, id, role, signing_request(key, id, role))
+    asked = time.time()
+    told = await _exchange(address, request, authority)
+    if not isinstance(told, TellCertificate):
+        raise _unexpected(address, told)
+    ahead = (asked + time.time()) / 2 - told.clock
+    identity = await asyncio.to_thread(Identity.write, folder, told.certificate, authority, address)
+    return Enrolment(identity, ahead)
+
+
+async def _fetch_authority(address: str, token: Token) -> bytes:
+    told = await _exchange(address, AskAuthority(), authority=None)
+    if not isinstance(told, TellAuthority):
+        raise _unexpected(address, told)
+    certificate = certificate_from_pem(told.certificate)
+    found = fingerprint(certificate)
+    if found != token.fingerprint:
+        raise IdentityError(
+            f"the broker at {address} is not the one this token was made by (expected "
+            f"{token.fingerprint.hex()[:8]}…, found {found.hex()[:8]}…): nothing secret was sent"
+        )
+    _check_clock(time.time() - told.clock)
+    return certificate_to_pem(certificate)
+
+
+def _check_clock(ahead_seconds: float) -> None:
+    if abs(ahead_seconds) < BACKDATE_SECONDS:
+        return
+    direction = "ahead of" if ahead_seconds > 0 else "behind"
+    raise IdentityError(
+        f"this machine's clock is {abs(ahead_seconds) / 3600:.0f} hours {direction} the broker's, which no "
+        "certificate allows: set it right on the machine that is off, then join again"
+    )
+
+
+async def _exchange(address: str, request: AskAuthority | AskCertificate, authority: bytes | None) -> Answer:
+    """One request to a broker that is known by `authority` (PEM), or by nothing at all."""
+    context = client_context(authority) if authority else unverified_context()
+    server_hostname = BROKER_NAME if authority else None
+    reply = await ask(
+        address, context, server_hostname, join_messages.encode(request), Timeouts().join_seconds
+    )
+    return join_messages.decode_answer(reply)
+
+
+def _unexpected(address: str, told: Answer) -> IdentityError:
+    if isinstance(told, join_messages.Refuse):
+        return IdentityError(f"the broker at {address} refused: {told.reason}")
+    return IdentityError(f"the broker at {address} answered something else than was asked: check its version")

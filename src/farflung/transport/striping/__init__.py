@@ -1,0 +1,1 @@
+"""Spread one link over several TCP connections (stripes)."""

@@ -1,0 +1,1 @@
+"""What one connection carries: frames and the headers of data."""

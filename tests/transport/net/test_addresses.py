@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.errors import ConnectionFailed
+from farflung.transport.net.addresses import format_address, parse_address
+
+
+@given(st.ip_addresses().map(str), st.integers(0, 65535))
+@settings(max_examples=50)
+def test_addresses_survive_writing_and_reading(host: str, port: int) -> None:
+    written = format_address(host, port)
+    again = parse_address(written)
+    assert format_address(*again) == written
+    assert again[1] == port
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("broker.example:80", ("broker.example", 80)),
+        ("broker.example", ("broker.example", 7700)),
+        ("[::]:7700", ("::", 7700)),
+        ("[2001:db8::1]", ("2001:db8::1", 7700)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+    ],
+)
+def test_ports_may_be_left_out(text: str, expected: tuple[str, int]) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", ":80", "a:b", "a:70000", "a:-1", "::1:80", "[::1", "[a]:80", "a:٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConnectionFailed, match="expected HOST:PORT"):
+        parse_address(text)
+
+
+def test_ipv4_seen_through_an_ipv6_socket_keeps_its_own_form() -> None:
+    assert format_address("::ffff:10.0.0.1", 7700) == "10.0.0.1:7700"
+    assert format_address("fe80::1%eth0", 1) == "[fe80::1%eth0]:1"
+    assert format_address("broker.example", 7700) == "broker.example:7700"

@@ -1,0 +1,118 @@
+"""Repeated attempts to make a lost link again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+
+import pytest
+
+from farflung.errors import ConnectionFailed
+from farflung.transport.net.redial import redial
+from farflung.transport.timeouts import Timeouts
+
+BRIEF = Timeouts(2.5)
+
+
+class Hurried(asyncio.SelectorEventLoop):
+    """Its clock goes from one timer to the next, so that nothing is late, however busy the machine is."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        if not self._ready and timers:  # type: ignore[attr-defined]
+            self.now = max(self.now, min(timers))
+        super()._run_once()  # type: ignore[misc]
+
+
+def hurried(scene: Coroutine[None, None, str]) -> str:
+    with asyncio.Runner(loop_factory=Hurried) as runner:
+        return runner.run(scene)
+
+
+class Attempts:
+    """Does as it is told, one after the other; the last of it goes on."""
+
+    def __init__(self, *plan: Callable[[], Awaitable[None]]) -> None:
+        self._plan = plan
+        self.began_at: list[float] = []
+        self.cancelled_after: list[float] = []
+        self.stands = False
+
+    async def __call__(self) -> None:
+        number = len(self.began_at)
+        self.began_at.append(asyncio.get_running_loop().time())
+        try:
+            await self._plan[min(number, len(self._plan) - 1)]()
+        except asyncio.CancelledError:
+            self.cancelled_after.append(asyncio.get_running_loop().time() - self.began_at[-1])
+            raise
+
+    async def link(self) -> None:
+        self.stands = True
+
+
+async def refuse() -> None:
+    raise ConnectionFailed("it refused the connection")
+
+
+async def close_at_once() -> None:
+    pass
+
+
+async def hang() -> None:
+    await asyncio.Event().wait()
+
+
+def run(attempts: Attempts, seconds: float) -> str:
+    return hurried(redial(attempts, lambda: attempts.stands, BRIEF, seconds))
+
+
+def test_it_ends_with_the_attempt_that_succeeds() -> None:
+    attempts = Attempts(refuse, close_at_once, refuse)
+    attempts._plan += (attempts.link,)
+    assert run(attempts, 30.0) == ""
+    assert len(attempts.began_at) == 4
+
+
+def test_an_attempt_that_takes_too_long_is_followed_by_one_with_twice_the_time() -> None:
+    attempts = Attempts(hang)
+    assert run(attempts, 4 * BRIEF.redial_seconds) == "it did not answer in time"
+    assert attempts.cancelled_after == pytest.approx([BRIEF.redial_seconds * times for times in (1, 2, 1)])
+
+
+@pytest.mark.parametrize(
+    ("last", "words"), [(refuse, "it refused the connection"), (close_at_once, "it closed the link")]
+)
+def test_in_the_end_it_tells_why_the_last_attempt_failed(
+    last: Callable[[], Awaitable[None]], words: str
+) -> None:
+    assert run(Attempts(hang, last), 3 * BRIEF.redial_seconds) == words
+
+
+def test_an_attempt_that_the_end_cuts_short_tells_nothing_new() -> None:
+    attempts = Attempts(refuse, hang)
+    assert run(attempts, BRIEF.redial_seconds) == "it refused the connection"
+    assert len(attempts.cancelled_after) == 1
+
+
+def test_what_is_settled_and_what_is_too_late_is_not_attempted() -> None:
+    settled, late = Attempts(hang), Attempts(hang)
+    settled.stands = True
+    assert run(settled, 30.0) == "" and run(late, -1.0) == "there was no time left"
+    assert settled.began_at == late.began_at == []
+
+
+def test_an_attempt_that_nobody_wants_any_more_is_the_last() -> None:
+    attempts = Attempts(refuse)
+
+    async def scene() -> str:
+        asyncio.get_running_loop().call_later(BRIEF.heartbeat_seconds, setattr, attempts, "stands", True)
+        return await redial(attempts, lambda: attempts.stands, BRIEF, 30.0)
+
+    assert hurried(scene()) == ""
+    assert len(attempts.began_at) <= 3

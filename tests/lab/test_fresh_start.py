@@ -31,7 +31,7 @@ while connection.recv(65536):
 
 SEND = """
 import json, socket, sys, time
-from farflung.transport import sockets
+from farflung.transport.net import sockets
 
 connection = socket.create_connection((sys.argv[1], 7701))
 sockets.ask_for_congestion_control(connection, "bbr")

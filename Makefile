@@ -58,7 +58,7 @@ bench: $(STAMP)
 
 # Minutes on one core: every model of the zoo is captured, most at their usual size too.
 models: $(STAMP)
-	$(BIN)/python -m benchmarks.model_table --page docs/models.md
+	$(BIN)/python -m benchmarks.model_table --page docs/reference/models.md
 
 # The site, in build/site; any warning fails it.
 docs: $(STAMP)

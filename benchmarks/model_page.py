@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: what `benchmarks/model_table.py` found, written between the page's marks."""
+"""Write what `benchmarks/model_table.py` measured between the marks of docs/reference/models.md."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Every model of the zoo, captured, cut and held against eager: what docs/models.md shows, and `--json`.
+"""Capture and cut every model of the zoo and compare it with eager, for docs/reference/models.md or `--json`.
 
 What says "as published" is captured at that size without weights; gradients are compared at the size of the
 tests, on every backend that this environment has.
 
-    make models      (python -m benchmarks.model_table [--models NAME ...] [--json | --page docs/models.md])
+    make models
+    python -m benchmarks.model_table [--models NAME ...] [--json | --page docs/reference/models.md]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The models that tests capture, cut and train, one file a family.
 
 `CASES` are small modules of our own that many tests run through, `MODELS` the architectures that farflung
-answers for (docs/models.md); `case(name)` finds any.
+answers for (docs/reference/models.md); `case(name)` finds any.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from benchmarks.zoo.side_by_side import captured
 from farflung.errors import GraphError
 from farflung.runtime.parity.eager import random_numbers
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 
 
 def test_a_row_is_measured() -> None:

@@ -64,7 +64,7 @@ def test_the_files_are_plain_json_with_a_line_for_each_worker() -> None:
 
 
 def test_the_page_explains_every_testbed_and_its_example_is_a_topology() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "testbeds.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "topologies.md").read_text()
     assert all(f"| `{name}` |" in page for name in TESTBEDS)
     example = page.partition("```json")[2].partition("```")[0]
     assert decode_topology(example.encode()).ids == ["desk", "attic"]

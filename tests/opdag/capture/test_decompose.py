@@ -123,7 +123,7 @@ def test_all_missing_ops_are_refused_at_once_with_where_each_stands() -> None:
     assert "aten.lgamma.default (in module first" in refused and "; in module second" in refused
     assert "aten.erfinv.default (in module first" in refused
     assert line_of(Base.forward, "self.body") in refused
-    assert "docs/opset.md" in refused
+    assert "docs/reference/opset.md" in refused
 
 
 class Untouched(nn.Module):

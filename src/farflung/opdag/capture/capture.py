@@ -72,8 +72,8 @@ def capture(
     ------
     CaptureError
         What a graph cannot hold: data-dependent control flow, a custom `autograd.Function`, an op outside the
-        opset, an input that nothing reads (docs/capture.md lists all); names the op, the module path and the
-        user's source line.
+        opset, an input that nothing reads (all in docs/reference/capture-checks.md); names the op, the module
+        path and the user's source line.
     """
     remarks = Remarks()
     require_capturable(module, remarks)

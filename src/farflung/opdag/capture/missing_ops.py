@@ -19,7 +19,7 @@ from farflung.opdag import opset
 from farflung.opdag.capture.draft import origin_of
 
 _NAMESPACES = {
-    "aten": "replace it by ops of the opset (docs/opset.md)",
+    "aten": "replace it by ops of the opset (docs/reference/opset.md)",
     "transformers": "set experts_implementation='batched_mm' in the model's configuration",
     "torchvision": "use a plain torch op",
     "quantized": "train in floating point",

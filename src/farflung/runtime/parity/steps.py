@@ -22,7 +22,8 @@ from farflung.runtime.training import Training
 LOSS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 2e-2}
 """In bfloat16 a graph is bit-equal to eager unless the model computes otherwise when it is exported, which
-shows in the third digit then: Hugging Face's grouped-query attention repeats its keys (docs/capture.md)."""
+shows in the third digit then: Hugging Face's grouped-query attention repeats its keys
+(docs/explanation/numerics.md)."""
 PARAMETER_TOLERANCE = 1e-4
 
 

@@ -9,8 +9,7 @@ from tests.runtime.test_coding import WORKERS, same, side, train
 
 from farflung.codec import Context
 from farflung.codec.catalogue import declared, recipe
-from farflung.protocol.worker import CodecSample
-from farflung.runtime.parcel import Sample
+from farflung.runtime.parcel import CodecSample
 from farflung.runtime.sample import EVERY, FIRST_STEPS, is_sampled, samples
 from farflung.schedule import Unit
 
@@ -18,7 +17,7 @@ NAMES = ("bf16", "int8", "int4-stochastic", "row-topk30-int4", "masked30-int4", 
 RECIPES = {name: recipe(name) for name in NAMES}
 
 
-def found(array: np.ndarray, used: str = "", gradient: bool = False) -> dict[str, Sample]:
+def found(array: np.ndarray, used: str = "", gradient: bool = False) -> dict[str, CodecSample]:
     given = None
     if used:
         coder = RECIPES[used].coder(array.shape[-1])
@@ -60,8 +59,8 @@ def test_what_is_told_of_numbers_that_run_away_can_be_told(largest: float) -> No
     tried = found(array)
     assert set(tried) == {*NAMES} - {"masked30-int4", "axes20"}
     for one in tried.values():
-        told = msgspec.msgpack.encode(CodecSample(*one))
-        assert msgspec.msgpack.decode(told, type=CodecSample) == CodecSample(*one)
+        told = msgspec.msgpack.encode(one)
+        assert msgspec.msgpack.decode(told, type=CodecSample) == one
     if largest < 1e30:
         assert tried["bf16"].error == pytest.approx(declared("bf16").usual_error, rel=0.5)
 

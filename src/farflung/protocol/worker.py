@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.ability import Ability, Lacks
-from farflung.plans.rung import MOST_CODECS, CodecName
+from farflung.plans.rung import MOST_CODECS
 from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Opset, Text
-from farflung.runtime.parcel import MOST_ERROR
+from farflung.runtime.parcel import CodecSample
 from farflung.runtime.training import Training
 
 
@@ -140,18 +140,6 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     square_sum: float
     finite: bool
     loss: float
-
-
-class CodecSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A measured codec on one link; see `runtime.parcel.Sample`."""
-
-    codec: CodecName
-    gradient: bool
-    used: bool
-    ratio: Annotated[float, Meta(gt=0, le=1e12)]
-    error: Annotated[float, Meta(ge=0, le=MOST_ERROR)]
-    saturated: Annotated[float, Meta(ge=0, le=1)]
-    dead: Annotated[float, Meta(ge=0, le=1)]
 
 
 class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

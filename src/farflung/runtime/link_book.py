@@ -10,7 +10,7 @@ from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, FP32_BYTES, LinkCodec, Plan
 from farflung.plans.rung import DENSE, Rung
-from farflung.runtime.parcel import Coded, Parcel, Sample, Sent
+from farflung.runtime.parcel import CodecSample, Coded, Parcel, Sent
 from farflung.runtime.training import Training
 
 Way: TypeAlias = tuple[int, int, int]  # producer segment, consumer segment, value
@@ -96,7 +96,7 @@ class LinkBook:
         peer = self._workers[segment]
         self._seconds[peer] = self._seconds.get(peer, 0.0) + seconds
 
-    def note(self, parcel: AnyParcel, samples: Iterable[Sample]) -> None:
+    def note(self, parcel: AnyParcel, samples: Iterable[CodecSample]) -> None:
         """Record samples of an outgoing tensor; only the worst of each link is kept."""
         target = self._workers[parcel.target]
         before = self._sent.get(target, Sent(target, 0, 0))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Annotated, Generic, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from farflung.plans.rung import CodecName
 
 Payload = TypeVar("Payload")
 
@@ -34,22 +39,23 @@ MOST_ERROR = 1e12
 """Upper limit of a sample's error, even if the tensor was ruined."""
 
 
-class Sample(NamedTuple):
+class CodecSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The effect of one codec on a tensor: fp32 bytes over payload bytes, and the relative error.
 
-    The shares count signs of a bad codec: elements larger than any that arrives, and nonzero rows that arrive
-    as zeros. `used` says that the link was using this codec.
+    The shares count signs of a bad codec: elements larger than any that arrives (`saturated`), and nonzero
+    rows that arrive as zeros (`dead`). `used` says that the link was using this codec. Workers report samples
+    to the broker as they are, so the limits of the fields hold for what comes over the network.
     """
 
-    codec: str
+    codec: CodecName
     gradient: bool
     used: bool
-    ratio: float
-    error: float
-    saturated: float
-    dead: float
+    ratio: Annotated[float, Meta(gt=0, le=1e12)]
+    error: Annotated[float, Meta(ge=0, le=MOST_ERROR)]
+    saturated: Annotated[float, Meta(ge=0, le=1)]
+    dead: Annotated[float, Meta(ge=0, le=1)]
 
-    def worse(self, other: Sample) -> Sample:
+    def worse(self, other: CodecSample) -> CodecSample:
         """The worse of two samples of one link."""
         return max(self, other, key=lambda one: one.error)
 
@@ -67,4 +73,4 @@ class Sent(NamedTuple):
     payload_bytes: int
     not_finite: int = 0
     coding_seconds: float = 0.0
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[CodecSample, ...] = ()

@@ -11,7 +11,7 @@ import numpy as np
 from farflung.codec import Coder, Context, Mask, Recipe
 from farflung.codec.catalogue import needs_mask
 from farflung.codec.encoding.floats import Float32, Floats, as_float32, flat
-from farflung.runtime.parcel import MOST_ERROR, Sample
+from farflung.runtime.parcel import MOST_ERROR, CodecSample
 from farflung.schedule import Unit
 
 FIRST_STEPS, EVERY = 2, 50
@@ -30,7 +30,7 @@ def samples(
     context: Context,
     used: tuple[str, Coder, bytes] | None,
     recipes: Mapping[str, Recipe],
-) -> Iterator[Sample]:
+) -> Iterator[CodecSample]:
     """Sample the codec that was used, from its own payload, and all other codecs without state.
 
     The used codec's payload is decoded as in an evaluation, which does not change its state.
@@ -62,7 +62,7 @@ def _compared(
     read: Floats,
     payload_bytes: int,
     mask: Mask | None,
-) -> Sample:
+) -> CodecSample:
     width = read.shape[-1] if read.shape else 1
     came = as_float32(flat(read))
     ratio = 4 * sent.size / max(1, payload_bytes)
@@ -72,7 +72,7 @@ def _compared(
     saturated = float(np.mean(np.abs(sent) > np.abs(came).max(initial=0))) if sent.size else 0.0
     rows = came.reshape(-1, width)
     dead = ~rows.any(axis=1) & sent.reshape(-1, width).any(axis=1) if width > 1 else np.zeros(1)
-    return Sample(codec, gradient, used, ratio, error, saturated, float(np.mean(dead)))
+    return CodecSample(codec, gradient, used, ratio, error, saturated, float(np.mean(dead)))
 
 
 def _error(sent: Float32, came: Float32) -> float:

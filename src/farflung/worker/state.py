@@ -25,7 +25,7 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import CodecSample, LinkBytes, Share
+from farflung.protocol.worker import LinkBytes, Share
 from farflung.runtime.parcel import Sent
 from farflung.text import count_of
 
@@ -283,7 +283,7 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
             sent.not_finite,
             sent.payload_bytes,
             sent.coding_seconds,
-            [CodecSample(*sample) for sample in sent.samples],
+            list(sent.samples),
         )
         for sent in event.sent
     ]

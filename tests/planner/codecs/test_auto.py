@@ -10,12 +10,13 @@ from tests.planner.codecs.tables import RUNGS, TABLE
 
 from farflung.errors import CodecError
 from farflung.planner.codecs.auto import Choice, choose, seconds_to_loss
-from farflung.planner.codecs.codec_context import Circumstances, Sampled
+from farflung.planner.codecs.codec_context import Circumstances
 from farflung.planner.codecs.ladder import LEAST_GAP, Loss, costed, number_of
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.pace import pace_of
 from farflung.planner.codecs.plan_context import gathered
 from farflung.plans import FEEDER, Edge, Placement, Plan
+from farflung.runtime.parcel import CodecSample
 from farflung.simulator import Conditions, simulate
 
 ANY_LOSS = Limits(1.0)
@@ -148,14 +149,14 @@ def test_what_was_sampled_counts_more_than_what_is_declared() -> None:
     assert names(where, choose(where, RUNGS, ANY_LOSS))["a", "b"] == "int8"
     worse = Circumstances(
         where.ways, where.lines, where.pipelines, where.machines, where.window, 1.0,
-        {(0, "int8", False): Sampled(2.0, 0.006)},
+        {(0, "int8", False): CodecSample("int8", False, True, 2.0, 0.006, 0.0, 0.0)},
     )  # fmt: skip
     assert names(worse, choose(worse, RUNGS, ANY_LOSS))["a", "b"] != "int8"
     table = {"int8": Loss(3.9, plain_gap=0.03)}
     lossy = (*RUNGS[:2], costed("int8", table))
     noisy = Circumstances(
         where.ways, where.lines, where.pipelines, where.machines, where.window, 1.0,
-        {(0, "int8", False): Sampled(4.0, 0.02)},
+        {(0, "int8", False): CodecSample("int8", False, True, 4.0, 0.02, 0.0, 0.0)},
     )  # fmt: skip
     assert noisy.loss_gap([lossy[2]] * 2) == pytest.approx(4 * 0.01)
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.planner.codecs.chains import scene
 from tests.planner.codecs.tables import AXES, RUNGS, WITH_AXES
 
+from farflung.planner.codecs.codec_context import LinkSample
 from farflung.planner.codecs.controller import (
     DWELL,
-    CodecSampled,
     CodecsSampled,
     Controller,
     Event,
@@ -28,6 +28,7 @@ from farflung.planner.codecs.controller import (
 from farflung.planner.codecs.decisions import heard
 from farflung.planner.codecs.ladder import ladder
 from farflung.planner.codecs.limits import Limits
+from farflung.runtime.parcel import CodecSample
 
 MEGABIT = 1e6 / 8
 ANY_LOSS = Limits(1.0)
@@ -38,6 +39,12 @@ def begun(mbps: float, limits: Limits = QUANTISERS, compute_seconds: float = 0.3
     """Two workers, 1 MB each way, over links of `mbps`."""
     where = scene({(0, 1): mbps, (1, 0): mbps}, workers=2, compute_seconds=compute_seconds, microbatches=64)
     return Controller.begun(where, RUNGS, limits)[0]
+
+
+def sample(
+    source: str, target: str, codec: str, ratio: float, error: float, gradient: bool = False
+) -> LinkSample:
+    return LinkSample(source, target, CodecSample(codec, gradient, True, ratio, error, 0.0, 0.0))
 
 
 def unit(number: int, mbps: float, back_mbps: float | None = None) -> UnitMeasured:
@@ -193,7 +200,7 @@ def test_relaxing_a_sticky_rung_takes_both_directions_along() -> None:
 def test_samples_of_this_jobs_tensors_change_a_choice() -> None:
     controller = begun(8.0, compute_seconds=0.28)
     assert rungs(controller)["a", "b"] == "int8"
-    controller, _ = heard(controller, CodecsSampled(0, (CodecSampled("a", "b", "int8", False, 1.5, 0.007),)))
+    controller, _ = heard(controller, CodecsSampled(0, (sample("a", "b", "int8", 1.5, 0.007),)))
     controller, switches = heard(controller, unit(1, 8.0))
     assert rungs(controller)["a", "b"] != "int8" and switches
     assert "codecs were tried on this job's own tensors" in switches[0].reason
@@ -206,10 +213,10 @@ def test_what_makes_no_sense_changes_nothing() -> None:
             0, (WayMeasured("x", "y", 1.0), WayMeasured("a", "b", None), WayMeasured("a", "b", 0.0))
         ),
         UnitMeasured(1, (), {"stranger": 3.0, "a": 0.0}),
-        CodecsSampled(2, (CodecSampled("x", "y", "int8", False, 4.0, 0.01),)),
-        CodecsSampled(3, (CodecSampled("a", "b", "int8", False, 0.5, 0.01),)),
-        CodecsSampled(3, (CodecSampled("a", "b", "int8", False, math.nan, 0.01),)),
-        CodecsSampled(3, (CodecSampled("a", "b", "no codec of the ladder", False, 4.0, 0.01),)),
+        CodecsSampled(2, (sample("x", "y", "int8", 4.0, 0.01),)),
+        CodecsSampled(3, (sample("a", "b", "int8", 0.5, 0.01),)),
+        CodecsSampled(3, (sample("a", "b", "int8", math.nan, 0.01),)),
+        CodecsSampled(3, (sample("a", "b", "no codec of the ladder", 4.0, 0.01),)),
         UnitMeasured(3, (WayMeasured("a", "b", math.nan), WayMeasured("b", "a", -1.0)), {"a": math.inf}),
         Relax(4, "nothing there", "x", "y"),
         Relax(5, "nothing is compressed", "a", "b"),
@@ -230,7 +237,7 @@ def test_what_samples_show_to_cost_more_than_the_limit_is_given_up_whatever_it_t
     assert way is not None and controller.rung(way).name == "int8/int4-stochastic"
     error = 2 * controller.rung(way).gradient.usual_error
     controller, _ = heard(
-        controller, CodecsSampled(0, (CodecSampled("b", "a", "int4-stochastic", True, 7.5, error),))
+        controller, CodecsSampled(0, (sample("b", "a", "int4-stochastic", 7.5, error, gradient=True),))
     )
     assert gap(controller) > limits.max_loss_gap
     controller, switches = heard(controller, unit(1, 1000, 3))

@@ -6,6 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.planner.codecs.codec_context import LinkSample
 from farflung.planner.codecs.guard import (
     TREND,
     Alarm,
@@ -13,10 +14,10 @@ from farflung.planner.codecs.guard import (
     Guard,
     HeldOut,
     Rougher,
-    Signal,
     Trained,
     Trend,
 )
+from farflung.runtime.parcel import CodecSample
 
 
 def replay(guard: Guard, evidence: list[Evidence]) -> tuple[Guard, list[Alarm]]:
@@ -91,8 +92,8 @@ def test_a_trend_finds_the_line_through_losses() -> None:
     assert math.isclose(trend.above([(200, 5 * 200**-0.2 * 1.1)]), math.log(1.1), rel_tol=1e-9)
 
 
-def signal(error: float, saturated: float = 0.0, dead: float = 0.0) -> Signal:
-    return Signal("a", "b", "int8", False, error, 0.008, saturated, dead)
+def signal(error: float, saturated: float = 0.0, dead: float = 0.0) -> LinkSample:
+    return LinkSample("a", "b", CodecSample("int8", False, True, 4.0, error, saturated, dead))
 
 
 def test_signals_are_told_once_and_a_wrong_error_asks_for_a_gentler_rung() -> None:

@@ -4,11 +4,12 @@ import pytest
 from tests.planner.codecs.chains import chain, topology
 
 from farflung.errors import CodecError
+from farflung.planner.codecs.codec_context import LinkSample
 from farflung.planner.codecs.controller import WayMeasured
 from farflung.planner.codecs.limits import Limits
-from farflung.planner.codecs.steering import Over, Steering, WaySampled, steering
+from farflung.planner.codecs.steering import Over, Steering, steering
 from farflung.plans import LinkCodec, Plan
-from farflung.runtime.parcel import Sample
+from farflung.runtime.parcel import CodecSample
 from farflung.simulator import Conditions
 
 MEGABIT = 1e6 / 8
@@ -56,8 +57,8 @@ def test_held_out_losses_that_differ_too_much_relax_the_roughest_link() -> None:
     assert switch.rung in ("bf16", "int8", "int8/int4-stochastic")
 
 
-def sampled(codec: str, error: float, ratio: float = 4.0, used: bool = True) -> WaySampled:
-    return WaySampled("a", "b", Sample(codec, False, used, ratio, error, 0.0, 0.0))
+def sampled(codec: str, error: float, ratio: float = 4.0, used: bool = True) -> LinkSample:
+    return LinkSample("a", "b", CodecSample(codec, False, used, ratio, error, 0.0, 0.0))
 
 
 INT8 = [LinkCodec("a", "b", "int8", 3.9), LinkCodec("b", "a", "int8", 3.9)]
@@ -78,7 +79,7 @@ def test_an_error_that_doubles_relaxes_its_link_and_other_signs_are_told() -> No
     assert verdict.switches == ()
     found, verdict = found.over(over(1, 8.0, sampled=(sampled("int8", 0.025),)))
     assert verdict.switches and "the relative error of int8 is 0.025" in verdict.switches[0].reason
-    dead = WaySampled("b", "a", Sample("bf16", True, True, 2.0, 0.0017, 0.5, 0.9))
+    dead = LinkSample("b", "a", CodecSample("bf16", True, True, 2.0, 0.0017, 0.5, 0.9))
     _, verdict = found.over(over(2, 8.0, sampled=(dead,)))
     assert len(verdict.words) == 2 and "rows arrive as zeros" in verdict.words[1]
 

@@ -84,9 +84,9 @@ def on_unit_decided(
         return None
     if tuning is None:
         return apply_phase(turn, job, unit)
+    from farflung.planner.codecs.codec_context import LinkSample
     from farflung.planner.codecs.controller import WayMeasured, WayWritten
-    from farflung.planner.codecs.steering import Over, WaySampled
-    from farflung.runtime.parcel import Sample
+    from farflung.planner.codecs.steering import Over
 
     rates = tuple(
         WayMeasured(rate.source, worker, rate.bytes_per_second)
@@ -106,7 +106,7 @@ def on_unit_decided(
         if unit.train and link.payload_bytes
     )
     samples = tuple(
-        WaySampled(worker, link.target, Sample(*msgspec.structs.astuple(sample)))
+        LinkSample(worker, link.target, sample)
         for worker, ready in group.ready_messages
         for link in ready.links
         for sample in link.samples

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from farflung.planner.codecs.ladder import CostedRung
+from farflung.runtime.parcel import CodecSample
 from farflung.simulator.costs import NOTHING, Codable, TaskSeconds
 
 NOWHERE = -1
@@ -132,11 +133,12 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """What a codec did to this job's own tensors: an error of those that were to be sent."""
+class LinkSample:
+    """The effect of a codec on one of this job's tensors that crosses the link from `source` to `target`."""
 
-    ratio: float
-    error: float
+    source: str
+    target: str
+    sample: CodecSample
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Circumstances:
     machines: tuple[Machine, ...]
     window: int
     codec_speed: float = 1.0
-    sampled: Mapping[tuple[int, str, bool], Sampled] = field(default_factory=dict)
+    sampled: Mapping[tuple[int, str, bool], CodecSample] = field(default_factory=dict)
     swelling: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
     def with_rates(self, bytes_per_second: Sequence[float]) -> Circumstances:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from farflung.planner.codecs.auto import Choice, Levels, choose
-from farflung.planner.codecs.codec_context import Circumstances
+from farflung.planner.codecs.codec_context import Circumstances, LinkSample
 from farflung.planner.codecs.ladder import CostedRung
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.rate_filter import Belief
@@ -48,23 +48,11 @@ class UnitMeasured:
 
 
 @dataclass(frozen=True)
-class CodecSampled:
-    """What a codec did to a tensor of this job on a way: fp32 bytes over its own, and relative error."""
-
-    source: str
-    target: str
-    codec: str
-    gradient: bool
-    ratio: float
-    error: float
-
-
-@dataclass(frozen=True)
 class CodecsSampled:
     """What codecs did to tensors of a unit: of a large fleet some ten thousand samples at once."""
 
     unit: int
-    samples: tuple[CodecSampled, ...]
+    samples: tuple[LinkSample, ...]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import singledispatch
 
 from farflung.planner.codecs.auto import FREE, Levels, choose, seconds_to_loss
-from farflung.planner.codecs.codec_context import Circumstances, Sampled
+from farflung.planner.codecs.codec_context import Circumstances
 from farflung.planner.codecs.controller import (
     DWELL,
     CodecsSampled,
@@ -181,8 +181,8 @@ def _on_unit_measured(event: UnitMeasured, controller: Controller) -> tuple[Cont
 def _on_codecs_sampled(event: CodecsSampled, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
     sampled, due = dict(controller.circumstances.sampled), controller.due
     names = [{rung.codec(gradient) for rung in controller.rungs[1:]} for gradient in (False, True)]
-    for one in event.samples:
-        way = controller.way(one.source, one.target)
+    for link in event.samples:
+        way, one = controller.way(link.source, link.target), link.sample
         makes_sense = 1 <= one.ratio < math.inf and 0 <= one.error < math.inf
         if way is None or one.codec not in names[one.gradient] or not makes_sense:
             continue
@@ -190,7 +190,7 @@ def _on_codecs_sampled(event: CodecsSampled, controller: Controller) -> tuple[Co
         # The first of what is in use count at the next unit; others when something else asks for a decision.
         if controller.levels[way] and controller.rung(way).codec(one.gradient) == one.codec:
             due = due if key in sampled else _SAMPLED
-        sampled[key] = Sampled(one.ratio, one.error)
+        sampled[key] = one
     circumstances = replace(controller.circumstances, sampled=sampled)
     return replace(controller, circumstances=circumstances, due=due), ()
 

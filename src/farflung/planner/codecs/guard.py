@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from farflung.codec.catalogue import declared
+from farflung.planner.codecs.codec_context import LinkSample
+
 KEPT = 200
 """Losses of steps that are remembered."""
 TREND = 20
@@ -52,30 +55,7 @@ class Rougher:
     step: int
 
 
-@dataclass(frozen=True)
-class Signal:
-    """What the codec of a link did to a tensor: shares are of its elements, `dead` of its rows.
-
-    `expected_error` is that of a normally distributed tensor. (Whoever sends tensors that are not finite
-    tells the submitter: `LinkBytes.not_finite`.)
-    """
-
-    source: str
-    target: str
-    codec: str
-    gradient: bool
-    error: float
-    expected_error: float
-    saturated: float = 0.0
-    dead: float = 0.0
-
-    @property
-    def place(self) -> tuple[str, str, str, bool]:
-        """What is held against one another."""
-        return self.source, self.target, self.codec, self.gradient
-
-
-Evidence = HeldOut | Trained | Rougher | Signal
+Evidence = HeldOut | Trained | Rougher | LinkSample
 
 
 @dataclass(frozen=True)
@@ -151,7 +131,7 @@ class Guard:
             return self._trained(evidence)
         if isinstance(evidence, Rougher):
             return self._rougher(evidence), ()
-        return self._signal(evidence)
+        return self._sample(evidence)
 
     def _rougher(self, evidence: Rougher) -> Guard:
         before = [one for one in self.losses if one[0] < evidence.step and one[0] >= evidence.step // 2]
@@ -178,15 +158,18 @@ class Guard:
         )
         return replace(told, trend=None), (Alarm(why, relax=True),)
 
-    def _signal(self, signal: Signal) -> tuple[Guard, tuple[Alarm, ...]]:
-        first = self.errors.get(signal.place, signal.error)
-        told, alarms = replace(self, errors={**self.errors, signal.place: first}), list[Alarm]()
-        for kind, why, relax in _signs(signal, max(first, signal.expected_error)):
-            key = (signal.source, signal.target, kind)
+    def _sample(self, link: LinkSample) -> tuple[Guard, tuple[Alarm, ...]]:
+        """Check what a codec did to a tensor. Tensors that are not finite are counted by their sender."""
+        sample = link.sample
+        place = (link.source, link.target, sample.codec, sample.gradient)
+        first = self.errors.get(place, sample.error)
+        told, alarms = replace(self, errors={**self.errors, place: first}), list[Alarm]()
+        for kind, why, relax in _signs(link, max(first, declared(sample.codec).usual_error)):
+            key = (link.source, link.target, kind)
             if key in told.warned and not relax:
                 continue
             told = replace(told, warned=told.warned | {key})
-            alarms.append(Alarm(why, relax, signal.source, signal.target))
+            alarms.append(Alarm(why, relax, link.source, link.target))
         return told, tuple(alarms)
 
 
@@ -212,15 +195,15 @@ def _held_out(budget: float, evidence: HeldOut) -> tuple[Alarm, ...]:
     return ()
 
 
-def _signs(signal: Signal, expected_error: float) -> list[tuple[str, str, bool]]:
+def _signs(link: LinkSample, expected_error: float) -> list[tuple[str, str, bool]]:
     """Kind, words, and whether a gentler rung is needed, of everything that is out of the ordinary."""
-    name, found = f"{signal.source} -> {signal.target}", []
-    if signal.error > WRONG_ERROR * expected_error:
-        words = f"{name}: the relative error of {signal.codec} is {signal.error:.3g}"
+    sample, name, found = link.sample, f"{link.source} -> {link.target}", []
+    if sample.error > WRONG_ERROR * expected_error:
+        words = f"{name}: the relative error of {sample.codec} is {sample.error:.3g}"
         found.append(("error", f"{words}, expected {expected_error:.3g}", True))
-    if signal.saturated > MOST_SATURATED:
-        words = f"{name}: {signal.saturated:.0%} of the elements are larger than any that arrives"
+    if sample.saturated > MOST_SATURATED:
+        words = f"{name}: {sample.saturated:.0%} of the elements are larger than any that arrives"
         found.append(("saturated", words, False))
-    if signal.dead > MOST_DEAD:
-        found.append(("dead", f"{name}: {signal.dead:.0%} of the rows arrive as zeros", False))
+    if sample.dead > MOST_DEAD:
+        found.append(("dead", f"{name}: {sample.dead:.0%} of the rows arrive as zeros", False))
     return found

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from farflung.codec.catalogue import declared, recipe
+from farflung.codec.catalogue import recipe
+from farflung.planner.codecs.codec_context import LinkSample
 from farflung.planner.codecs.controller import (
-    CodecSampled,
     CodecsSampled,
     Controller,
     Event,
@@ -24,13 +24,12 @@ from farflung.planner.codecs.controller import (
     WayWritten,
 )
 from farflung.planner.codecs.decisions import heard
-from farflung.planner.codecs.guard import Alarm, Evidence, Guard, HeldOut, Rougher, Signal, Trained
+from farflung.planner.codecs.guard import Alarm, Evidence, Guard, HeldOut, Rougher, Trained
 from farflung.planner.codecs.ladder import ladder, number_of
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.plan_context import gathered
 from farflung.plans import LinkCodec, Plan, Topology
 from farflung.plans.rung import DENSE
-from farflung.runtime.parcel import Sample
 from farflung.simulator import Conditions
 
 
@@ -41,15 +40,6 @@ class Basis(msgspec.Struct, frozen=True):
     topology: Topology
     conditions: Conditions
     limits: Limits
-
-
-@dataclass(frozen=True)
-class WaySampled:
-    """What a codec did to a tensor that left over a way."""
-
-    source: str
-    target: str
-    sample: Sample
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class Over:
     computing: Mapping[str, float] = field(default_factory=dict)
     written: tuple[WayWritten, ...] = ()
     plain: bool = False
-    sampled: tuple[WaySampled, ...] = ()
+    sampled: tuple[LinkSample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,7 +148,7 @@ class Steering:
     def _guarded(self, over: Over) -> tuple[Guard, tuple[Alarm, ...]]:
         found: list[Evidence] = []
         if over.train:
-            found = [Trained(over.step, over.loss), *map(_signal, filter(_is_used, over.sampled))]
+            found = [Trained(over.step, over.loss), *filter(_is_used, over.sampled)]
         elif over.plain and self.in_loop is not None:
             found = [HeldOut(over.step, self.in_loop, over.loss)]
         guard, alarms = self.guard, list[Alarm]()
@@ -168,34 +158,15 @@ class Steering:
         return guard, tuple(alarms)
 
 
-def _is_used(sampled: WaySampled) -> bool:
-    return sampled.sample.used and sampled.sample.codec != DENSE
-
-
-def _signal(sampled: WaySampled) -> Signal:
-    sample = sampled.sample
-    expected = declared(sample.codec).usual_error
-    return Signal(
-        sampled.source,
-        sampled.target,
-        sample.codec,
-        sample.gradient,
-        sample.error,
-        expected,
-        sample.saturated,
-        sample.dead,
-    )
+def _is_used(link: LinkSample) -> bool:
+    return link.sample.used and link.sample.codec != DENSE
 
 
 def _told(controller: Controller, over: Over) -> Controller:
     """With what codecs did to tensors of the unit, those aside that learn: at first they know nothing yet,
     and what links carry tells more of them (`written`).
     """
-    samples = tuple(
-        CodecSampled(way.source, way.target, one.codec, one.gradient, one.ratio, one.error)
-        for way in over.sampled
-        if not recipe((one := way.sample).codec).learns
-    )
+    samples = tuple(link for link in over.sampled if not recipe(link.sample.codec).learns)
     return heard(controller, CodecsSampled(over.unit, samples))[0] if samples else controller
 
 

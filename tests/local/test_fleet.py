@@ -219,7 +219,7 @@ def test_a_disk_that_fills_ends_the_run(run: Callable[..., Summary], tmp_path: P
         def full(row: bytes) -> None:
             raise OSError(28, "No space left on device")
 
-        submitter.books.folder._metrics.append = full  # type: ignore[method-assign]
+        submitter.recorder.folder._metrics.append = full  # type: ignore[method-assign]
 
     summary = run(tmp_path / "run", fill, steps=ENDLESS)
     assert summary.state == "failed" and "takes no more (No space left on device)" in summary.reason

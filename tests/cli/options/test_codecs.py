@@ -2,27 +2,27 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.options.codecs import the_codecs
+from farflung.cli.options.codecs import parse_codecs
 from farflung.errors import PlanError
 from farflung.plans import LinkWish
 
 
 def test_a_rung_for_every_link_and_others_for_some() -> None:
-    found = the_codecs(["int8/int8", "a->b=dense", "b -> a = int8/eden4"])
+    found = parse_codecs(["int8/int8", "a->b=dense", "b -> a = int8/eden4"])
     assert found.every == "int8"
     assert found.wishes.links == (LinkWish("a", "b", "dense"), LinkWish("b", "a", "int8/eden4"))
-    assert the_codecs(None).every is None
+    assert parse_codecs(None).every is None
 
 
 def test_rungs_may_come_in_turn() -> None:
-    found = the_codecs(["int4/int4@0.85,bf16", "a->b=int8@.5,dense"])
+    found = parse_codecs(["int4/int4@0.85,bf16", "a->b=int8@.5,dense"])
     assert found.every == "int4@0.85,bf16"
     assert found.wishes.links == (LinkWish("a", "b", "int8@.5,dense"),)
 
 
 def test_a_policy_for_every_link() -> None:
     for policy in ("auto", "auto:int8/int4-stochastic", "adatopk:100", "uniform:12.5"):
-        assert the_codecs([policy]).every == policy
+        assert parse_codecs([policy]).every == policy
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_a_policy_for_every_link() -> None:
 )
 def test_what_says_nothing_is_one_line(given: list[str], words: str) -> None:
     with pytest.raises(PlanError, match=words) as raised:
-        the_codecs(given)
+        parse_codecs(given)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("given", ["int8@0.5", "auto:rough", "int8@most,bf16"])
 def test_what_was_given_is_said_once(given: str) -> None:
     with pytest.raises(PlanError) as raised:
-        the_codecs([given])
+        parse_codecs([given])
     assert str(raised.value).count(given) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.options.target import target_of
+from farflung.cli.options.target import parse_target
 from farflung.plans import CodecWishes
 
 
@@ -12,6 +12,6 @@ from farflung.plans import CodecWishes
 def test_a_scheduler_that_local_workers_leave_nothing_to_ask_is_told(
     scheduler: str, is_said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = target_of(2, None, None, 0, None, None, None, scheduler, None, "auto", CodecWishes())
-    assert place.local == 2
+    target = parse_target(2, None, None, 0, None, None, None, scheduler, None, "auto", CodecWishes())
+    assert target.local == 2
     assert (f"--scheduler {scheduler} is not asked" in capsys.readouterr().err) == is_said

@@ -14,7 +14,7 @@ from tests.support.broker_fleet import PretendedWorker, broker
 
 from farflung.broker.security.authority import create_token
 from farflung.cli.main import run
-from farflung.cli.process.worker_check import check_workers, require_ends
+from farflung.cli.process.worker_check import check_workers, require_codec_ends
 from farflung.errors import JobError, PlanError
 from farflung.plans import CodecWishes, LinkWish
 from farflung.protocol.messages import Registered
@@ -48,10 +48,10 @@ def test_who_is_away_or_to_come_is_waited_for_in_so_many_words() -> None:
 
 def test_a_codec_is_for_workers_who_are_there() -> None:
     codecs = CodecWishes(links=(LinkWish("w0", "w1", "int8/int8"),))
-    require_ends(status_of("idle", "running"), codecs)
-    require_ends(status_of("lost"), codecs)  # then whoever comes trains
+    require_codec_ends(status_of("idle", "running"), codecs)
+    require_codec_ends(status_of("lost"), codecs)  # then whoever comes trains
     with pytest.raises(PlanError, match=r"there is no worker w1: the workers are w0$"):
-        require_ends(status_of("idle", "lost"), codecs)
+        require_codec_ends(status_of("idle", "lost"), codecs)
 
 
 @contextmanager

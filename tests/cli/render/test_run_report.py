@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from farflung.cli.render.run_report import note_room
+from farflung.cli.render.run_report import warn_if_disk_is_short
 
 
 class Tied(nn.Module):
@@ -31,7 +31,7 @@ def test_weights_that_will_not_fit_are_told_before(
     prepared = SimpleNamespace(emulated=False, job=SimpleNamespace(model=Tied()))
     for free, words in [(124, ""), (123, "note: the weights take 124 B, and ")]:
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        note_room(prepared, SimpleNamespace(path=tmp_path))  # type: ignore[arg-type]
+        warn_if_disk_is_short(prepared, SimpleNamespace(path=tmp_path))  # type: ignore[arg-type]
         said = capsys.readouterr().err
         assert said.startswith(words) and bool(said) == bool(words)
     assert "has 123 B free" in said

@@ -44,7 +44,7 @@ def test_values_that_no_codec_writes_are_told_once_and_the_run_goes_on(
     assert words.startswith("values on b -> a are not finite") and "\n" not in words
     events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
     assert [event["links"] for event in events if event["event"] == "not finite"] == [["b -> a"]]
-    assert books.tally.steps == 2
+    assert books.metrics.steps == 2
 
 
 def test_how_far_a_search_is_is_shown_and_not_kept(tmp_path: Path) -> None:

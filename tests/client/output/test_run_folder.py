@@ -70,7 +70,7 @@ def test_a_run_without_a_step_gives_an_older_one_its_name_back(tmp_path: Path) -
         run = RunFolder.create(tmp_path / "run")
         for step in range(steps):
             run.add_step(row(step + 1))
-        assert run.give_way() is (steps == 0)
+        assert run.restore_previous() is (steps == 0)
         run.close()
     assert run.path == tmp_path / "run.2" and not (tmp_path / "run.1").exists()
     assert [entry["step"] for entry in lines(tmp_path / "run" / "metrics.jsonl")] == [1]

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from farflung.client.run.events import BackgroundTasks, Trouble
+from farflung.client.run.events import BackgroundTasks, TaskFailed
 from farflung.errors import ConnectionFailed
 
 
@@ -18,10 +18,10 @@ def test_what_is_stopped_before_its_first_step_is_never_begun(recwarn: pytest.Wa
         begun.append(True)
 
     async def stopped_at_once() -> None:
-        errands = BackgroundTasks(lambda trouble: None)
-        errands.begin(errand, collect=False)
-        errands.stop()
-        await errands.ended()
+        tasks = BackgroundTasks(lambda trouble: None)
+        tasks.begin(errand, collect=False)
+        tasks.stop()
+        await tasks.ended()
 
     asyncio.run(stopped_at_once())
     gc.collect()
@@ -31,7 +31,7 @@ def test_what_is_stopped_before_its_first_step_is_never_begun(recwarn: pytest.Wa
 
 @pytest.mark.parametrize("collect", [True, False])
 def test_a_failure_is_told_with_the_first_error_of_a_group(collect: bool) -> None:
-    heard: list[Trouble] = []
+    heard: list[TaskFailed] = []
 
     async def broken() -> None:
         async with asyncio.TaskGroup() as group:
@@ -41,9 +41,9 @@ def test_a_failure_is_told_with_the_first_error_of_a_group(collect: bool) -> Non
         raise ConnectionFailed("worker a was lost")
 
     async def scenario() -> None:
-        errands = BackgroundTasks(heard.append)
-        errands.begin(broken, collect)
-        await errands.ended()
+        tasks = BackgroundTasks(heard.append)
+        tasks.begin(broken, collect)
+        await tasks.ended()
 
     asyncio.run(scenario())
     assert [(str(trouble.error), trouble.collect) for trouble in heard] == [("worker a was lost", collect)]

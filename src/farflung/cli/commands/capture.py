@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.job import JobArgument, PrecisionOption, read_job, the_precision
+from farflung.cli.options.job import JobArgument, PrecisionOption, parse_precision, read_job
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import JsonOption, note, print_json
 from farflung.cli.render.progress import searching
@@ -42,7 +42,7 @@ def capture(
         from farflung.pictures.figure import check_picture
 
         check_picture(picture)
-    declared = read_job(job, precision=the_precision(precision))
+    declared = read_job(job, precision=parse_precision(precision))
     # These import torch, whose presence `read_job` has checked.
     from farflung.client.capture.check import capture_job
     from farflung.client.capture.report import report_of

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options.job import JobArgument, PrecisionOption, read_job, the_precision
+from farflung.cli.options.job import JobArgument, PrecisionOption, parse_precision, read_job
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import JsonOption, print_json
 from farflung.cli.render.progress import searching
@@ -21,7 +21,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
-    declared = read_job(job, precision=the_precision(precision))
+    declared = read_job(job, precision=parse_precision(precision))
     from farflung.client.capture.check import (
         check_job,  # imports torch, whose presence `read_job` has checked
     )

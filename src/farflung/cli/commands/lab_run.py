@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.codecs import CodecOption, the_codecs
-from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption, the_precision
-from farflung.cli.options.planning import SchedulerOption, fewer_workers_advice, the_efficiency
+from farflung.cli.options.codecs import CodecOption, parse_codecs
+from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption, parse_precision
+from farflung.cli.options.planning import SchedulerOption, fewer_workers_advice, parse_efficiency
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import note, print_json
 from farflung.errors import JobError, RunFailed, TopologyError
@@ -75,9 +75,9 @@ def run(
     from farflung.lab.run.run import Request
     from farflung.planner.registry import scheduler as scheduler_called
 
-    the_efficiency(efficiency)
+    parse_efficiency(efficiency)
     scheduler_called(scheduler)
-    codecs = the_codecs(codec)
+    codecs = parse_codecs(codec)
     chosen = scaled(topology, None if emulate_devices else scale)
     count = _count(chosen, workers)
     codecs.wishes.require_ends(chosen.ids[:count])
@@ -88,7 +88,7 @@ def run(
         out=(out or Path("runs") / f"{job.stem}-{Path(topology).stem}").resolve(),
         steps=steps,
         text=text,
-        precision=the_precision(precision),
+        precision=parse_precision(precision),
         as_json=as_json,
         scheduler=scheduler,
         codecs=tuple(codec or ()),

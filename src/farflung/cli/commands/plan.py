@@ -9,8 +9,8 @@ import msgspec
 import typer
 
 from farflung.cli.commands.topology import fleet_topology
-from farflung.cli.options.codecs import CodecOption, the_codecs
-from farflung.cli.options.job import JobArgument, PrecisionOption, read_job, the_precision
+from farflung.cli.options.codecs import CodecOption, parse_codecs
+from farflung.cli.options.job import JobArgument, PrecisionOption, parse_precision, read_job
 from farflung.cli.options.planning import (
     EfficiencyOption,
     PictureOption,
@@ -18,9 +18,9 @@ from farflung.cli.options.planning import (
     SchedulerOption,
     TopologyOption,
     fewer_workers_advice,
-    the_efficiency,
-    the_recompute,
-    the_topology,
+    load_topology,
+    parse_efficiency,
+    parse_recompute,
 )
 from farflung.cli.process.identity import BrokerOption, FolderOption, TokenText
 from farflung.cli.process.interrupts import suppress_torch_output
@@ -87,8 +87,8 @@ def plan(
         raise PlanError("--topology FILE (or a testbed's name) or --fleet, one of the two, must say for whom")
     if picture is not None:
         check_picture(picture)
-    codecs = the_codecs(codec)
-    number, when, computing = _number(microbatches), the_recompute(recompute), the_precision(precision)
+    codecs = parse_codecs(codec)
+    number, when, computing = _number(microbatches), parse_recompute(recompute), parse_precision(precision)
     scheduler_called(scheduler)
     looks_at = Options.budget if budget is None else budget
     whom = _whom(topology, efficiency, broker, token, folder)
@@ -120,9 +120,9 @@ def _whom(
 ) -> _Whom:
     """The fleet of a file or testbed; without a name, the broker's workers as measured."""
     if topology is not None:
-        return _Whom(the_topology(topology), the_efficiency(efficiency), [])
+        return _Whom(load_topology(topology), parse_efficiency(efficiency), [])
     where, told = fleet_topology(broker, token, folder)
-    return _Whom(where, the_efficiency(efficiency, measured=True), told.assumed)
+    return _Whom(where, parse_efficiency(efficiency, measured=True), told.assumed)
 
 
 def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options.planning import EfficiencyOption, PictureOption, the_efficiency, the_topology
+from farflung.cli.options.planning import EfficiencyOption, PictureOption, load_topology, parse_efficiency
 from farflung.cli.render.output import JsonOption, print_json, print_text
 
 
@@ -41,8 +41,8 @@ def simulate(
 
     if picture is not None:
         check_picture(picture)
-    reached = the_efficiency(efficiency)
-    given, where = read_plan(plan), scaled(the_topology(topology), bandwidth_scale)
+    reached = parse_efficiency(efficiency)
+    given, where = read_plan(plan), scaled(load_topology(topology), bandwidth_scale)
     found = simulate(given, where, efficiency=reached, window=window)
     lines = list(expected_lines(found))
     if picture is not None:

@@ -1,31 +1,31 @@
-"""`farflung train`: train the model of a job file."""
+"""`farflung train`: train the model of a job file.
+
+The command reads its options, joins the broker, loads the job, captures its model, trains (at that broker,
+or on a local fleet that it starts), and reports the outcome. `options` parse, `process` joins, captures and
+starts, `render` prints, and `client.run.submitter` runs the job.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.codecs import CodecOption, the_codecs
+from farflung.cli.options.codecs import CodecOption, parse_codecs
 from farflung.cli.options.job import (
     JobArgument,
     PrecisionOption,
     StepsOption,
     TextOption,
+    parse_precision,
     read_job,
-    the_precision,
 )
-from farflung.cli.options.planning import (
-    EfficiencyOption,
-    RecomputeOption,
-    SchedulerOption,
-    TopologyOption,
-    fewer_workers_advice,
-)
+from farflung.cli.options.planning import EfficiencyOption, RecomputeOption, SchedulerOption, TopologyOption
 from farflung.cli.options.target import (
     BackendsOption,
     BrokerOption,
@@ -34,16 +34,16 @@ from farflung.cli.options.target import (
     Target,
     WaitOption,
     WorkersOption,
-    local_ids,
-    target_of,
+    parse_target,
 )
-from farflung.cli.process.identity import TokenText, folder_of, obtain_identity
-from farflung.cli.process.interrupts import Ending, on_interrupt, suppress_torch_output
+from farflung.cli.process.capture import capture_model
+from farflung.cli.process.identity import TokenText, folder_of
+from farflung.cli.process.interrupts import RunStopper, stop_on_interrupt
+from farflung.cli.process.local_fleet import start_local_fleet
+from farflung.cli.process.worker_check import join_broker
 from farflung.cli.render.output import note
-from farflung.cli.render.progress import searching
-from farflung.cli.render.run_report import note_room, report_run
-from farflung.errors import JobError, RunInterrupted
-from farflung.text import count_of
+from farflung.cli.render.run_report import report_run, stopping_note, warn_if_disk_is_short
+from farflung.errors import RunInterrupted
 
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
@@ -51,11 +51,8 @@ if TYPE_CHECKING:
     from farflung.client.output.progress import Observer
     from farflung.client.output.records import Summary
     from farflung.client.output.run_folder import RunFolder
-    from farflung.client.run.submitter import Submitter
-    from farflung.opdag.graph import Precision
+    from farflung.local.fleet import LocalFleet
     from farflung.transport.security.identity import Identity
-
-    Watch = Callable[[Callable[[str], None]], Coroutine[None, None, None]]
 
 
 def train(
@@ -83,132 +80,34 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
 ) -> None:
     """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
-    codecs = the_codecs(codec)
-    place = target_of(
+    from farflung.client.output.run_folder import RunFolder
+
+    # Every check that needs no captured model comes first: a capture may take a minute.
+    codecs = parse_codecs(codec)
+    target = parse_target(
         local, broker, token, workers, backends, on, topology, scheduler, efficiency, recompute, codecs.wishes
     )
-    computing = the_precision(precision)
-    where = folder_of("submitter", folder)
-    identity = None if place.local else _identity(where, broker, token, place, wait)
-    loaded, path = _load(job, steps, text, computing, codecs.every, out)
-    codecs.wishes.otherwise(loaded.codec)  # fail before the model is captured
-    if emulated is not None:  # for `lab run --emulate-devices`, which has captured the model
-        prepared = _prepare_emulated(loaded, emulated)
-    else:
-        with fewer_workers_advice(place.asked_by):
-            prepared = _prepare(loaded, place.workers)
-        _require_able(prepared, place)
-    _run(prepared, path, place, identity, as_json)
+    float_type = parse_precision(precision)
+    identity_folder = folder_of("submitter", folder)
+    identity = None if target.local else join_broker(identity_folder, broker, token, target, wait)
+    declared = read_job(job, steps, text, float_type, codecs.every)
+    codecs.wishes.otherwise(declared.codec)
+    run_path = out or _default_run_path(declared)
+    RunFolder.check(run_path)
 
-
-def _run(prepared: Prepared, path: Path, place: Target, identity: Identity | None, as_json: bool) -> None:
-    """Train and report the outcome; raises typer.Exit if the run was not completed.
-
-    Raises
-    ------
-    RunInterrupted
-        The user ended it at once.
-    """
-    observer = _observer(prepared, as_json)
-    from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
-
-    run = _run_folder(path)
-    note_room(prepared, run)
-    try:
-        summary = asyncio.run(_trained(prepared, run, observer, place, identity))
-        if summary.state == CANCELLED:
-            _give_way(run)
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        _give_way(run)
-        raise RunInterrupted(STOPPED_AT_ONCE) from None
-    finally:
-        observer.close()
-        run.close()
+    prepared = capture_model(declared, target, emulated)
+    with closing(_open_run_folder(run_path)) as run:
+        warn_if_disk_is_short(prepared, run)
+        with closing(_observer(declared, as_json)) as observer:
+            summary = _run(prepared, target, identity, run, observer)
     report_run(summary, prepared, run, as_json)
 
 
-def _identity(folder: Path, broker: str | None, token: str | None, place: Target, wait: bool) -> Identity:
-    if broker is None and token is None and not (folder / "identity.json").exists():
-        raise JobError(
-            "nothing to train on: add --local N for workers on this machine, or --broker HOST:PORT --token T"
-        )
-    return asyncio.run(_admitted(folder, broker, token, place, wait))
+def _default_run_path(job: Job) -> Path:
+    return Path("runs") / re.sub(r"[^\w.-]+", "-", job.name or "job")
 
 
-async def _admitted(
-    folder: Path, broker: str | None, token: str | None, place: Target, wait: bool
-) -> Identity:
-    """The identity to submit with.
-
-    The broker must answer and know the named workers, before a minute is spent on capturing the model.
-    """
-    from farflung.cli.process.worker_check import check_workers, require_ends
-    from farflung.client.run.broker_client import ask_status
-
-    identity = await obtain_identity(folder, "submitter", broker, token)
-    note(f"asking the broker at {identity.broker} for its workers")
-    status = await ask_status(identity)
-    has = f"it has {status.workers_counted()}; {len(status.backup_pool)} idle"
-    note(has if status.workers else "no worker has joined it yet")
-    for line in check_workers(status, place.pool, identity.broker, wait):
-        note(line)
-    if not place.pool:
-        require_ends(status, place.wishes.codecs)
-    return identity
-
-
-def _load(
-    path: Path,
-    steps: int | None,
-    text: Path | None,
-    precision: Precision | None,
-    codec: str | None,
-    out: Path | None,
-) -> tuple[Job, Path]:
-    """Load the job; its run folder must be free before a minute is spent on capturing the model."""
-    from farflung.client.output.run_folder import RunFolder
-
-    job = read_job(path, steps, text, precision, codec)
-    folder = out or Path("runs") / re.sub(r"[^\w.-]+", "-", job.name or "job")
-    RunFolder.check(folder)
-    return job, folder
-
-
-def _prepare(job: Job, workers: int) -> Prepared:
-    from farflung.client.capture.prepared import prepare
-
-    with searching() as tell, suppress_torch_output():
-        tell("capturing the model")  # the import below takes a while, too
-        prepared = prepare(job, workers, tell)
-    for remark in prepared.remarks:
-        note(f"note: {remark}")
-    return prepared
-
-
-def _require_able(prepared: Prepared, place: Target) -> None:
-    """Refuse a model with an op that a local worker lacks: no other worker will come."""
-    if not place.local or all(name == "torch" for name in place.frameworks):
-        return
-    from farflung.opdag.opset import version
-    from farflung.planner.compatibility import Needs, require_able, unable
-    from farflung.plans.ability import Ability
-    from farflung.runtime.frameworks import backend_called
-
-    offers = {name: backend_called(name).offer() for name in set(place.frameworks)}
-    abilities = {}
-    for number, id in enumerate(local_ids(place.local)):
-        offer = offers[place.frameworks[number % len(place.frameworks)]]
-        abilities[id] = Ability(version(), offer.lacks, offer.framework)
-    require_able(place.local, place.local, unable(Needs.of(prepared.graph), abilities))
-
-
-def _prepare_emulated(job: Job, program: Path) -> Prepared:
-    from farflung.client.capture.prepared import prepare_emulated
-
-    return prepare_emulated(job, program.read_bytes())
-
-
-def _run_folder(path: Path) -> RunFolder:
+def _open_run_folder(path: Path) -> RunFolder:
     from farflung.client.output.run_folder import RunFolder
 
     run = RunFolder.create(path)
@@ -217,62 +116,62 @@ def _run_folder(path: Path) -> RunFolder:
     return run
 
 
-def _give_way(run: RunFolder) -> None:
-    """Give an older run its folder name back, if this run ended before its first step was done."""
-    if run.give_way():
-        note(f"no step was done: what it wrote is in {run.path}, and the older run has its name back")
-
-
-def _observer(prepared: Prepared, as_json: bool) -> Observer:
+def _observer(job: Job, as_json: bool) -> Observer:
     from farflung.cli.render.live import LiveObserver
     from farflung.cli.render.progress import PlainObserver, is_terminal
 
-    job = prepared.job
     return LiveObserver(job.steps) if is_terminal() and not as_json else PlainObserver(job.steps)
 
 
-async def _trained(
-    prepared: Prepared, run: RunFolder, observer: Observer, place: Target, identity: Identity | None
+def _run(
+    prepared: Prepared, target: Target, identity: Identity | None, run: RunFolder, observer: Observer
 ) -> Summary:
-    """Train at the target's broker if there is an identity, else on a local fleet that lives for the run.
+    """Train; if no step was done when the user stopped it, an older run gets its folder name back.
 
-    The first signal stops a run in order, or cancels the start of its fleet; the second ends either at once.
+    Raises
+    ------
+    RunInterrupted
+        The user ended it at once, without waiting for the weights.
     """
-    ending = Ending()
-    with on_interrupt(ending.in_order, ending.at_once):
+    from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
+
+    try:
+        summary = asyncio.run(_train(prepared, target, identity, run, observer))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        _restore_older_run(run)
+        raise RunInterrupted(STOPPED_AT_ONCE) from None
+    if summary.state == CANCELLED:
+        _restore_older_run(run)
+    return summary
+
+
+def _restore_older_run(run: RunFolder) -> None:
+    if run.restore_previous():
+        note(f"no step was done: this run's files are in {run.path}, and the older run has its name back")
+
+
+async def _train(
+    prepared: Prepared, target: Target, identity: Identity | None, run: RunFolder, observer: Observer
+) -> Summary:
+    """Train at the broker of `identity`; without one, on a local fleet that lives as long as the run."""
+    with stop_on_interrupt() as stopper:
+        submit = partial(_submit, prepared, target, run, observer, stopper)
         if identity is not None:
-            return await _submitted(prepared, identity, run, observer, place, ending)
-        from farflung.local.fleet import LocalFleet
-
-        fleet = LocalFleet(place.local, run.logs, backends=place.frameworks)
-        shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
-        start = f"starting a broker and {count_of(place.local, 'worker')} on this machine"
-        note(f"{start}: {shares}" if shares else start)
-        async with fleet:
-            return await _submitted(prepared, fleet.identity, run, observer, place, ending, fleet.watch)
+            return await submit(identity)
+        async with start_local_fleet(target, run.logs) as fleet:
+            return await submit(fleet.identity, fleet)
 
 
-def _what_comes_home(prepared: Prepared, submitter: Submitter) -> str:
-    if prepared.emulated:
-        return ""
-    tally = submitter.books.tally
-    if tally.loading_seconds is None:
-        return ": no step has begun, so no weights come home"
-    if not tally.steps:
-        return ": no step is done yet, so the weights come home as they were"
-    return ": the weights of the last applied step come home first"
-
-
-async def _submitted(
+async def _submit(
     prepared: Prepared,
-    identity: Identity,
+    target: Target,
     run: RunFolder,
     observer: Observer,
-    place: Target,
-    ending: Ending,
-    watch: Watch | None = None,
+    stopper: RunStopper,
+    identity: Identity,
+    fleet: LocalFleet | None = None,
 ) -> Summary:
-    """Submit the job and return its summary; `watch` reports the loss of anything else that the run needs."""
+    """Submit the job and follow it to its end. A process of a local `fleet` that ends fails the run."""
     from farflung.client.run.submitter import Submitter
 
     submitter = Submitter(
@@ -280,21 +179,20 @@ async def _submitted(
         identity,
         run,
         observer,
-        place.workers,
-        on=place.pool,
-        wishes=place.wishes,
-        closed=watch is not None,
+        target.workers,
+        on=target.pool,
+        wishes=target.wishes,
+        closed=fleet is not None,
     )
 
     def stop() -> None:
-        note(f"stopping{_what_comes_home(prepared, submitter)} (Ctrl-C again ends at once)")
+        note(stopping_note(prepared, submitter.recorder.metrics))
         submitter.stop("stopped by the user")
 
-    watching = asyncio.create_task(watch(submitter.fail_soon)) if watch else None
-    ending.stop = stop
+    watching = asyncio.create_task(fleet.watch(submitter.fail_soon)) if fleet is not None else None
     try:
-        return await submitter.run()
+        with stopper.during_run(stop):
+            return await submitter.run()
     finally:
-        ending.is_over = True
         if watching is not None:
             watching.cancel()

@@ -34,7 +34,7 @@ class Codecs:
     wishes: CodecWishes
 
 
-def the_codecs(given: Sequence[str] | None) -> Codecs:
+def parse_codecs(given: Sequence[str] | None) -> Codecs:
     """Parse the values of `--codec`.
 
     Raises

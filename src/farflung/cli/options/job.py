@@ -27,7 +27,7 @@ PrecisionOption = Annotated[
 ]
 
 
-def the_precision(given: str | None) -> Precision | None:
+def parse_precision(given: str | None) -> Precision | None:
     """Parse `--precision`; raises JobError if there is no such precision."""
     from farflung.opdag.graph import Precision
 

@@ -53,14 +53,14 @@ PictureOption = Annotated[
 ]
 
 
-def the_topology(name_or_path: str) -> Topology:
+def load_topology(name_or_path: str) -> Topology:
     """The topology of that testbed or file."""
     from farflung.plans.testbeds.catalogue import find_topology
 
     return find_topology(name_or_path)
 
 
-def the_recompute(given: str) -> Recompute:
+def parse_recompute(given: str) -> Recompute:
     """Parse `--recompute`; raises PlanError if there is no such choice."""
     from farflung.plans import Recompute
 
@@ -70,7 +70,7 @@ def the_recompute(given: str) -> Recompute:
     raise PlanError(f"--recompute must be auto, always or never, found {given!r}")
 
 
-def the_efficiency(given: float | None, measured: bool = False) -> float:
+def parse_efficiency(given: float | None, measured: bool = False) -> float:
     """The fraction of rated or `measured` TFLOP/s that devices sustain; PlanError if out of range."""
     from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 

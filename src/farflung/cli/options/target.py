@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.planning import the_efficiency, the_recompute, the_topology
+from farflung.cli.options.planning import load_topology, parse_efficiency, parse_recompute
 from farflung.cli.render.output import note
 from farflung.errors import JobError
 from farflung.plans.wishes import AUTO
@@ -60,7 +60,7 @@ class Target:
     wishes: Wishes
 
 
-def target_of(
+def parse_target(
     local: int | None,
     broker: str | None,
     token: str | None,
@@ -140,9 +140,9 @@ def _wishes(
     from farflung.plans import Wishes
 
     scheduler_called(scheduler)
-    the_efficiency(efficiency)
-    found = None if topology is None else the_topology(topology)
+    parse_efficiency(efficiency)
+    found = None if topology is None else load_topology(topology)
     unknown = [id for id in chosen if found is not None and id not in found.ids]
     if unknown:
         raise JobError(f"--on names {unknown[0]}, which the topology does not have")
-    return Wishes(scheduler, found, efficiency, the_recompute(recompute), codecs)
+    return Wishes(scheduler, found, efficiency, parse_recompute(recompute), codecs)

@@ -42,31 +42,45 @@ def remembering_interrupts() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-class Ending:
-    """Ends the task that creates it when signals arrive; while a run lasts, `stop` ends the run in order.
-
-    Before a run there is nothing to stop in order, and once it `is_over`, `stop` is not called any more.
-    """
+class RunStopper:
+    """Stops the task that creates it, in order if a run is in progress, else by cancelling the task."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self.stop: Callable[[], object] | None = None
-        self.is_over = False
+        self._stop: Callable[[], object] | None = None
+        self._is_over = False
 
-    def in_order(self) -> None:
-        """Handle the first signal: stop in order."""
-        if self.is_over:
+    @contextmanager
+    def during_run(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Stop in order by calling `stop` in this block, which contains the run; do nothing after it."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._is_over = True
+
+    def stop_in_order(self) -> None:
+        """Handle the first signal."""
+        if self._is_over:
             note("the run is over: its workers are being stopped (Ctrl-C again does not wait for them)")
-        elif self.stop is not None:
-            self.stop()
+        elif self._stop is not None:
+            self._stop()
         else:
-            self.at_once()
+            self.stop_at_once()
 
-    def at_once(self) -> None:
-        """Handle the second signal: stop at once."""
+    def stop_at_once(self) -> None:
+        """Handle the second signal."""
         self._task.cancel()
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[RunStopper]:
+    """Stop the current task on SIGINT or SIGTERM: the first stops a run in order, the second at once."""
+    stopper = RunStopper()
+    with on_interrupt(stopper.stop_in_order, stopper.stop_at_once):
+        yield stopper
 
 
 @contextmanager

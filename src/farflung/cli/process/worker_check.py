@@ -1,16 +1,61 @@
-"""Check that the workers a run names have joined its broker, before capturing the model takes a minute."""
+"""Join a broker to train there: obtain an identity, and check that the workers a run names have joined, too.
+
+This comes before the model is captured, which may take a minute.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farflung.cli.options.target import Target
+from farflung.cli.process.identity import obtain_identity
+from farflung.cli.render.output import note
 from farflung.errors import JobError
 from farflung.text import and_more
 
 if TYPE_CHECKING:
     from farflung.plans import CodecWishes
     from farflung.protocol.messages import Status
+    from farflung.transport.security.identity import Identity
+
+
+def join_broker(folder: Path, broker: str | None, token: str | None, target: Target, wait: bool) -> Identity:
+    """The identity to submit with; the broker must answer and, unless `wait`, know the named workers.
+
+    Raises
+    ------
+    JobError
+        There is no broker to ask, or a named worker has not joined it.
+    IdentityError
+        There is neither identity nor token, or the token was refused.
+    ConnectionFailed
+        The broker cannot be reached.
+    """
+    if broker is None and token is None and not (folder / "identity.json").exists():
+        raise JobError(
+            "nothing to train on: add --local N for workers on this machine, or --broker HOST:PORT --token T"
+        )
+    return asyncio.run(_join_broker(folder, broker, token, target, wait))
+
+
+async def _join_broker(
+    folder: Path, broker: str | None, token: str | None, target: Target, wait: bool
+) -> Identity:
+    from farflung.client.run.broker_client import ask_status
+
+    identity = await obtain_identity(folder, "submitter", broker, token)
+    note(f"asking the broker at {identity.broker} for its workers")
+    status = await ask_status(identity)
+    has = f"it has {status.workers_counted()}; {len(status.backup_pool)} idle"
+    note(has if status.workers else "no worker has joined it yet")
+    for line in check_workers(status, target.pool, identity.broker, wait):
+        note(line)
+    if not target.pool:
+        require_codec_ends(status, target.wishes.codecs)
+    return identity
 
 
 def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool) -> Iterator[str]:
@@ -31,7 +76,7 @@ def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool)
         yield f"away: {and_more(away)}; known to this broker, so the run waits for {them}"
 
 
-def require_ends(status: Status, codecs: CodecWishes) -> None:
+def require_codec_ends(status: Status, codecs: CodecWishes) -> None:
     """Refuse a codec for a link that ends at none of the connected workers.
 
     If no worker is connected yet, every link is accepted. PlanError names the link and the workers.

@@ -1,4 +1,4 @@
-"""Report on a training run before it begins and when it is over, and choose its exit code."""
+"""What a training run prints before it begins, when you stop it and when it is over; and its exit code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from farflung.text import count_of, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from farflung.client.capture.prepared import Prepared
+    from farflung.client.output.recorder import RunMetrics
     from farflung.client.output.records import Summary
     from farflung.client.output.run_folder import RunFolder
 
@@ -20,13 +21,27 @@ COMPRESSED = 1.05
 """Compression ratios below this are those of links without codecs."""
 
 
-def note_room(prepared: Prepared, run: RunFolder) -> None:
+def warn_if_disk_is_short(prepared: Prepared, run: RunFolder) -> None:
     """Warn before a run if its weights will not fit on the disk, rather than lose them hours later."""
     from farflung.client.output.weights import lacking_room
 
     if not prepared.emulated and (lacking := lacking_room(run.path, prepared.job.model)):
         needed, free = map(format_bytes, lacking)
         note(f"note: the weights take {needed}, and {run.path} has {free} free: make room before it ends")
+
+
+def stopping_note(prepared: Prepared, metrics: RunMetrics) -> str:
+    """The line for the first Ctrl-C, with what happens to the weights."""
+    weights = "" if prepared.emulated else _weights_on_stop(metrics)
+    return f"stopping{weights} (Ctrl-C again ends at once)"
+
+
+def _weights_on_stop(metrics: RunMetrics) -> str:
+    if metrics.loading_seconds is None:
+        return ": no step has begun, so there are no weights to collect"
+    if not metrics.steps:
+        return ": no step is done yet, so the collected weights will be the initial ones"
+    return ": collecting the weights of the last applied step first"
 
 
 def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:

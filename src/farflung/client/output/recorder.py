@@ -195,7 +195,7 @@ class Recorder:
     def __init__(self, job: Job, folder: RunFolder, observer: Observer, emulated: bool = False) -> None:
         self.folder = folder
         self.observer = observer
-        self.tally = RunMetrics(job, time.monotonic(), emulated)
+        self.metrics = RunMetrics(job, time.monotonic(), emulated)
         self._emulated = emulated
         self._job_id = ""
         self._state = ""
@@ -216,7 +216,7 @@ class Recorder:
     async def planned(self, message: Planned) -> None:
         """There is a plan; loading begins."""
         workers = message.plan.workers()
-        self.tally.planned(time.monotonic(), len(workers), message.prediction)
+        self.metrics.planned(time.monotonic(), len(workers), message.prediction)
         self.observer.planned(message)
         await asyncio.to_thread(self.folder.write_plan, message.plan)
         await self._record(
@@ -230,29 +230,29 @@ class Recorder:
 
     async def running(self, sent_bytes: int) -> None:
         """Loading is done; `sent_bytes` were sent over data links."""
-        self.tally.running(time.monotonic(), sent_bytes)
+        self.metrics.running(time.monotonic(), sent_bytes)
         self.observer.running()
         self._begin()
-        await self._record("running", loading_seconds=self.tally.loading_seconds)
+        await self._record("running", loading_seconds=self.metrics.loading_seconds)
 
     async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
         """A unit was decided; `sent_bytes` were sent over data links since the start."""
-        unit = self.tally.current
-        row = self.tally.finished(message, time.monotonic(), sent_bytes)
+        unit = self.metrics.current
+        row = self.metrics.finished(message, time.monotonic(), sent_bytes)
         await self._warn(message.links)
-        is_looped = unit is not None and self.tally.is_looped(unit)
+        is_looped = unit is not None and self.metrics.is_looped(unit)
         if row is not None:
             self.observer.stepped(row)
         elif not is_looped:
-            self.observer.validated(self.tally.steps, self.tally.validation_loss)
+            self.observer.validated(self.metrics.steps, self.metrics.validation_loss)
         self._begin()
         if row is not None:
             await asyncio.to_thread(self.folder.add_step, row)
         elif is_looped:
-            loss = self.tally.validation_loss_with_codecs
-            await self._record("validated with codecs", step=self.tally.steps, loss=loss)
+            loss = self.metrics.validation_loss_with_codecs
+            await self._record("validated with codecs", step=self.metrics.steps, loss=loss)
         else:
-            await self._record("validated", step=self.tally.steps, loss=self.tally.validation_loss)
+            await self._record("validated", step=self.metrics.steps, loss=self.metrics.validation_loss)
 
     async def codecs_chosen(self, message: CodecsChosen) -> None:
         """The codec pairs of some links change from some unit on."""
@@ -265,23 +265,23 @@ class Recorder:
 
     def close(self, outcome: Outcome) -> Summary:
         """Write the last event and the summary, as far as the disk allows."""
-        summary = self.tally.summary(outcome.state, outcome.reason, self._job_id, time.monotonic())
+        summary = self.metrics.summary(outcome.state, outcome.reason, self._job_id, time.monotonic())
         with suppress(RunFailed):  # the outcome's reason already names the full disk
             self.folder.add_event(time.time(), "ended", state=outcome.state, reason=outcome.reason)
             self.folder.write_summary(summary)
         return summary
 
-    def kept(self) -> str:
+    def stored_note(self) -> str:
         """What a failed run has stored, as the end of a sentence."""
-        if not self.tally.steps:
+        if not self.metrics.steps:
             return ""
-        step = self.tally.weights_step
+        step = self.metrics.weights_step
         weights = "" if step is None else f" and the weights of step {step}"
-        steps = "1 step" if self.tally.steps == 1 else f"{self.tally.steps} steps"
-        told = f"; the metrics of {steps}{weights} are in {self.folder.path}"
+        steps = "1 step" if self.metrics.steps == 1 else f"{self.metrics.steps} steps"
+        note = f"; the metrics of {steps}{weights} are in {self.folder.path}"
         if step is not None or self._emulated:
-            return told
-        return f"{told}, but the weights were with the workers and are lost: the run must start anew"
+            return note
+        return f"{note}, but the weights were with the workers and are lost: the run must start anew"
 
     async def _warn(self, links: Sequence[LinkTraffic]) -> None:
         """Warn once that a codec cannot encode some tensors; the run sends those uncompressed."""
@@ -293,11 +293,11 @@ class Recorder:
                 f"values on {pairs[0]} are not finite (or beyond 1e16): no codec writes them, so they travel"
                 " as they are; the model may be diverging"
             )
-            await self._record("not finite", step=self.tally.steps, links=pairs)
+            await self._record("not finite", step=self.metrics.steps, links=pairs)
 
     def _begin(self) -> None:
-        if self.tally.current is not None:
-            self.observer.working(self.tally.current, 0)
+        if self.metrics.current is not None:
+            self.observer.working(self.metrics.current, 0)
 
     async def _record(self, event: str, **facts: object) -> None:
         await asyncio.to_thread(self.folder.add_event, time.time(), event, **facts)

@@ -134,7 +134,7 @@ class RunFolder:
         """Write `summary.json`."""
         self._write(SUMMARY, summary)
 
-    def give_way(self) -> bool:
+    def restore_previous(self) -> bool:
         """Give an older run its name back, unless this run has a step; returns whether it did."""
         if self._has_steps or self.previous is None:
             return False

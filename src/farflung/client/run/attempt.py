@@ -35,11 +35,11 @@ class Attempt:
         self.planned = planned
         self._observer = observer
         self._hear = hear
-        self._lines: dict[str, WorkerSession] = {}
+        self._sessions: dict[str, WorkerSession] = {}
         self._connected: set[str] = set()
         self._linked = asyncio.Event()
         self._feeder = Feeder(
-            planned.job, planned.attempt, planned.plan, prepared.graph, self._lines, observer.working
+            planned.job, planned.attempt, planned.plan, prepared.graph, self._sessions, observer.working
         )
         changed = changed_by_training(prepared.graph)
         coming = [[name for name in names if name in changed] for names in planned.owned]
@@ -50,9 +50,9 @@ class Attempt:
     @property
     def bytes_sent(self) -> int:
         """Bytes sent over data links so far, including framing."""
-        return sum(line.bytes_sent for line in self._lines.values())
+        return sum(session.bytes_sent for session in self._sessions.values())
 
-    async def load(self, paths: WorkerRoutes) -> None:
+    async def load(self, routes: WorkerRoutes) -> None:
         """Dial every worker, and send each one the parameters and buffers that its segments own.
 
         Raises
@@ -63,7 +63,7 @@ class Attempt:
         progress = _Progress(self._observer, self._total_bytes())
         async with asyncio.TaskGroup() as group:
             for worker in self.planned.plan.workers():
-                group.create_task(self._load_worker(worker, paths, progress))
+                group.create_task(self._load_worker(worker, routes, progress))
 
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""
@@ -73,8 +73,8 @@ class Attempt:
 
     def moved(self, worker: str, addresses: Sequence[str]) -> None:
         """Use new addresses for a worker from now on."""
-        if line := self._lines.get(worker):
-            line.moved(addresses)
+        if session := self._sessions.get(worker):
+            session.moved(addresses)
 
     async def trained_state(self) -> dict[str, Tensor]:
         """Wait for the tensors that training changed; returns all owned ones. See `StateCollector.state`."""
@@ -84,20 +84,22 @@ class Attempt:
 
     async def close(self, reason: str) -> None:
         """Close every link."""
-        await asyncio.gather(*(line.close(reason) for line in self._lines.values()))
+        await asyncio.gather(*(session.close(reason) for session in self._sessions.values()))
 
-    async def _load_worker(self, worker: str, paths: WorkerRoutes, progress: _Progress) -> None:
+    async def _load_worker(self, worker: str, routes: WorkerRoutes, progress: _Progress) -> None:
         planned = self.planned
         welcome = Welcome(planned.job, planned.attempt)
-        line = WorkerSession(worker, welcome, self._feeder, self._collector, self._hear)
-        self._lines[worker] = line
-        await line.connect(paths, planned)
+        session = WorkerSession(worker, welcome, self._feeder, self._collector, self._hear)
+        self._sessions[worker] = session
+        await session.connect(routes, planned)
         self._connected.add(worker)
         if len(self._connected) == len(planned.plan.workers()):
             self._linked.set()
         segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         with suppress(ConnectionFailed):  # the lost link has been reported
-            await send_state(planned.job, planned.attempt, segments, self._prepared.state, line, progress.add)
+            await send_state(
+                planned.job, planned.attempt, segments, self._prepared.state, session, progress.add
+            )
 
     def _total_bytes(self) -> int:
         return sum(self._prepared.state[name].nbytes for names in self.planned.owned for name in names)

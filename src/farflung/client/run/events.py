@@ -14,8 +14,8 @@ from farflung.protocol.messages import Message
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Something failed on the submitter's side; `collect` says whether the weights can still be collected."""
+class TaskFailed:
+    """A background task failed; `collect` says whether the weights can still be collected."""
 
     error: BaseException
     collect: bool
@@ -29,36 +29,36 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Gone:
-    """Something that the job depends on is gone."""
+class FleetLost:
+    """A worker or process that the job depends on is gone."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Written:
+class WeightsSaved:
     """The trained weights are in the run folder."""
 
 
-Event = Message | Lost | Trouble | Stop | Gone | Written
+Event = Message | Lost | TaskFailed | Stop | FleetLost | WeightsSaved
 
 
 BackgroundTask = Callable[[], Coroutine[None, None, None]]
 
 
 class BackgroundTasks:
-    """Runs tasks concurrently; `hear` is called for each one that fails."""
+    """Runs tasks concurrently; `on_failure` is called for each one that fails."""
 
-    def __init__(self, hear: Callable[[Trouble], None]) -> None:
-        self._hear = hear
+    def __init__(self, on_failure: Callable[[TaskFailed], None]) -> None:
+        self._on_failure = on_failure
         self._tasks: list[asyncio.Task[None]] = []
 
-    def begin(self, errand: BackgroundTask, collect: bool) -> None:
+    def begin(self, task: BackgroundTask, collect: bool) -> None:
         """Start a task; if it fails, `collect` says whether the weights can still be collected.
 
         It takes a function, not a coroutine: a task that is stopped before its first step never calls it.
         """
-        self._tasks.append(asyncio.create_task(self._watched(errand, collect)))
+        self._tasks.append(asyncio.create_task(self._watched(task, collect)))
 
     def stop(self) -> None:
         """Cancel all tasks."""
@@ -69,11 +69,11 @@ class BackgroundTasks:
         """Wait until all tasks have ended, whether they failed or not."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _watched(self, errand: BackgroundTask, collect: bool) -> None:
+    async def _watched(self, task: BackgroundTask, collect: bool) -> None:
         try:
-            await errand()
+            await task()
         except Exception as error:
-            self._hear(Trouble(_first(error), collect))
+            self._on_failure(TaskFailed(_first(error), collect))
 
 
 def _first(error: BaseException) -> BaseException:

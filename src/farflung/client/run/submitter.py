@@ -18,7 +18,7 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.weights import save_weights
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.broker_client import Lost, open_broker_session
-from farflung.client.run.events import BackgroundTasks, Event, Gone, Stop, Trouble, Written
+from farflung.client.run.events import BackgroundTasks, Event, FleetLost, Stop, TaskFailed, WeightsSaved
 from farflung.client.run.worker_session import WorkerRoutes
 from farflung.errors import FarflungError, RunFailed
 from farflung.plans import NO_WISHES, Wishes
@@ -104,32 +104,34 @@ class Submitter:
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._closed = closed
         self._timeouts = Timeouts()
-        self.books = Recorder(prepared.job, run, observer, prepared.emulated)
+        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._errands = BackgroundTasks(self._events.put_nowait)
+        self._tasks = BackgroundTasks(self._events.put_nowait)
         self._broker: BrokerSession | None = None
-        self._paths: WorkerRoutes | None = None
+        self._routes: WorkerRoutes | None = None
         self._renewal: Renewal | None = None
         self._attempt: Attempt | None = None
-        self._job = ""
+        self._job = ""  # empty before the broker accepts the job and after it has ended
         self._failure = ""
-        self._stopping = ""
-        self._doomed = False
-        self._homeward = False
-        self._holding = False
+        self._stop_reason = ""
+        self._is_failing = False
+        self._is_collecting = False
+        self._has_weights = False
 
     async def run(self) -> Summary:
         """Run the job to its end and write `summary.json`; cancelling this ends the job at once."""
         outcome = Outcome(FAILED, "a defect of farflung ended the run: please report its traceback")
         try:
-            outcome = await self._run()
+            await self._connect()
+            await self._submit()
+            outcome = await self._handle_events()
         except FarflungError as error:
             outcome = Outcome(FAILED, str(error))
         except asyncio.CancelledError:
             outcome = Outcome(CANCELLED, STOPPED_AT_ONCE)
             raise
         finally:
-            summary = self.books.close(outcome)
+            summary = self.recorder.close(outcome)
             await self._close(outcome)
         return summary
 
@@ -139,130 +141,112 @@ class Submitter:
 
     def fail_soon(self, reason: str) -> None:
         """Fail because something that the job needs is gone, unless the broker gives a better reason."""
-        self._events.put_nowait(Gone(reason))
+        self._events.put_nowait(FleetLost(reason))
 
-    async def _run(self) -> Outcome:
-        name = self._prepared.job.name or "job"
+    async def _connect(self) -> None:
+        """Open the session with the broker, and prepare to connect to workers."""
         self._broker = await open_broker_session(self._identity, self._timeouts, self._events.put_nowait)
         self._timeouts = self._broker.timeouts
-        self._paths = WorkerRoutes(self._identity, self._timeouts, self._tell)
-        self._renewal = Renewal(self._identity, self._paths.contexts)
-        self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
-        prepared = self._prepared
+        self._routes = WorkerRoutes(self._identity, self._timeouts, self._send)
+        self._renewal = Renewal(self._identity, self._routes.contexts)
+        self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
+
+    async def _submit(self) -> None:
+        """Send the job: the captured program, the training settings, and how to plan it."""
+        name, codecs = self._prepared.job.name or "job", self._wishes.codecs
+        training = self._prepared.training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
         submit = Submit(
-            name,
-            prepared.program,
-            prepared.training.with_codecs(
-                self._wishes.codecs.codebook, sample=is_auto(self._wishes.codecs.every)
-            ),
-            self._workers,
-            self._on,
-            self._wishes,
-            Opset.own(),
+            name, self._prepared.program, training, self._workers, self._on, self._wishes, Opset.own()
         )
         _require_short(submit)
-        self._tell(submit)
-        await self.books.submitted(name, self._identity.broker)
+        self._send(submit)
+        await self.recorder.submitted(name, self._identity.broker)
+
+    async def _handle_events(self) -> Outcome:
         while True:
             outcome = await self._handle(await self._events.get())
             if outcome is not None:
                 return outcome
 
     async def _handle(self, event: Event) -> Outcome | None:
-        """Handle one event; returns the outcome if it was the last."""
+        """Handle one event; returns the outcome if it was the last.
+
+        A run without faults passes the first group of cases from top to bottom.
+        """
         match event:
             case Accepted():
-                await self._accepted(event)
-                if event.lacking and self._closed:
-                    return Outcome(FAILED, f"no other workers will join here: {event.state}")
+                return await self._accepted(event)
             case Planned():
-                await self.books.planned(event)
-                self._attempt = Attempt(self._prepared, event, self.books.observer, self._events.put_nowait)
-                self._errands.begin(partial(self._attempt.load, self._reach()), collect=False)
+                await self._begin_attempt(event)
             case Running():
-                attempt = self._current()
-                await self.books.running(attempt.bytes_sent)
-                self._errands.begin(attempt.feed, collect=True)
+                attempt = self._require_attempt()
+                await self.recorder.running(attempt.bytes_sent)
+                self._tasks.begin(attempt.feed, collect=True)
             case UnitDone():
-                await self.books.unit_done(event, self._current().bytes_sent)
+                await self.recorder.unit_done(event, self._require_attempt().bytes_sent)
             case CodecsChosen():
-                await self.books.codecs_chosen(event)
+                await self.recorder.codecs_chosen(event)
             case Collecting():
-                await self._collecting(event)
+                await self._begin_collecting(event)
+            case WeightsSaved():
+                self._has_weights = True
+                self._send(Collected(self._job, self._require_attempt().planned.attempt))
+            case Ended():
+                return self._ended(event)
+
             case Circuit() | NotReached():
-                self._reach().hear(event)
-            case Written():
-                self._holding = True
-                self._tell(Collected(self._job, self._current().planned.attempt))
-            case Stop():
-                self._stopping = event.reason
-                self._cancel(event.reason)
-            case Trouble():
-                return self._trouble(event)
-            case Lost(peer=peer, reason=reason) if peer == BROKER_ID:
-                self._job = ""
-                broker = f"the broker at {self._identity.broker} was lost: {reason}"
-                return Outcome(FAILED, self._failure or f"{broker}{self.books.kept()}")
-            case Lost(peer=peer, reason=reason):
-                self._gone(f"worker {peer} was lost: {reason}")
-            case Gone():
-                self._gone(event.reason)
-            case Renewed():
-                self._errands.begin(partial(self._take_certificate, event.certificate), collect=True)
+                self._require_routes().hear(event)
             case PeerMoved():
                 if self._attempt is not None:
                     self._attempt.moved(event.worker, event.addresses)
+            case Renewed():
+                self._tasks.begin(partial(self._take_certificate, event.certificate), collect=True)
+
+            case Stop():
+                self._stop_reason = event.reason
+                self._cancel(event.reason)
+            case TaskFailed():
+                return self._task_failed(event)
             case Denied():
                 return Outcome(FAILED, f"the broker refused: {event.reason}")
-            case Ended():
-                return self._ended(event)
+            case Lost(peer=peer, reason=reason) if peer == BROKER_ID:
+                return self._broker_lost(reason)
+            case Lost(peer=peer, reason=reason):
+                self._fleet_lost(f"worker {peer} was lost: {reason}")
+            case FleetLost():
+                self._fleet_lost(event.reason)
         return None
 
-    async def _accepted(self, message: Accepted) -> None:
+    async def _accepted(self, message: Accepted) -> Outcome | None:
         self._job = message.job
-        await self.books.accepted(message)
-        if self._stopping:
-            self._cancel(self._stopping)
+        await self.recorder.accepted(message)
+        if self._stop_reason:
+            self._cancel(self._stop_reason)
+        if message.lacking and self._closed:
+            return Outcome(FAILED, f"no other workers will join here: {message.state}")
+        return None
 
-    async def _collecting(self, message: Collecting) -> None:
-        if self._homeward:  # a second word about the same weights
+    async def _begin_attempt(self, planned: Planned) -> None:
+        """Connect to the workers of the plan, and send them their parameters."""
+        await self.recorder.planned(planned)
+        self._attempt = Attempt(self._prepared, planned, self.recorder.observer, self._events.put_nowait)
+        self._tasks.begin(partial(self._attempt.load, self._require_routes()), collect=False)
+
+    async def _begin_collecting(self, message: Collecting) -> None:
+        if self._is_collecting:  # the broker repeats it if a job that is collecting is cancelled
             return
-        self._homeward = True
-        await self.books.collecting(message)
-        self._errands.stop()
-        self._errands.begin(partial(self._bring_home, message.step), collect=False)
+        self._is_collecting = True
+        await self.recorder.collecting(message)
+        self._tasks.stop()
+        self._tasks.begin(partial(self._collect_weights, message.step), collect=False)
 
-    async def _bring_home(self, step: int) -> None:
-        trained = await self._current().trained_state()
+    async def _collect_weights(self, step: int) -> None:
+        trained = await self._require_attempt().trained_state()
         job, ties = self._prepared.job, self._prepared.graph.ties
         if not self._prepared.emulated:
-            await asyncio.to_thread(save_weights, self.books.folder.model_path, job.model, trained, ties)
-            self.books.tally.weights_step = step
-        self._events.put_nowait(Written())
-
-    async def _take_certificate(self, certificate: bytes) -> None:
-        if self._renewal is not None:
-            await asyncio.to_thread(self._renewal.renewed, certificate)
-            self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
-
-    def _trouble(self, trouble: Trouble) -> Outcome | None:
-        """Fail, but collect the weights first if that is still possible."""
-        if not isinstance(trouble.error, FarflungError):
-            raise trouble.error
-        self._failure = self._failure or str(trouble.error)
-        if not trouble.collect or not self._job:
-            return Outcome(FAILED, self._failure)
-        self._cancel(self._failure)
-        return None
-
-    def _gone(self, reason: str) -> None:
-        """Fail, unless the broker, which knows more, gives its own reason within the lease."""
-        if self._holding or self._doomed:
-            return
-        self._doomed = True
-        overdue = Trouble(RunFailed(f"{reason}{self.books.kept()}"), collect=False)
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
+            await asyncio.to_thread(save_weights, self.recorder.folder.model_path, job.model, trained, ties)
+            self.recorder.metrics.weights_step = step
+        self._events.put_nowait(WeightsSaved())
 
     def _ended(self, ended: Ended) -> Outcome:
         self._job = ""
@@ -270,48 +254,80 @@ class Submitter:
             return Outcome(DONE, "")
         if ended.state == CANCELLED:
             return Outcome(FAILED, self._failure) if self._failure else Outcome(CANCELLED, ended.reason)
-        return Outcome(ended.state, f"{ended.reason}{self.books.kept()}")
+        return Outcome(ended.state, f"{ended.reason}{self.recorder.stored_note()}")
 
-    def _reach(self) -> WorkerRoutes:
-        assert self._paths is not None
-        return self._paths
+    async def _take_certificate(self, certificate: bytes) -> None:
+        if self._renewal is not None:
+            await asyncio.to_thread(self._renewal.renewed, certificate)
+            self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
 
-    def _current(self) -> Attempt:
+    def _task_failed(self, failed: TaskFailed) -> Outcome | None:
+        """Fail, but collect the weights first if that is still possible."""
+        if not isinstance(failed.error, FarflungError):
+            raise failed.error
+        self._failure = self._failure or str(failed.error)
+        if not failed.collect or not self._job:
+            return Outcome(FAILED, self._failure)
+        self._cancel(self._failure)
+        return None
+
+    def _broker_lost(self, reason: str) -> Outcome:
+        self._job = ""
+        broker = f"the broker at {self._identity.broker} was lost: {reason}"
+        return Outcome(FAILED, self._failure or f"{broker}{self.recorder.stored_note()}")
+
+    def _fleet_lost(self, reason: str) -> None:
+        """Fail, unless the broker, which knows more, gives its own reason within the lease."""
+        if self._has_weights or self._is_failing:
+            return
+        self._is_failing = True
+        overdue = TaskFailed(RunFailed(f"{reason}{self.recorder.stored_note()}"), collect=False)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
+
+    def _require_routes(self) -> WorkerRoutes:
+        assert self._routes is not None
+        return self._routes
+
+    def _require_attempt(self) -> Attempt:
         if self._attempt is None:
-            raise RunFailed("the broker spoke of a plan that it never sent: use the same farflung everywhere")
+            raise RunFailed(
+                "the broker sent a message about a plan that it never sent: use the same farflung everywhere"
+            )
         return self._attempt
 
     def _cancel(self, reason: str) -> None:
         if self._job:
-            self._tell(Cancel(self._job, reason[:REASON_LENGTH], collect=True))
+            self._send(Cancel(self._job, reason[:REASON_LENGTH], collect=True))
 
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         if self._broker is not None:
             self._broker.send(message)
 
-    async def _give_up(self, reason: str) -> None:
+    async def _close(self, outcome: Outcome) -> None:
+        """End the job at the broker if it has not ended, then close every session."""
+        if self._job:
+            await self._cancel_at_once(outcome.reason)
+        if self._renewal is not None:
+            self._renewal.stop()
+        self._tasks.stop()
+        await self._tasks.ended()
+        words = f"the job is over: {outcome.state}"
+        if self._attempt is not None:
+            await self._attempt.close(words)
+        if self._routes is not None:
+            await self._routes.close(words)
+        if self._broker is not None:
+            await self._broker.close(words)
+
+    async def _cancel_at_once(self, reason: str) -> None:
         """Cancel the job at the broker, and wait until the broker confirms its end."""
-        self._tell(Cancel(self._job, reason[:REASON_LENGTH], collect=False))
+        self._send(Cancel(self._job, reason[:REASON_LENGTH], collect=False))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timeouts.close_seconds):
                 while not isinstance(event := await self._events.get(), Ended):
                     if isinstance(event, Lost) and event.peer == BROKER_ID:
                         return
-
-    async def _close(self, outcome: Outcome) -> None:
-        if self._job:
-            await self._give_up(outcome.reason)
-        if self._renewal is not None:
-            self._renewal.stop()
-        self._errands.stop()
-        await self._errands.ended()
-        words = f"the job is over: {outcome.state}"
-        if self._attempt is not None:
-            await self._attempt.close(words)
-        if self._paths is not None:
-            await self._paths.close(words)
-        if self._broker is not None:
-            await self._broker.close(words)
 
 
 def _require_short(submit: Submit) -> None:

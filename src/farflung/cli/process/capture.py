@@ -1,0 +1,68 @@
+"""Capture the model of a job that is to be trained, and print what the user should know about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farflung.cli.options.planning import fewer_workers_advice
+from farflung.cli.options.target import Target, local_ids
+from farflung.cli.process.interrupts import suppress_torch_output
+from farflung.cli.render.output import note
+from farflung.cli.render.progress import searching
+
+if TYPE_CHECKING:
+    from farflung.client.api.job import Job
+    from farflung.client.capture.prepared import Prepared
+
+
+def capture_model(job: Job, target: Target, emulated: Path | None = None) -> Prepared:
+    """Capture the job's model and check that the target can train it.
+
+    `emulated` is a file with a model that `farflung lab run --emulate-devices` has captured already.
+
+    Raises
+    ------
+    CaptureError
+        The model cannot become an OP-DAG, or has no values to train.
+    JobError
+        The items or the stored weights cannot be read.
+    PlanError
+        The model cannot be cut for that many workers, or a local worker lacks one of its ops.
+    """
+    if emulated is not None:
+        from farflung.client.capture.prepared import prepare_emulated
+
+        return prepare_emulated(job, emulated.read_bytes())
+    with fewer_workers_advice(target.asked_by):
+        prepared = _prepare(job, target.workers)
+    _require_local_ops(prepared, target)
+    return prepared
+
+
+def _prepare(job: Job, workers: int) -> Prepared:
+    with searching() as tell, suppress_torch_output():
+        tell("capturing the model")  # the import below takes a while, too
+        from farflung.client.capture.prepared import prepare
+
+        prepared = prepare(job, workers, tell)
+    for remark in prepared.remarks:
+        note(f"note: {remark}")
+    return prepared
+
+
+def _require_local_ops(prepared: Prepared, target: Target) -> None:
+    """Refuse a model with an op that a local worker lacks: no other worker will join."""
+    if not target.local or all(name == "torch" for name in target.frameworks):
+        return
+    from farflung.opdag.opset import version
+    from farflung.planner.compatibility import Needs, require_able, unable
+    from farflung.plans.ability import Ability
+    from farflung.runtime.frameworks import backend_called
+
+    offers = {name: backend_called(name).offer() for name in set(target.frameworks)}
+    abilities = {}
+    for number, id in enumerate(local_ids(target.local)):
+        offer = offers[target.frameworks[number % len(target.frameworks)]]
+        abilities[id] = Ability(version(), offer.lacks, offer.framework)
+    require_able(target.local, target.local, unable(Needs.of(prepared.graph), abilities))

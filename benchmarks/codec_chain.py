@@ -9,7 +9,7 @@ from farflung.planner.codecs.auto import choose
 from farflung.planner.codecs.codec_context import Circumstances, Hop, Pipeline, Stage, Way
 from farflung.planner.codecs.ladder import Table, ladder
 from farflung.planner.codecs.limits import Limits
-from farflung.plans.rung import Rung
+from farflung.plans.codec_pair import CodecPair
 from farflung.simulator.conditions import PAYLOAD_SHARE
 from farflung.simulator.costs import Codable, TaskSeconds
 
@@ -65,6 +65,6 @@ def rungs_of(
     rungs = ladder(table)
     chosen = [rungs[level].name for level in choose(scene, rungs, limits or Limits()).levels]
     return tuple(
-        Rung(Rung.of(there).activation, Rung.of(back).gradient).name
+        CodecPair(CodecPair.of(there).activation, CodecPair.of(back).gradient).name
         for there, back in zip(chosen[::2], chosen[1::2], strict=True)
     )

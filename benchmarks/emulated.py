@@ -38,7 +38,7 @@ from farflung.lab.run.emulation import emulate_job
 from farflung.lab.run.layout import lay_out
 from farflung.planner.assignment import Options
 from farflung.planner.registry import scheduler
-from farflung.plans import Plan, Topology, only
+from farflung.plans import Plan, Topology, subtopology
 from farflung.plans.testbeds.catalogue import find_topology
 from farflung.plans.wishes import AUTO
 from farflung.workload import workload_of
@@ -170,7 +170,7 @@ def emulate(setting: Setting, topology: Topology) -> Emulated:
     workload = workload_of(capture_shapes(job).graph, job.microbatches, job.microbatch_size)
     options = Options(workers=setting.workers, efficiency=efficiency)
     chosen = scheduler(AUTO)(topology, workload, options).plan.workers()
-    taken = only(topology, sorted(topology.ids.index(worker) for worker in chosen))
+    taken = subtopology(topology, sorted(topology.ids.index(worker) for worker in chosen))
     shapes = emulate_job(job, taken, len(chosen), efficiency, None)
     tflops = {worker.id: efficiency * worker.tflops for worker in topology.workers}
     return Emulated(tflops, float(workload.flops.sum()), shapes)

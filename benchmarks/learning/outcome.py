@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from farflung.files import write_atomically
-from farflung.plans.rung import CODEC_FORMAT
+from farflung.plans.codec_pair import CODEC_FORMAT
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from benchmarks.learning.way import Way, halves
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.policies import adatopk, uniform_topk
 from farflung.plans import FEEDER, LinkCodec, Plan, Topology, WorkerSpec
-from farflung.plans.rung import DENSE
+from farflung.plans.codec_pair import DENSE
 from farflung.simulator import Conditions
 from farflung.simulator.costs import routes_of, segment_seconds
 

@@ -34,13 +34,13 @@ class Way:
 
     def rung(self, link: int, step: int, steps: int) -> str:
         """Of the boundary behind segment `link`, at step `step` of `steps`."""
-        rungs = phase_at(self.phases, step, steps).rung.split(";")
+        rungs = phase_at(self.phases, step, steps).codec_pair.split(";")
         return rungs[min(link, len(rungs) - 1)]
 
     @property
     def rungs(self) -> set[str]:
         """Of all links at all times."""
-        return {rung for phase in self.phases for rung in phase.rung.split(";")}
+        return {rung for phase in self.phases for rung in phase.codec_pair.split(";")}
 
     @property
     def single(self) -> str | None:

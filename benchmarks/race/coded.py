@@ -22,7 +22,7 @@ from farflung.opdag.partition import Partition
 from farflung.planner.assignment import Assignment
 from farflung.planner.placing import PlannedJob, place
 from farflung.plans import Plan
-from farflung.plans.rung import CODEC_FORMAT, codebook_of
+from farflung.plans.codec_pair import CODEC_FORMAT, codebook_of
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.steps import named_state, received
 

@@ -10,7 +10,7 @@ from tests.planner.codecs.tables import AXES, TABLE, WITH_AXES
 from farflung.codec.catalogue import declared
 from farflung.planner.codecs.limits import MOST_NOISE, Limits
 from farflung.planner.codecs.policies import auto
-from farflung.plans.rung import Rung
+from farflung.plans.codec_pair import CodecPair
 from farflung.simulator import Conditions
 from farflung.simulator.costs import TaskSeconds
 
@@ -26,7 +26,7 @@ def chosen(mbps: float, table: dict = WITH_AXES, budget: float = 0.02) -> tuple[
 def test_slow_lines_are_written_in_few_bytes_and_fast_ones_as_they_are() -> None:
     dense = [sum(rung == "dense" for rung in chosen(mbps)) for mbps in (8, 16, 32, 100, 1000)]
     assert dense == sorted(dense)
-    assert all(Rung.of(rung).activation == Rung.of(AXES).activation for rung in chosen(8))
+    assert all(CodecPair.of(rung).activation == CodecPair.of(AXES).activation for rung in chosen(8))
     assert set(chosen(1000)) == {"dense"}
 
 
@@ -41,7 +41,7 @@ def test_gradients_that_cross_more_boundaries_than_were_tried_are_written_finely
 ) -> None:
     boundaries = [Boundary(262144, 1.0, 1.0, 0.02)] * count
     rungs = rungs_of(boundaries, [SECONDS] * (count + 1), 16, limits=Limits(1.0))
-    gradients = [declared(Rung.of(rung).gradient) for rung in rungs]
+    gradients = [declared(CodecPair.of(rung).gradient) for rung in rungs]
     assert all(gradient.bits < 4 for gradient in gradients)
     assert (max(gradient.usual_error for gradient in gradients) > MOST_NOISE) is is_tried
 
@@ -55,5 +55,5 @@ def test_it_is_what_the_policy_chooses_for_such_a_plan(mbps: float) -> None:
     codecs = {(one.source, one.target): one.codec for one in auto(Limits(), Conditions())(
         plan, topology({(0, 1): mbps, (1, 0): mbps}, 2)
     )}  # fmt: skip
-    there, back = (Rung.of(codecs.get(pair, "dense")) for pair in (("a", "b"), ("b", "a")))
-    assert Rung(there.activation, back.gradient).name == rung
+    there, back = (CodecPair.of(codecs.get(pair, "dense")) for pair in (("a", "b"), ("b", "a")))
+    assert CodecPair(there.activation, back.gradient).name == rung

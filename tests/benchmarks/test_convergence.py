@@ -100,7 +100,7 @@ def test_policies_choose_rougher_codecs_for_slower_lines() -> None:
     plan = plan_of(gpt(4, quick=True))
     assert chosen("auto:1", plan).text != DENSE
     assert chosen("auto:100000", plan).text == DENSE
-    rungs = chosen("adatopk:4:8", plan).phases[0].rung.split(";")
+    rungs = chosen("adatopk:4:8", plan).phases[0].codec_pair.split(";")
     assert rungs[0] == "topk8.33-bf16" and len(set(rungs)) == 3
     assert chosen("uniform:4", plan).text == "topk25-bf16"
     assert is_policy("auto:8") and not is_policy("token-mean:int8")

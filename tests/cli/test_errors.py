@@ -144,7 +144,7 @@ CASES = [
     (["status"], 2, "there is no identity of a submitter"),
     (["lab", "run", "good.py", "--topology", "four-house"], 2, "the testbeds are four-homes, two-sites"),
     (["lab", "run", "good.py", "--topology", "none.json"], 2, "the testbeds are four-homes"),
-    (["lab", "run", "good.py", "--topology", "good.py"], 2, "good.py is no topology: not JSON"),
+    (["lab", "run", "good.py", "--topology", "good.py"], 2, "good.py is not a topology: not JSON"),
     (["lab", "run", "good.py", "--topology", "lan", "--workers", "5"], 2, "--workers must be 0 to 4"),
     (
         ["lab", "run", "good.py", "--topology", "lan", "--codec", "box-0->typo=int8"],

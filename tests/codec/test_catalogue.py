@@ -18,7 +18,7 @@ from farflung.codec import (
 )
 from farflung.codec.catalogue import EXAMPLES, KEYS, declared, gives_mask, needs_mask, recipe
 from farflung.errors import CodecError
-from farflung.plans.rung import CodecName
+from farflung.plans.codec_pair import CodecName
 
 
 @pytest.mark.parametrize(

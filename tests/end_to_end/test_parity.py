@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import farflung
 from farflung.client.capture.check import capture_shapes
 from farflung.opdag.capture.capture import LossModule
-from farflung.plans import Wishes, only
+from farflung.plans import Wishes, subtopology
 from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import gradient_difference, parameter_difference
@@ -80,7 +80,7 @@ def test_bfloat16_equals_eager_under_autocast_at_half_the_bytes(fleet: Fleet) ->
 @pytest.mark.parametrize("scheduler", ["auto", "op-fence"])
 def test_numbers_do_not_depend_on_the_plan(fleet: Fleet, scheduler: str) -> None:
     """Cut and placed for four workers of three sites far apart, nothing of what is learned changes."""
-    part = only(load_testbed("three-sites"), [0, 1, 2, 4])
+    part = subtopology(load_testbed("three-sites"), [0, 1, 2, 4])
     workers = [
         msgspec.structs.replace(worker, id=f"worker-{number}") for number, worker in enumerate(part.workers)
     ]

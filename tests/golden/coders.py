@@ -12,7 +12,7 @@ from farflung.codec import Context, Feedback, Recipe, TopK
 from farflung.codec.catalogue import EXAMPLES, recipe
 from farflung.opdag import wire
 from farflung.plans import LinkCodec, Plan
-from farflung.plans.rung import CODEC_FORMAT, codebook_of
+from farflung.plans.codec_pair import CODEC_FORMAT, codebook_of
 from farflung.runtime.coding import Coding
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parcel import Parcel

@@ -12,7 +12,7 @@ from tests.golden.coders import FILE, ROWS, WIDTH, context, recipe_called, worke
 from tests.golden.formats import VERSIONS
 
 from farflung.plans import Plan
-from farflung.plans.rung import CODEC_FORMAT
+from farflung.plans.codec_pair import CODEC_FORMAT
 
 RECORDED: dict[str, Any] = json.loads(
     next(version / FILE for version in reversed(VERSIONS) if (version / FILE).exists()).read_text()

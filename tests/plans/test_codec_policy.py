@@ -5,11 +5,11 @@ import pytest
 
 from farflung.errors import CodecError, PlanError
 from farflung.plans import CodecWishes, LinkWish
+from farflung.plans.codec_pair import codebook_of
 from farflung.plans.codec_policy import LADDER, CodecPolicy, policy_of, topk
-from farflung.plans.rung import codebook_of
 
 
-def test_auto_may_be_told_where_to_stop() -> None:
+def test_auto_accepts_a_roughest_codec_pair() -> None:
     assert policy_of("auto") == CodecPolicy("auto")
     assert policy_of("auto:int8/int4-stochastic") == CodecPolicy("auto", roughest="int8/int4-stochastic")
     assert CodecPolicy("auto", roughest="int8").codebook == ("bf16", "int8")
@@ -19,18 +19,18 @@ def test_auto_may_be_told_where_to_stop() -> None:
 
 
 @pytest.mark.parametrize("text", ["adatopk", "uniform:", "uniform:many", "adatopk:0.5", "adatopk:nan"])
-def test_a_ratio_that_is_none_is_one_line(text: str) -> None:
+def test_an_invalid_ratio_is_an_error_of_one_line(text: str) -> None:
     with pytest.raises(CodecError, match="ratio") as error:
         policy_of(text)
     assert "\n" not in str(error.value)
 
 
-def test_topk_is_dense_where_everything_is_kept() -> None:
+def test_topk_that_keeps_every_element_is_dense() -> None:
     assert topk(1.0).name == "dense"
     assert topk(100).name == "topk1-bf16"
 
 
-def test_wishes_name_a_policy_or_rungs_and_not_both() -> None:
+def test_wishes_name_a_policy_or_codec_pairs_but_not_both() -> None:
     wishes = CodecWishes("auto", max_loss_gap=0.005)
     assert not wishes.is_fixed and wishes.policy == CodecPolicy("auto")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(wishes), type=CodecWishes) == wishes

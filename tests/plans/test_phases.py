@@ -1,4 +1,4 @@
-"""Rungs in turn, as text."""
+"""Codec phases as text."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import pytest
 
 from farflung.errors import CodecError
 from farflung.plans import CodecWishes, LaterCodecs, LinkCodec, Plan
-from farflung.plans.phases import Phase, codecs_in, phase_at, phases_of, spelt
+from farflung.plans.phases import Phase, codecs_in, phase_at, phases_of, shortest_form
 from farflung.plans.plan import Placement
 
 
-def test_a_rung_is_one_phase_and_several_follow_one_another() -> None:
+def test_a_codec_pair_is_one_phase_and_phases_follow_each_other() -> None:
     assert phases_of("int8/eden2") == (Phase(1.0, "int8/eden2"),)
     text = "axes40/axes100-dithered@0.85,int8/int8@0.95,dense"
     phases = phases_of(text)
     assert phases == (Phase(0.85, "axes40/axes100-dithered"), Phase(0.95, "int8/int8"), Phase(1.0, "dense"))
-    assert spelt(text) == "axes40/axes100-dithered@0.85,int8@0.95,dense"
+    assert shortest_form(text) == "axes40/axes100-dithered@0.85,int8@0.95,dense"
     assert codecs_in(text) == ("axes40", "axes100-dithered", "int8")
 
 
-def test_a_phase_ends_where_its_share_of_the_steps_is_done() -> None:
+def test_a_phase_ends_when_its_share_of_the_steps_is_done() -> None:
     phases = phases_of("int8@0.85,bf16")
-    found = [phase_at(phases, step, 20).rung for step in range(21)]
+    found = [phase_at(phases, step, 20).codec_pair for step in range(21)]
     assert found == ["int8"] * 17 + ["bf16"] * 4
 
 
 @pytest.mark.parametrize(
     "text", ["int8@0.5", "int8,bf16", "int8@1,bf16", "int8@nan,bf16", "int8@1e-3,bf16", "int8@-1,bf16", "@,@"]
 )
-def test_what_is_no_sequence_of_rungs_is_one_line(text: str) -> None:
+def test_invalid_phases_are_an_error_of_one_line(text: str) -> None:
     with pytest.raises(CodecError) as raised:
         phases_of(text)
     assert "\n" not in str(raised.value)
 
 
-def test_wishes_carry_rungs_in_turn_and_a_plan_what_they_come_to() -> None:
+def test_wishes_hold_phases_and_a_plan_holds_the_later_codecs() -> None:
     wishes = CodecWishes("int8@0.5,bf16")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(wishes), type=CodecWishes) == wishes
     assert wishes.codebook == ("int8", "bf16")
@@ -54,6 +54,6 @@ def test_wishes_carry_rungs_in_turn_and_a_plan_what_they_come_to() -> None:
         [LaterCodecs(5, [LinkCodec("a", "b", "bf16", 2.0)] * 2)],
     ],
 )
-def test_a_plan_changes_links_in_order_and_each_once(later: list[LaterCodecs]) -> None:
+def test_later_codecs_are_in_order_and_name_each_link_once(later: list[LaterCodecs]) -> None:
     with pytest.raises(ValueError, match="a plan"):
         Plan([Placement(0, ["a"], 1, 1, 1)], [], 2, 2, later=later)

@@ -15,7 +15,7 @@ STAGES = [placement(0, "a"), placement(1, "b"), placement(2, "a")]
 EDGES = [edge(FEEDER, 0), edge(0, 1), edge(1, 2), edge(0, 2)]
 
 
-def test_a_plan_knows_who_runs_what_and_whom_they_talk_to() -> None:
+def test_a_plan_lists_workers_segments_and_neighbours() -> None:
     plan = Plan(STAGES, EDGES, 4, 2)
     assert plan.workers() == ["a", "b"]
     assert plan.segments_of("a") == [0, 2] and plan.worker_of(1) == "b"
@@ -23,8 +23,8 @@ def test_a_plan_knows_who_runs_what_and_whom_they_talk_to() -> None:
 
 
 @pytest.mark.parametrize("pair", [(0, 3), (0, FEEDER), (3, 0), (-2, 0)])
-def test_an_edge_joins_segments_that_there_are(pair: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=r"goes from segment .* there is none"):
+def test_an_edge_joins_existing_segments(pair: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"goes from segment .* there is no such segment"):
         Plan(STAGES, [edge(*pair)], 4, 2)
 
 
@@ -57,8 +57,8 @@ def test_replica_r_of_a_segment_feeds_replica_r_of_the_next() -> None:
     assert plan.workers() == ["a", "c", "b", "d"] and plan.segments_of("d") == [1]
 
 
-def test_replicas_run_the_microbatches_of_a_step_and_no_others() -> None:
-    with pytest.raises(ValueError, match="no more and no fewer"):
+def test_shares_of_replicas_add_up_to_the_microbatches() -> None:
+    with pytest.raises(ValueError, match="must add up to its microbatches"):
         replicated([3, 2])
     with pytest.raises(ValueError, match="one worker for each replica"):
         replicated([4])

@@ -47,7 +47,7 @@ def test_submitter_is_the_first_worker_unless_named(tmp_path: Path) -> None:
     assert read(tmp_path, two(submitter="b")).home.id == "b"
 
 
-def test_keys_that_start_with_x_are_the_users_own(tmp_path: Path) -> None:
+def test_keys_that_start_with_x_are_ignored(tmp_path: Path) -> None:
     topology = read(tmp_path, {**worker(**{"x-owner": 1}), "x-made-by": {"me": [1]}})
     assert topology == read(tmp_path, two())
 
@@ -74,22 +74,22 @@ def test_keys_that_start_with_x_are_the_users_own(tmp_path: Path) -> None:
         (worker(up_mbps=0), "up_mbps of worker a must be 0.001 to 1e+06, found 0"),
         (worker(down_mbps=1e9), "down_mbps of worker a must be"),
         (worker(behind_nat="yes"), "behind_nat of worker a: expected true or false, found a text"),
-        (worker(machine="box"), "machine and cores are given together"),
+        (worker(machine="box"), "machine and cores must be given together"),
         (worker(machine="", cores=2), "machine must be 1 to 128 printable characters"),
         (worker(machine="box", cores=0), "cores of worker a must be 1 to 100000, found 0"),
         (
             two(workers=[{**w, "machine": "box", "cores": n + 1} for n, w in enumerate(two()["workers"])]),
             "the workers of machine 'box' must state the same number of cores",
         ),
-        (worker(up_mpbs=8), "'up_mpbs' is no key of a worker: did you mean up_mbps?"),
-        (two(latency_ms=[[0, 1]]), "latency_ms must be 2 rows of 2, as there are workers: found 1"),
+        (worker(up_mpbs=8), "'up_mpbs' is not a key of a worker: did you mean up_mbps?"),
+        (two(latency_ms=[[0, 1]]), "latency_ms must be 2 rows of 2, one per worker: found 1"),
         (
             two(bandwidth_mbps=[[0, 1], [1]]),
-            "bandwidth_mbps must be 2 rows of 2, as there are workers: found 2",
+            "bandwidth_mbps must be 2 rows of 2, one per worker: found 2",
         ),
         (
             two(bandwidth_mbps=[[0, -1], [1, 0]]),
-            "bandwidth_mbps from a to b must be 0.001 to 1e+06, or 0 where no way leads, found -1",
+            "bandwidth_mbps from a to b must be 0.001 to 1e+06, or 0 if there is no link, found -1",
         ),
         (two(bandwidth_mbps=[[0, 1], [1e-9, 0]]), "bandwidth_mbps from b to a must be"),
         (
@@ -106,19 +106,19 @@ def test_keys_that_start_with_x_are_the_users_own(tmp_path: Path) -> None:
         (two(loss=[[0, 2], [0, 0]]), "loss from a to b must be"),
         (two(jitter_ms=-1), "jitter_ms must be"),
         (two(queue_ms=0), "queue_ms must be above 0"),
-        (two(submitter="c"), "submitter names 'c', which is no worker's id"),
+        (two(submitter="c"), "submitter names 'c', which is not a worker's id"),
         (two(scale={"factor": 0, "of": ""}), "factor of scale must be above 0"),
-        (two(los=0.1), "'los' is no key of a topology: did you mean loss?"),
+        (two(los=0.1), "'los' is not a key of a topology: did you mean loss?"),
     ],
 )
-def test_each_mistake_is_one_clear_line(tmp_path: Path, document: object, words: str) -> None:
+def test_each_mistake_is_an_error_of_one_line(tmp_path: Path, document: object, words: str) -> None:
     with pytest.raises(TopologyError) as raised:
         read(tmp_path, document)
     line = str(raised.value)
     assert words in line and "\n" not in line and str(tmp_path) in line and len(line) < 400
 
 
-def test_a_file_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_missing_topology_file_is_an_error_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="No such file"):
         read_topology(tmp_path / "none.json")
     with pytest.raises(TopologyError, match="Is a directory"):
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, -math.inf])
-def test_a_topology_made_in_python_keeps_the_same_rules(rate: float) -> None:
+def test_a_topology_made_in_python_obeys_the_same_rules(rate: float) -> None:
     with pytest.raises(ValueError, match="tflops"):
         WorkerSpec("a", "here", rate, 1.0)
     plain = decode_topology(json.dumps(two()).encode())
@@ -172,7 +172,7 @@ def test_json_round_trip(topology: Topology) -> None:
 
 
 @given(topologies())
-def test_slower_divides_every_rate_and_says_so(topology: Topology) -> None:
+def test_slower_divides_every_rate_and_records_the_scale(topology: Topology) -> None:
     halved = topology.slower(2, "a test")
     assert halved.latency_ms == topology.latency_ms
     for a, b in topology.pairs():

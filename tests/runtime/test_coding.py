@@ -17,7 +17,7 @@ from farflung.errors import CodecError
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob
 from farflung.plans import LinkCodec, Plan
-from farflung.plans.rung import codebook_of
+from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.coding import Allocate, Coding, coding_bytes
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.parcel import Coded, Parcel

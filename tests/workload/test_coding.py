@@ -24,7 +24,7 @@ from farflung.planner.codecs.wishes import memory_of, scheduler_for
 from farflung.planner.registry import scheduler
 from farflung.planner.schedulers.opfence import opfence
 from farflung.plans import CodecWishes, Topology
-from farflung.plans.rung import codebook_of
+from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.coding import coding_bytes
 from farflung.runtime.footprint import worker_bytes
 from farflung.runtime.optimizer import AdamW

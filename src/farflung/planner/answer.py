@@ -8,7 +8,7 @@ from farflung.planner.assignment import Assignment, Options, Schedule, plan_of
 from farflung.planner.checks import Fleet
 from farflung.planner.cutting.chain import ChainCut
 from farflung.planner.devices import Devices
-from farflung.plans import Topology, joined_part
+from farflung.plans import Topology, connected_part
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 
@@ -45,6 +45,6 @@ def everywhere(schedule: Schedule, topology: Topology, options: Options) -> Sche
     assignment = schedule.assignment
     assignment = replace(assignment, recompute=(True,) * len(assignment.workers))
     plan = plan_of(schedule.workload, assignment)
-    joined, _ = joined_part(topology)
+    joined, _ = connected_part(topology)
     seconds = simulate(plan, joined, Conditions(efficiency=options.efficiency)).step_seconds
     return replace(schedule, assignment=assignment, plan=plan, step_seconds=seconds)

@@ -12,7 +12,7 @@ from farflung.planner.assignment import Assignment, Options, memory_by_worker
 from farflung.planner.cutting.chain import Cutter
 from farflung.planner.cutting.ties import kept_together
 from farflung.planner.devices import Devices
-from farflung.plans import Topology, joined_part, why_parted
+from farflung.plans import Topology, connected_part, why_left_out
 from farflung.text import count_of
 from farflung.workload import Workload
 
@@ -41,16 +41,16 @@ def usable_fleet(topology: Topology, workload: Workload, options: Options) -> Fl
         There is nothing to train, or there are fewer workers or fewer cuts than are asked for, or less memory
         than the model needs on any number of workers.
     """
-    joined, _ = joined_part(topology)
+    joined, _ = connected_part(topology)
     count = options.workers
     if count is not None and not 1 <= count <= len(joined.workers):
         were = "1 worker was" if count == 1 else f"{count} workers were"
-        why = "".join(f"; {words}" for words in why_parted(topology))
+        why = "".join(f"; {words}" for words in why_left_out(topology))
         raise PlanError(f"{were} asked for, {len(joined.workers)} can all reach one another{why}")
     require_segments(workload, (count or 1) // options.most_replicas)
     devices = Devices.of(joined, options.efficiency)
     _require_memory(workload, devices, options)
-    return Fleet(joined, devices, count, why_parted(topology))
+    return Fleet(joined, devices, count, why_left_out(topology))
 
 
 def require_segments(workload: Workload, count: int) -> None:

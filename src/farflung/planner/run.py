@@ -9,7 +9,7 @@ from farflung.planner.answer import everywhere
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.codecs.wishes import phase_notes, phased, unused, unused_phases
 from farflung.planner.notes import draws_notes
-from farflung.plans import CodecWishes, Plan, Recompute, Topology, joined_part
+from farflung.plans import CodecWishes, Plan, Recompute, Topology, connected_part
 from farflung.simulator import Conditions, Simulation, simulate
 from farflung.workload import Workload
 
@@ -41,7 +41,7 @@ def predict(
 ) -> PredictedPlan:
     """Add the codecs of later steps to a plan for a run of `steps` steps, and simulate its first step."""
     plan = phased(plan, wishes, steps)
-    joined, parted = joined_part(topology)
+    joined, parted = connected_part(topology)
     simulation = simulate(plan, joined, conditions)
     return PredictedPlan(plan, joined, list(parted), simulation, phase_notes(plan, steps, joined, conditions))
 

@@ -1,6 +1,6 @@
-"""What a plan is made for and what it says, as data: topologies, and which worker runs which segment."""
+"""Plans and topologies as data: the workers and links of a fleet, and which worker runs which segment."""
 
-from farflung.plans.joined import joined_part, only, why_parted
+from farflung.plans.connected import connected_part, subtopology, why_left_out
 from farflung.plans.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
 from farflung.plans.plan_file import read_plan, write_plan
 from farflung.plans.topology import Link, Scale, Topology, WorkerSpec
@@ -26,11 +26,11 @@ __all__ = [
     "Wishes",
     "WorkerSpec",
     "encode_topology",
-    "joined_part",
-    "only",
+    "connected_part",
+    "subtopology",
     "read_plan",
     "read_topology",
-    "why_parted",
+    "why_left_out",
     "write_plan",
     "write_topology",
 ]

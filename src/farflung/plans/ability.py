@@ -1,4 +1,4 @@
-"""What a worker's backend can compute, as far as a plan must know."""
+"""The ops that a worker's backend supports, as far as planning needs to know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lacks = Annotated[tuple[OpName, ...], Meta(max_length=MOST_LACKS)]
 
 
 class Ability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The opset version that a worker knows, and the ops of it that its backend, a `framework`, refuses."""
+    """The newest opset version that a worker supports, and the ops of it that its `framework` lacks."""
 
     opset: int
     lacks: Lacks = ()

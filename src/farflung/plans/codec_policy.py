@@ -1,7 +1,6 @@
-"""Who chooses how links are written, as text: `auto[:ROUGHEST]`, `adatopk:R`, `uniform:R`; else it is a rung.
+"""Codec policies as text: `auto[:ROUGHEST]`, `adatopk:R` or `uniform:R`. Any other text is a codec pair.
 
-Only names are made here, so that jobs and messages that hold them need no NumPy; `planner.codecs`
-chooses.
+This module handles names only, so that jobs and messages need no NumPy. `planner.codecs` does the choosing.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import math
 from typing import Final, Literal, NamedTuple
 
 from farflung.errors import CodecError
+from farflung.plans.codec_pair import DENSE, CodecPair, codebook_of
 from farflung.plans.phases import phases_of
-from farflung.plans.rung import DENSE, Rung, codebook_of
 
 LADDER: Final = (
     DENSE,
@@ -28,20 +27,23 @@ LADDER: Final = (
     "row-topk20-int4/masked20-int4",
     "row-topk10-int4/masked10-int4",
 )
-"""What `auto` chooses from, by how few bytes they write; `planner.codecs.ladder` knows what they lose."""
+"""The codec pairs that `auto` chooses from, in the order of fewer bytes; `planner.codecs.ladder` has their
+losses."""
 
 MOST_RATIO: Final = 1e5
 STEP: Final = 1.1
-"""TopK keeps one element of 3 R, or of this many times fewer, and so on: a job must name all its codecs
-before anybody knows its links."""
+"""The selections that `adatopk` may use go down from 3 R by this factor. A job must list all its codecs
+before its links are known, so the selections are a fixed series."""
 
 Kind = Literal["auto", "adatopk", "uniform"]
 POLICIES: Final = ("auto", "adatopk", "uniform")
 
 
 class CodecPolicy(NamedTuple):
-    """`auto`, with no rung rougher than `roughest` if that is given; or FusionLLM's TopK at a `ratio`: on all
-    links alike, or by how slow they are.
+    """A rule that chooses codec pairs.
+
+    `auto` uses no codec pair rougher than `roughest`, if given. The others are FusionLLM's TopK with a
+    `ratio`: `uniform` for all links alike, `adatopk` by how slow each link is.
     """
 
     kind: Kind
@@ -55,23 +57,23 @@ class CodecPolicy(NamedTuple):
             return codebook_of(LADDER[: LADDER.index(self.roughest or LADDER[-1]) + 1])
         if self.kind == "uniform":
             return codebook_of([topk(self.ratio).name])
-        return codebook_of(topk(kept).name for kept in _selections(3 * self.ratio))
+        return codebook_of(topk(selection).name for selection in _selections(3 * self.ratio))
 
 
 def policy_of(text: str) -> CodecPolicy | None:
-    """The policy that this text names; None if it is to be a rung.
+    """The policy that this text names; None if the text should be a codec pair or codec phases.
 
     Raises
     ------
     CodecError
-        It is a policy, and its ratio or roughest rung is none; or rungs in turn that cannot be. The line does
-        not repeat `text`.
+        The policy's ratio or roughest codec pair is invalid, or the codec phases are. The message does not
+        repeat `text`.
     """
     kind, colon, number = text.partition(":")
     if "," in text or "@" in text:
         for phase in phases_of(text):
-            if (chooses := phase.rung.partition(":")[0]) in POLICIES:
-                raise CodecError(f"codec {chooses} chooses for a whole run: only rungs may come in turn (@)")
+            if (policy := phase.codec_pair.partition(":")[0]) in POLICIES:
+                raise CodecError(f"{policy} is a policy for a whole run: use only codec pairs in phases (@)")
         return None
     if kind == "auto":
         return CodecPolicy("auto", roughest=_roughest(number) if colon else "")
@@ -82,40 +84,40 @@ def policy_of(text: str) -> CodecPolicy | None:
     except ValueError:
         ratio = math.nan
     if not colon or math.isnan(ratio):
-        raise CodecError(f"expected a ratio behind the colon, such as {kind}:100")
+        raise CodecError(f"expected a ratio after the colon, such as {kind}:100")
     require_ratio(ratio)
     return CodecPolicy("adatopk" if kind == "adatopk" else "uniform", ratio)
 
 
 def is_auto(text: str) -> bool:
-    """Whether codecs are chosen while the job runs."""
+    """Whether the broker changes codecs while the job runs."""
     return text.partition(":")[0] == "auto"
 
 
 def _roughest(text: str) -> str:
-    name = Rung.of(text).name
+    name = CodecPair.of(text).name
     if name not in LADDER:
-        raise CodecError(f"behind auto: expected one of {', '.join(LADDER)} (docs/reference/codecs.md)")
+        raise CodecError(f"after auto: expected one of {', '.join(LADDER)} (docs/reference/codecs.md)")
     return name
 
 
 def require_ratio(ratio: float) -> None:
-    """Refuse a ratio that makes tensors larger, or that is beyond all bounds: the error says which may be."""
+    """Raise CodecError if the ratio is below 1 or above `MOST_RATIO`."""
     if not 1 <= ratio <= MOST_RATIO:
-        raise CodecError(f"a ratio must be 1 (nothing is compressed) to {MOST_RATIO:g}, found {ratio:g}")
+        raise CodecError(f"a ratio must be 1 (no compression) to {MOST_RATIO:g}, found {ratio:g}")
 
 
-def topk(selection: float) -> Rung:
-    """The rung that keeps one element of `selection`; dense from 1 down."""
+def topk(selection: float) -> CodecPair:
+    """The codec pair that keeps one element in `selection`; dense if that is at most 1."""
     if selection <= 1:
-        return Rung(DENSE, DENSE)
+        return CodecPair(DENSE, DENSE)
     percent = float(f"{100 / selection:.3g}")
     share = f"{max(percent, 1e-4):.4f}".rstrip("0").rstrip(".")
-    return Rung(f"topk{share}-bf16", f"topk{share}-bf16")
+    return CodecPair(f"topk{share}-bf16", f"topk{share}-bf16")
 
 
 def nearest(selection: float, most: float) -> float:
-    """Of `most`, and what is `STEP` times fewer, and so on, that which is nearest; 1 for less than any."""
+    """The selection nearest to `selection` in the series `most`, `most` / `STEP`, ...; at least 1."""
     if selection <= 1:
         return 1.0
     return max(1.0, most / STEP ** round(math.log(most / selection, STEP)))

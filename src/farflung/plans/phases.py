@@ -1,7 +1,7 @@
-"""A rung for a whole run, or several in turn: `RUNG@SHARE,RUNG` is the first until that share of all steps is
-done, and the second from there on.
+"""Codec phases: `PAIR@SHARE,PAIR` uses the first codec pair until that share of all steps is done, then the
+second.
 
-A run may end gentler than it ran (annealing): what a rough codec left behind is then learned away.
+A run can end with a gentler codec pair (annealing), so that training repairs the errors of a rougher one.
 """
 
 from __future__ import annotations
@@ -13,70 +13,70 @@ from typing import Annotated, Final, NamedTuple
 from msgspec import Meta
 
 from farflung.errors import CodecError
-from farflung.plans.rung import Rung, codebook_of
+from farflung.plans.codec_pair import CodecPair, codebook_of
 
 MOST_PHASES: Final = 8
 MOST_DIGITS: Final = 12
 
 _RUNG = r"[a-z0-9.:+-]+(/[a-z0-9.:+-]+)?"
-PhasedRung = Annotated[str, Meta(pattern=rf"^{_RUNG}(@[0-9.]+,{_RUNG})*$", max_length=MOST_PHASES * 150)]
+PhasedCodecPair = Annotated[str, Meta(pattern=rf"^{_RUNG}(@[0-9.]+,{_RUNG})*$", max_length=MOST_PHASES * 150)]
 
 
 class Phase(NamedTuple):
-    """What links are written by until the share `until` of all steps is done."""
+    """The codec pair that links use until the share `until` of all steps is done."""
 
     until: float
-    rung: str
+    codec_pair: str
 
     def end(self, steps: int) -> int:
-        """How many of so many steps are done then."""
+        """The number of steps, of `steps`, that are done when the phase ends."""
         return round(self.until * steps)
 
 
 def phases_of(text: str) -> tuple[Phase, ...]:
-    """Read one rung or several in turn; whether there is such a rung is not looked at.
+    """Read one codec pair or several phases; does not check that the codecs exist.
 
     Raises
     ------
     CodecError
-        A share is no number, shares do not rise between 0 and 1, or there are too many. The line does not
-        repeat `text`.
+        A share is no number, shares do not rise between 0 and 1, or there are too many phases. The message
+        does not repeat `text`.
     """
-    found: list[Phase] = []
+    phases: list[Phase] = []
     parts = text.split(",")
     if len(parts) > MOST_PHASES:
-        raise CodecError(f"a run may have {MOST_PHASES} rungs in turn, found {len(parts)}")
+        raise CodecError(f"a run may have at most {MOST_PHASES} codec phases, found {len(parts)}")
     for number, part in enumerate(parts):
-        rung, at, share = part.partition("@")
+        codec_pair, at, share = part.partition("@")
         if bool(at) == (number == len(parts) - 1):
             raise CodecError(
-                "every rung but the last needs @SHARE, the part of all steps at which it ends, and the last"
-                " has none"
+                "every codec pair except the last needs @SHARE, the share of all steps at which it ends; the"
+                " last one has none"
             )
         until = _share(share) if at else 1.0
-        if not (found[-1].until if found else 0.0) < until <= 1.0 or (at and until == 1.0):
+        if not (phases[-1].until if phases else 0.0) < until <= 1.0 or (at and until == 1.0):
             raise CodecError(f"shares must rise between 0 and 1, found {share[:32]}")
-        found.append(Phase(until, rung))
-    return tuple(found)
+        phases.append(Phase(until, codec_pair))
+    return tuple(phases)
 
 
 def phase_at(phases: Sequence[Phase], step: int, steps: int) -> Phase:
-    """The one that step `step` (from 0) of `steps` belongs to; what comes after the last step, the last."""
+    """The phase of step `step` (from 0) of `steps`; the last phase after the last step."""
     return next((phase for phase in phases[:-1] if step < phase.end(steps)), phases[-1])
 
 
-def spelt(text: str) -> str:
-    """The same with every rung in its shortest form, as plans have it."""
+def shortest_form(text: str) -> str:
+    """The same phases with every codec pair in its shortest form, as in plans."""
     parts = (part.partition("@") for part in text.split(","))
-    return ",".join(f"{Rung.of(rung).name}{at}{share}" for rung, at, share in parts)
+    return ",".join(f"{CodecPair.of(codec_pair).name}{at}{share}" for codec_pair, at, share in parts)
 
 
 def codecs_in(text: str) -> tuple[str, ...]:
-    """Every codec, each once, dense left out; CodecError as `phases_of`."""
-    return codebook_of(phase.rung for phase in phases_of(text))
+    """Every codec of these phases once, without dense; raises CodecError as `phases_of` does."""
+    return codebook_of(phase.codec_pair for phase in phases_of(text))
 
 
 def _share(text: str) -> float:
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or len(text) > MOST_DIGITS:
-        raise CodecError(f"{text[:32]!r} is no share of the steps, such as 0.85")
+        raise CodecError(f"{text[:32]!r} is not a share of the steps, such as 0.85")
     return float(text)

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plans.rung import RungName
+from farflung.plans.codec_pair import CodecPairName
 
 FP32_BYTES = 4
 FEEDER = -1  # the feeder's segment number: a pseudo-segment that produces every model input
@@ -20,9 +20,9 @@ Name = Annotated[str, Meta(max_length=128)]
 class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One value that travels from a segment (or the feeder) to one consumer segment, once a microbatch.
 
-    `bytes` is its size for one microbatch, `element_bytes` that of each of its numbers. `differentiable` says
-    whether its gradient travels back; where it does not, an empty gradient message still tells the producer
-    that the microbatch is finished there.
+    `bytes` is its size for one microbatch, `element_bytes` the size of one element. `differentiable` says
+    whether its gradient travels back. If not, an empty gradient message still tells the producer that the
+    microbatch is finished there.
     """
 
     value: Number
@@ -34,16 +34,16 @@ class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_codable(self) -> bool:
-        """Whether a codec may write it and its gradient: floats, but for those in double precision."""
+        """Whether a codec may write it and its gradient: floats of at most 4 bytes."""
         return self.differentiable and self.element_bytes <= FP32_BYTES
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where one segment runs, and what it costs.
 
-    `workers` holds one id for each replica. `flops` is the forward pass of one microbatch, `parameter_bytes`
-    what the segment owns. With `recompute` a segment keeps only what it received and runs forward once more
-    before its backward pass.
+    `workers` holds one id for each replica. `flops` counts the forward pass of one microbatch,
+    `parameter_bytes` the parameters that the segment owns. With `recompute` a segment stores only the values
+    it received and runs forward again before its backward pass.
     """
 
     segment: SegmentNumber
@@ -60,20 +60,20 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LinkCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How values are written on the link from one worker to another: a rung's name, and its ratio.
+    """The codec pair of the link from one worker to another, and its ratio.
 
-    Activations are written with the rung's first codec, gradients with its second (`plan.rung`). `ratio` is
-    bytes of the tensors in fp32 over bytes on the wire, as declared. A link that is not named is dense.
+    Activations use the pair's first codec, gradients its second (`plans.codec_pair`). `ratio` is the declared
+    ratio of the tensors' bytes in fp32 to the bytes on the wire. A link without an entry is dense.
     """
 
     source: Name
     target: Name
-    codec: RungName
+    codec: CodecPairName
     ratio: Annotated[float, Meta(ge=1, le=1e7)]
 
 
 class LaterCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How links are written once `step` steps are applied: all that are not dense then."""
+    """The codec pairs of all links that are not dense from the time on when `step` steps are applied."""
 
     step: Annotated[int, Meta(ge=1, le=10**9)]
     codecs: list[LinkCodec]
@@ -85,9 +85,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `window` is W of the admission rule: a source segment admits microbatch m while
     m - (oldest unfinished) < W, so no worker ever holds more than W microbatches of a segment.
 
-    Where segments have replicas, all have as many: replica r of one feeds replica r of the next, and runs
-    `shares[r]` of a step's microbatches. Without replicas `shares` is empty. `codecs` holds at most one entry
-    for each ordered pair of workers, as the job begins; `later` takes its place in turn.
+    If segments have replicas, all have the same number: replica r of one segment feeds replica r of the next
+    and runs `shares[r]` of a step's microbatches. Without replicas `shares` is empty. `codecs` holds at most
+    one entry for each ordered pair of workers and applies when the job begins; the entries of `later` replace
+    it at their steps.
     """
 
     placements: list[Placement]
@@ -109,7 +110,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_replicas()
         for edge in self.edges:
             if not (0 <= edge.target < count and FEEDER <= edge.source < count):
-                raise ValueError(f"an edge goes from segment {edge.source} to {edge.target}: there is none")
+                raise ValueError(
+                    f"an edge goes from segment {edge.source} to {edge.target}: there is no such segment"
+                )
             if edge.source >= edge.target:
                 raise ValueError(
                     f"an edge goes from segment {edge.source} back to {edge.target}: "
@@ -130,16 +133,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if any(len(placement.workers) != self.replicas for placement in self.placements):
             raise ValueError("every segment of a plan must have one worker for each replica")
         if self.shares and sum(self.shares) != self.microbatches:
-            raise ValueError("the replicas of a plan must run its microbatches, no more and no fewer")
+            raise ValueError("the shares of a plan's replicas must add up to its microbatches")
         for codecs in (self.codecs, *(later.codecs for later in self.later)):
             if len({(codec.source, codec.target) for codec in codecs}) != len(codecs):
-                raise ValueError("a plan may name one codec for a link")
+                raise ValueError("a plan may name only one codec for a link")
         steps = [later.step for later in self.later]
         if steps != sorted(set(steps)):
             raise ValueError("the later codecs of a plan must be in the order of their steps")
 
     def codecs_from(self, step: int) -> list[LinkCodec] | None:
-        """How links are written from exactly that step on, if that is planned."""
+        """The codec pairs that begin at exactly this step; None if the plan changes none there."""
         return next((later.codecs for later in self.later if later.step == step), None)
 
     def worker_of(self, segment: int) -> str:
@@ -151,7 +154,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [p.segment for p in self.placements if worker in p.workers]
 
     def recomputing(self) -> set[int]:
-        """Numbers of the segments that run forward twice in place of keeping what they computed."""
+        """Numbers of the segments that recompute activations instead of storing them."""
         return {p.segment for p in self.placements if p.recompute}
 
     def workers(self) -> list[str]:

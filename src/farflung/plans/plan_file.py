@@ -1,4 +1,4 @@
-"""Plans in files: JSON, as every run folder has one; checked and bounded when read."""
+"""Read and write plans as JSON files, such as the one in every run folder."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from farflung.plans.plan import Plan
 
 MOST_BYTES = 64 * 1024 * 1024
 NAME = "plan.json"
-"""What it is called in a run folder."""
+"""The file's name in a run folder."""
 _HINT = "`farflung plan --save` and every run write one"
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan that the file at `path` holds, or the run folder there.
+    """Read the plan in the file or run folder at `path`.
 
     Raises
     ------
     PlanError
-        The file cannot be read, is larger than 64 MiB, is no JSON, or breaks a rule of `Plan`.
+        The file cannot be read, is larger than 64 MiB, is not JSON, or breaks a rule of `Plan`.
     """
     path = path / NAME if path.is_dir() else path
     try:
@@ -31,13 +31,13 @@ def read_plan(path: Path) -> Plan:
     except OSError as error:
         raise PlanError(f"cannot read the plan {path}: {error.strerror or error}") from None
     if len(data) > MOST_BYTES:
-        raise PlanError(f"{path} is no plan: it has more than {MOST_BYTES} bytes")
+        raise PlanError(f"{path} is not a plan: it has more than {MOST_BYTES} bytes")
     try:
         if _is_topology(data):
             raise PlanError(f"{path} is a topology, not a plan: {_HINT}")
         return msgspec.json.decode(data, type=Plan)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{path} is no plan: {error} ({_HINT})") from None
+        raise PlanError(f"{path} is not a plan: {error} ({_HINT})") from None
 
 
 def _is_topology(data: bytes) -> bool:
@@ -46,7 +46,7 @@ def _is_topology(data: bytes) -> bool:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write `plan` to the file at `path`; raises PlanError where that fails."""
+    """Write `plan` to the file at `path`; raises PlanError if that fails."""
     try:
         write_atomically(path, msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A topology as data: workers, what they can, and how fast and how far apart each pair of them is."""
+"""A topology as data: workers with their devices, and latency and bandwidth of each link between them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OP = re.compile(OP_NAME)
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One worker: its id, its site, what its device can, and the line of its home.
+    """One worker: its id, its site, its device, and the access line of its home.
 
-    `up_mbps` and `down_mbps` are shared by all of its links; None leaves each link to itself. Nobody can dial
-    a worker that is `behind_nat`. Workers that name the same `machine` compute on its `cores`, no more of
-    them at a time. `opset` is the version of the opset that it knows (0: every op there is),
-    `lacks` are ops of it that its backend refuses, `framework` is what it computes with, and its version.
+    `up_mbps` and `down_mbps` are the rates that all of its links share; None means no shared limit. A worker
+    `behind_nat` cannot be dialled. Workers with the same `machine` share its `cores`: at most that many
+    compute at a time. `opset` is the opset version that the worker supports (0: every op), `lacks` lists ops
+    of it that its backend does not support, and `framework` is the backend's name and version.
     """
 
     id: str
@@ -62,7 +62,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
             if rate is not None:
                 _check(f"{name} {whose}", rate, LEAST_MBPS, MOST_MBPS)
         if (self.machine is None) != (self.cores is None):
-            raise ValueError(f"worker {self.id}: machine and cores are given together")
+            raise ValueError(f"worker {self.id}: machine and cores must be given together")
         if self.machine is not None and not (0 < len(self.machine) <= 128 and self.machine.isprintable()):
             raise ValueError(f"worker {self.id}: machine must be 1 to 128 printable characters")
         if self.cores is not None:
@@ -75,14 +75,14 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ability(self) -> Ability | None:
-        """What of a model it can run; None where it can run any."""
+        """The ops that the worker supports; None if it supports all."""
         if not self.opset and not self.lacks:
             return None
         return Ability(self.opset or MOST_OPSET, self.lacks, self.framework)
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Of an emulation whose rates are not those it stands for: they are `factor` times the rates `of` it."""
+    """The scale of an emulation's rates: they are `factor` times the rates of the network named by `of`."""
 
     factor: float
     of: str
@@ -92,7 +92,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """What one ordered pair of workers has to itself; latency and jitter are one way, loss is a share."""
+    """The link from one worker to another; latency and jitter are one way, loss is a share of packets."""
 
     bandwidth_mbps: float
     latency_ms: float
@@ -106,22 +106,22 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     Parameters
     ----------
     workers
-        In the order in which a plan should use them unless it knows better; ids differ.
+        In the order in which a plan uses them by default; ids differ.
     latency_ms, bandwidth_mbps
-        One row for each worker as sender, one entry for each as receiver; latency is one way, a bandwidth of
-        0 says that no way leads there (see `plan.joined_part`). The diagonal is not used.
+        One row for each sender, one entry for each receiver. Latency is one way. A bandwidth of 0 means that
+        there is no link (see `plans.connected_part`). The diagonal is not used.
     name, title, source, note
-        For people: a short name, one line, where the values come from, what else to know.
+        For readers: a short name, a title of one line, where the values come from, other remarks.
     jitter_ms, loss
         One number for every pair, or a matrix. Loss is the share of packets, below 1.
     queue_ms
-        How long a packet may wait for a link before it is dropped; by default what an emulation chooses.
+        How long a packet may wait for a link before it is dropped; by default the emulation chooses.
     submitter
-        The worker in whose home broker and submitter stand; by default the first.
+        The worker whose home has the broker and the submitter; by default the first.
     segmentation_offload
-        Whether an emulation moves 64 KB at a time in place of packets: needed above 500 Mbit/s.
+        Whether an emulation moves 64 KB at a time instead of single packets: needed above 500 Mbit/s.
     scale
-        What the rates were scaled by, and why.
+        The factor by which the rates were scaled, and why.
     """
 
     workers: tuple[WorkerSpec, ...]
@@ -147,7 +147,7 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.queue_ms is not None:
             _check("queue_ms", self.queue_ms, 0, MOST_MILLISECONDS, above=True)
         if self.submitter is not None and self.submitter not in self.ids:
-            raise ValueError(f"submitter names {self.submitter[:60]!r}, which is no worker's id")
+            raise ValueError(f"submitter names {self.submitter[:60]!r}, which is not a worker's id")
 
     @property
     def ids(self) -> list[str]:
@@ -155,21 +155,21 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
         return [worker.id for worker in self.workers]
 
     def abilities(self) -> dict[str, Ability]:
-        """What those can run of a model who cannot run any, by their ids."""
+        """The ops that workers support, by worker id; workers that support all ops have no entry."""
         return {worker.id: ability for worker in self.workers if (ability := worker.ability) is not None}
 
     @property
     def home(self) -> WorkerSpec:
-        """The worker in whose home broker and submitter stand."""
+        """The worker whose home has the broker and the submitter."""
         return self.workers[self.ids.index(self.submitter) if self.submitter else 0]
 
     def machines(self) -> dict[str, list[int]]:
-        """For each machine that workers share, their numbers."""
-        found: dict[str, list[int]] = {}
+        """The numbers of the workers on each machine."""
+        numbers: dict[str, list[int]] = {}
         for number, worker in enumerate(self.workers):
             if worker.machine is not None:
-                found.setdefault(worker.machine, []).append(number)
-        return found
+                numbers.setdefault(worker.machine, []).append(number)
+        return numbers
 
     def link(self, source: int, target: int) -> Link:
         """The link from worker number `source` to worker number `target`."""
@@ -186,9 +186,10 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
         return ((a, b) for a in range(count) for b in range(count) if a != b)
 
     def slower(self, divisor: float, of: str) -> Topology:
-        """This topology with every rate divided by `divisor`; `of` says what is scaled, unless it was before.
+        """This topology with every rate divided by `divisor`.
 
-        Raises ValueError where a rate leaves its bounds.
+        `of` names the network that is scaled, unless this topology is scaled already. Raises ValueError if a
+        rate leaves its bounds.
         """
         _check("the divisor of all rates", divisor, 0, 1e6, above=True)
         before = self.scale or Scale(1.0, of)
@@ -223,9 +224,7 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
             wrong = next(
                 (f", row {i} of {len(row)}" for i, row in enumerate(values) if len(row) != count), ""
             )
-            raise ValueError(
-                f"{name} must be {count} rows of {count}, as there are workers: found {rows}{wrong}"
-            )
+            raise ValueError(f"{name} must be {count} rows of {count}, one per worker: found {rows}{wrong}")
         for a, row in enumerate(values):
             wrong_at = [b for b, value in enumerate(row) if not least <= value <= most and b != a]
             for b in wrong_at:
@@ -250,5 +249,5 @@ def _check(
 ) -> None:
     if not (math.isfinite(value) and least <= value <= most) or (above and value == least):
         range = f"above {least:g} and at most {most:g}" if above else f"{least:g} to {most:g}"
-        range += ", or 0 where no way leads" if or_zero else ""
+        range += ", or 0 if there is no link" if or_zero else ""
         raise ValueError(f"{what} must be {range}, found {value:g}")

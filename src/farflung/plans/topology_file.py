@@ -1,4 +1,4 @@
-"""Topologies in files: JSON, checked and bounded when read, one row a line when written."""
+"""Read and write topologies as JSON files."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _KINDS = {
 
 
 def read_topology(path: Path) -> Topology:
-    """The topology that the file at `path` holds.
+    """Read the topology in the file at `path`.
 
-    Keys that farflung does not know are refused by name (a misspelt `loss` would silently be none), but
-    those that start with `x-` are the user's own and skipped.
+    Unknown keys are errors, because a misspelt `loss` would otherwise be ignored. Keys that start with `x-`
+    are the user's own and are skipped.
 
     Raises
     ------
     TopologyError
-        The file cannot be read, is larger than 64 MiB, is no JSON, or breaks a rule of `Topology`.
+        The file cannot be read, is larger than 64 MiB, is not JSON, or breaks a rule of `Topology`.
     """
     try:
         with path.open("rb") as file:
@@ -43,11 +43,11 @@ def read_topology(path: Path) -> Topology:
     try:
         return decode_topology(data)
     except ValueError as error:
-        raise TopologyError(f"{path} is no topology: {error}") from None
+        raise TopologyError(f"{path} is not a topology: {error}") from None
 
 
 def decode_topology(data: bytes) -> Topology:
-    """The topology in a JSON document; ValueError says what is wrong with it."""
+    """The topology in a JSON document; raises ValueError if it is not valid."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
     try:
@@ -65,7 +65,7 @@ def decode_topology(data: bytes) -> Topology:
 
 
 def encode_topology(topology: Topology) -> bytes:
-    """`topology` as a JSON document: what people read first, then a line for each worker and each row."""
+    """`topology` as a JSON document: name and notes first, then one line for each worker and each row."""
     fields = msgspec.to_builtins(topology).items()
     entries = [f"{_text(key)}: {_text(value)}" for key, value in fields if not isinstance(value, tuple)]
     entries += [f"{_text(key)}: {_lines(value)}" for key, value in fields if isinstance(value, tuple)]
@@ -73,7 +73,7 @@ def encode_topology(topology: Topology) -> bytes:
 
 
 def write_topology(topology: Topology, path: Path) -> None:
-    """Write `topology` to the file at `path`; raises TopologyError where that fails."""
+    """Write `topology` to the file at `path`; raises TopologyError if that fails."""
     try:
         write_atomically(path, encode_topology(topology))
     except OSError as error:
@@ -89,30 +89,30 @@ def _known_keys(document: object, kind: type[msgspec.Struct], what: str) -> dict
             close = difflib.get_close_matches(key[:60], names, 1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise ValueError(
-                f"{key[:60]!r} is no key of {what}: {hint}(a key of your own must start with 'x-')"
+                f"{key[:60]!r} is not a key of {what}: {hint}(a key of your own must start with 'x-')"
             )
     return {key: value for key, value in document.items() if key in names}
 
 
-def _place(data: bytes, trouble: str) -> str:
-    """What is wrong with JSON and, where the decoder names a byte, the line and what stands there."""
-    found = re.search(r" \(byte (\d+)\)$", trouble)
-    if found is None:
-        return trouble
-    at = int(found[1])
+def _place(data: bytes, error: str) -> str:
+    """The JSON decoder's message and, if it names a byte, the line number and the text there."""
+    match = re.search(r" \(byte (\d+)\)$", error)
+    if match is None:
+        return error
+    at = int(match[1])
     start = max(data.rfind(b"\n", 0, at) + 1, at - 40)
     there = data[start : at + 20].partition(b"\n")[0].decode(errors="replace")
     line = data.count(b"\n", 0, at) + 1
-    return f"{trouble[: found.start()]} in line {line}: {there!r}"
+    return f"{error[: match.start()]} in line {line}: {there!r}"
 
 
-def _in_words(trouble: str, ids: Sequence[str]) -> str:
-    """What msgspec says of a value of the wrong type, in the words of JSON and of `Topology`'s own rules."""
-    found = re.fullmatch(r"(.*?)(?: - at `\$\.?([^`]*)`)?", trouble, re.DOTALL)
-    said, path = (found[1], found[2]) if found else (trouble, None)
-    kinds = re.fullmatch(r"Expected `([^`]+)`, got `([^`]+)`", said)
-    if kinds is None:  # a rule of ours names what it is about; msgspec's missing fields do not
-        return f"{_where(path, ids)}: {said}" if path and said.startswith("Object ") else said
+def _in_words(error: str, ids: Sequence[str]) -> str:
+    """Rewrite a type error of msgspec in JSON's terms, naming the value as `Topology`'s own errors do."""
+    match = re.fullmatch(r"(.*?)(?: - at `\$\.?([^`]*)`)?", error, re.DOTALL)
+    message, path = (match[1], match[2]) if match else (error, None)
+    kinds = re.fullmatch(r"Expected `([^`]+)`, got `([^`]+)`", message)
+    if kinds is None:  # our own rules name the value; msgspec's message on missing fields does not
+        return f"{_where(path, ids)}: {message}" if path and message.startswith("Object ") else message
     expected, got = (
         " or ".join(_KINDS.get(kind, kind) for kind in each.split(" | ")) for each in kinds.groups()
     )
@@ -120,7 +120,7 @@ def _in_words(trouble: str, ids: Sequence[str]) -> str:
 
 
 def _where(path: str, ids: Sequence[str]) -> str:
-    """What stands at a path such as `workers[0].tflops` or `latency_ms[0][1]`."""
+    """Describe the value at a path such as `workers[0].tflops` or `latency_ms[0][1]`."""
 
     def called(number: str) -> str:
         return ids[int(number)] if int(number) < len(ids) else f"number {number}"
@@ -137,7 +137,7 @@ def _where(path: str, ids: Sequence[str]) -> str:
 
 
 def _ids(document: dict[str, object]) -> list[str]:
-    """What the workers of a document call themselves; where that is no name, their numbers."""
+    """The ids of a document's workers, or their numbers if an id is not valid."""
     workers = document.get("workers")
     ids = [worker.get("id") for worker in workers] if isinstance(workers, list) else []
     return [

@@ -1,4 +1,4 @@
-"""How a job wants to be planned, and what is expected of the plan that it got."""
+"""What a job asks of planning, and what a plan is predicted to achieve."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import PlanError
+from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import POLICIES, CodecPolicy, policy_of
-from farflung.plans.phases import PhasedRung, codecs_in
-from farflung.plans.rung import DENSE
+from farflung.plans.phases import PhasedCodecPair, codecs_in
 from farflung.plans.topology import Topology
 
 Word = Annotated[str, Meta(max_length=128)]
@@ -24,84 +24,84 @@ Recompute = Literal["auto", "always", "never"]
 AUTO: Final = "auto"
 
 DATA_SHEET_EFFICIENCY = 0.4
-"""Of the TFLOP/s on a device's data sheet, what training reaches."""
+"""Fraction of the TFLOP/s on a device's data sheet that training sustains."""
 
 MEASURED_EFFICIENCY = 0.7
-"""Of the TFLOP/s that a worker measured with matrix products, what training reaches: 0.48 to 0.80 on four
-models, 0.70 in the median (docs/explanation/planner.md, "The objective")."""
+"""Fraction of the TFLOP/s that a worker measured with matrix products that training sustains: 0.48 to 0.80 on
+four models, 0.70 in the median (docs/explanation/planner.md, "The objective")."""
 
 
 MAX_LOSS_GAP = 0.01
-"""What `auto` may cost, unless a job says otherwise."""
+"""The relative increase of the loss that `auto` may cause by default."""
 
 
 MOST_NAMED = 8
-"""Workers that an error lists."""
+"""How many workers an error message lists at most."""
 
 
 class LinkWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """With which rung the link from one worker to another is to be written, or with which in turn."""
+    """The codec pair, or codec phases, that a job asks for on the link from one worker to another."""
 
     source: Word
     target: Word
-    rung: PhasedRung
+    codec_pair: PhasedCodecPair = msgspec.field(name="rung")
 
 
 class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """With which rung links are to be written: every link, and those that are named, each once.
+    """The codec pairs that a job asks for: one for every link, and others for named links, each once.
 
-    Rungs may come in turn (`plan.phases`). `every` may name a policy that chooses (`plan.codec_policy`);
+    Each may be codec phases (`plans.phases`). `every` may also name a codec policy (`plans.codec_policy`);
     `auto` keeps the loss of the exported model within `max_loss_gap`, relative.
     """
 
-    every: PhasedRung = DENSE
+    every: PhasedCodecPair = DENSE
     links: Annotated[tuple[LinkWish, ...], Meta(max_length=100_000)] = ()
     max_loss_gap: Annotated[float, Meta(ge=0, le=1)] = MAX_LOSS_GAP
 
     def __post_init__(self) -> None:
         if len({(wish.source, wish.target) for wish in self.links}) < len(self.links):
-            raise ValueError("a link may be given one codec")
+            raise ValueError("a link may be given only one codec")
         if self.links and not self.is_fixed:
-            raise ValueError(f"{self.every} chooses for every link: none may be given a codec beside it")
+            raise ValueError(f"{self.every} chooses for every link: do not give links codecs of their own")
 
-    def otherwise(self, rung: str, max_loss_gap: float = MAX_LOSS_GAP) -> CodecWishes:
-        """The same, with `rung` for the links of which these wishes say nothing.
+    def otherwise(self, codec: str, max_loss_gap: float = MAX_LOSS_GAP) -> CodecWishes:
+        """The same, with `codec` for the links that these wishes do not mention.
 
-        Raises PlanError if it is a policy, which chooses for every link, and some have a codec.
+        Raises PlanError if `codec` is a policy, which chooses for every link, and some links have a codec.
         """
         if self.every != DENSE:
             return self
-        if self.links and rung.partition(":")[0] in POLICIES:
-            raise PlanError(f"codec {rung} chooses for every link: give none a codec beside it")
-        return msgspec.structs.replace(self, every=rung, max_loss_gap=max_loss_gap)
+        if self.links and codec.partition(":")[0] in POLICIES:
+            raise PlanError(f"codec {codec} chooses for every link: do not give links codecs of their own")
+        return msgspec.structs.replace(self, every=codec, max_loss_gap=max_loss_gap)
 
     def require_ends(self, workers: Sequence[str]) -> None:
-        """Refuse a named link that ends at none of `workers`, of whom a job is to run on some; PlanError."""
+        """Raise PlanError if an end of a named link is not among `workers`."""
         for wish in self.links:
             for end in (wish.source, wish.target):
                 if end not in workers:
                     more = ", ..." if len(workers) > MOST_NAMED else ""
                     raise PlanError(
-                        f"the codec {wish.rung} is for the link {wish.source} -> {wish.target}, and there is"
-                        f" no worker {end}: the workers are {', '.join(workers[:MOST_NAMED])}{more}"
+                        f"the codec {wish.codec_pair} is for the link {wish.source} -> {wish.target}, but"
+                        f" there is no worker {end}: the workers are {', '.join(workers[:MOST_NAMED])}{more}"
                     )
 
     @property
     def policy(self) -> CodecPolicy | None:
-        """Who chooses; None where every link has what is said here. CodecError if it cannot be."""
+        """The policy that chooses codecs; None if they are fixed. Raises CodecError if it is invalid."""
         return policy_of(self.every)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every link has what is said here."""
+        """Whether these wishes name the codec of every link, without a policy."""
         return self.every.partition(":")[0] not in POLICIES
 
     @property
     def codebook(self) -> tuple[str, ...]:
-        """Every codec that these rungs need."""
+        """Every codec that these wishes need."""
         if (policy := self.policy) is not None:
             return policy.codebook
-        texts = (self.every, *(wish.rung for wish in self.links))
+        texts = (self.every, *(wish.codec_pair for wish in self.links))
         return tuple(dict.fromkeys(name for text in texts for name in codecs_in(text)))
 
 
@@ -109,13 +109,13 @@ ALL_DENSE = CodecWishes()
 
 
 class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """By which scheduler a job is planned, and what it believes of the workers.
+    """What a job asks of planning.
 
-    `topology` takes the place of what the fleet has measured; without either, segments are balanced over
-    workers that are taken to be equal. `efficiency` is the part of their TFLOP/s that devices reach; None is
-    what the topology's kind suggests. `recompute` says whether segments run forward twice in place of keeping
-    what they computed: where memory asks for it, all of them, or none. `codecs` say how links are written,
-    with names of the training's codebook.
+    `scheduler` makes the plan. `topology` replaces what the fleet has measured; without either, segments are
+    balanced as if all workers were equal. `efficiency` is the fraction of their TFLOP/s that devices sustain;
+    None uses the default for the kind of topology. `recompute` says whether segments recompute activations
+    instead of storing them: only where memory requires it, always, or never. `codecs` says how links are
+    coded, with names of the training's codebook.
     """
 
     scheduler: Word = AUTO
@@ -129,12 +129,12 @@ NO_WISHES = Wishes()
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan promises: the simulated time of a step, and what it spends it on.
+    """What a plan is predicted to achieve: the simulated time of a step, and its bottleneck.
 
-    No plan takes less than `lower_bound_seconds` (0: nothing is proven). `left_out` are workers that were
-    there and get no part, `unreachable` those who cannot because a way is missing. `measured` says whether
-    the fleet's own measurements were planned on, or a file's. Where tasks are so `brief` that what Python
-    takes for them decides (`simulator.simulation`), `step_seconds` says little.
+    No plan takes less than `lower_bound_seconds` (0: no bound is known). `left_out` are workers that were
+    available and get no segment, `unreachable` those left out because a link is missing. `measured` says
+    whether the plan is based on the fleet's own measurements, not on a file. If tasks are so `brief` that
+    Python's overhead dominates (`simulator.simulation`), `step_seconds` means little.
     """
 
     scheduler: Word

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
-from farflung.plans.rung import RungName
+from farflung.plans.codec_pair import CodecPairName
 from farflung.protocol.fields import Addresses, Count, Id, Message, Opset, Text
 from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.training import Training
@@ -105,7 +105,7 @@ class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     source: Id
     target: Id
-    codec: RungName
+    codec: CodecPairName
     ratio: float
     reason: Text
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.ability import Ability, Lacks
-from farflung.plans.rung import MOST_CODECS
+from farflung.plans.codec_pair import MOST_CODECS
 from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Opset, Text
 from farflung.runtime.parcel import CodecSample

@@ -9,7 +9,7 @@ from farflung.errors import CodecError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, FP32_BYTES, LinkCodec, Plan
-from farflung.plans.rung import DENSE, Rung
+from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.runtime.parcel import CodecSample, Coded, Parcel, Sent
 from farflung.runtime.training import Training
 
@@ -42,7 +42,7 @@ class LinkBook:
         here = {segment.number: segment for segment in segments}
         self.forms = _forms(plan, here, training.microbatch_size)
         self._fp32_bytes = {way: form.elements * FP32_BYTES for way, form in self.forms.items()}
-        self._rungs: dict[str, Rung] = {}
+        self._codec_pairs: dict[str, CodecPair] = {}
         self._sent: dict[str, Sent] = {}
         self._seconds: dict[str, float] = {}
         for later in plan.later:
@@ -52,11 +52,13 @@ class LinkBook:
     def set(self, codecs: Sequence[LinkCodec]) -> None:
         """Set the links' codec pairs. Links that are not listed become dense; CodecError as above."""
         self._require_named(codecs)
-        self._rungs = {link.target: Rung.of(link.codec) for link in codecs if link.source == self._worker}
+        self._codec_pairs = {
+            link.target: CodecPair.of(link.codec) for link in codecs if link.source == self._worker
+        }
 
     def _require_named(self, codecs: Sequence[LinkCodec]) -> None:
         for link in codecs:
-            for name in Rung.of(link.codec):
+            for name in CodecPair.of(link.codec):
                 if name not in self._numbers:
                     raise CodecError(
                         f"the link {link.source} -> {link.target} is to be written with {name!r}, which the"
@@ -65,8 +67,8 @@ class LinkBook:
 
     def chosen(self, parcel: AnyParcel) -> tuple[int, str]:
         """Number and name of the codec with which to encode a parcel; 0 is dense."""
-        rung = self._rungs.get(self._workers[parcel.target]) if way_of(parcel) in self.forms else None
-        name = DENSE if rung is None else rung.gradient if parcel.gradient else rung.activation
+        pair = self._codec_pairs.get(self._workers[parcel.target]) if way_of(parcel) in self.forms else None
+        name = DENSE if pair is None else pair.gradient if parcel.gradient else pair.activation
         return self._numbers[name], name
 
     def wrote(self, parcel: AnyParcel, number: int) -> tuple[Form, str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from farflung.plans.rung import CodecName
+from farflung.plans.codec_pair import CodecName
 
 Payload = TypeVar("Payload")
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.opdag.graph import Precision
-from farflung.plans.rung import CODEC_FORMAT, Codebook
+from farflung.plans.codec_pair import CODEC_FORMAT, Codebook
 from farflung.runtime.optimizer import Optimizer
 from farflung.schedule import Unit, unit_sequence
 from farflung.seeds import mix

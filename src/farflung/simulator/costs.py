@@ -11,7 +11,7 @@ from farflung.codec import catalogue
 from farflung.codec.base import Declared
 from farflung.errors import PlanError
 from farflung.plans import FEEDER, FP32_BYTES, Edge, Placement, Plan, Topology
-from farflung.plans.rung import DENSE, Rung
+from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.schedule import TaskKind
 from farflung.simulator.conditions import Conditions
 from farflung.workload.workload import BACKWARD_FACTOR, WEIGHT_FACTOR
@@ -61,7 +61,7 @@ class LinkCosts:
             for codec in plan.codecs:
                 pair = numbers.get(codec.source, -1), numbers.get(codec.target, -1)
                 self._ratios[pair] = codec.ratio
-                for gradient, name in enumerate(Rung.of(codec.codec)):
+                for gradient, name in enumerate(CodecPair.of(codec.codec)):
                     if name != DENSE:  # which goes as it lies in memory
                         self._codecs[*pair, bool(gradient)] = catalogue.declared(name)
 

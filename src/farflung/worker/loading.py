@@ -10,7 +10,7 @@ from farflung.opdag import wire
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan
-from farflung.plans.rung import CODEC_FORMAT
+from farflung.plans.codec_pair import CODEC_FORMAT
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
 from farflung.runtime.training import Training

@@ -205,7 +205,7 @@ def test_a_topology_that_cannot_be_is_one_line(
         (["plan", "tower.py", "--topology", "fleet.json", "--profile", "fleet.json"], "is no profile"),
         (["simulate", "nothing.json", "--topology", "fleet.json"], "cannot read the plan"),
         (["simulate", "fleet.json", "--topology", "fleet.json"], "fleet.json is a topology, not a plan"),
-        (["simulate", "tower.py", "--topology", "fleet.json"], "tower.py is no plan"),
+        (["simulate", "tower.py", "--topology", "fleet.json"], "tower.py is not a plan"),
         (["simulate", "ok.json", "--topology", "four-homes"], "which the topology does not have"),
         (["simulate", "ok.json", "--topology", "fleet.json", "--bandwidth-scale", "0"], "cannot be scaled"),
         (["simulate", "ok.json", "--topology", "fleet.json", "--window", "0"], "window must be at least 1"),
@@ -257,7 +257,7 @@ def test_workers_whom_nobody_reaches_are_left_out_and_named(
     (folder / "fleet.json").write_text(json.dumps(topology))
     assert plan("--no-what-if") == 0
     told = capsys.readouterr().out
-    assert "no way leads from the others to lab" in told and "of 3 workers" in told
+    assert "there is no link between the others and lab" in told and "of 3 workers" in told
 
 
 def test_there_is_one_reason_for_each_who_is_left_out(
@@ -270,7 +270,7 @@ def test_there_is_one_reason_for_each_who_is_left_out(
     assert plan("--no-what-if", "--workers", "1", "--picture", "step.svg") == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "left out home-2: 1 worker was asked for" in told or "left out home-1: 1 worker was" in told
-    assert "note no way leads from home-2 to lab: lab is left out" in told and told.count("lab") == 2
+    assert "note there is no link from home-2 to lab: lab is left out" in told and told.count("lab") == 2
 
 
 def test_memory_that_is_missing_is_told_briefly(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

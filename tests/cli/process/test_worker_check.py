@@ -92,7 +92,7 @@ def test_a_run_on_strangers_ends_before_its_job_is_read(
             assert f"no worker called {strange}" in error and "its workers are nine" in error
         assert run(["train", "missing.py", *where, "--codec", "nine->ten=int8"]) == 2
         error = capsys.readouterr().err.splitlines()[-1]
-        assert error.endswith("link nine -> ten, and there is no worker ten: the workers are nine")
+        assert error.endswith("link nine -> ten, but there is no worker ten: the workers are nine")
         assert run(["train", "missing.py", *where, "--on", "one,nine", "--wait"]) == 2
         said = capsys.readouterr().err
         assert "waiting for one to join" in said and "expected a job file at missing.py" in said

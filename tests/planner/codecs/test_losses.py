@@ -10,8 +10,8 @@ from tests.planner.codecs.tables import AXES, TABLE, WITH_AXES
 from farflung.errors import CodecError
 from farflung.planner.codecs.ladder import Loss, costed, ladder, losses, number_of, read, written
 from farflung.planner.codecs.limits import Limits
+from farflung.plans.codec_pair import CodecPair
 from farflung.plans.codec_policy import LADDER, CodecPolicy
-from farflung.plans.rung import Rung
 
 
 def test_the_shipped_table_has_every_rung_of_the_ladder_and_they_write_ever_fewer_bytes() -> None:
@@ -47,7 +47,7 @@ def test_the_roughest_rung_that_a_user_allows_is_by_bytes_as_in_the_codebook() -
     for roughest in LADDER:
         limits = Limits(1.0, roughest=roughest)
         allowed = [rung for rung in rungs if limits.allows(rung, rungs)]
-        names = {name for rung in allowed for name in Rung.of(rung.name)}
+        names = {name for rung in allowed for name in CodecPair.of(rung.name)}
         assert names - {"dense"} == set(CodecPolicy("auto", roughest=roughest).codebook)
 
 

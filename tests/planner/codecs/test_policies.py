@@ -13,8 +13,8 @@ from farflung.errors import CodecError
 from farflung.planner.codecs import policies
 from farflung.planner.codecs.limits import Limits
 from farflung.plans import LinkCodec, Placement
+from farflung.plans.codec_pair import MOST_CODECS, CodecPair
 from farflung.plans.codec_policy import CodecPolicy, policy_of, topk
-from farflung.plans.rung import MOST_CODECS, Rung
 from farflung.simulator import Conditions
 
 
@@ -26,7 +26,7 @@ def kept(codecs: tuple[LinkCodec, ...]) -> dict[tuple[str, str], float]:
     """One element of how many each link's codec of gradients keeps."""
     found = {}
     for codec in codecs:
-        inner = catalogue.recipe(Rung.of(codec.codec).gradient).codec
+        inner = catalogue.recipe(CodecPair.of(codec.codec).gradient).codec
         found[codec.source, codec.target] = 1 / inner.share
     return found
 
@@ -117,7 +117,7 @@ def test_a_job_that_asks_for_a_policy_has_every_codec_it_may_choose_in_its_codeb
     for slower in (1.0, 3.3, 17.0, 250.0, 1e4):
         net = topology({(0, 1): 1.0, (1, 0): slower, (1, 2): 40 * slower, (2, 1): 2.5})
         for codec in policies.adatopk(ratio)(chain(["a", "b", "c"]), net):
-            assert set(Rung.of(codec.codec)) <= set(book)
+            assert set(CodecPair.of(codec.codec)) <= set(book)
     assert set(CodecPolicy("uniform", ratio).codebook) <= {*topk(ratio)}
 
 

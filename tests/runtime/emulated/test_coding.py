@@ -11,7 +11,7 @@ from benchmarks.zoo.side_by_side import captured, planned
 
 from farflung.codec.catalogue import declared
 from farflung.plans import LinkCodec, Plan
-from farflung.plans.rung import codebook_of
+from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.emulated.backend import EmulatedDevice
 from farflung.runtime.emulated.coding import HEADER_BYTES, EmulatedCoding
 from farflung.runtime.optimizer import SGD

@@ -20,7 +20,7 @@ from farflung.broker.core.records import Job
 from farflung.broker.core.transition import Transition
 from farflung.errors import FarflungError
 from farflung.plans import LinkCodec
-from farflung.plans.rung import DENSE
+from farflung.plans.codec_pair import DENSE
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import CodecsChosen
 from farflung.protocol.submitter import CodecChange

@@ -43,7 +43,7 @@ from farflung.planner.compatibility import Needs, unable
 from farflung.planner.notes import draws, recomputing_notes
 from farflung.planner.registry import scheduler
 from farflung.planner.run import find_schedule, plan_notes, predict
-from farflung.plans import Plan, Prediction, Topology, joined_part, only
+from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
 from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
@@ -141,7 +141,7 @@ def _steering(question: Question, plan: Plan) -> bytes:
     if policy is None or policy.kind != "auto":
         return b""
     topology = question.topology
-    net = alike(plan.workers()) if topology is None else joined_part(_topology_of(question))[0]
+    net = alike(plan.workers()) if topology is None else connected_part(_topology_of(question))[0]
     return steering(plan, net, Conditions(efficiency=question.efficiency), limits_of(question.codecs))
 
 
@@ -208,7 +208,7 @@ def _topology_of(question: Question) -> Topology:
             raise PlanError(
                 f"the topology does not have worker {worker}: name the workers to train on (--on), or add it"
             )
-    return only(question.topology, [numbers[worker] for worker in question.workers])
+    return subtopology(question.topology, [numbers[worker] for worker in question.workers])
 
 
 def _check_size(program_bytes: int) -> None:

@@ -128,13 +128,13 @@ def _whom(
 def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, as_json: bool) -> None:
     """Print a forecast, and draw it if a picture was requested."""
     from farflung.cli.render.timeline import draw
-    from farflung.plans import joined_part
+    from farflung.plans import connected_part
     from farflung.simulator import Conditions
 
     if picture is not None:
         title = f"One step of {found.model}"
         conditions = Conditions(efficiency=whom.efficiency)
-        draw(picture, found.plan, joined_part(whom.topology)[0], conditions, title, lines)
+        draw(picture, found.plan, connected_part(whom.topology)[0], conditions, title, lines)
     if as_json:
         print_json(found)
         return

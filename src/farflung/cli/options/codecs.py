@@ -43,7 +43,7 @@ def parse_codecs(given: Sequence[str] | None) -> Codecs:
         A codec does not exist, one link is given two codecs, or links are named together with a selector.
     """
     from farflung.plans import CodecWishes, LinkWish
-    from farflung.plans.rung import DENSE
+    from farflung.plans.codec_pair import DENSE
 
     every: str | None = None
     links: dict[tuple[str, str], LinkWish] = {}
@@ -70,7 +70,7 @@ def _rung(name: str, text: str) -> str:
     """The codec pair of that name, or the sequence of pairs, in the spelling of plans."""
     from farflung.codec.catalogue import recipe
     from farflung.plans.codec_policy import policy_of
-    from farflung.plans.phases import codecs_in, spelt
+    from farflung.plans.phases import codecs_in, shortest_form
 
     try:
         if policy_of(name):
@@ -81,4 +81,4 @@ def _rung(name: str, text: str) -> str:
             recipe(codec)
     except CodecError as error:
         raise PlanError(f"--codec {text!r}: {error}") from None
-    return spelt(name)
+    return shortest_form(name)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from farflung.data import Collate, collate
 from farflung.errors import CodecError, JobError
 from farflung.opdag.graph import Precision
+from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import is_auto, policy_of
 from farflung.plans.phases import codecs_in
-from farflung.plans.rung import DENSE
 from farflung.plans.wishes import MAX_LOSS_GAP
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.training import Training

@@ -23,7 +23,7 @@ from farflung.planner.codecs.wishes import (
 from farflung.planner.compatibility import require_able, unable
 from farflung.planner.registry import scheduler as scheduler_called
 from farflung.planner.run import find_schedule, plan_notes, predict
-from farflung.plans import CodecWishes, Plan, Recompute, Topology, only, read_plan, read_topology
+from farflung.plans import CodecWishes, Plan, Recompute, Topology, read_plan, read_topology, subtopology
 from farflung.plans.testbeds.catalogue import find_topology
 from farflung.plans.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.simulator import Conditions, Simulation
@@ -126,7 +126,7 @@ def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str
     """The workers that can run the model's ops, and for each other worker the ops that it lacks."""
     out = unable(model.needs, fleet.abilities())
     require_able(len(fleet.workers), asked, out)
-    return only(fleet, [number for number, id in enumerate(fleet.ids) if id not in out]), out
+    return subtopology(fleet, [number for number, id in enumerate(fleet.ids) if id not in out]), out
 
 
 def _effects(

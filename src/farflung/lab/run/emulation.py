@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.errors import TopologyError
-from farflung.plans import FEEDER, Plan, Topology, only
+from farflung.plans import FEEDER, Plan, Topology, subtopology
 from farflung.plans.wishes import AUTO
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def emulate_job(
     graph = capture_shapes(job).graph
     workload = workload_of(graph, job.microbatches, job.microbatch_size)
     options = Options(workers=workers, efficiency=efficiency)
-    schedule = scheduler_called(scheduler)(only(topology, list(range(workers))), workload, options)
+    schedule = scheduler_called(scheduler)(subtopology(topology, list(range(workers))), workload, options)
     return EmulatedJob(wire.dump(graph), *emulate(schedule.plan, topology, efficiency, divisor))
 
 

@@ -15,7 +15,7 @@ from farflung.lab.run.layout import SUBMITTER, on_this_machine
 from farflung.lab.run.report import LabReport, keep, run_in
 from farflung.lab.run.submitter import LabSubmitter
 from farflung.opdag.graph import Precision
-from farflung.plans import Topology, encode_topology, only
+from farflung.plans import Topology, encode_topology, subtopology
 from farflung.plans.wishes import AUTO
 from farflung.transport.timeouts import Timeouts
 
@@ -45,7 +45,7 @@ class Request:
 
     def known(self) -> Topology:
         """The topology of the nodes that take part, as it is given to the planner."""
-        part = only(self.topology, list(range(self.workers)))
+        part = subtopology(self.topology, list(range(self.workers)))
         return on_this_machine(part) if self.emulated is None else self.emulated.emulation.sustained_by(part)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from farflung.plans import Topology, WorkerSpec, only
+from farflung.plans import Topology, WorkerSpec, subtopology
 from farflung.plans.topology import MOST_CORES, MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
 
 LINES_MBPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 100_000)
@@ -106,7 +106,7 @@ def with_twin(topology: Topology, number: int) -> Topology:
 
 def without(topology: Topology, number: int) -> Topology:
     """The topology of all others, for a worker in whose home the submitter does not stand."""
-    return only(topology, [a for a in range(len(topology.workers)) if a != number])
+    return subtopology(topology, [a for a in range(len(topology.workers)) if a != number])
 
 
 def with_device(topology: Topology, number: int, factor: float) -> Topology:

@@ -9,7 +9,7 @@ import msgspec
 from farflung.planner.advice.what_if import Effect
 from farflung.planner.assignment import Schedule, memory_by_worker
 from farflung.planner.notes import recomputing_notes
-from farflung.plans import Plan, Topology, joined_part
+from farflung.plans import Plan, Topology, connected_part
 from farflung.simulator import Simulation
 
 
@@ -137,7 +137,7 @@ def forecast(
         workers=_workers(plan, topology, simulation, memory),
         links=_links(topology, simulation),
         left_out=[*(id for id in topology.ids if id not in used), *unable],
-        unreachable=list(joined_part(topology)[1]),
+        unreachable=list(connected_part(topology)[1]),
         evaluated=schedule.evaluated,
         capped=schedule.capped,
         notes=[*schedule.notes, *recomputing_notes(plan)],

@@ -18,8 +18,8 @@ from msgspec import Meta
 from farflung.codec import catalogue
 from farflung.codec.base import Declared
 from farflung.errors import CodecError
+from farflung.plans.codec_pair import DENSE, CodecPair, CodecPairName
 from farflung.plans.codec_policy import LADDER
-from farflung.plans.rung import DENSE, Rung, RungName
 
 FILE = "losses.json"
 
@@ -70,7 +70,7 @@ Table: TypeAlias = Mapping[str, Loss]
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
-    rungs: dict[RungName, Loss]
+    rungs: dict[CodecPairName, Loss]
 
 
 def read(data: bytes) -> Table:
@@ -150,8 +150,8 @@ class CostedRung:
         return self.gradient if gradient else self.activation
 
     @cached_property
-    def _names(self) -> Rung:
-        return Rung.of(self.name)
+    def _names(self) -> CodecPair:
+        return CodecPair.of(self.name)
 
 
 def costed(name: str, table: Table | None = None) -> CostedRung:
@@ -162,7 +162,7 @@ def costed(name: str, table: Table | None = None) -> CostedRung:
     CodecError
         It has a codec that does not exist, or nobody has measured what it loses.
     """
-    rung, known = Rung.of(name), losses() if table is None else table
+    rung, known = CodecPair.of(name), losses() if table is None else table
     loss = known.get(rung.name)
     activation, gradient = catalogue.declared(rung.activation), catalogue.declared(rung.gradient)
     if loss is not None:
@@ -183,7 +183,7 @@ def ladder(table: Table | None = None) -> tuple[CostedRung, ...]:
 def number_of(name: str, rungs: Sequence[CostedRung]) -> int:
     """Where a rung stands on a ladder; CodecError if it does not."""
     for number, rung in enumerate(rungs):
-        if rung.name == Rung.of(name).name:
+        if rung.name == CodecPair.of(name).name:
             return number
     raise CodecError(
         f"{name[:64]!r} is no rung of the ladder: it has " + ", ".join(rung.name for rung in rungs)

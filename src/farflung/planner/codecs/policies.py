@@ -24,8 +24,8 @@ from farflung.planner.codecs.ladder import ladder
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.plan_context import gathered
 from farflung.plans import FEEDER, LinkCodec, Plan, Topology
+from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.plans.codec_policy import nearest, require_ratio, topk
-from farflung.plans.rung import DENSE, Rung
 from farflung.plans.topology import LEAST_MBPS, MOST_MBPS
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.costs import Codable
@@ -54,13 +54,13 @@ def traffic(plan: Plan) -> dict[Pair, Carried]:
     return found
 
 
-def ratio_of(carried: Carried, rung: Rung) -> float:
+def ratio_of(carried: Carried, rung: CodecPair) -> float:
     """Of all that a link carries, floats in fp32, over its bytes on the wire if `rung` writes them."""
     wire = _wire_bytes(carried, rung)
     return max(1.0, carried.fp32_bytes / wire) if wire else 1.0
 
 
-def _wire_bytes(carried: Carried, rung: Rung) -> float:
+def _wire_bytes(carried: Carried, rung: CodecPair) -> float:
     return carried.wire_bytes(*(catalogue.declared(name).ratio for name in rung))
 
 
@@ -78,7 +78,7 @@ def uniform(rung: str) -> Policy:
     CodecError
         There is no such codec.
     """
-    chosen = Rung.of(rung)
+    chosen = CodecPair.of(rung)
     for name in chosen:
         catalogue.recipe(name)
 
@@ -144,7 +144,7 @@ def auto(limits: Limits, conditions: Conditions) -> Policy:
     return policy
 
 
-def named(chosen: Mapping[Pair, Rung], plan: Plan) -> tuple[LinkCodec, ...]:
+def named(chosen: Mapping[Pair, CodecPair], plan: Plan) -> tuple[LinkCodec, ...]:
     """Links in order, each with what its rung makes of its bytes, without those that are dense."""
     links = traffic(plan)
     return tuple(

@@ -29,7 +29,7 @@ from farflung.planner.codecs.ladder import ladder, number_of
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.plan_context import gathered
 from farflung.plans import LinkCodec, Plan, Topology
-from farflung.plans.rung import DENSE
+from farflung.plans.codec_pair import DENSE
 from farflung.simulator import Conditions
 
 

@@ -32,11 +32,11 @@ from farflung.plans import (
     Plan,
     Topology,
     WorkerSpec,
-    joined_part,
+    connected_part,
 )
+from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.plans.codec_policy import topk
 from farflung.plans.phases import phase_at, phases_of
-from farflung.plans.rung import DENSE, Rung
 from farflung.simulator import Conditions, simulate
 from farflung.text import count_of, format_seconds
 from farflung.workload import Workload
@@ -49,13 +49,15 @@ LONG = 10**9
 
 def fixed(plan: Plan, wishes: CodecWishes, step: int = 0, steps: int = LONG) -> tuple[LinkCodec, ...]:
     """The codec of each link of `plan` that is not dense, where no policy chooses, at a step of so many."""
-    own = {(wish.source, wish.target): phases_of(wish.rung) for wish in wishes.links}
+    own = {(wish.source, wish.target): phases_of(wish.codec_pair) for wish in wishes.links}
     links, every = traffic(plan), phases_of(wishes.every)
-    chosen = {link: Rung.of(phase_at(own.get(link, every), step, steps).rung) for link in sorted(links)}
+    chosen = {
+        link: CodecPair.of(phase_at(own.get(link, every), step, steps).codec_pair) for link in sorted(links)
+    }
     return tuple(
         LinkCodec(*link, rung.name, ratio_of(links[link], rung))
         for link, rung in chosen.items()
-        if rung != Rung(DENSE, DENSE)
+        if rung != CodecPair(DENSE, DENSE)
     )
 
 
@@ -86,7 +88,7 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
     policy, memory = _policy(wishes, conditions), memory_of(wishes)
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
-        joined = joined_part(topology)[0]
+        joined = connected_part(topology)[0]
         speedups = _speedups(wishes, workload)
         receivers = len(joined.workers) - 1
         asked = replace(
@@ -130,7 +132,7 @@ def _speedups(wishes: CodecWishes, workload: Workload) -> list[float]:
 def _most_ratio(wishes: CodecWishes) -> float:
     policy = wishes.policy
     if policy is None:
-        return min(declared(name).ratio for name in Rung.of(phases_of(wishes.every)[0].rung))
+        return min(declared(name).ratio for name in CodecPair.of(phases_of(wishes.every)[0].codec_pair))
     if policy.kind == "auto":
         return max(rung.ratio for rung in ladder() if rung.loss_gap <= wishes.max_loss_gap)
     return declared(topk(policy.ratio).activation).ratio
@@ -183,7 +185,7 @@ def unused(plan: Plan, wishes: CodecWishes) -> list[str]:
     """For the user: links that were given a codec and over which this plan sends nothing."""
     links = traffic(plan)
     return [
-        f"the plan sends nothing from {wish.source} to {wish.target}: its codec {wish.rung} is not used"
+        f"the plan sends nothing from {wish.source} to {wish.target}: its codec {wish.codec_pair} is not used"
         for wish in wishes.links
         if (wish.source, wish.target) not in links
     ]
@@ -196,7 +198,7 @@ def phased(plan: Plan, wishes: CodecWishes, steps: int) -> Plan:
     """
     if not wishes.is_fixed:
         return plan
-    texts = (wishes.every, *(wish.rung for wish in wishes.links))
+    texts = (wishes.every, *(wish.codec_pair for wish in wishes.links))
     ends = {phase.end(steps) for text in texts for phase in phases_of(text)[:-1]}
     if not ends:
         return plan
@@ -210,14 +212,14 @@ def unused_phases(wishes: CodecWishes, steps: int) -> list[str]:
     if not wishes.is_fixed:
         return []
     found = []
-    for text in dict.fromkeys((wishes.every, *(wish.rung for wish in wishes.links))):
+    for text in dict.fromkeys((wishes.every, *(wish.codec_pair for wish in wishes.links))):
         begin = 0
         for phase in phases_of(text):
             end = min(phase.end(steps), steps) if phase.until < 1 else steps
             if end <= begin:
                 found.append(
-                    f"of {count_of(steps, 'step')} none is written by {phase.rung}: its part of {text} rounds"
-                    " to no step"
+                    f"{phase.codec_pair} is used in none of {count_of(steps, 'step')}:"
+                    f" its share in {text} rounds to no step"
                 )
             begin = max(begin, end)
     return found

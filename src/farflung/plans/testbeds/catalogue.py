@@ -1,4 +1,4 @@
-"""Finds a topology by what the user calls it: the name of a shipped testbed, or a file."""
+"""Find a topology by the name of a shipped testbed or by a file's path."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent
 def find_topology(name_or_path: str) -> Topology:
     """The shipped testbed of this name, else the topology in the file at this path.
 
-    Raises TopologyError where it is neither.
+    Raises TopologyError if it is neither.
     """
     if name_or_path in TESTBEDS:
         return load_testbed(name_or_path)

@@ -27,7 +27,7 @@ from farflung.planner.objective.window import with_window
 from farflung.planner.schedulers.baselines import MOST_SKIPS, even_cut
 from farflung.planner.schedulers.evolutionary.grid import GridObjective
 from farflung.planner.schedulers.evolutionary.search import EVALUATIONS, MOST_SECONDS, evolve_grid
-from farflung.plans import Topology, only
+from farflung.plans import Topology, subtopology
 from farflung.workload import Workload
 
 
@@ -69,7 +69,7 @@ def _rows(fleet: Fleet, workload: Workload, options: Options) -> _Rows:
         activation_gb=_typical_cut(workload) * workload.microbatches / replicas / 1e9,
     )
     found = evolve_grid(
-        only(fleet.topology, list(range(count * replicas))),
+        subtopology(fleet.topology, list(range(count * replicas))),
         shape,
         options.seed,
         min(options.budget, EVALUATIONS) if replicas > 1 else 1,  # there is one partition into single workers

@@ -1,11 +1,11 @@
-"""Who is left out where not everybody can reach everybody."""
+"""Which workers are left out if not all can reach each other."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.plans import Topology, WorkerSpec, joined_part, why_parted
+from farflung.plans import Topology, WorkerSpec, connected_part, why_left_out
 
 
 def fleet(tflops: list[float], parted: set[tuple[int, int]]) -> Topology:
@@ -17,46 +17,46 @@ def fleet(tflops: list[float], parted: set[tuple[int, int]]) -> Topology:
     return Topology(workers, rates, rates, loss=tuple((0.0,) * count for _ in tflops), submitter="w0")
 
 
-def test_a_whole_topology_stays_as_it_is() -> None:
+def test_a_fully_connected_topology_is_unchanged() -> None:
     topology = fleet([1, 1, 1], set())
-    assert joined_part(topology) == (topology, ())
+    assert connected_part(topology) == (topology, ())
 
 
-def test_of_two_halves_the_stronger_one_stays() -> None:
+def test_the_stronger_of_two_halves_stays() -> None:
     parted = {(a, b) for a in range(2) for b in range(2, 5)}
-    part, left_out = joined_part(fleet([100, 100, 1, 1, 1], parted))
+    part, left_out = connected_part(fleet([100, 100, 1, 1, 1], parted))
     assert part.ids == ["w0", "w1"] and left_out == ("w2", "w3", "w4")
-    part, left_out = joined_part(fleet([1, 1, 1, 1, 1], parted))
+    part, left_out = connected_part(fleet([1, 1, 1, 1, 1], parted))
     assert part.ids == ["w2", "w3", "w4"] and left_out == ("w0", "w1")
     assert part.submitter is None and part.home.id == "w2"
     assert part.bandwidth_mbps == ((23, 24, 25), (33, 34, 35), (43, 44, 45))
     assert part.loss == ((0, 0, 0),) * 3
 
 
-def test_the_way_that_is_missing_is_named() -> None:
-    assert why_parted(fleet([1, 1, 1], set())) == ()
-    assert why_parted(fleet([9, 1, 1], {(0, 2)})) == ("no way leads from w0 to w2: w2 is left out",)
-    (words,) = why_parted(fleet([1, 5, 5], {(0, 2), (1, 0)}))
-    assert words == "no way leads from w1 to w0 (1 more are missing): w0 is left out"
+def test_messages_name_the_missing_link() -> None:
+    assert why_left_out(fleet([1, 1, 1], set())) == ()
+    assert why_left_out(fleet([9, 1, 1], {(0, 2)})) == ("there is no link from w0 to w2: w2 is left out",)
+    (message,) = why_left_out(fleet([1, 5, 5], {(0, 2), (1, 0)}))
+    assert message == "there is no link from w1 to w0 (and 1 more of its links are missing): w0 is left out"
     alone = {(a, b) for a in range(3) for b in range(3) if 2 in (a, b)}
-    assert why_parted(fleet([5, 5, 1], alone)) == ("no way leads from the others to w2: left out",)
+    assert why_left_out(fleet([5, 5, 1], alone)) == ("there is no link between the others and w2: left out",)
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(
     st.lists(st.floats(0.1, 100), min_size=n, max_size=n),
     st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))),
 )))  # fmt: skip
-def test_nobody_stays_who_cannot_reach_another_and_nobody_goes_in_vain(
+def test_the_connected_part_is_fully_connected_and_cannot_be_enlarged(
     drawn: tuple[list[float], set[tuple[int, int]]],
 ) -> None:
     topology = fleet(*drawn)
-    part, left_out = joined_part(topology)
+    part, left_out = connected_part(topology)
     assert sorted([*part.ids, *left_out]) == topology.ids
     assert part.workers
     for id in left_out:
         a = topology.ids.index(id)
-        kept = [topology.ids.index(other) for other in part.ids]
-        assert any(not topology.bandwidth_mbps[a][b] or not topology.bandwidth_mbps[b][a] for b in kept)
+        inside = [topology.ids.index(other) for other in part.ids]
+        assert any(not topology.bandwidth_mbps[a][b] or not topology.bandwidth_mbps[b][a] for b in inside)
     assert all(part.bandwidth_mbps[a][b] for a, b in part.pairs())
     if not any(a != b for a, b in drawn[1]):
         assert not left_out

@@ -114,7 +114,7 @@ class WorkerService:
             options.identity.id,
             options.memory_bytes,
             options.backend,
-            self._from_compute,
+            self._post_outcome,
             self._peers.send_from_thread,
         )
         self._peers.deliver_to(self._compute.receive)
@@ -124,21 +124,21 @@ class WorkerService:
         self._device: Device | None = None
         self._broker: BrokerSession | None = None
         self._broker_gone = asyncio.Event()
-        self._gone_reason = ""
+        self._loss_reason = ""
         self._denied: messages.Denied | None = None
-        self._intake: StateReceiver | None = None
+        self._state_receiver: StateReceiver | None = None
         self._addresses: dict[str, list[str]] = {}
         self._meter = TrafficMeter(self._peers)
         self._background: set[asyncio.Task[None]] = set()
         self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
-        self._paths = Routes(
+        self._routes = Routes(
             self._identity,
             self._client_context,
             options.advertise,
             options.relay_mbps,
             self._peers,
             lambda: self._state,
-            self._tell,
+            self._send,
             self._timeouts,
         )
 
@@ -148,10 +148,10 @@ class WorkerService:
             self._options.listen,
             self._server_context,
             Hello(self._identity.id, self._identity.role, "data"),
-            self._paths.entered,
+            self._routes.entered,
             self._timeouts,
         )
-        self._paths.listens(self._listener)
+        self._routes.listens(self._listener)
         own = self._identity
         log.info("worker %s of %s starts, and measures this device", own.id, own.broker)
         self._device = await asyncio.to_thread(
@@ -185,8 +185,8 @@ class WorkerService:
             denied, self._denied = self._denied, None
             if denied is None:
                 asked_again = False
-                log.warning("lost the broker (%s); dialling again", self._gone_reason)
-                self._happened(machine.BrokerLost(f"lost the broker: {self._gone_reason}"))
+                log.warning("lost the broker (%s); dialling again", self._loss_reason)
+                self._step(machine.BrokerLost(f"lost the broker: {self._loss_reason}"))
                 await asyncio.sleep(pause)  # do not flood a broker that disconnects every worker
             elif asked_again or not denied.for_now:
                 raise ConnectionFailed(f"the broker refused this worker: {denied.reason}")
@@ -195,6 +195,22 @@ class WorkerService:
                 silence = self._timeouts.suspect_seconds
                 log.warning("%s; asking once more in %.1f s, lest it died just now", denied.reason, silence)
                 await asyncio.sleep(silence)
+
+    async def _register(self) -> None:
+        self._broker_gone.clear()
+        session = BrokerSession(messages.ToWorker, self, self._dial_broker)
+        await session.open()
+        assert self._listener is not None
+        self._broker, self._timeouts = session, session.timeouts
+        self._listener.keep_to(self._timeouts)
+        self._routes.registered(session.link.local, self._timeouts)
+        assert self._device is not None
+        options, addresses = self._options, self._routes.addresses()
+        self._send(Register(self._device, options.site, addresses, boot(), options.relay_mbps, options.line))
+        self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
+
+    async def _dial_broker(self, handler: Handler) -> Link:
+        return await dial_broker(self._identity, handler, self._timeouts, self._client_context)
 
     async def watch_device(self) -> None:
         """Watch the deadlines of the compute thread; raises DeviceHeld if it is stuck."""
@@ -215,7 +231,7 @@ class WorkerService:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._paths.close()
+        await self._routes.close()
         self._renewal.stop()
         self._compute.drop()
         self._compute.close()
@@ -226,7 +242,7 @@ class WorkerService:
             await self._listener.close(reason)
         await asyncio.to_thread(self._compute.join, self._timeouts.close_seconds)
 
-    # callbacks of the session with the broker
+    # The broker: messages become events of the state machine.
 
     def on_message(self, message: Any) -> None:
         if isinstance(message, messages.Renewed):
@@ -237,85 +253,29 @@ class WorkerService:
             if message.worker in self._addresses:
                 self._addresses[message.worker] = message.addresses
         elif isinstance(message, PathMessage):
-            self._paths.hear(message)
+            self._routes.hear(message)
         else:
-            self._happened(machine.FromBroker(message))
-
-    async def _take_certificate(self, certificate: bytes) -> None:
-        await asyncio.to_thread(self._renewal.renewed, certificate)
-        self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
+            self._step(machine.FromBroker(message))
 
     def on_reconnect(self) -> None:
         log.info("linked to the broker again")
         if self._broker is not None:
-            self._paths.registered(self._broker.link.local, self._timeouts)
+            self._routes.registered(self._broker.link.local, self._timeouts)
             # Always: behind a NAT only the broker sees whether the address has changed.
-            self._tell(messages.Moved(self._paths.addresses()))
+            self._send(messages.Moved(self._routes.addresses()))
 
     def on_disconnect(self, reason: str) -> None:
         self._broker = None
-        self._gone_reason = reason
+        self._loss_reason = reason
         self._broker_gone.set()
 
-    # worker.peers.PeerEvents
+    async def _take_certificate(self, certificate: bytes) -> None:
+        await asyncio.to_thread(self._renewal.renewed, certificate)
+        self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
 
-    def peer_linked(self, peer: str) -> None:
-        self._happened(machine.PeerLinked(peer))
-        self._paths.report()
+    # Each event changes the state and gives commands, which are carried out here.
 
-    def peer_parted(self, peer: str, reason: str) -> None:
-        load = self._state.load
-        if load is not None:
-            log.warning("lost the link to %s (%s)", peer, reason)
-            self._spawn(self._reunite(peer, load, reason))
-
-    def peer_lost(self, peer: str, reason: str) -> None:
-        self._peers.give_up(peer)
-        self._happened(machine.PeerLost(peer, reason))
-
-    def state_arrived(self) -> None:
-        if self._state.attempt is not None and self._intake is not None:
-            self._compute.check_state(self._state.attempt, self._intake)
-
-    async def _register(self) -> None:
-        self._broker_gone.clear()
-        line = BrokerSession(messages.ToWorker, self, self._dial_broker)
-        await line.open()
-        assert self._listener is not None
-        self._broker, self._timeouts = line, line.timeouts
-        self._listener.keep_to(self._timeouts)
-        self._paths.registered(line.link.local, self._timeouts)
-        assert self._device is not None
-        options, addresses = self._options, self._paths.addresses()
-        self._tell(Register(self._device, options.site, addresses, boot(), options.relay_mbps, options.line))
-        self._renewal.start(self._tell, self._timeouts.certificate_check_seconds)
-
-    async def _dial_broker(self, handler: Handler) -> Link:
-        return await dial_broker(self._identity, handler, self._timeouts, self._client_context)
-
-    def _tell(self, message: Message) -> None:
-        if self._broker is not None:
-            self._broker.send(message)
-
-    def _from_compute(self, outcome: Outcome) -> None:
-        """Pass an outcome to the event loop; called on the compute thread."""
-        with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
-            self._loop.call_soon_threadsafe(self._outcome, outcome)
-
-    def _outcome(self, outcome: Outcome) -> None:
-        load = self._state.load
-        if load is None or outcome.attempt != (load.job, load.attempt):
-            return
-        if isinstance(outcome, OutgoingState):
-            self._peers.send_state(outcome.segment, outcome.name, outcome.buffer, outcome.sha256)
-        elif isinstance(outcome, StateGiven):
-            log.info("job %s: the state was handed to the submitter", load.job)
-        else:
-            if isinstance(outcome, machine.Verified) and outcome.problem is None:
-                self._peers.trust()
-            self._happened(outcome)
-
-    def _happened(self, event: machine.Event) -> None:
+    def _step(self, event: machine.Event) -> None:
         self._state, commands = machine.step(self._state, event)
         for command in commands:
             self._carry_out(command)
@@ -326,13 +286,13 @@ class WorkerService:
             log.info("%s", command.text)
         elif isinstance(command, machine.Tell):
             message = command.message
-            self._tell(self._meter.fill(message) if isinstance(message, UnitReady) else message)
+            self._send(self._meter.fill(message) if isinstance(message, UnitReady) else message)
         elif isinstance(command, machine.Prepare):
             self._prepare(command)
         elif isinstance(command, machine.Drop):
             self._peers.dismiss(command.reason)
             self._compute.drop()
-            self._intake = None
+            self._state_receiver = None
         elif attempt is None:
             return
         elif isinstance(command, machine.Start):
@@ -347,20 +307,20 @@ class WorkerService:
     def _prepare(self, command: machine.Prepare) -> None:
         load = command.load
         worker = self._identity.id
-        self._paths.stop_probing("a job begins here")
+        self._routes.stop_probing("a job begins here")
         try:
-            self._intake = StateReceiver(
+            self._state_receiver = StateReceiver(
                 load,
                 load.plan.segments_of(worker),
                 self._options.memory_bytes,
                 self._options.backend.allocate,
             )
         except GraphError as error:
-            self._happened(machine.Verified((load.job, load.attempt), str(error)))
+            self._step(machine.Verified((load.job, load.attempt), str(error)))
             return
-        self._compute.prepare(load, self._intake, self._limits())
-        self._peers.admit(worker, load, self._intake, self._state.admitted)
-        if self._intake.full:
+        self._compute.prepare(load, self._state_receiver, self._limits())
+        self._peers.admit(worker, load, self._state_receiver, self._state.admitted)
+        if self._state_receiver.full:
             self.state_arrived()
         self._addresses = dict(load.addresses)
         for peer in command.dial:
@@ -373,10 +333,45 @@ class WorkerService:
             self._device.tflops, limits.pass_seconds, limits.longest_pass_seconds, limits.chore_seconds
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    # The compute thread: its outcomes are events, too.
+
+    def _post_outcome(self, outcome: Outcome) -> None:
+        """Pass an outcome to the event loop; called on the compute thread."""
+        with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
+            self._loop.call_soon_threadsafe(self._handle_outcome, outcome)
+
+    def _handle_outcome(self, outcome: Outcome) -> None:
+        load = self._state.load
+        if load is None or outcome.attempt != (load.job, load.attempt):
+            return
+        if isinstance(outcome, OutgoingState):
+            self._peers.send_state(outcome.segment, outcome.name, outcome.buffer, outcome.sha256)
+        elif isinstance(outcome, StateGiven):
+            log.info("job %s: the state was handed to the submitter", load.job)
+        else:
+            if isinstance(outcome, machine.Verified) and outcome.problem is None:
+                self._peers.trust()
+            self._step(outcome)
+
+    def state_arrived(self) -> None:
+        if self._state.attempt is not None and self._state_receiver is not None:
+            self._compute.check_state(self._state.attempt, self._state_receiver)
+
+    # Peers: links to neighbours and the submitter come, break and are replaced.
+
+    def peer_linked(self, peer: str) -> None:
+        self._step(machine.PeerLinked(peer))
+        self._routes.report()
+
+    def peer_parted(self, peer: str, reason: str) -> None:
+        load = self._state.load
+        if load is not None:
+            log.warning("lost the link to %s (%s)", peer, reason)
+            self._spawn(self._replace_link(peer, load, reason))
+
+    def peer_lost(self, peer: str, reason: str) -> None:
+        self._peers.give_up(peer)
+        self._step(machine.PeerLost(peer, reason))
 
     async def _dial_peer(self, peer: str, load: Load) -> None:
         """Connect to a neighbour, which must welcome the link within the time limit for loading."""
@@ -388,14 +383,18 @@ class WorkerService:
             return
         if self._state.load is load:
             self._peers.dialled(link)
-            self._loop.call_later(self._timeouts.link_seconds, self._expect_link, peer, load)
+            self._loop.call_later(self._timeouts.link_seconds, self._require_link, peer, load)
         else:
             await link.close("the job it was made for is over")
 
     async def _connect(self, peer: str, load: Load) -> Link:
-        return await self._paths.connect(peer, load, self._addresses.get(peer, []))
+        return await self._routes.connect(peer, load, self._addresses.get(peer, []))
 
-    async def _reunite(self, peer: str, load: Load, reason: str) -> None:
+    def _require_link(self, peer: str, load: Load) -> None:
+        if self._state.load is load and peer not in self._state.linked:
+            self.peer_lost(peer, f"it did not welcome the link within {self._timeouts.link_seconds:.0f} s")
+
+    async def _replace_link(self, peer: str, load: Load, reason: str) -> None:
         """Replace a lost link: dial again if we dialled it, else wait. On failure report the peer as lost."""
         is_dialler = peer in self._state.neighbours and peer > self._identity.id
 
@@ -414,6 +413,11 @@ class WorkerService:
         elif self._state.load is load:
             log.info("linked to %s again", peer)
 
-    def _expect_link(self, peer: str, load: Load) -> None:
-        if self._state.load is load and peer not in self._state.linked:
-            self.peer_lost(peer, f"it did not welcome the link within {self._timeouts.link_seconds:.0f} s")
+    def _send(self, message: Message) -> None:
+        if self._broker is not None:
+            self._broker.send(message)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

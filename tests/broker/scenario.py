@@ -8,6 +8,7 @@ from farflung.broker.core import events, facts
 from farflung.broker.core.events import Admit, Command, Reject, Reply, RunPlanner, Send, SendToSubmitter
 from farflung.broker.core.state import Outcome, State, decide
 from farflung.broker.network.worker_addresses import WorkerAddresses
+from farflung.broker.planning.messages import PlanResult
 from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Cancel, Collected, Loaded, Message, Register, Submit, UnitReady
@@ -91,7 +92,7 @@ class Scenario:
         programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
         owned = [[f"weight-{part.segment}"] for part in plan.placements]
         attempt = held.attempt if attempt is None else attempt
-        return self.feed(events.PlanMade(self.now, job, attempt, plan, programs, owned))
+        return self.feed(events.PlanMade(self.now, job, attempt, PlanResult(plan, programs, owned, None)))
 
     def loaded(self, worker: str, job: str = "job-1", attempt: int = 1) -> Outcome:
         return self.feed(events.WorkerMessage(self.now, worker, Loaded(job, attempt)))

@@ -14,7 +14,7 @@ from tests.support.broker_fleet import DEVICE, TIMEOUTS, Member, PretendedWorker
 
 from farflung.broker.core.events import PlanFailed, PlanMade, RunPlanner
 from farflung.broker.planning import client
-from farflung.broker.planning.messages import Searched
+from farflung.broker.planning.messages import PlanResult, Searched
 from farflung.broker.service import BrokerService, serve
 from farflung.broker.storage.store import Store
 from farflung.errors import ConnectionFailed, StoreError
@@ -66,7 +66,7 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> None:
         made = plan_over(list(command.workers[: command.count or None]))
         programs = [SegmentProgram(part.segment, b"program") for part in made.placements]
         owned = [[f"weight-{part.segment}"] for part in made.placements]
-        return PlanMade(clock(), command.job, command.attempt, made, programs, owned)
+        return PlanMade(clock(), command.job, command.attempt, PlanResult(made, programs, owned, None))
 
     monkeypatch.setattr("farflung.broker.dispatcher.plan", plan)
     assert client.plan is not plan

@@ -7,6 +7,7 @@ from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.state import Outcome, durable, replay
+from farflung.broker.planning.messages import PlanResult
 from farflung.plans import LaterCodecs, LinkCodec
 from farflung.protocol.messages import CodecsChosen, Decide
 from farflung.protocol.worker import SegmentProgram
@@ -21,7 +22,7 @@ class Phased(Scenario):
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
         plan = msgspec.structs.replace(plan_over(["a", "b"]), codecs=ROUGH, later=[LaterCodecs(2, GENTLE)])
         programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
-        return self.feed(events.PlanMade(self.now, job, 1, plan, programs, [["w"]] * 3))
+        return self.feed(events.PlanMade(self.now, job, 1, PlanResult(plan, programs, [["w"]] * 3, None)))
 
 
 def test_all_workers_switch_at_one_step_and_the_log_says_why() -> None:

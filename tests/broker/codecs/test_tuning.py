@@ -9,6 +9,7 @@ from tests.broker.scenario import Scenario, plan_over, sent, told
 from farflung.broker.codecs.tuning_state import MOST_WAITING
 from farflung.broker.core import events, facts
 from farflung.broker.core.state import Outcome, durable, replay
+from farflung.broker.planning.messages import PlanResult
 from farflung.broker.status import status_of
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.steering import steering
@@ -43,8 +44,8 @@ class CodecTuningChanged(Scenario):
         )
         basis = steering(plan, network(100.0), Conditions(payload_share=1.0), Limits(0.05))
         programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
-        made = events.PlanMade(self.now, job, 1, plan, programs, [["w"]] * 3, steering=basis)
-        return self.feed(made)
+        result = PlanResult(plan, programs, [["w"]] * 3, None, steering=basis)
+        return self.feed(events.PlanMade(self.now, job, 1, result))
 
     def feed(self, event: events.Event) -> Outcome:
         """What is to be considered is, at once, and counts as a part of what came before."""

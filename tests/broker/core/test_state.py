@@ -27,6 +27,7 @@ from farflung.broker.core.jobs import planning_words
 from farflung.broker.core.reducer import next_unit
 from farflung.broker.core.state import durable, reduce_fact, replay
 from farflung.broker.network.worker_addresses import WorkerAddresses
+from farflung.broker.planning.messages import PlanResult
 from farflung.errors import FarflungError, ProtocolError
 from farflung.plans.ability import Ability
 from farflung.protocol import messages
@@ -170,14 +171,14 @@ def test_a_job_that_counts_its_workers_gets_the_best_of_the_pool() -> None:
     assert told(outcome.commands) == [Accepted("job-1", "planning for 2 of 3 workers")]
     (command,) = [c for c in outcome.commands if isinstance(c, RunPlanner)]
     assert (command.workers, command.count) == (("a", "b", "c"), 2)
-    story.feed(events.PlanMade(story.now, "job-1", 1, plan_over(["c", "a"]), [], []))
+    story.feed(events.PlanMade(story.now, "job-1", 1, PlanResult(plan_over(["c", "a"]), [], [], None)))
     assert story.state.backup_pool() == ["b"]
 
 
 def test_workers_that_the_plan_leaves_out_go_back_to_the_pool() -> None:
     story = Scenario("a", "b", "c")
     story.submit(0)
-    story.feed(events.PlanMade(story.now, "job-1", 1, plan_over(["a", "b"]), [], []))
+    story.feed(events.PlanMade(story.now, "job-1", 1, PlanResult(plan_over(["a", "b"]), [], [], None)))
     assert story.state.backup_pool() == ["c"]
     assert story.state.jobs["job-1"].members == ("a", "b")
 
@@ -525,7 +526,7 @@ def test_the_submitter_and_the_log_hear_who_was_left_out_for_its_ops() -> None:
     story.submit(1)
     unable = {"b": "its backend has no aten.relu.default"}
     outcome = story.feed(
-        events.PlanMade(story.now, "job-1", 1, plan_over(["a"]), [], [[], []], unable=unable)
+        events.PlanMade(story.now, "job-1", 1, PlanResult(plan_over(["a"]), [], [[], []], None, unable))
     )
     (planned,) = [message for message in told(outcome.commands) if isinstance(message, Planned)]
     assert planned.unable == unable

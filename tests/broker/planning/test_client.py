@@ -101,10 +101,10 @@ def test_a_captured_model_is_planned_with_the_sizes_that_its_segments_own() -> N
     job = training(microbatch_size=4)
     answer = answered(graph, job, "a", "b")
     assert isinstance(answer, PlanMade)
-    assert answer.plan.workers() == ["a", "b"]
-    sizes = {name: size for program in answer.programs for name, size in program.owned.items()}
+    assert answer.result.plan.workers() == ["a", "b"]
+    sizes = {name: size for program in answer.result.programs for name, size in program.owned.items()}
     assert sizes == {name: 4 * tensor.numel() for name, tensor in Tower().state_dict().items()}
-    assert [list(program.owned) for program in answer.programs] == answer.owned
+    assert [list(program.owned) for program in answer.result.programs] == answer.result.owned
 
 
 def test_of_an_emulated_job_nothing_moves() -> None:
@@ -112,8 +112,8 @@ def test_of_an_emulated_job_nothing_moves() -> None:
     job = training(microbatch_size=4, emulated=True)
     answer = answered(graph, job, "a", "b")
     assert isinstance(answer, PlanMade)
-    assert answer.owned == [[], []]
-    assert not any(program.owned for program in answer.programs)
+    assert answer.result.owned == [[], []]
+    assert not any(program.owned for program in answer.result.programs)
 
 
 def test_of_workers_of_whom_nothing_is_known_the_first_are_taken() -> None:
@@ -121,8 +121,8 @@ def test_of_workers_of_whom_nothing_is_known_the_first_are_taken() -> None:
     job = training(microbatch_size=4)
     for count, chosen in ((1, ["a"]), (0, ["a", "b"])):
         answer = answered(graph, job, "a", "b", "c", count=count)
-        assert isinstance(answer, PlanMade) and answer.plan.workers() == chosen
-        assert answer.prediction is None
+        assert isinstance(answer, PlanMade) and answer.result.plan.workers() == chosen
+        assert answer.result.prediction is None
 
 
 def tower() -> bytes:
@@ -132,10 +132,10 @@ def tower() -> bytes:
 def test_what_the_fleet_measured_is_planned_on_and_what_it_assumed_is_told() -> None:
     known = MeasuredTopology(fleet("a", "b"), ("links of b: assumed",))
     answer = answered(tower(), training(microbatch_size=4), "a", "b", measured=known)
-    assert isinstance(answer, PlanMade) and answer.prediction is not None
-    assert set(answer.plan.workers()) == {"a", "b"}
-    assert answer.prediction.measured and "links of b: assumed" in answer.prediction.notes
-    assert answer.prediction.step_seconds > 0 and "busy" in answer.prediction.bottleneck
+    assert isinstance(answer, PlanMade) and answer.result.prediction is not None
+    assert set(answer.result.plan.workers()) == {"a", "b"}
+    assert answer.result.prediction.measured and "links of b: assumed" in answer.result.prediction.notes
+    assert answer.result.prediction.step_seconds > 0 and "busy" in answer.result.prediction.bottleneck
 
 
 def test_a_search_says_how_many_plans_it_has_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_search_says_how_many_plans_it_has_looked_at(monkeypatch: pytest.Monke
         monkeypatch.setattr("farflung.broker.planning.client.PROGRESS_SECONDS", pause_seconds)
         found: list[Searched] = []
         answer = asyncio.run(plan(command, None, Timeouts(), lambda: 7.0, found.append))
-        assert isinstance(answer, PlanMade) and answer.prediction is not None
+        assert isinstance(answer, PlanMade) and answer.result.prediction is not None
         return found
 
     every = heard(0.0)
@@ -170,21 +170,24 @@ def test_a_step_of_nearly_nothing_is_not_promised_without_a_word(tflops: float, 
     workers = tuple(msgspec.structs.replace(worker, tflops=tflops) for worker in slow.workers)
     known = MeasuredTopology(msgspec.structs.replace(slow, workers=workers), ())
     answer = answered(tower(), training(microbatch_size=4), "a", "b", measured=known)
-    assert isinstance(answer, PlanMade) and answer.prediction is not None
-    assert any("no device needs 1 ms for a microbatch" in note for note in answer.prediction.notes) is brief
-    assert answer.prediction.brief is brief
+    assert isinstance(answer, PlanMade) and answer.result.prediction is not None
+    assert (
+        any("no device needs 1 ms for a microbatch" in note for note in answer.result.prediction.notes)
+        is brief
+    )
+    assert answer.result.prediction.brief is brief
 
 
 def test_a_topology_of_the_jobs_own_counts_more_than_what_was_measured() -> None:
     slow, wishes = fleet("a", "b", mbps=0.01), Wishes("equal-compute", fleet("c", "b", "a"))
     job = training(microbatch_size=4)
     own = answered(tower(), job, "a", "b", wishes=wishes, measured=MeasuredTopology(slow, ()))
-    assert isinstance(own, PlanMade) and own.prediction is not None
-    assert own.plan.workers() == ["a", "b"]  # in the order in which the job has them
-    assert not own.prediction.measured and own.prediction.scheduler == "equal-compute"
+    assert isinstance(own, PlanMade) and own.result.prediction is not None
+    assert own.result.plan.workers() == ["a", "b"]  # in the order in which the job has them
+    assert not own.result.prediction.measured and own.result.prediction.scheduler == "equal-compute"
     measured = answered(tower(), job, "a", "b", measured=MeasuredTopology(slow, ()))
-    assert isinstance(measured, PlanMade) and measured.prediction is not None
-    assert measured.prediction.step_seconds > own.prediction.step_seconds
+    assert isinstance(measured, PlanMade) and measured.result.prediction is not None
+    assert measured.result.prediction.step_seconds > own.result.prediction.step_seconds
 
 
 def test_a_prediction_beyond_all_bounds_ends_only_the_job() -> None:
@@ -200,9 +203,11 @@ def test_all_segments_recompute_if_that_is_wished_for(measured: MeasuredTopology
     for when, recomputing in (("always", {0, 1}), ("auto", set()), ("never", set())):
         wishes = Wishes(recompute=when)  # type: ignore[arg-type]
         answer = answered(tower(), job, "a", "b", wishes=wishes, measured=measured)
-        assert isinstance(answer, PlanMade) and answer.plan.recomputing() == recomputing
+        assert isinstance(answer, PlanMade) and answer.result.plan.recomputing() == recomputing
         if measured is not None and recomputing:
-            assert answer.prediction is not None and "forward twice" in answer.prediction.notes[0]
+            assert (
+                answer.result.prediction is not None and "forward twice" in answer.result.prediction.notes[0]
+            )
 
 
 @pytest.mark.parametrize(
@@ -239,9 +244,9 @@ def test_workers_that_lack_an_op_are_left_out_with_the_reason(measured: Measured
     job = training(microbatch_size=4)
     for count in (2, 0):
         answer = answered(tower(), job, "a", "b", "c", count=count, measured=measured, abilities=abilities)
-        assert isinstance(answer, PlanMade) and "b" not in answer.plan.workers()
-        assert len(answer.plan.workers()) == 2 or not count
-        assert list(answer.unable) == ["b"] and "aten.tanh.default" in answer.unable["b"]
+        assert isinstance(answer, PlanMade) and "b" not in answer.result.plan.workers()
+        assert len(answer.result.plan.workers()) == 2 or not count
+        assert list(answer.result.unable) == ["b"] and "aten.tanh.default" in answer.result.unable["b"]
 
 
 @pytest.mark.parametrize("measured", [None, MeasuredTopology(fleet("a", "b"), ())])

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farflung.broker.network.worker_addresses import WorkerAddresses
-from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
+from farflung.broker.planning.messages import PlanResult
+from farflung.plans import NO_WISHES, Wishes
 from farflung.plans.ability import Ability
 from farflung.protocol.messages import (
     AskCircuit,
@@ -23,7 +24,6 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
-from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -116,22 +116,11 @@ class SubmitterLeaves(Event):
 
 @dataclass(frozen=True)
 class PlanMade(Event):
-    """The planner has made a plan; `programs` and `owned` have one entry per segment.
-
-    `prediction` is the simulated step; None if nothing is known about workers and links. `unable` says for
-    each worker that lacks ops of the model which ones. `notes` are warnings for the user. `steering` is the
-    initial state of codec tuning (`broker.codecs.tuning`); empty if codecs are fixed.
-    """
+    """The planner has made a plan."""
 
     job: str
     attempt: int
-    plan: Plan
-    programs: list[SegmentProgram]
-    owned: list[list[str]]
-    prediction: Prediction | None = None
-    unable: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    steering: bytes = b""
+    result: PlanResult
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from farflung.broker.codecs import tuning
 from farflung.broker.core import facts
-from farflung.broker.core.events import PlanMade, Reply, RunPlanner, Send
+from farflung.broker.core.events import Reply, RunPlanner, Send
 from farflung.broker.core.records import (
     CANCELLED,
     COLLECTING,
@@ -19,6 +19,7 @@ from farflung.broker.core.records import (
     Job,
 )
 from farflung.broker.core.transition import Transition
+from farflung.broker.planning.messages import PlanResult
 from farflung.errors import ProtocolError
 from farflung.protocol.fields import TEXT_LENGTH, one_line
 from farflung.protocol.messages import (
@@ -101,19 +102,19 @@ def worker_loaded(turn: Transition, job: Job, worker: str) -> None:
         turn.tell(job.job, Running(job.job, job.attempt))
 
 
-def send_plan(turn: Transition, job: Job, made: PlanMade) -> None:
+def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
     """Send the plan to its workers and to the submitter."""
-    turn.emit(facts.JobLoading(turn.now, job.job, made.plan, made.owned, dict(made.unable)))
-    names = made.plan.workers()
+    turn.emit(facts.JobLoading(turn.now, job.job, result.plan, result.owned, dict(result.unable)))
+    names = result.plan.workers()
     for name in names:
-        mine = set(made.plan.segments_of(name))
-        near = made.plan.neighbours(name)
+        mine = set(result.plan.segments_of(name))
+        near = result.plan.neighbours(name)
         message = Load(
             job=job.job,
             attempt=job.attempt,
-            plan=made.plan,
+            plan=result.plan,
             training=job.training,
-            programs=[program for program in made.programs if program.segment in mine],
+            programs=[program for program in result.programs if program.segment in mine],
             addresses={peer: turn.state.addresses_for(peer, name) for peer in names if peer in near},
             submitter=job.submitter,
         )
@@ -121,15 +122,15 @@ def send_plan(turn: Transition, job: Job, made: PlanMade) -> None:
     planned = Planned(
         job.job,
         job.attempt,
-        made.plan,
-        made.owned,
+        result.plan,
+        result.owned,
         {name: turn.state.addresses_for(name, job.submitter, job.job) for name in names},
-        made.prediction,
-        dict(made.unable),
-        list(made.notes),
+        result.prediction,
+        dict(result.unable),
+        list(result.notes),
     )
     turn.tell(job.job, planned)
-    tuning.begin(turn, job, made.steering)
+    tuning.begin(turn, job, result.steering)
 
 
 def worker_moved(turn: Transition, job: Job, worker: str) -> None:

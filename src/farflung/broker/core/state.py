@@ -299,7 +299,7 @@ def _on_submitter_leaves(event: events.SubmitterLeaves, turn: Transition) -> Non
 def _on_plan_made(event: events.PlanMade, turn: Transition) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
-        jobs.send_plan(turn, job, event)
+        jobs.send_plan(turn, job, event.result)
 
 
 @_decide.register

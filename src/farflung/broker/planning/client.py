@@ -18,7 +18,7 @@ from farflung.broker.planning.messages import (
     Answer,
     Impossible,
     Lacking,
-    Made,
+    PlanResult,
     Question,
     Searched,
 )
@@ -59,11 +59,10 @@ async def plan(
         answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds, on_progress)
     except PlanError as error:
         return PlanFailed(clock(), command.job, command.attempt, str(error))
-    if isinstance(answer, Made):
-        made = (answer.plan, answer.programs, answer.owned, answer.prediction, answer.unable, answer.notes)
+    if isinstance(answer, PlanResult):
         if answer.steering:
             await asyncio.to_thread(import_module, STEERING)  # imports NumPy, which takes a while
-        return PlanMade(clock(), command.job, command.attempt, *made, answer.steering)
+        return PlanMade(clock(), command.job, command.attempt, answer)
     if isinstance(answer, Lacking):
         return PlanLacks(clock(), command.job, command.attempt, answer.unable)
     if isinstance(answer, Impossible):

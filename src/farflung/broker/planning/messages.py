@@ -34,8 +34,14 @@ class Question(msgspec.Struct, frozen=True):
     codecs: CodecWishes = ALL_DENSE
 
 
-class Made(msgspec.Struct, frozen=True, tag=True):
-    """A plan; the fields are those of `PlanMade`."""
+class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
+    """A plan, and what its workers and the submitter need to run it.
+
+    `programs` and `owned` have one entry per segment. `prediction` is the simulated step; None if nothing is
+    known about workers and links. `unable` says for each worker that lacks ops of the model which ones.
+    `notes` are warnings for the user. `steering` is the initial state of codec tuning
+    (`broker.codecs.tuning`); empty if codecs are fixed.
+    """
 
     plan: Plan
     programs: list[SegmentProgram]
@@ -72,7 +78,7 @@ class Searched(msgspec.Struct, frozen=True, tag=True):
     step_seconds: float | None
 
 
-Answer = Made | Impossible | Lacking | Broken
+Answer = PlanResult | Impossible | Lacking | Broken
 
 LENGTH_BYTES = 8
 """Size of the big-endian length in front of each message of the planner."""

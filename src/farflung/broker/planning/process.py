@@ -20,7 +20,7 @@ from farflung.broker.planning.messages import (
     Broken,
     Impossible,
     Lacking,
-    Made,
+    PlanResult,
     Question,
     Searched,
 )
@@ -111,7 +111,7 @@ def answer(question: Question, watch: Watch = unwatched) -> Answer:
         return Broken(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
-def _answer(question: Question, watch: Watch) -> Made | Lacking:
+def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     training = question.training
     graph = wire.load_graph(question.graph, training.microbatch_size)
     lacking = unable(Needs.of(graph), question.abilities)
@@ -132,7 +132,7 @@ def _answer(question: Question, watch: Watch) -> Made | Lacking:
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
     notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
-    return Made(made.plan, programs, owned, prediction, lacking, notes, _steering(question, made.plan))
+    return PlanResult(made.plan, programs, owned, prediction, lacking, notes, _steering(question, made.plan))
 
 
 def _steering(question: Question, plan: Plan) -> bytes:

@@ -61,7 +61,7 @@ class Worker:
 
     def lose_link(self) -> None:
         """The network fails: this end gives the connection up, and the other is not told for good."""
-        self.line.link._end("the cable was cut", "the cable was cut", "trouble")
+        self.line.link._end("the cable was cut", "the cable was cut", "network")
 
 
 def addresses(service: BrokerService) -> tuple[str, ...]:

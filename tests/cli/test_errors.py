@@ -119,7 +119,7 @@ CASES = [
         "into at most 1 segment, 500 were asked for: use --segments 1",
     ),
     (["join", "127.0.0.1:9"], 2, "there is no identity in"),
-    (["join", "127.0.0.1:9", "--token", "hello"], 2, "not a token"),
+    (["join", "127.0.0.1:9", "--token", "hello"], 2, "not a farflung token"),
     (["join", "127.0.0.1:9", "--memory", "-1"], 2, "--memory must be a positive number"),
     (
         ["join", "127.0.0.1:9", "--backend", "abacus"],

@@ -141,7 +141,7 @@ async def place(
     if relayed:
         closing.append(await listen("127.0.0.1:0", r.server, Hello("r", "worker", "data"), refuse, timeouts))
         broker.relay, broker.relay_address = Relay(1e9, timeouts), closing[-1].address
-        closing[-1].relay_over(broker.relay)
+        closing[-1].set_relay(broker.relay)
     try:
         yield Place(broker, worker, connector, listener, a_listens, Recorder(), authority)
     finally:

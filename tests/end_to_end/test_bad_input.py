@@ -167,7 +167,7 @@ def mistyped(token: str) -> str:
         ("expired", "the token expired"),
         ("used up", "the token is used up (1 of 1 uses)"),
         ("unknown", "this broker does not know the token"),
-        ("of another broker", "is not the one this token was made by"),
+        ("of another broker", "did not create this token"),
         ("mistyped", "the token's checksum does not match: copy it again"),
         ("of another role", "the token is for a submitter, not for a worker"),
         ("cut", "characters, 89 are expected"),

@@ -150,7 +150,7 @@ def test_another_holders_name_is_refused(place: Place, victim: str) -> None:
     expected = BROKER if victim == "broker" else Peer("a", "worker")
     hello = Hello("b", "worker", "control" if victim == "broker" else "data")
     reason = asyncio.run(refused(address, mallory, hello, expected))
-    assert f"the certificate is of worker mallory-{victim}, the hello says worker b" in reason
+    assert f"the certificate is of worker mallory-{victim}, but the hello is from worker b" in reason
 
 
 def test_a_worker_cannot_say_what_only_a_submitter_may(place: Place) -> None:
@@ -222,9 +222,9 @@ async def tyrant(folder: Path, address: str, authority: Authority) -> Any:
         return handler
 
     identity = await asyncio.to_thread(authority.identity)
-    context = identity.server_context(admit_strangers=True)
+    context = identity.server_context(admit_newcomers=True)
     hello = Hello("broker", "broker", "control")
-    listener = await listen(address, context, hello, admit, Timeouts(), authority.on_stranger)
+    listener = await listen(address, context, hello, admit, Timeouts(), authority.on_newcomer)
     try:
         yield Tyrant(listener, workers)
     finally:

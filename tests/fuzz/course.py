@@ -18,6 +18,7 @@ from tests.fuzz.victim import MOST_BYTES, SPOKEN_BYTES
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.transport.wire.frames import (
+    Ack,
     Cancel,
     Chunk,
     Control,
@@ -27,7 +28,6 @@ from farflung.transport.wire.frames import (
     Open,
     Ping,
     Pong,
-    Taken,
     encode,
 )
 from farflung.transport.wire.headers import MAXIMUM_STREAMS, DataHeader, ProbeHeader, Receipt
@@ -100,7 +100,7 @@ class Course:
         parts = tuple(
             (random.randrange(2**53), random.randrange(2**53)) for _ in range(random.choice([0, 9]))
         )
-        return encode(Taken(Receipt(random.randrange(2), random.randrange(2), missing, parts)))
+        return encode(Ack(Receipt(random.randrange(2), random.randrange(2), missing, parts)))
 
     def _control(self) -> bytes | None:
         if not self._rest:

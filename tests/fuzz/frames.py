@@ -14,7 +14,7 @@ from tests.fuzz.course import Course, Sample
 from tests.fuzz.sessions import Recorded
 
 from farflung.transport.net.addresses import parse_address
-from farflung.transport.net.tls_stream import Connection
+from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.wire.frame_reader import FrameReader
 from farflung.transport.wire.frames import Close, Frame, Hello, Ping, Pong, Stripe, encode
 
@@ -43,7 +43,7 @@ class Tally:
 class Attacker:
     """One connection with a good certificate and bad intentions."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TlsStream) -> None:
         self._connection = connection
         self._reader = FrameReader(self)
         self._changed = asyncio.Event()
@@ -58,7 +58,7 @@ class Attacker:
         raw = socket.socket()
         raw.setblocking(False)
         await asyncio.get_running_loop().sock_connect(raw, parse_address(address))
-        attacker = cls(await Connection.shake_hands(raw, context, False, VICTIM_NAME))
+        attacker = cls(await TlsStream.shake_hands(raw, context, False, VICTIM_NAME))
         attacker._connection.start(attacker)
         return attacker
 
@@ -91,10 +91,10 @@ class Attacker:
     def received(self, count: int) -> None:
         self._reader.received(count)
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         pass
 
-    def lost(self, error: OSError | None) -> None:
+    def on_lost(self, error: OSError | None) -> None:
         self._end = self._end or "hung up on"
         self._changed.set()
 

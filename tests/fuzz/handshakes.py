@@ -18,7 +18,7 @@ from tests.fuzz.mutators import Mutator
 from tests.support.certificates import TestAuthority
 
 from farflung.transport.net.addresses import parse_address
-from farflung.transport.net.tls_stream import Connection
+from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import ALPN
 from farflung.transport.security.join_messages import AskAuthority, AskCertificate
@@ -154,7 +154,7 @@ class Besieger:
         return "reset"
 
     async def _changed_mind(self, random: Random) -> str:
-        connection = await Connection.shake_hands(
+        connection = await TlsStream.shake_hands(
             await self._connected(), self._weapons.good, False, VICTIM_NAME
         )
         connection.socket.close()
@@ -188,7 +188,7 @@ class Besieger:
         """How the victim takes a handshake under this context, and a frame after it."""
         name = VICTIM_NAME if context.check_hostname else None
         try:
-            connection = await Connection.shake_hands(await self._connected(), context, False, name)
+            connection = await TlsStream.shake_hands(await self._connected(), context, False, name)
         except OSError:
             return "refused"
         answer = _Answer()
@@ -219,10 +219,10 @@ class _Answer:
         self.count += count
         self.came.set()
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         pass
 
-    def lost(self, error: OSError | None) -> None:
+    def on_lost(self, error: OSError | None) -> None:
         self.came.set()
 
 

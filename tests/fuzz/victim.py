@@ -125,4 +125,4 @@ async def _on_stranger(request: bytes, remote: str) -> bytes:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     authority, certificate, key = map(Path, sys.argv[1:])
-    asyncio.run(main(server_context(authority.read_bytes(), certificate, key, admit_strangers=True)))
+    asyncio.run(main(server_context(authority.read_bytes(), certificate, key, admit_newcomers=True)))

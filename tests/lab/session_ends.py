@@ -119,7 +119,7 @@ class Receiver(Worker):
 async def receive(folder: Path, address: str, options: LinkOptions, relayed: bool) -> None:
     """Listen until killed; with a relay at `address`, take a circuit each time the dialler asks for one."""
     worker, own = Receiver(), Hello(RECEIVER.id, RECEIVER.role, "data")
-    context = server_context(*files(folder, RECEIVER), admit_strangers=False)
+    context = server_context(*files(folder, RECEIVER), admit_newcomers=False)
     where = "[::]:7700" if relayed else address
     listener = await listen(where, context, own, worker.entered, TIMEOUTS, options=options)
     tell("listening")
@@ -127,17 +127,17 @@ async def receive(folder: Path, address: str, options: LinkOptions, relayed: boo
         await asked(folder, number)
         with suppress(ConnectionFailed):  # the dialler tries again, with another circuit
             raw = await join(address, tokens(number)[1], TIMEOUTS)
-            await listener.take(raw, SENDER, "the relay")
+            await listener.accept_circuit(raw, SENDER, "the relay")
 
 
 async def relay(folder: Path, address: str) -> None:
     """Carry circuits until killed."""
     carrying = Relay(RELAY_BYTES_PER_SECOND, TIMEOUTS)
     own = Peer("r", "worker")
-    context = server_context(*files(folder, own), admit_strangers=False)
+    context = server_context(*files(folder, own), admit_newcomers=False)
     hello = Hello(own.id, own.role, "data")
     listener = await listen(address, context, hello, Recorder().admit, TIMEOUTS)
-    listener.relay_over(carrying)
+    listener.set_relay(carrying)
     tell("listening")
     for number in itertools.count():
         await asked(folder, number)

@@ -56,7 +56,7 @@ class Worker(Told):
             return
         if self.session is None:
             self.session = Session(claim.session)
-        received = self.session.settle(claim.number, claim.previous, claim.received)
+        received = self.session.exchange_receipts(claim.number, claim.previous, claim.received)
         link.send_control(encode(Welcome(self.welcome.job, self.welcome.attempt, received)))
         self.session.carry(link, claim.number)
 
@@ -69,5 +69,5 @@ class Worker(Told):
 
     def closed(self, link: Link, reason: str) -> None:
         if self.session is not None and link is self.links[-1]:
-            self.session.lose()
+            self.session.on_link_lost()
         self.changed.set()

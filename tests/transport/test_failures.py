@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from farflung.transport.failures import GIVEN_UP, end_of, why_over
+from farflung.transport.failures import GIVEN_UP, reason_and_cause, why_given_up
 
 
 def test_a_silence_is_not_told_twice() -> None:
-    assert why_over("a", 10, "nothing heard from a for 6 s") == "nothing heard from a for 10 s"
-    assert why_over("a", 10, "connection reset") == "nothing heard from a for 10 s (connection reset)"
+    assert why_given_up("a", 10, "nothing heard from a for 6 s") == "nothing heard from a for 10 s"
+    assert why_given_up("a", 10, "connection reset") == "nothing heard from a for 10 s (connection reset)"
 
 
 def test_who_hangs_up_after_a_silence_gave_the_connection_up_and_did_not_die() -> None:
-    assert end_of(ConnectionResetError(), False, 5.0)[1] == "death"
-    assert end_of(None, True, 5.0) == (GIVEN_UP, "trouble")
-    assert end_of(TimeoutError(110, "timed out"), False, 5.0) == (
-        "nothing was acknowledged for 5 s (TCP user timeout)",
-        "trouble",
+    assert reason_and_cause(ConnectionResetError(), False, 5.0)[1] == "crashed"
+    assert reason_and_cause(None, True, 5.0) == (GIVEN_UP, "network")
+    assert reason_and_cause(TimeoutError(110, "timed out"), False, 5.0) == (
+        "the peer acknowledged nothing for 5 s (TCP user timeout)",
+        "network",
     )

@@ -35,20 +35,20 @@ class FakeLink:
         self.kind = "data"
         self.said: list[bytes] = []
         self.closed_for = ""
-        self.cause = "word"
+        self.cause = "closed"
         self.unfinished: list[DataHeader] = []
         self.posted: list[DataHeader] = []
 
-    def send_control(self, message: bytes, taken: object = None) -> None:
+    def send_control(self, message: bytes, on_ack: object = None) -> None:
         self.said.append(message)
 
     def post(self, header: DataHeader, buffer: memoryview, *callbacks: object) -> None:
         self.posted.append(header)
 
-    def go_on_from(self, kept: Parts) -> None:
+    def resume_from(self, kept: Parts) -> None:
         pass
 
-    def took(self, receipt: Receipt) -> None:
+    def on_ack(self, receipt: Receipt) -> None:
         assert receipt == Receipt()
 
     def abandon(self, reason: str) -> None:
@@ -215,7 +215,7 @@ def test_a_session_goes_on_over_a_second_link() -> None:
         peers.control(first, CLAIM)  # type: ignore[arg-type]
         header = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
         assert peers.opening(first, header) is not None  # type: ignore[arg-type]
-        first.unfinished, first.cause = [header], "trouble"
+        first.unfinished, first.cause = [header], "network"
         peers.closed(first, "nothing heard")  # type: ignore[arg-type]
         assert (seen.parted, seen.lost) == (["a"], []) and not peers.is_linked("a")
         peers.send_parcel(Parcel(0, 0, 1, 0, 1, True, None), "a")

@@ -129,7 +129,7 @@ def _register_event(
     replaced = sessions.workers.get(session.peer.id)
     if replaced is session:
         raise ProtocolError(f"worker {session.peer.id} registered twice over one connection")
-    silent_seconds = None if replaced is None else time.monotonic() - replaced.last_heard
+    silent_seconds = None if replaced is None else time.monotonic() - replaced.last_received_at
     device = msgspec.structs.replace(
         register.device, name=one_line(register.device.name), kind=one_line(register.device.kind)
     )

@@ -114,17 +114,17 @@ class BrokerService:
     async def start(self, address: str) -> None:
         """Listen on `address` (HOST:PORT); ConnectionFailed if that is impossible."""
         self._identity = await asyncio.to_thread(self._authority.identity)
-        self._context = self._identity.server_context(admit_strangers=True)
+        self._context = self._identity.server_context(admit_newcomers=True)
         self._listener = await listen(
             address,
             self._context,
             Hello(BROKER_ID, "broker", "control", secrets.token_hex(8), self._timeouts.lease_seconds),
             self._admit,
             self._timeouts,
-            on_stranger=self._authority.on_stranger,
+            on_newcomer=self._authority.on_newcomer,
         )
         if self._relay is not None:
-            self._listener.relay_over(self._relay)
+            self._listener.set_relay(self._relay)
         await asyncio.to_thread(write_address, self._authority.folder, self.address)
         _log.info("the broker listens on %s", self.address)
 
@@ -207,13 +207,13 @@ class BrokerService:
         for link in [link for link, session_of in self._by_connection.items() if session_of is session]:
             del self._by_connection[link]
         if self._dispatcher.sessions.is_worker(session):
-            self._last_seen[session.peer.id] = (session.remote, session.last_heard)
+            self._last_seen[session.peer.id] = (session.remote, session.last_received_at)
         self._dispatcher.put(Arrival(session, Closed(reason)))
 
     def _status(self) -> Status:
         now = time.monotonic()
         live = {
-            id: (session.remote, session.last_heard)
+            id: (session.remote, session.last_received_at)
             for id, session in self._dispatcher.sessions.workers.items()
         }
         sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._last_seen, **live}.items()}

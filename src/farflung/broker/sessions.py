@@ -10,7 +10,7 @@ from farflung.broker.core.events import Admit, Command, Reject, Reply, Send, Sen
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached, Denied, Message
-from farflung.transport.failures import why_over
+from farflung.transport.failures import why_given_up
 from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
 from farflung.transport.security.peer import Peer
@@ -43,9 +43,9 @@ class HolderSession:
         return self._connection.remote
 
     @property
-    def last_heard(self) -> float:
+    def last_received_at(self) -> float:
         """When the last bytes arrived (`time.monotonic`)."""
-        return self._connection.last_heard
+        return self._connection.last_received_at
 
     @property
     def session(self) -> str:
@@ -71,14 +71,14 @@ class HolderSession:
         session = Session(attach.session)
         if self._session.nonce or attach.previous:
             raise ProtocolError("the broker does not know this session any more: register again")
-        session.settle(attach.number, attach.previous, attach.received)
+        session.exchange_receipts(attach.number, attach.previous, attach.received)
         self._session = session
         self._connection.send_control(messages.encode(Attached()))
         session.carry(self._connection, attach.number)
 
     def resume(self, attach: Attach, link: Link) -> None:
         """Continue on a new connection; ProtocolError if the holder's message counts are impossible."""
-        received = self._session.settle(attach.number, attach.previous, attach.received)
+        received = self._session.exchange_receipts(attach.number, attach.previous, attach.received)
         if self._expiry is not None:
             self._expiry.cancel()
         self._connection.abandon("superseded by a newer connection")
@@ -88,14 +88,14 @@ class HolderSession:
 
     def on_connection_closed(self, reason: str) -> None:
         """Note that the current connection closed."""
-        self._session.lose()
+        self._session.on_link_lost()
         link = self._connection
-        if self._is_over or link.cause != "trouble":
+        if self._is_over or link.cause != "network":
             self._end(reason)
             return
         lease = link.timeouts.lease_seconds
-        left = max(0.0, link.last_heard + lease - time.monotonic())
-        words = why_over(str(link.peer), lease, reason)
+        left = max(0.0, link.last_received_at + lease - time.monotonic())
+        words = why_given_up(str(link.peer), lease, reason)
         self._expiry = asyncio.get_running_loop().call_later(left, self._end, words)
 
     async def close(self, reason: str) -> None:

@@ -115,4 +115,4 @@ class Answerer:
 
     async def _take_end(self, request: Circuit, peer: Peer, listener: Listener) -> None:
         raw = await join_circuit(request, self._broker, self._timeouts())
-        await listener.take(raw, peer, relay_path(request.relay))
+        await listener.accept_circuit(raw, peer, relay_path(request.relay))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from farflung.errors import AnotherAuthority, FarflungError, ProtocolError
 from farflung.protocol.messages import Attach, Attached, Message, Renew, decode, encode
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial
-from farflung.transport.failures import why_over
+from farflung.transport.failures import why_given_up
 from farflung.transport.link.session import Session
 from farflung.transport.net.redial import redial
 from farflung.transport.security.identity import Identity
@@ -106,7 +106,7 @@ class BrokerSession:
         if self._claimed is None or self._claimed[0] is not link:
             raise ProtocolError("the broker attached a link twice")
         number = self._claimed[1]
-        self._session.settle(number, self._session.number, decoded.received)
+        self._session.exchange_receipts(number, self._session.number, decoded.received)
         self._claimed, self.link = None, link
         self._session.carry(link, number)
         self._settled.set()
@@ -123,11 +123,11 @@ class BrokerSession:
             self._claimed = None
         if link is not self.link:
             # If the broker itself closed the connection that was to replace a lost one, the session is over.
-            if link.cause == "word":
+            if link.cause == "closed":
                 self._lose(f"{self.link.reason}; {reason}")
             return
-        self._session.lose()
-        if link.cause == "trouble" and not self._is_over:
+        self._session.on_link_lost()
+        if link.cause == "network" and not self._is_over:
             log.warning("lost the connection to the broker (%s); dialling again", reason)
             self._redialling = asyncio.create_task(self._redial(reason))
         else:
@@ -152,11 +152,11 @@ class BrokerSession:
             else:
                 link.abandon("not needed any more")
 
-        left = lost.last_heard + timeouts.lease_seconds - time.monotonic()
+        left = lost.last_received_at + timeouts.lease_seconds - time.monotonic()
         failure = await redial(attempt, lambda: self._is_over or self.link is not lost, timeouts, left)
         if failure:
             log.info("the broker cannot be reached again: %s", failure)
-            self._lose(why_over("the broker", timeouts.lease_seconds, reason))
+            self._lose(why_given_up("the broker", timeouts.lease_seconds, reason))
         elif not self._is_over:
             self._listener.on_reconnect()
 

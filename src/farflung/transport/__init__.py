@@ -1,5 +1,8 @@
-"""Bytes between holders: identity (certificates, tokens), frames, links and the endpoints that make them.
+"""Bytes between holders of certificates: who they are, and the links between them.
 
-`endpoint` dials, listens and asks; `link` is what it gives back; `headers` say what crosses it. A link has
-one `stripe` or several (`stripes`, `width`), over which its `sender` writes what its `outbox` gives out.
+- `endpoint`: dials and listens; hands out a `Link` (`link/`) for each peer.
+- `handler`: the callbacks of the code that uses a link.
+- `security`: certificates, identities and join tokens; `wire`: frames and headers.
+- `striping`: several TCP connections for one link; `net`: sockets and TLS streams.
+- `relay`: passes encrypted links on; `probing`: measures latency and bandwidth.
 """

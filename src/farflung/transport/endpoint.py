@@ -1,4 +1,4 @@
-"""How links come about: dial a holder, listen for holders, or ask a question without a certificate."""
+"""Make links: dial a holder, listen for holders, or send one request without a certificate."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from farflung.transport.listener import Listener, listen
 from farflung.transport.net.addresses import parse_address
 from farflung.transport.net.happy_eyeballs import AllFailed, race
 from farflung.transport.net.sockets import connect
-from farflung.transport.net.tls_stream import Connection
+from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.security import join_exchange
-from farflung.transport.security.join_exchange import Exchange, OnStranger
+from farflung.transport.security.join_exchange import Exchange, OnNewcomer
 from farflung.transport.security.peer import Peer, require_peer
-from farflung.transport.striping.stripe_set import More
+from farflung.transport.striping.stripe_set import OpenStripe
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import Hello
 
@@ -33,7 +33,7 @@ __all__ = [
     "Link",
     "LinkOptions",
     "Listener",
-    "OnStranger",
+    "OnNewcomer",
     "Peer",
     "answers",
     "ask",
@@ -55,12 +55,12 @@ async def dial(
 ) -> Link:
     """Connect to `expected` at HOST:PORT; `hello` says who dials and what the link is for.
 
-    `handler` is called from the moment that the caller awaits something else.
+    `handler` is called from the moment that the caller next awaits something.
 
     Raises
     ------
     ConnectionFailed
-        The holder cannot be reached there, somebody else can, or it refused: the message says which.
+        The holder cannot be reached there, another one answers, or it refused: the message says which.
     """
     call = _Call(context, hello, expected, handler, timeouts, options)
     return (await call.dial(address)).release()
@@ -75,7 +75,7 @@ async def dial_over(
     handler: Handler,
     timeouts: Timeouts,
 ) -> Link:
-    """Greet `expected` over a connected socket; `address` is for words. Otherwise as `dial`."""
+    """Greet `expected` over a connected socket. `address` is used in messages only. Otherwise as `dial`."""
     call = _Call(context, hello, expected, handler, timeouts)
     return (await call.greet(raw, address, None)).release()
 
@@ -88,17 +88,19 @@ async def dial_any(
     handler: Handler,
     timeouts: Timeouts,
 ) -> Link:
-    """Dial a holder at all its addresses, nearly at once; the first that greets stays. Else as `dial`."""
+    """Dial a holder at all its addresses, almost at once, and keep the first that greets. Otherwise as
+    `dial`.
+    """
     call = _Call(context, hello, expected, handler, timeouts)
     try:
         return (await race([partial(call.dial, address) for address in addresses], _discard)).release()
     except AllFailed as failed:
-        raise ConnectionFailed("; ".join(map(str, failed.errors)) or "it gave no address") from None
+        raise ConnectionFailed("; ".join(map(str, failed.errors)) or "the holder gave no address") from None
 
 
 @dataclass(frozen=True)
 class _Call:
-    """Who is dialled, by whom and what for, wherever that may be. The links it makes are not released yet."""
+    """Arguments of a dial. Links that it makes are not released yet."""
 
     context: ssl.SSLContext
     hello: Hello
@@ -112,31 +114,33 @@ class _Call:
             raw = await connect(*parse_address(address), self.timeouts, self.options.congestion_control)
         except OSError as error:
             raise ConnectionFailed(why_unreachable(error, address, self.timeouts.connect_seconds)) from None
-        more = partial(_connected, address, self.context, self.expected.name, self.timeouts, self.options)
-        return await self.greet(raw, address, more)
+        open_stripe = partial(
+            _connected, address, self.context, self.expected.name, self.timeouts, self.options
+        )
+        return await self.greet(raw, address, open_stripe)
 
-    async def greet(self, raw: socket.socket, address: str, more: More | None) -> Link:
-        """`more` makes another connection the same way, where that can be done."""
+    async def greet(self, raw: socket.socket, address: str, open_stripe: OpenStripe | None) -> Link:
+        """Make the link on a connected socket; `open_stripe`, if given, opens further connections."""
         link: Link | None = None
         try:
             async with asyncio.timeout(self.timeouts.dial_seconds):
-                connection = await Connection.shake_hands(raw, self.context, False, self.expected.name)
+                connection = await TlsStream.shake_hands(raw, self.context, False, self.expected.name)
                 self._check(connection, address)
                 link = Link(
                     connection, self.hello, self.expected, self.timeouts, lambda link: self.handler, True,
-                    options=self.options, more=more,
+                    options=self.options, open_stripe=open_stripe,
                 )  # fmt: skip
                 return await link.greeted()
         except BaseException as error:
             if link is not None:
-                await _discard(link, "the dialler gave up")
+                await _discard(link, "the dialling side gave up")
             if isinstance(error, OSError):
                 why = why_unreachable(error, address, self.timeouts.dial_seconds)
                 kind = AnotherAuthority if is_of_another_authority(error) else ConnectionFailed
                 raise kind(why) from None
             raise
 
-    def _check(self, connection: Connection, address: str) -> None:
+    def _check(self, connection: TlsStream, address: str) -> None:
         try:
             require_peer(connection.socket, self.expected)
         except ProtocolError as error:
@@ -145,7 +149,7 @@ class _Call:
 
 
 async def _discard(link: Link, reason: str = "another address was faster") -> None:
-    """Close a link that was not released: its handler hears nothing of it."""
+    """Close a link that was not released; its handler is not called."""
     link.abandon(reason)
     await link.close(reason)
 
@@ -153,16 +157,16 @@ async def _discard(link: Link, reason: str = "another address was faster") -> No
 async def ask(
     address: str, context: ssl.SSLContext, server_hostname: str | None, request: bytes, timeout: float
 ) -> bytes:
-    """Put one request (at most 8 KiB) to a listener's `on_stranger`, without a certificate of one's own.
+    """Send one request (at most 8 KiB) to a listener's `on_newcomer`, without a certificate.
 
     `timeout` bounds the whole exchange, in seconds.
 
     Raises
     ------
     ConnectionFailed
-        The listener cannot be reached, or refused: the message gives its words.
+        The listener cannot be reached, or refused: the message contains its reason.
     ProtocolError
-        What answered does not speak this protocol.
+        The other side does not speak this protocol.
     """
     try:
         async with asyncio.timeout(timeout):
@@ -176,18 +180,19 @@ async def ask(
 
 
 async def answers(address: str, context: ssl.SSLContext, expected: Peer, timeouts: Timeouts) -> bool:
-    """Whether the key of `expected` is at HOST:PORT now; nothing is said there."""
+    """Whether the holder of `expected`'s key answers at HOST:PORT now. Sends nothing beyond the TLS
+    handshake.
+    """
     try:
         async with asyncio.timeout(timeouts.connect_seconds):
             connection = await _connected(address, context, expected.name, timeouts)
     except OSError:
         return False
     exchange = Exchange(connection)
-    with suppress(
-        TimeoutError
-    ):  # whoever listens hangs up at once: sooner, it would look like a failure there
+    # Let the listener hang up first: if we do, its log reports a failure.
+    with suppress(TimeoutError):
         async with asyncio.timeout(timeouts.close_seconds):
-            await exchange.over.wait()
+            await exchange.closed.wait()
     await exchange.hang_up()
     return True
 
@@ -198,6 +203,6 @@ async def _connected(
     server_hostname: str | None,
     timeouts: Timeouts,
     options: LinkOptions = DEFAULT_OPTIONS,
-) -> Connection:
+) -> TlsStream:
     raw = await connect(*parse_address(address), timeouts, options.congestion_control)
-    return await Connection.shake_hands(raw, context, False, server_hostname)
+    return await TlsStream.shake_hands(raw, context, False, server_hostname)

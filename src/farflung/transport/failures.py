@@ -1,4 +1,4 @@
-"""Why a connection could not be made or was lost, in words for a user."""
+"""Why a connection could not be made or was lost, explained to users."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import socket
 import ssl
 from typing import Literal
 
-Cause = Literal["word", "death", "trouble"]
-"""Why a link is over: somebody said so for good, the process at the other end hung up without a word (as the
-kernel does for one that dies), or the network failed (silence, a time-out), and another link may do better.
+Cause = Literal["closed", "crashed", "network"]
+"""How a link ended.
+
+`closed`: one side closed it for good. `crashed`: the kernel at the other end hung up without a goodbye, as it
+does for a process that died. `network`: silence or a time-out; a new link may do better.
 """
 
-GIVEN_UP = "the other end gave the connection up, as nothing came through for a while"
-"""Why a connection ended that was closed or reset after a silence: its peer may well live."""
+GIVEN_UP = "the other end gave the connection up, because nothing arrived for a while"
+"""Reason for a connection that was closed or reset after a silence: its peer may well be alive."""
 
 _UNKNOWN_ISSUER = {18, 19, 20, 21}
-"""OpenSSL's verdicts on a certificate that may be right, but is of nobody who is trusted here."""
+"""OpenSSL's codes for a certificate whose issuer is not trusted here."""
 
 _ALERTS = {
-    "CERTIFICATE_REQUIRED": "no certificate was shown, and this port admits only certificate holders",
+    "CERTIFICATE_REQUIRED": "you sent no certificate, and this port admits only certificate holders",
     "UNKNOWN_CA": "the other side does not trust the authority of this certificate: join its broker",
     "CERTIFICATE_EXPIRED": "the other side found this certificate out of date: check the clock",
     "BAD_CERTIFICATE": "the other side refused this certificate: join its broker",
@@ -31,37 +33,37 @@ _ALERTS = {
 def why_never_greeted(error: BaseException | None) -> str:
     """Why a connection was lost between our half of the TLS handshake and the other side's hello.
 
-    In TLS 1.3 the other side judges our certificate only now, and asyncio hangs up without sending its alert.
+    In TLS 1.3 the other side checks our certificate only now, and asyncio hangs up without sending its alert.
     """
     if isinstance(error, ssl.SSLError):
         return why_tls(error)
     return (
-        "it hung up before it said hello: this port admits only certificate holders of its own authority, "
-        "and this certificate may be of another, out of date or missing"
+        "it hung up before it said hello: this port admits only certificates of its own authority; "
+        "yours may be missing, expired or of another authority"
     )
 
 
 def why_lost(error: BaseException | None, unacknowledged_seconds: float) -> str:
-    """Why a connection that stood has ended; None is an end of file without a word."""
+    """Why an established connection ended; None means an end of file without a goodbye."""
     if error is None:
-        return "the connection was closed without a word: the process at the other end may have died"
+        return "the connection was closed without a goodbye: the process at the other end may have died"
     if isinstance(error, ssl.SSLError):
         return why_tls(error)
     if isinstance(error, OSError) and error.errno == errno.ETIMEDOUT:
-        return f"nothing was acknowledged for {unacknowledged_seconds:g} s (TCP user timeout)"
+        return f"the peer acknowledged nothing for {unacknowledged_seconds:g} s (TCP user timeout)"
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return "connection reset: the process at the other end may have died"
     return f"the connection failed: {_words(error)}"
 
 
-def why_over(peer: str, lease_seconds: float, reason: str) -> str:
-    """Why a lost connection to `peer`, which ended for `reason`, is not waited for any longer."""
+def why_given_up(peer: str, lease_seconds: float, reason: str) -> str:
+    """Why a lost connection to `peer`, which ended for `reason`, is no longer waited for."""
     words = why_silent(peer, lease_seconds)
     return words if reason.startswith(_silence(peer)) else f"{words} ({reason})"
 
 
 def why_silent(peer: str, seconds: float) -> str:
-    """Why a connection to `peer` ended over which nothing came for so many seconds."""
+    """Why a connection to `peer` ended after `seconds` of silence."""
     return f"{_silence(peer)} {seconds:g} s"
 
 
@@ -70,46 +72,48 @@ def _silence(peer: str) -> str:
 
 
 def cause_of(error: BaseException | None) -> Cause:
-    """What kind of end `error` is for a connection that stood; None is an end of file without a word."""
+    """Classify the end of an established connection; None is an end of file without a goodbye."""
     if error is None or isinstance(error, ConnectionResetError | BrokenPipeError):
-        return "death"
-    return "word" if isinstance(error, ssl.SSLError) else "trouble"
+        return "crashed"
+    return "closed" if isinstance(error, ssl.SSLError) else "network"
 
 
-def end_of(error: BaseException | None, was_silent: bool, unacknowledged_seconds: float) -> tuple[str, Cause]:
-    """Why a connection that stood has ended, and its kind; `was_silent`: nothing came of late.
+def reason_and_cause(
+    error: BaseException | None, was_silent: bool, unacknowledged_seconds: float
+) -> tuple[str, Cause]:
+    """Why an established connection ended, and its cause; `was_silent`: nothing arrived lately.
 
-    After a silence it is the kernel of a peer that gave the connection up who hangs up or resets it.
+    A hang-up or reset after a silence comes from the kernel of a live peer that gave the connection up.
     """
-    if cause_of(error) == "death" and was_silent:
-        return GIVEN_UP, "trouble"
+    if cause_of(error) == "crashed" and was_silent:
+        return GIVEN_UP, "network"
     return why_lost(error, unacknowledged_seconds), cause_of(error)
 
 
 def why_unreachable(error: BaseException, address: str, seconds: float) -> str:
-    """Why nobody could be reached at `address`."""
+    """Why nothing could be reached at `address`."""
     if isinstance(error, socket.gaierror):
-        return f"{address}: the name cannot be resolved ({_words(error)}): check the spelling"
+        return f"{address}: cannot resolve the name ({_words(error)}): check the spelling"
     if isinstance(error, ConnectionRefusedError):
-        return f"{address} refused the connection: nothing listens there, check the port and that it runs"
+        return f"{address} refused the connection: check the port, and that the program is running"
     if isinstance(error, ssl.SSLError):
         return f"{address}: {why_tls(error)}"
     if isinstance(error, TimeoutError):
-        return f"{address} did not answer within {seconds:g} s: check the address and its firewall"
+        return f"{address} did not answer within {seconds:g} s: check the address and the firewall there"
     if isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError):
         return f"{address} hung up: it may not be farflung, or this port admits only certificate holders"
     return f"{address} cannot be reached: {_words(error)}"
 
 
 def is_of_another_authority(error: BaseException) -> bool:
-    """Whether a certificate was refused only for who issued it."""
+    """Whether a certificate was refused only because of its issuer."""
     return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNKNOWN_ISSUER
 
 
 def why_tls(error: ssl.SSLError) -> str:
-    """What went wrong in TLS: our verdict on their certificate, or theirs on ours."""
+    """What went wrong in TLS: we refused their certificate, or they refused ours."""
     if is_of_another_authority(error):
-        return "its certificate was refused: it is a certificate of another authority"
+        return "its certificate was refused: another authority issued it"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was refused: {error.verify_message}"
     reason = error.reason or "unknown reason"

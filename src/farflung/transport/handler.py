@@ -1,4 +1,4 @@
-"""What a link tells the one who uses it."""
+"""Callbacks of the code that uses a link."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ if TYPE_CHECKING:
 
 
 class Handler(Protocol):
-    """Called on the event loop, never after `closed`.
+    """Callbacks of a link's user, on the event loop and never after `closed`.
 
-    Only ProtocolError and its kin may be raised: they close the link, and the peer is told the message.
+    They may raise only ProtocolError and its subclasses, which close the link and send the message to the
+    peer.
     """
 
     def control(self, link: Link, message: bytes) -> None:
-        """A whole control message has come."""
+        """Handle a complete control message."""
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
-        """A data message begins: give writable memory of exactly `header.bytes` bytes, or None to drop it.
+        """A data message begins: return writable memory of exactly `header.bytes` bytes, or None to drop it.
 
-        The payload is decrypted straight into this memory. `header` is valid msgpack, and nothing else about
-        it has been checked. Raise ProtocolError for what the plan does not name.
+        The payload is decrypted straight into this memory. `header` is valid msgpack, but nothing else about
+        it has been checked: raise ProtocolError for a message that the plan does not contain.
         """
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        """A data message has come whole; its memory is the handler's for good."""
+        """A data message is complete. Its memory now belongs to the handler."""
 
     def closed(self, link: Link, reason: str) -> None:
-        """The link is over, for this reason; called exactly once. Messages not yet complete never will be."""
+        """The link is over, for `reason`. Called exactly once; incomplete messages never complete."""

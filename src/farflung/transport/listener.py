@@ -1,6 +1,6 @@
-"""A listening port: who shows a certificate gets a link, who shows none may ask one question.
+"""A listening port. Peers with a certificate get a link; those without may send one request.
 
-A relay's port also takes circuits, which begin with a token and not with TLS.
+A relay's port also accepts circuits, which begin with a token instead of TLS.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from farflung.transport.handler import Handler
 from farflung.transport.link.link import Link
 from farflung.transport.net.addresses import format_address, parse_address
 from farflung.transport.net.sockets import accept, ask_for_congestion_control, first_byte, listening_socket
-from farflung.transport.net.tls_stream import Connection
+from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.relay.circuits import MAGIC, read_hello
 from farflung.transport.relay.relay import Relay
-from farflung.transport.security.join_exchange import Exchange, OnStranger, receive
+from farflung.transport.security.join_exchange import Exchange, OnNewcomer, answer_newcomer
 from farflung.transport.security.peer import Peer, certified_peer, require_peer
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import Hello, closing
 
 _log = logging.getLogger("farflung.transport")
 
-_MAXIMUM_ENTERING = 256
-"""Connections whose certificate is not known yet, and newcomers without one; more are hung up on."""
+_MAXIMUM_HANDSHAKES = 256
+"""Limit on connections in their handshake, and on newcomers without a certificate; further ones are closed.
+"""
 
 
 class Listener:
-    """Made by `listen`. `address` is HOST:PORT with the port that was found if 0 was asked for."""
+    """Made by `listen`. `address` is HOST:PORT, with the real port if port 0 was requested."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Listener:
         own: Hello,
         admit: Callable[[Link], Handler],
         timeouts: Timeouts,
-        on_stranger: OnStranger | None,
+        on_newcomer: OnNewcomer | None,
         options: LinkOptions,
     ) -> None:
         self.address = format_address(*listening.getsockname()[:2])
@@ -52,39 +53,39 @@ class Listener:
         self._own = own
         self._admit = admit
         self._timeouts = timeouts
-        self._on_stranger = on_stranger
+        self._on_stranger = on_newcomer
         self._options = options
         self._by_token: weakref.WeakValueDictionary[bytes, Link] = weakref.WeakValueDictionary()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._entering: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._relay: Relay | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._accept_again()
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The listening port."""
         return parse_address(self.address)[1]
 
-    def keep_to(self, timeouts: Timeouts) -> None:
-        """Hold whoever comes in from now on to other limits."""
+    def set_timeouts(self, timeouts: Timeouts) -> None:
+        """Use other timeouts for connections that arrive from now on."""
         self._timeouts = timeouts
 
-    def relay_over(self, relay: Relay) -> None:
-        """Give connections that show a circuit's token to `relay`, which this closes in the end."""
+    def set_relay(self, relay: Relay) -> None:
+        """Pass connections that begin with a circuit token to `relay`, which `close` closes as well."""
         self._relay = relay
 
-    async def take(self, raw: socket.socket, expected: Peer, path: str) -> Link:
-        """Let in a peer that came by another way than this port: over a circuit, where it dials.
+    async def accept_circuit(self, raw: socket.socket, expected: Peer, path: str) -> Link:
+        """Accept a peer on a socket that did not come in over this port: it dials through a relay's circuit.
 
         Raises
         ------
         ConnectionFailed
-            Whoever is at the other end is not `expected`, or said nothing in time.
+            The other end is not `expected`, or did not complete the handshake in time.
         """
         try:
             async with asyncio.timeout(self._timeouts.dial_seconds):
-                connection = await Connection.shake_hands(raw, self._context, True, None)
+                connection = await TlsStream.shake_hands(raw, self._context, True, None)
         except OSError as error:
             raise ConnectionFailed(why_unreachable(error, path, self._timeouts.dial_seconds)) from None
         try:
@@ -95,15 +96,15 @@ class Listener:
         return self._link(connection, expected, path)
 
     async def close(self, reason: str = "this process is shutting down") -> None:
-        """Close the port and every link that came in over it; returns when nothing is left of them."""
+        """Close the port and every link that it accepted; returns when all are gone."""
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
         if self._pause is not None:
             self._pause.cancel()
-        for task in self._entering:
+        for task in self._handshakes:
             task.cancel()
-        await asyncio.gather(*self._entering, return_exceptions=True)
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
         if self._relay is not None:
             await self._relay.close()
         await asyncio.gather(*(link.close(reason) for link in list(self._links)))
@@ -114,44 +115,44 @@ class Listener:
     def _accept(self) -> None:
         raw = accept(self._listening, self._timeouts)
         if raw is None:
-            # A peer that is gone again; or no descriptor is left, and the socket would wake us without end.
+            # The peer is gone again; or no file descriptor is left, and the socket would wake us endlessly.
             asyncio.get_running_loop().remove_reader(self._listening)
             self._pause = asyncio.get_running_loop().call_later(
                 self._timeouts.heartbeat_seconds, self._accept_again
             )
             return
-        if len(self._entering) >= _MAXIMUM_ENTERING:
+        if len(self._handshakes) >= _MAXIMUM_HANDSHAKES:
             raw.close()
             return
-        task = asyncio.get_running_loop().create_task(self._enter(raw))
-        self._entering.add(task)
-        task.add_done_callback(self._entering.discard)
+        task = asyncio.get_running_loop().create_task(self._admit_connection(raw))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
 
-    async def _enter(self, raw: socket.socket) -> None:
+    async def _admit_connection(self, raw: socket.socket) -> None:
         try:
             async with asyncio.timeout(self._timeouts.dial_seconds):
                 if self._relay is not None and await _begins_circuit(raw):
-                    await self._enter_circuit(raw, self._relay)
+                    await self._admit_circuit(raw, self._relay)
                     return
-                connection = await Connection.shake_hands(raw, self._context, True, None)
+                connection = await TlsStream.shake_hands(raw, self._context, True, None)
         except OSError as error:
-            _log.info("a connection did not get past the TLS handshake: %s", error)
+            _log.info("a TLS handshake failed: %s", error)
             return
         try:
             peer = certified_peer(connection.socket)
         except ProtocolError as error:
-            _log.warning("%s was not let in: %s", connection.remote, error)
-            await self._converse(connection, str(error))
+            _log.warning("refused a connection from %s: %s", connection.remote, error)
+            await self._serve_newcomer(connection, str(error))
             return
         if peer is None:
-            await self._converse(connection, None)
+            await self._serve_newcomer(connection, None)
             return
         if peer.role == "broker":
-            connection.abort()  # it wants to know whose key is here, and knows
+            connection.abort()  # it only checks whose key is here, and has seen it now
             return
         self._link(connection, peer, "direct")
 
-    async def _enter_circuit(self, raw: socket.socket, relay: Relay) -> None:
+    async def _admit_circuit(self, raw: socket.socket, relay: Relay) -> None:
         token = None
         try:
             token = await read_hello(raw)
@@ -161,7 +162,7 @@ class Listener:
         if token is not None:
             relay.admit(token, raw)
 
-    def _link(self, connection: Connection, peer: Peer, path: str) -> Link:
+    def _link(self, connection: TlsStream, peer: Peer, path: str) -> Link:
         link = Link(
             connection, self._own, peer, self._timeouts, self._admit, False, options=self._options,
             find=self._by_token.get,
@@ -172,17 +173,17 @@ class Listener:
             self._by_token[link.token] = link
         return link
 
-    async def _converse(self, connection: Connection, refusal: str | None) -> None:
+    async def _serve_newcomer(self, connection: TlsStream, refusal: str | None) -> None:
         exchange = Exchange(connection)
         try:
             async with asyncio.timeout(self._timeouts.join_seconds):
                 if refusal is None:
-                    await receive(exchange, self._on_stranger)
+                    await answer_newcomer(exchange, self._on_stranger)
                 else:
-                    exchange.say(closing(refusal))
-                    await exchange.over.wait()
+                    exchange.write(closing(refusal))
+                    await exchange.closed.wait()
         except OSError:
-            pass  # A newcomer that is gone or does nothing is owed no answer.
+            pass  # A newcomer that is gone or silent gets no answer.
         finally:
             await exchange.hang_up()
 
@@ -201,26 +202,26 @@ async def listen(
     own: Hello,
     admit: Callable[[Link], Handler],
     timeouts: Timeouts,
-    on_stranger: OnStranger | None = None,
+    on_newcomer: OnNewcomer | None = None,
     options: LinkOptions = DEFAULT_OPTIONS,
 ) -> Listener:
-    """Listen on HOST:PORT (`[::]:PORT` takes IPv4 too; port 0 finds a free one).
+    """Listen on HOST:PORT (`[::]:PORT` includes IPv4; port 0 picks a free one).
 
     Parameters
     ----------
     own
-        Who this is. Its `kind` does not count: a dialler says what its connection is for.
+        This process's hello. Its `kind` is ignored: the dialling side says what its connection is for.
     admit
-        Called with each new link, whose peer, kind and boot are known then; gives the link's handler.
-        Raising ProtocolError or its kin refuses the peer, who is told the message.
+        Called with each new link, whose peer, kind and boot are known by then; returns the link's handler.
+        Raising ProtocolError or a subclass refuses the peer and sends it the message.
     on_stranger
-        Answers the one request of somebody without a certificate; without it such are refused.
+        Answers the one request of a peer without a certificate. If None, such peers are refused.
 
     Raises
     ------
     ConnectionFailed
-        The port is in use, or the address is none of this machine.
+        The port is in use, or the address does not belong to this machine.
     """
     listening = await listening_socket(*parse_address(address))
     ask_for_congestion_control(listening, options.congestion_control)
-    return Listener(listening, context, own, admit, timeouts, on_stranger, options)
+    return Listener(listening, context, own, admit, timeouts, on_newcomer, options)

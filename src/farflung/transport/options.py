@@ -1,4 +1,4 @@
-"""What a link asks of the kernel: the defaults are for users, other values for tests and benchmarks."""
+"""Options of a link. The defaults are for users, other values for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from farflung.transport.striping.controller import MAXIMUM_CONNECTIONS, StripeCo
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """Given to `endpoint.dial` and `endpoint.listen`; either side's holds for what that side sends.
+    """Passed to `endpoint.dial` and `endpoint.listen`; each side's options apply to what it sends.
 
     Attributes
     ----------
-    congestion_control : The kernel's name of it. Where the kernel has none of this name its own is used;
-        `Link.congestion_control` says which it came to.
-    connections : Over how many the data of one link is spread, 1 to 16; None for one under BBR, and otherwise
-        as many as are found to be worth it. The dialler opens them.
+    congestion_control : The kernel's name for it. A kernel without it uses its default, which
+        `Link.congestion_control` shows.
+    connections : Number of TCP connections that carry a link's data, 1 to 16. None: one under BBR, otherwise
+        as many as measurements show to be useful. The dialling side opens them.
     """
 
     congestion_control: str = "bbr"
@@ -26,12 +26,12 @@ class LinkOptions:
 
     def __post_init__(self) -> None:
         if self.connections is not None and not 1 <= self.connections <= MAXIMUM_CONNECTIONS:
-            raise ValueError(f"a link of {self.connections} connections, 1 to {MAXIMUM_CONNECTIONS} may be")
+            raise ValueError(f"a link uses 1 to {MAXIMUM_CONNECTIONS} connections, found {self.connections}")
 
     def controller(
         self, congestion_control: str, path: Callable[[], PathState | None] = lambda: None
     ) -> StripeController:
-        """What decides on the number of connections, under the congestion control that is in use."""
+        """A controller of the number of connections, for the congestion control in use."""
         if self.connections is not None:
             return StripeController(self.connections, self.connections)
         return StripeController(1, 1 if fills_alone(congestion_control) else MAXIMUM_CONNECTIONS, path)

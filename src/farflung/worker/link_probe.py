@@ -15,7 +15,7 @@ from farflung.protocol.probing import SHORT_TEXT_LENGTH, SURVEY, Probe, Probed, 
 from farflung.transport.endpoint import Handler, Link, Peer
 from farflung.transport.probing.access_line import LineEstimate, watch
 from farflung.transport.probing.probe import PairEstimate, Prober
-from farflung.transport.timeouts import FAN_SECONDS, PROBE_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
+from farflung.transport.timeouts import ACCESS_LINE_SECONDS, PROBE_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
 
 USUAL_ROUND_TRIP_SECONDS = 0.1
 BEGINNING_ROUND_TRIPS = 5
@@ -146,7 +146,7 @@ class LinkProbe:
     async def _out(self, links: Sequence[Link]) -> LineEstimate:
         for link in links:
             self._ends.prober(link).fill(link, self._probe.byte_limit)
-        return await self._watched(links, lambda link: self._ends.prober(link).taken_bytes)
+        return await self._watched(links, lambda link: self._ends.prober(link).acked_bytes)
 
     async def _watched(self, links: Sequence[Link], count: Callable[[Link], int]) -> LineEstimate:
         estimate = await watch(lambda: sum(map(count, links)), max(map(_round_trip, links)))
@@ -158,7 +158,7 @@ class LinkProbe:
         prober = self._ends.prober(link)
         if self._probe.task == "give":
             prober.fill(link, self._probe.byte_limit)
-        await _within(self._timeouts.probe_link_seconds + FAN_SECONDS, prober.peer_done)
+        await _within(self._timeouts.probe_link_seconds + ACCESS_LINE_SECONDS, prober.peer_done)
         prober.stop(link)
 
 

@@ -226,7 +226,7 @@ class Peers:
             raise ProtocolError(f"a welcome to job {said.job}, attempt {said.attempt}, which is not ours")
         awaited = self._dialled.pop(link)
         session = self._sessions[link.peer.id]
-        session.settle(awaited.number, session.number, said.received)
+        session.exchange_receipts(awaited.number, session.number, said.received)
         awaited.settled.set()
         self._take(link, session, awaited.number)
 
@@ -278,7 +278,7 @@ class Peers:
             if self._sessions[peer].number:  # the side that dials again has its own deadline
                 return
             reason = f"it did not welcome the link: {reason}"
-        if link.cause == "word":
+        if link.cause == "closed":
             self.give_up(peer)
             self._events.peer_lost(peer, reason)
         else:
@@ -299,7 +299,7 @@ class Peers:
         session = self._sessions.get(link.peer.id) or Session(claim.session)
         if session.nonce != claim.session:
             raise ProtocolError(f"{link.peer} was restarted, and what it had of this attempt is lost")
-        received = session.settle(claim.number, claim.previous, claim.received)
+        received = session.exchange_receipts(claim.number, claim.previous, claim.received)
         self._sessions[link.peer.id] = session
         link.send_control(messages.encode(Welcome(claim.job, claim.attempt, received)))
         self._take(link, session, claim.number)
@@ -328,7 +328,7 @@ class Peers:
         """Detach the link from its session; unfinished messages will arrive over another link."""
         del self._links[link.peer.id]
         self._sent_by_closed[link.peer.id] += link.bytes_sent
-        self._sessions[link.peer.id].lose()
+        self._sessions[link.peer.id].on_link_lost()
         for header in link.unfinished:
             if isinstance(header, SliceHeader) and self._intake is not None:
                 self._intake.retract(header)

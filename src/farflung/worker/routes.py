@@ -92,7 +92,7 @@ class Routes:
         """Set the listener that peers dial; a worker that relays also accepts circuits on it."""
         self._listener = listener
         if self._relay is not None:
-            listener.relay_over(self._relay)
+            listener.set_relay(self._relay)
 
     def registered(self, route: str, timeouts: Timeouts) -> None:
         """Note the session with the broker: `route` is its local end, `timeouts` hold from now on."""

@@ -119,7 +119,7 @@ class WorkerService:
         )
         self._peers.deliver_to(self._compute.receive)
         self._client_context = self._identity.client_context()
-        self._server_context = self._identity.server_context(admit_strangers=False)
+        self._server_context = self._identity.server_context(admit_newcomers=False)
         self._listener: Listener | None = None
         self._device: Device | None = None
         self._broker: BrokerSession | None = None
@@ -202,7 +202,7 @@ class WorkerService:
         await session.open()
         assert self._listener is not None
         self._broker, self._timeouts = session, session.timeouts
-        self._listener.keep_to(self._timeouts)
+        self._listener.set_timeouts(self._timeouts)
         self._routes.registered(session.link.local, self._timeouts)
         assert self._device is not None
         options, addresses = self._options, self._routes.addresses()

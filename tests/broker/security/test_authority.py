@@ -244,7 +244,7 @@ def test_hostile_certificate_requests(authority: Authority) -> None:
         (_request(key, []), "names one holder, found 0"),
         (_request(key, [x509.DNSName("*.worker.farflung.internal")]), "cannot be an id"),
         (_request(key, [x509.DNSName("broker.broker.farflung.internal")]), "found one for broker as broker"),
-        (_forged(key), "not signed by the key"),
+        (_forged(key), "not signed by its own key"),
     ]:
         with pytest.raises(IdentityError, match=expected):
             authority.enrol(AskCertificate(token.secret, "lab-1", "worker", request))

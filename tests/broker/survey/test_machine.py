@@ -34,7 +34,7 @@ from farflung.broker.survey.measurements import (
 )
 from farflung.broker.survey.plan import meetings
 from farflung.protocol.probing import EndProbe, Probe, Probed, ProbedLink
-from farflung.transport.timeouts import FAN_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
+from farflung.transport.timeouts import ACCESS_LINE_SECONDS, SURVEY_PROBE_SECONDS, Timeouts
 
 PATIENCE_SECONDS = Timeouts().probe_answer_seconds
 
@@ -138,7 +138,7 @@ def well(worker: str, probe: Probe) -> Probed:
 def longest(probe: Probe) -> float:
     """Seconds of a probe that does not end early, with round trips of 40 ms."""
     once = SURVEY_PROBE_SECONDS + 5 * 0.04
-    return 2 * once + 0.25 if probe.task == "pair" else FAN_SECONDS + 5 * 0.04 + 0.25
+    return 2 * once + 0.25 if probe.task == "pair" else ACCESS_LINE_SECONDS + 5 * 0.04 + 0.25
 
 
 def test_a_pair_whose_probe_came_to_nothing_gets_a_second_chance() -> None:

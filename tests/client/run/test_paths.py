@@ -34,10 +34,10 @@ def test_a_submitter_goes_on_reporting_how_its_links_stand(
             for _ in range(2):
                 (report,) = (await asyncio.wait_for(told.get(), 60)).reports
                 assert report.peer == "b" and report.link is not None
-            pair.a._end("it is cut", "it is cut", "trouble")
+            pair.a._end("it is cut", "it is cut", "network")
             while (await asyncio.wait_for(told.get(), 60)).reports[0].link is not None:
                 pass
-            pair.a.cause = "word"
+            pair.a.cause = "closed"
             while (await asyncio.wait_for(told.get(), 60)).reports[0].link is None:
                 pass  # the job is over, and its links were well: the doctor has nothing to find
             await paths.close("done")

@@ -86,7 +86,7 @@ class Place:
         planned: Any = SimpleNamespace(job="job-1", attempt=1, addresses={"b": ["b.example:7000"]})
         await self.line.connect(self.submitter, planned)  # type: ignore[arg-type]
 
-    def cut(self, cause: str = "trouble") -> None:
+    def cut(self, cause: str = "network") -> None:
         """Both ends lose the newest link."""
         for link in (self.submitter.links[-1], self.worker.links[-1]):
             link._end("the cable was cut", "the cable was cut", cause)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_a_worker_that_closes_the_link_is_lost_at_once(tmp_path: Path) -> None:
             (lost,) = here.submitter.lost
             assert lost.peer == "b" and "this worker is shutting down" in lost.reason
             assert len(here.submitter.links) == 1
-            with pytest.raises(ConnectionFailed, match="is gone"):
+            with pytest.raises(ConnectionFailed, match="the session ended"):
                 await here.line.send(value(0, 5), memoryview(b"input"))
 
     run(scene())

@@ -307,14 +307,14 @@ def _many_streams(peer: RawPeer) -> None:
 
 MISDEEDS: list[tuple[Callable[[RawPeer], None], str]] = [
     (_garbage, "expected a farflung frame"),
-    (_other_version, "peer speaks farflung protocol 2, this is 1"),
+    (_other_version, "the peer uses farflung protocol 2, this side 1"),
     (_oversized, "payload of at most 1048576 bytes in a control frame, found 1048577"),
     (_replayed_open, "expected stream 1 to be opened, found 0"),
     (_replayed_chunk, "expected bytes from 6 of stream 0, found 3 from 3"),
     (_too_long, "expected 4 bytes in all"),
     (_many_streams, "at most 512 unfinished messages"),
     (_cut_short, "expected a stream cancelled before its end, found 2 bytes of it"),
-    (lambda peer: peer.say(Stripe(bytes(16))), "expected the token of a link that stands"),
+    (lambda peer: peer.say(Stripe(bytes(16))), "expected the token of an open link"),
     (lambda peer: peer.say(Widen(4)), "expected no widen frame on an open link"),
     (lambda peer: peer.say(Chunk(5, 0), b"x"), "expected a chunk of an open stream, found one of stream 5"),
     (lambda peer: peer.say(Open(0, slice_header(4)), b""), "expected some of 4 bytes"),
@@ -440,7 +440,9 @@ def test_a_peer_that_hangs_up_after_a_silence_is_not_called_dead(
         async with paired(tmp_path) as pair:
             rogue = await _greeted(pair, "d")
             link = pair.heard_by_b.links[-1]
-            monkeypatch.setattr(link, "last_heard", link.last_heard - pair.timeouts.suspect_seconds)
+            monkeypatch.setattr(
+                link, "last_received_at", link.last_received_at - pair.timeouts.suspect_seconds
+            )
             await rogue.close()
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
             assert pair.heard_by_b.reasons == [GIVEN_UP]

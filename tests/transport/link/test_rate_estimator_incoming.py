@@ -16,7 +16,7 @@ def burst(capacity: ReceiveRate, at: float, size: int, rate: float, read: float 
         count = max(1, min(int(rate * read), size - came))
         came += count
         at += count / rate
-        capacity.came(count, at, was_due)
+        capacity.on_bytes(count, at, was_due)
         was_due = True
     return at
 
@@ -27,7 +27,7 @@ def test_gaps_between_messages_do_not_count(rate: float, gaps: list[float]) -> N
     capacity, now = ReceiveRate(), 0.0
     for gap in gaps:
         now = burst(capacity, now + gap, int(rate * 0.3), rate)
-    capacity.came(1, now + 1.0, was_due=False)
+    capacity.on_bytes(1, now + 1.0, was_due=False)
     assert capacity.bytes_per_second == pytest.approx(rate, rel=0.05)
 
 
@@ -57,7 +57,7 @@ def test_the_least_of_the_last_round_trips_counts() -> None:
     capacity = ReceiveRate()
     assert capacity.round_trip_seconds is None
     for seconds in (0.01, *[0.3] * 30, 0.1, *[0.2] * 29):
-        capacity.answered(seconds)
+        capacity.on_round_trip(seconds)
     assert capacity.round_trip_seconds == 0.1
 
 
@@ -83,7 +83,7 @@ def test_a_few_packets_that_suddenly_take_long_tell_how_slow_a_path_became() -> 
     capacity, now = ReceiveRate(), 0.0
     for _ in range(20):
         now = burst(capacity, now + 0.1, 5_000, 1e7, read=0.0002)
-    capacity.came(1, now + 0.1, was_due=False)
+    capacity.on_bytes(1, now + 0.1, was_due=False)
     assert capacity.recent_bytes_per_second is None
     for _ in range(6):
         now = burst(capacity, now + 0.2, 5_000, 1e5, read=0.0145)

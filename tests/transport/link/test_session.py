@@ -12,7 +12,7 @@ from tests.support.links import feed, slice_header, value_header
 from farflung.errors import ProtocolError
 from farflung.transport.link import ranges
 from farflung.transport.link.inbox import Inbox
-from farflung.transport.link.outbox import CutOff, Done, Outbox
+from farflung.transport.link.outbox import Done, OnPartial, Outbox
 from farflung.transport.link.ranges import Part, Parts
 from farflung.transport.link.session import MAXIMUM_CONTROLS, Session
 from farflung.transport.wire.frame_reader import FrameReader
@@ -55,28 +55,28 @@ class End:
         header: DataHeader,
         buffer: memoryview,
         done: Done | None,
-        taken: Done | None,
-        cut_off: CutOff | None,
+        on_ack: Done | None,
+        on_partial: OnPartial | None,
         start: int,
     ) -> None:
         if self.reason is None:
-            self.outbox.post(header, buffer, done, taken, cut_off, start)
+            self.outbox.post(header, buffer, done, on_ack, on_partial, start)
         elif done is not None:
             done()
 
-    def send_control(self, message: bytes, taken: Done | None) -> None:
+    def send_control(self, message: bytes, on_ack: Done | None) -> None:
         if self.reason is None:
-            self.outbox.post_control(memoryview(message), taken)
+            self.outbox.post_control(memoryview(message), on_ack)
 
-    def took(self, receipt: Receipt) -> None:
-        self.outbox.concluded(receipt)
+    def on_ack(self, receipt: Receipt) -> None:
+        self.outbox.on_final_ack(receipt)
 
     @property
     def parts(self) -> list[Part]:
         return self._inbox.parts
 
-    def go_on_from(self, kept: Parts) -> None:
-        self._inbox.kept = kept
+    def resume_from(self, kept: Parts) -> None:
+        self._inbox.saved_parts = kept
 
     @property
     def receipt(self) -> Receipt:
@@ -136,10 +136,10 @@ class Sides:
         """The link breaks; with `notices` both know, otherwise the listener learns it from the next claim."""
         if self.ends is not None:
             self.ends[0].break_down()
-            self.sessions[0].lose()
+            self.sessions[0].on_link_lost()
             if notices:
                 self.ends[1].break_down()
-                self.sessions[1].lose()
+                self.sessions[1].on_link_lost()
         self.ends = None
 
     def connect(self, welcome_arrives: bool) -> None:
@@ -149,10 +149,10 @@ class Sides:
         ends = (End(self.heard[0]), End(self.heard[1]))
         number, previous = dialler.next_number(), dialler.number
         ours = dialler.receipt
-        theirs = listener.settle(number, previous, ours)
+        theirs = listener.exchange_receipts(number, previous, ours)
         listener.carry(ends[1], number)
         if welcome_arrives:
-            dialler.settle(number, previous, theirs)
+            dialler.exchange_receipts(number, previous, theirs)
             dialler.carry(ends[0], number)
             self.ends = ends
 
@@ -167,7 +167,7 @@ class Sides:
     def acknowledge(self, side: int) -> None:
         """One side says what has come."""
         if self.ends is not None:
-            self.ends[1 - side].outbox.took(self.ends[side].receipt)
+            self.ends[1 - side].outbox.on_ack(self.ends[side].receipt)
 
 
 def _ordered(found: list[tuple[DataHeader, bytes]]) -> list[tuple[DataHeader, bytes]]:
@@ -251,7 +251,7 @@ def test_what_there_is_no_room_to_keep_comes_again_whole(monkeypatch: pytest.Mon
     begun(sides)
     sides.connect(True)
     sides.move(0, 1)
-    monkeypatch.setattr(ranges, "MAXIMUM_KEPT_BYTES", 39)
+    monkeypatch.setattr(ranges, "MAXIMUM_SAVED_BYTES", 39)
     sides.lose(notices=True)
     sides.connect(True)
     assert chunks_left(sides) == 5 and sides.heard[1].data == sides.posted[0].data
@@ -264,7 +264,7 @@ def test_a_message_that_goes_on_from_more_than_came_is_refused(name: str, start:
     sides.connect(True)
     assert sides.ends is not None
     lie = Open(0, slice_header(total, name), start=start)
-    with pytest.raises(ProtocolError, match=f"from its beginning or byte {kept}, found {start}"):
+    with pytest.raises(ProtocolError, match=f"from byte 0 or {kept}, found {start}"):
         sides.ends[1].hear(encode(lie, 1) + b"x")
 
 
@@ -272,8 +272,8 @@ def test_a_receipt_for_more_of_a_message_than_was_sent_is_refused() -> None:
     sides = Sides()
     begun(sides)
     lie = Receipt(opened=1, missing=(0,), parts=((0, 25),))
-    with pytest.raises(ProtocolError, match="expected a receipt for 24 bytes, found one for 25"):
-        sides.sessions[0].settle(2, 1, lie)
+    with pytest.raises(ProtocolError, match="acknowledged 25 bytes of a message of which 24 were sent"):
+        sides.sessions[0].exchange_receipts(2, 1, lie)
 
 
 def test_a_message_that_waited_for_a_link_leaves_over_the_next_one() -> None:
@@ -301,8 +301,8 @@ def test_a_session_that_ends_lets_everybody_go() -> None:
     [
         (1, 1, Receipt(), "expected a link later than number 1"),
         (2, 3, Receipt(), "found one for 3"),
-        (2, 1, Receipt(controls=1), "found one for more"),
-        (2, 1, Receipt(opened=1), "found one for more"),
+        (2, 1, Receipt(controls=1), "acknowledged messages that were never sent"),
+        (2, 1, Receipt(opened=1), "acknowledged messages that were never sent"),
     ],
 )
 def test_a_claim_that_cannot_be_true_is_refused(
@@ -311,7 +311,7 @@ def test_a_claim_that_cannot_be_true_is_refused(
     sides = Sides()
     sides.connect(True)
     with pytest.raises(ProtocolError, match=words):
-        sides.sessions[1].settle(number, previous, receipt)
+        sides.sessions[1].exchange_receipts(number, previous, receipt)
 
 
 def test_a_peer_that_acknowledges_nothing_is_given_up() -> None:
@@ -326,9 +326,9 @@ def test_claims_without_number_leave_two_receipts_at_most() -> None:
     """Whoever claims again and again, as if each welcome had been lost, fills no memory."""
     session, end = Session("s"), End(Heard())
     for number in range(1, CLAIMS_WITHOUT_WELCOME):
-        assert session.settle(number, 0, Receipt()) == Receipt()
+        assert session.exchange_receipts(number, 0, Receipt()) == Receipt()
         session.carry(end, number)
     assert len(session._receipts) == 1
-    session.settle(CLAIMS_WITHOUT_WELCOME, CLAIMS_WITHOUT_WELCOME - 1, Receipt())
+    session.exchange_receipts(CLAIMS_WITHOUT_WELCOME, CLAIMS_WITHOUT_WELCOME - 1, Receipt())
     with pytest.raises(ProtocolError, match="found one for 0"):
-        session.settle(CLAIMS_WITHOUT_WELCOME + 1, 0, Receipt())
+        session.exchange_receipts(CLAIMS_WITHOUT_WELCOME + 1, 0, Receipt())

@@ -11,7 +11,7 @@ from farflung.transport.probing import access_line
 def test_a_line_is_measured_after_the_process_stood_still_for_as_long_as_that_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(access_line, "FAN_SECONDS", 0.3)
+    monkeypatch.setattr(access_line, "ACCESS_LINE_SECONDS", 0.3)
     counts = iter(range(0, 2**40, 2**20))
 
     def total_bytes() -> int:
@@ -25,7 +25,7 @@ def test_a_line_is_measured_after_the_process_stood_still_for_as_long_as_that_ta
 def test_a_process_that_stands_still_again_and_again_does_not_watch_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(access_line, "FAN_SECONDS", 1.0)
+    monkeypatch.setattr(access_line, "ACCESS_LINE_SECONDS", 1.0)
     looks = 0
 
     def total_bytes() -> int:

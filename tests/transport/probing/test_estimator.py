@@ -14,11 +14,11 @@ from farflung.transport.probing.estimator import ProbeEstimator
 
 def told(curve: list[Arrival], round_trip_seconds: float) -> ProbeEstimator:
     """ProbeEstimator that heard an answer and then these arrivals."""
-    findings = ProbeEstimator()
-    findings.answered(round_trip_seconds)
+    estimator = ProbeEstimator()
+    estimator.on_round_trip(round_trip_seconds)
     for arrival in curve:
-        findings.arrived(arrival)
-    return findings
+        estimator.on_arrival(arrival)
+    return estimator
 
 
 def slow_start(rate: float, round_trip: float, seconds: float, first: float = 15e3) -> list[Arrival]:
@@ -38,16 +38,16 @@ def slow_start(rate: float, round_trip: float, seconds: float, first: float = 15
 @given(st.floats(1e5, 2e6), st.floats(0.002, 0.1))
 @settings(max_examples=50)
 def test_a_path_is_found_to_carry_what_it_carries_once_it_is_full(rate: float, round_trip: float) -> None:
-    findings = told(slow_start(rate, round_trip, 3.0), round_trip)
-    assert findings.is_settled
-    assert findings.bytes_per_second == pytest.approx(rate, rel=0.05)
-    assert findings.round_trip_seconds == round_trip
+    estimator = told(slow_start(rate, round_trip, 3.0), round_trip)
+    assert estimator.is_settled
+    assert estimator.bytes_per_second == pytest.approx(rate, rel=0.05)
+    assert estimator.round_trip_seconds == round_trip
 
 
 def test_a_rate_that_still_grows_is_not_settled() -> None:
-    findings = told(slow_start(1e9, 0.1, 0.8), 0.1)
-    assert not findings.is_settled
-    assert findings.bytes_per_second is not None
+    estimator = told(slow_start(1e9, 0.1, 0.8), 0.1)
+    assert not estimator.is_settled
+    assert estimator.bytes_per_second is not None
 
 
 @given(RATES)
@@ -69,16 +69,16 @@ def test_two_arrivals_tell_a_rate_however_soon_all_has_come(pauses: list[float])
 
 def test_a_probe_that_stalls_goes_on() -> None:
     curve = [one for one in steady(1e6, 1.5) if not 1.1 <= one.seconds < 1.3]
-    findings = told(curve, 0.05)
-    assert not findings.is_settled
-    assert findings.bytes_per_second == pytest.approx(1e6, rel=0.05)
+    estimator = told(curve, 0.05)
+    assert not estimator.is_settled
+    assert estimator.bytes_per_second == pytest.approx(1e6, rel=0.05)
 
 
 def test_the_least_round_trip_counts() -> None:
-    findings = ProbeEstimator()
+    estimator = ProbeEstimator()
     for seconds in (0.3, 0.1, 0.2):
-        findings.answered(seconds)
-    assert (findings.answers, findings.round_trip_seconds) == (3, 0.1)
+        estimator.on_round_trip(seconds)
+    assert (estimator.answers, estimator.round_trip_seconds) == (3, 0.1)
 
 
 @pytest.mark.parametrize("second", [Arrival(1.0, 20), Arrival(2.0, 10), Arrival(0.5, 20)])
@@ -88,32 +88,34 @@ def test_arrivals_that_contradict_each_other_are_refused(second: Arrival) -> Non
 
 
 def test_where_packets_are_lost_the_kernel_is_believed_who_counts_behind_gaps() -> None:
-    findings = ProbeEstimator()
-    findings.answered(0.05)
+    estimator = ProbeEstimator()
+    estimator.on_round_trip(0.05)
     for number in range(1, 40):  # nothing for half of the time, then what piled up behind the gap
-        findings.arrived(Arrival(number * 0.05 + 0.04 * (number % 2), number * 60_000 - number % 2 * 50_000))
+        estimator.on_arrival(
+            Arrival(number * 0.05 + 0.04 * (number % 2), number * 60_000 - number % 2 * 50_000)
+        )
     for number in range(40):
-        findings.acknowledged(number * 0.05, number * 50, 1000, resent=0)
-    unharmed = findings.bytes_per_second
+        estimator.on_kernel_ack(number * 0.05, number * 50, 1000, resent=0)
+    unharmed = estimator.bytes_per_second
     assert unharmed is not None and unharmed > 1.1e6
-    findings.acknowledged(2.0, 2_000, 1000, resent=1)
-    assert findings.bytes_per_second == pytest.approx(1e6)
+    estimator.on_kernel_ack(2.0, 2_000, 1000, resent=1)
+    assert estimator.bytes_per_second == pytest.approx(1e6)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1000, 1400), (1400, 1000)])
 def test_packets_that_change_their_size_on_the_way_count_with_the_size_that_they_had(
     before: int, after: int
 ) -> None:
-    findings = told([Arrival(0.0, 1), Arrival(4.0, 2)], 0.05)
+    estimator = told([Arrival(0.0, 1), Arrival(4.0, 2)], 0.05)
     for number in range(80):
         bytes_each = before if number < 40 else after
-        findings.acknowledged(number * 0.05, number * 50, bytes_each, resent=int(number > 0))
-    assert findings.bytes_per_second == pytest.approx(50 / 0.05 * max(before, after), rel=0.01)
+        estimator.on_kernel_ack(number * 0.05, number * 50, bytes_each, resent=int(number > 0))
+    assert estimator.bytes_per_second == pytest.approx(50 / 0.05 * max(before, after), rel=0.01)
 
 
 def test_the_count_of_packets_may_begin_anew() -> None:
-    findings = told([Arrival(0.0, 1), Arrival(4.0, 2)], 0.05)
+    estimator = told([Arrival(0.0, 1), Arrival(4.0, 2)], 0.05)
     for number in range(80):
         packets = (2**32 - 2000 + number * 50) % 2**32
-        findings.acknowledged(number * 0.05, packets, 1000, resent=int(number > 0))
-    assert findings.bytes_per_second == pytest.approx(1e6, rel=0.01)
+        estimator.on_kernel_ack(number * 0.05, packets, 1000, resent=int(number > 0))
+    assert estimator.bytes_per_second == pytest.approx(1e6, rel=0.01)

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.transport.relay.circuits import MAXIMUM_CIRCUITS, Circuit, CircuitBook
-from farflung.transport.relay.relay import BURST_SECONDS, Allowance
+from farflung.transport.relay.circuits import MAXIMUM_CIRCUITS, Circuit, CircuitTable
+from farflung.transport.relay.relay import BURST_SECONDS, TokenBucket
 
 
 def circuit(number: int, deadline: float = 10.0) -> Circuit:
@@ -12,7 +12,7 @@ def circuit(number: int, deadline: float = 10.0) -> Circuit:
 
 
 def test_a_circuit_is_whole_once_both_tokens_were_shown_and_each_is_good_once() -> None:
-    book, granted = CircuitBook(), circuit(1)
+    book, granted = CircuitTable(), circuit(1)
     assert book.grant(granted) == []
     assert book.show(b"a1", 0.0) is granted and granted.shown == {b"a1"}
     assert book.show(b"a1", 0.0) is None
@@ -23,7 +23,7 @@ def test_a_circuit_is_whole_once_both_tokens_were_shown_and_each_is_good_once() 
 
 
 def test_what_comes_late_comes_to_nothing() -> None:
-    book = CircuitBook()
+    book = CircuitTable()
     book.grant(circuit(1))
     assert book.show(b"a1", 10.5) is None
     assert book.expire(10.0) == []
@@ -32,7 +32,7 @@ def test_what_comes_late_comes_to_nothing() -> None:
 
 
 def test_a_pair_that_asks_again_gives_its_older_circuit_up() -> None:
-    book = CircuitBook()
+    book = CircuitTable()
     book.grant(circuit(1))
     again = Circuit("pair 1", (b"c", b"d"), 100, 10.0)
     assert sorted(book.grant(again)) == [b"a1", b"b1"]
@@ -40,7 +40,7 @@ def test_a_pair_that_asks_again_gives_its_older_circuit_up() -> None:
 
 
 def test_no_more_are_awaited_than_a_relay_may_carry() -> None:
-    book = CircuitBook()
+    book = CircuitTable()
     for number in range(MAXIMUM_CIRCUITS):
         assert book.grant(circuit(number)) == []
     assert book.grant(circuit(-1)) == [b"a-1", b"b-1"]
@@ -57,9 +57,9 @@ def test_a_quota_is_spent_in_both_directions_together() -> None:
 def test_never_more_passes_than_the_rate_and_one_burst(
     pieces: list[tuple[int, float]], bytes_per_second: float
 ) -> None:
-    allowance, now, passed = Allowance(bytes_per_second), 0.0, 0
+    bucket, now, passed = TokenBucket(bytes_per_second), 0.0, 0
     for count, pause in pieces:
         now += pause
-        now += allowance.take(count, now)
+        now += bucket.take(count, now)
         passed += count
         assert passed <= bytes_per_second * (now + BURST_SECONDS) * (1 + 1e-6) + 1

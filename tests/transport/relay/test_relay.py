@@ -77,7 +77,7 @@ class Place:
         one, other = self.tokens(byte_quota)
         dialling = asyncio.create_task(self.dialled(one))
         raw = await join(self.port.address, other, TIMEOUTS)
-        b = await self.b.take(raw, A, "relay through r")
+        b = await self.b.accept_circuit(raw, A, "relay through r")
         return await dialling, b
 
     async def dialled(self, token: bytes) -> Link:
@@ -91,7 +91,7 @@ async def place(folder: Path, relay: Relay) -> AsyncIterator[Place]:
     authority, heard_by_b = TestAuthority(folder), Recorder()
     r, b = (authority.holder(id, "worker") for id in "rb")
     port = await listen("127.0.0.1:0", r.server, Hello("r", "worker", "data"), Recorder().admit, TIMEOUTS)
-    port.relay_over(relay)
+    port.set_relay(relay)
     listener = await listen("127.0.0.1:0", b.server, Hello("b", "worker", "data"), heard_by_b.admit, TIMEOUTS)
     try:
         yield Place(authority, relay, port, listener, Recorder(), heard_by_b)
@@ -177,10 +177,10 @@ def test_one_side_alone_waits_for_a_bounded_time(tmp_path: Path) -> None:
         brief = usual_but(dial_seconds=0.5, circuit_seconds=1.5)
         async with place(tmp_path, Relay(1e9, brief)) as here:
             one, other = here.tokens()
-            with pytest.raises(ConnectionFailed, match=r"did not join both sides within 0\.5 s"):
+            with pytest.raises(ConnectionFailed, match=r"did not connect both sides within 0\.5 s"):
                 await join(here.port.address, one, brief)
             await asyncio.sleep(2 * brief.circuit_seconds)
-            with pytest.raises(ConnectionFailed, match="did not join both sides"):
+            with pytest.raises(ConnectionFailed, match="did not connect both sides"):
                 await join(here.port.address, other, brief)
 
     run(scene())
@@ -244,7 +244,7 @@ def test_the_wrong_peer_at_the_other_end_is_refused(tmp_path: Path) -> None:
             dialling = asyncio.create_task(here.dialled(one))
             raw = await join(here.port.address, other, TIMEOUTS)
             with pytest.raises(ConnectionFailed, match="expected worker c, found worker a"):
-                await here.b.take(raw, Peer("c", "worker"), "relay through r")
+                await here.b.accept_circuit(raw, Peer("c", "worker"), "relay through r")
             with pytest.raises(ConnectionFailed):
                 await dialling
 

@@ -44,8 +44,8 @@ async def broker(
     """A broker's authority behind a real port."""
     with Store(folder) as store:
         authority = Authority.open(folder, store, clock)
-        context = authority.identity().server_context(admit_strangers=True)
-        async with door(context, authority.on_stranger) as address:
+        context = authority.identity().server_context(admit_newcomers=True)
+        async with door(context, authority.on_newcomer) as address:
             yield authority, address
 
 
@@ -125,7 +125,7 @@ def test_nothing_secret_goes_to_a_broker_that_did_not_make_the_token(tmp_path: P
                 expected = token.fingerprint.hex()[:8]
                 found = fingerprint(theirs.certificate).hex()[:8]
                 message = (
-                    rf"the broker at {address} is not the one this token was made by \(expected {expected}…, "
+                    rf"the broker at {address} did not create this token \(expected {expected}…, "
                     rf"found {found}…\): nothing secret was sent"
                 )
                 with pytest.raises(IdentityError, match=message):
@@ -261,5 +261,5 @@ def _admit_nobody(link: Link) -> Handler:
 
 
 async def _worker(authority: Authority, token: Token, folder: Path) -> Identity:
-    async with door(authority.identity().server_context(True), authority.on_stranger) as address:
+    async with door(authority.identity().server_context(True), authority.on_newcomer) as address:
         return (await enrol(address, token, folder, "worker")).identity

@@ -135,9 +135,9 @@ def test_holders_of_another_authority_are_refused_by_both_sides(
         handshake(ours.client_context(), theirs.server_context(False), name)
     certificate, key = tmp_path / "2" / "certificate.pem", tmp_path / "2" / "key.pem"
     intruder = client_context(certificate_to_pem(authority.certificate), certificate, key)
-    for admit_strangers in (False, True):
+    for admit_newcomers in (False, True):
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            handshake(intruder, ours.server_context(admit_strangers), name)
+            handshake(intruder, ours.server_context(admit_newcomers), name)
 
 
 def test_only_a_port_that_admits_strangers_takes_a_peer_without_a_certificate(
@@ -164,7 +164,7 @@ def test_older_tls_is_refused(authority: Authority, tmp_path: Path) -> None:
 def test_an_ended_certificate_is_refused_at_once_and_by_peers(authority: Authority, tmp_path: Path) -> None:
     ended = join(authority, tmp_path / "1", "lab-1", age=8 * DAY)
     with pytest.raises(
-        IdentityError, match=r"certificate of lab-1 ended at .* farflung token create --role worker"
+        IdentityError, match=r"certificate of lab-1 expired at .* farflung token create --role worker"
     ):
         Identity.load(tmp_path / "1")
     with pytest.raises((ssl.SSLError, ConnectionError)):
@@ -199,7 +199,7 @@ def test_a_renewal_with_somebody_elses_certificate_is_refused_and_the_old_one_ke
     stray = join(foreign, tmp_path / "3", "lab-1")
     for wrong, expected in [
         (certificate_to_pem(other.certificate), "is for another key"),
-        (certificate_to_pem(stray.certificate), "is not of the authority"),
+        (certificate_to_pem(stray.certificate), "was not issued by the authority"),
         (b"garbage", "expected a certificate"),
     ]:
         with pytest.raises(IdentityError, match=expected):
@@ -215,7 +215,7 @@ def test_a_folder_whose_parts_do_not_match_says_so(
     good = {path.name: path.read_bytes() for path in folder.iterdir()}
     for name, wrong, expected in [
         ("certificate.pem", b"", "certificate.pem is damaged"),
-        ("authority.pem", certificate_to_pem(foreign.certificate), "is not of the authority"),
+        ("authority.pem", certificate_to_pem(foreign.certificate), "was not issued by the authority"),
         ("key.pem", key_to_pem(new_key()), "is for another key"),
         ("key.pem", b"secret", "expected a private key"),
         (

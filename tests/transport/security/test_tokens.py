@@ -25,8 +25,8 @@ def test_a_token_survives_its_text(token: Token) -> None:
 
 @settings(max_examples=50)
 @given(tokens, st.integers(min_value=1, max_value=88))
-def test_a_wrapped_paste_is_the_same_token(token: Token, width: int) -> None:
-    assert Token.parse(f"  {token.text[:width]}\n   {token.text[width:]}\r\n") == token
+def test_a_wrapped_paste_is_the_same_token(token: Token, controller: int) -> None:
+    assert Token.parse(f"  {token.text[:controller]}\n   {token.text[controller:]}\r\n") == token
 
 
 def test_no_mistyped_character_gives_a_token_at_any_position() -> None:
@@ -54,10 +54,10 @@ def test_errors_tell_mistyped_from_cut_from_no_token_and_hide_the_secret() -> No
     last = "a" if text[-5] != "a" else "b"
     cases = {
         text[:-5] + last + text[-4:]: "the token's checksum does not match: copy it again",
-        text[:-3]: "the token has 86 characters, 89 are expected",
-        "0" + text: "this is not a token of this farflung",
-        "": "this is not a token of this farflung",
-        "ff2" + text[3:]: "this is not a token of this farflung",
+        text[:-3]: "the token has 86 characters instead of 89",
+        "0" + text: "this is not a farflung token",
+        "": "this is not a farflung token",
+        "ff2" + text[3:]: "this is not a farflung token",
         text[:-1] + "1": "a character that no token has",
         text[:-1] + "ı": "copy it again",
     }

@@ -16,20 +16,20 @@ EVERY = 0.05
 class Busy:
     """A link that is never idle, whose rate depends on how many connections it uses."""
 
-    def __init__(self, rate: Callable[[int], float], width: StripeController | None = None) -> None:
-        self.width = width or StripeController()
+    def __init__(self, rate: Callable[[int], float], controller: StripeController | None = None) -> None:
+        self.controller = controller or StripeController()
         self.rate = rate
         self.now = 0.0
-        self.history = [self.width.wanted]
+        self.history = [self.controller.wanted]
 
     def run(self, seconds: float) -> list[int]:
         """The numbers of connections that were wanted, one after the other."""
         end = self.now + seconds
         while self.now < end:
             self.now += EVERY
-            if self.width.taken(round(self.rate(self.width.wanted) * EVERY), self.now):
-                self.history.append(self.width.wanted)
-                self.width.opened(self.width.wanted)
+            if self.controller.on_ack(round(self.rate(self.controller.wanted) * EVERY), self.now):
+                self.history.append(self.controller.wanted)
+                self.controller.on_opened(self.controller.wanted)
         return self.history
 
 
@@ -56,14 +56,14 @@ def test_a_link_that_begins_to_lose_packets_is_widened_later() -> None:
 
 
 def test_nothing_is_judged_before_the_connections_stand() -> None:
-    width = StripeController()
-    changes = [width.taken(50_000, turn * EVERY) for turn in range(400)]
-    assert sum(changes) == 1 and width.wanted == 4
-    width.opened(3)
-    assert not any(width.taken(1, 20 + turn * EVERY) for turn in range(400))
-    width.opened(4)
-    assert any(width.taken(1, 40 + turn * EVERY) for turn in range(400))
-    assert width.wanted == 1
+    controller = StripeController()
+    changes = [controller.on_ack(50_000, turn * EVERY) for turn in range(400)]
+    assert sum(changes) == 1 and controller.wanted == 4
+    controller.on_opened(3)
+    assert not any(controller.on_ack(1, 20 + turn * EVERY) for turn in range(400))
+    controller.on_opened(4)
+    assert any(controller.on_ack(1, 40 + turn * EVERY) for turn in range(400))
+    assert controller.wanted == 1
 
 
 def test_a_path_that_is_full_or_lossless_is_not_tried() -> None:
@@ -90,11 +90,11 @@ def test_the_kernel_tells_how_a_path_does() -> None:
 
 
 def test_idle_time_does_not_count() -> None:
-    width = StripeController()
+    controller = StripeController()
     for turn in range(1000):
-        width.idle()
-        assert not width.taken(1000, turn * 1.0)
-    assert width.wanted == 1
+        controller.on_idle()
+        assert not controller.on_ack(1000, turn * 1.0)
+    assert controller.wanted == 1
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_idle_time_does_not_count() -> None:
 def test_options_say_how_wide_a_link_may_get(
     options: LinkOptions, congestion_control: str, most: int
 ) -> None:
-    width = options.controller(congestion_control)
-    assert Busy(lambda count: 1e5 * count, width).run(20)[-1] == most
+    controller = options.controller(congestion_control)
+    assert Busy(lambda count: 1e5 * count, controller).run(20)[-1] == most
 
 
 def test_a_link_has_at_most_sixteen_connections() -> None:
-    with pytest.raises(ValueError, match="17 connections, 1 to 16"):
+    with pytest.raises(ValueError, match="1 to 16 connections, found 17"):
         LinkOptions(connections=17)
-    with pytest.raises(ValueError, match="0 connections"):
+    with pytest.raises(ValueError, match="found 0"):
         LinkOptions(connections=0)
 
 

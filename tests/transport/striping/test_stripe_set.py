@@ -184,13 +184,13 @@ def test_a_token_admits_its_holder_only(tmp_path: Path) -> None:
             assert pair.a.token is not None and token != pair.a.token
             for id, shown in (("e", token), ("d", bytes(16)), ("d", pair.a.token)):
                 thief = await _further(pair, id, shown)
-                assert "expected the token of a link that stands" in await thief.last_words()
+                assert "expected the token of an open link" in await thief.last_words()
                 await thief.close()
             owner.say(Close("bye"))
             await owner.close()
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
             late = await _further(pair, "d", token)
-            assert "expected the token of a link that stands" in await late.last_words()
+            assert "expected the token of an open link" in await late.last_words()
             await late.close()
             await pair.assert_unharmed()
 
@@ -206,7 +206,7 @@ def test_a_link_takes_fifteen_further_connections_and_no_more(tmp_path: Path) ->
                 await stripe.read(lambda stripe=stripe: bool(stripe.frames))
                 assert stripe.frames[0][0] == Stripe(token)
             one_more = await _further(pair, "d", token)
-            assert "has room" in await one_more.last_words()
+            assert "accepts more connections" in await one_more.last_words()
             assert pair.heard_by_b.links[-1].reason is None
             for peer in (one_more, *stripes, owner):
                 await peer.close()
@@ -221,11 +221,11 @@ MISDEEDS: list[tuple[list[tuple[Frame, bytes]], list[tuple[Frame, bytes]], str]]
     ([(Open(0, TEN), b"abc")], [(Chunk(0, 9), b"xy")], "expected 10 bytes in all"),
     ([], [(Control(0, 1), b"x")], "expected only data on a further connection, found a control frame"),
     ([], [(Ping(1.0), b"")], "expected only data on a further connection, found a ping frame"),
-    ([(Chunk(7, 0), b"x")], [(Chunk(7, 0), b"x")], "found all connections to be past it"),
+    ([(Chunk(7, 0), b"x")], [(Chunk(7, 0), b"x")], "every connection is already past it"),
     ([(Open(1, TEN), b"x")], [(Open(1, TEN), b"x")], "expected stream 2 to be opened, found 1: a replay?"),
     ([(Open(512, TEN), b"x")], [(Open(0, TEN), b"x")], "at most 512 unfinished messages"),
     ([(Open(2**53, TEN), b"x")], [(Open(0, TEN), b"x")], "at most 512 unfinished messages"),
-    ([(Open(0, TEN, 1), b"x")], [(Chunk(0, 1), b"x")], "found all connections to be past it"),
+    ([(Open(0, TEN, 1), b"x")], [(Chunk(0, 1), b"x")], "every connection is already past it"),
 ]
 
 

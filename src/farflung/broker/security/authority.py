@@ -178,7 +178,7 @@ class Authority:
         certificate = self._sign((BROKER_ID, "broker"), key_in(self.folder).public_key())
         return Identity.write(self.folder, certificate, certificate_to_pem(self.certificate), broker="")
 
-    async def on_stranger(self, request: bytes, remote: str) -> bytes:
+    async def on_newcomer(self, request: bytes, remote: str) -> bytes:
         """Answer a peer without a certificate; disk access runs on another thread."""
         return await asyncio.to_thread(self.answer, request, remote)
 

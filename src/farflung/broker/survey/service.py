@@ -302,7 +302,7 @@ class SurveyService:
 
     def _is_silent(self, name: str) -> bool:
         session = self._dispatcher.sessions.workers.get(name)
-        return session is None or time.monotonic() - session.last_heard > self._timeouts.suspect_seconds
+        return session is None or time.monotonic() - session.last_received_at > self._timeouts.suspect_seconds
 
     def _idle(self) -> dict[str, Worker]:
         """Idle workers that may be probed."""

@@ -83,7 +83,7 @@ class WorkerRoutes:
     async def _port(self) -> int:
         async with self._opening:
             if self._listener is None:
-                context = self._identity.server_context(admit_strangers=False)
+                context = self._identity.server_context(admit_newcomers=False)
                 self.contexts.append(context)
                 self._listener = await listen(ANYWHERE, context, self._own, self._entered, self._timeouts)
         return self._listener.port
@@ -112,7 +112,7 @@ class WorkerRoutes:
 
 def _standing(link: Link | None) -> LinkStatus | None:
     """The status of a link; of a link that was closed because the job is over, its last status."""
-    if link is None or (link.reason is not None and link.cause != "word"):
+    if link is None or (link.reason is not None and link.cause != "closed"):
         return None
     return link.status
 
@@ -181,7 +181,7 @@ class WorkerSession:
                 while self._link is None:
                     link = await self._dialled()
                     await self._settled.wait()
-                    if self._link is None and link.cause == "word":
+                    if self._link is None and link.cause == "closed":
                         raise ConnectionFailed(
                             f"worker {self._worker} did not welcome its link: {link.reason}"
                         )
@@ -210,7 +210,7 @@ class WorkerSession:
         if self._claimed is None or self._claimed[0] is not link:
             raise ProtocolError(f"worker {self._worker} sent a welcome that nobody waits for")
         number = self._claimed[1]
-        self._session.settle(number, self._session.number, welcome.received)
+        self._session.exchange_receipts(number, self._session.number, welcome.received)
         self._claimed, self._link = None, link
         self._session.carry(link, number)
         self._settled.set()
@@ -236,7 +236,7 @@ class WorkerSession:
         if link is not self._link:
             return
         self._part(link)
-        if link.cause == "word":
+        if link.cause == "closed":
             self._lose(reason)
         else:
             log.warning("lost the link to worker %s (%s)", self._worker, reason)
@@ -246,7 +246,7 @@ class WorkerSession:
     def _part(self, link: Link) -> None:
         self._link = None
         self._sent_by_closed += link.bytes_sent
-        self._session.lose()
+        self._session.on_link_lost()
         for header in link.unfinished:
             if isinstance(header, SliceHeader):
                 self._collector.retract(header)

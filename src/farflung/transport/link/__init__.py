@@ -1,1 +1,1 @@
-"""A link between two holders: what it sends and receives, its rate and health; sessions over links."""
+"""A link between two holders: sending, receiving, rates and health; and sessions, which outlive links."""

@@ -1,4 +1,4 @@
-"""A link's pulse: says when to ping, and when the peer has been silent for too long."""
+"""A link's heartbeat: when to ping, and when the peer has been silent for too long."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from farflung.transport.timeouts import Timeouts
 
 
 class Heartbeat:
-    """Counts beats in which `received`, the number of bytes so far, did not grow.
+    """Counts beats during which `received`, the number of bytes so far, did not grow.
 
-    It counts beats, not seconds: after this process was stopped for a while (a laptop's lid), bytes that wait
-    in the socket are read before the peer is declared silent.
+    It counts beats, not seconds: after this process was suspended (a laptop's closed lid), bytes that wait in
+    the socket are read before the peer counts as silent.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Heartbeat:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._tick)
 
     def stop(self) -> None:
-        """No more beats."""
+        """Stop beating."""
         self._timer.cancel()
 
     def _tick(self) -> None:

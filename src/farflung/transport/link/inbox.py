@@ -1,4 +1,4 @@
-"""The receiving half of a link: what each frame does, and the messages that are not whole yet."""
+"""The receiving half of a link: handles each frame, and assembles messages from chunks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from farflung.transport.link.outbox import WINDOW_BYTES
 from farflung.transport.link.ranges import ByteRanges, Part, Parts
 from farflung.transport.link.rate_estimator import MINIMUM_CHUNK_BYTES
 from farflung.transport.wire.frames import (
+    Ack,
     Cancel,
     Chunk,
     Close,
@@ -21,7 +22,6 @@ from farflung.transport.wire.frames import (
     Open,
     Ping,
     Pong,
-    Taken,
     Widen,
     kind_of,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from farflung.transport.striping.stripe_set import StripeSet
 
 MAXIMUM_RANGES = WINDOW_BYTES // MINIMUM_CHUNK_BYTES
-"""Of one message, with gaps between them: no more chunks can be on their way than credit allows."""
+"""Limit on the ranges of one message, with gaps between them: credit allows no more chunks in flight."""
 
 
 @dataclass(slots=True)
@@ -52,14 +52,14 @@ class _Arriving:
 
 
 class Inbox:
-    """Puts chunks where they belong. A chunk that came before ends the link, as does one that leaves a gap
-    where there is only one connection to come over.
+    """Writes chunks to their destination. A repeated chunk ends the link, as does a gap if there is only one
+    connection.
 
     Attributes
     ----------
-    is_striped : Whether chunks come over several connections, in whatever order.
-    messages : How many control and data messages have come whole.
-    kept : Beginnings of messages, from earlier links of the same session.
+    is_striped : Whether chunks arrive over several connections, in any order.
+    messages : Number of complete control and data messages.
+    saved_parts : Beginnings of messages, from earlier links of the same session.
     """
 
     def __init__(self, link: Link, handler: Handler) -> None:
@@ -74,10 +74,10 @@ class Inbox:
         self._controls = 0
         self.is_striped = False
         self.messages = 0
-        self.kept = Parts()
+        self.saved_parts = Parts()
 
     def is_due(self, frame: Frame) -> bool:
-        """Whether what goes before this frame is here; what is not is on its way over another connection."""
+        """Whether the frames that precede this one have arrived; if not, another connection brings them."""
         match frame:
             case Open(_, _, controls):
                 return controls <= self._controls
@@ -88,22 +88,22 @@ class Inbox:
 
     @property
     def receipt(self) -> Receipt:
-        """What has come whole."""
+        """What has completely arrived."""
         return Receipt(self._controls, self._next_stream, (*self._streams, *self._awaited))
 
     @property
     def awaits_more(self) -> bool:
-        """Whether the rest of some data message has yet to come."""
+        """Whether some data message is incomplete."""
         return bool(self._streams)
 
     @property
     def unfinished(self) -> list[DataHeader]:
-        """The data messages that the handler gave memory for and that are not whole."""
+        """Headers of the incomplete data messages that the handler allocated memory for."""
         return [a.header for a in self._streams.values() if a.memory is not None]
 
     @property
     def parts(self) -> list[Part]:
-        """What is here of them, without gaps, for those of which something is."""
+        """The beginnings of those messages, up to the first gap, where not empty."""
         return [
             Part(stream, arriving.header, arriving.memory, arriving.ended.contiguous)
             for stream, arriving in self._streams.items()
@@ -123,12 +123,12 @@ class Inbox:
             raise ProtocolError(
                 f"expected a control message of {self._control_total} bytes, found {frame.total}"
             )
-        # Memory grows as pieces come: a stated size alone must not take any.
+        # Memory grows with the pieces: an announced size alone must not allocate any.
         self._pieces.append(bytearray(size))
         return memoryview(self._pieces[-1])
 
     def end_control(self, size: int) -> None:
-        """The piece is here."""
+        """The piece is complete."""
         self._control_received += size
         if self._control_received == self._control_total:
             message = b"".join(self._pieces)
@@ -154,10 +154,10 @@ class Inbox:
         _check_fit(frame.start, size, frame.header.bytes)
         memory = self._handler.opening(self._link, frame.header)
         if memory is not None and memory.nbytes != frame.header.bytes:
-            raise ValueError(f"memory of {memory.nbytes} bytes was given for {frame.header.bytes}")
+            raise ValueError(f"the handler returned {memory.nbytes} bytes of memory for {frame.header.bytes}")
         memory = None if memory is None else memory.cast("B")
         arriving = self._streams[frame.stream] = _Arriving(frame.header, memory)
-        self.kept.resume(frame.header, frame.start, memory)
+        self.saved_parts.resume(frame.header, frame.start, memory)
         if frame.start:
             arriving.begun.add(0, frame.start)
             arriving.ended.add(0, frame.start)
@@ -166,7 +166,9 @@ class Inbox:
         return None if memory is None else memory[frame.start : frame.start + size]
 
     def begin_chunk(self, frame: Chunk, size: int) -> memoryview | None:
-        """Memory for a further chunk; ProtocolError if it is of no open stream, or some of it came before."""
+        """Memory for a further chunk; ProtocolError if its stream is not open, or it overlaps an earlier
+        chunk.
+        """
         arriving = self._streams.get(frame.stream)
         if arriving is None:
             raise ProtocolError(f"expected a chunk of an open stream, found one of stream {frame.stream}")
@@ -183,7 +185,7 @@ class Inbox:
         return None if arriving.memory is None else arriving.memory[frame.offset : frame.offset + size]
 
     def end_data(self, frame: Open | Chunk, size: int) -> None:
-        """The chunk is here."""
+        """The chunk is complete."""
         stream, arriving = frame.stream, self._streams[frame.stream]
         if size:
             arriving.ended.add(frame.start if isinstance(frame, Open) else frame.offset, size)
@@ -197,7 +199,7 @@ class Inbox:
             self._handler.complete(self._link, arriving.header, arriving.memory)
 
     def cancel(self, frame: Cancel) -> None:
-        """Of a stream no more than was sent will come; ProtocolError if it is not open, or more has come."""
+        """The sender ended a stream early; ProtocolError if it is not open, or more had arrived."""
         arriving = self._streams.get(frame.stream)
         if arriving is None or arriving.cancelled_after is not None:
             raise ProtocolError(f"expected an open stream to be cancelled, found {frame.stream}")
@@ -209,31 +211,32 @@ class Inbox:
 
 
 class FrameDispatch:
-    """Decides what each frame does that comes over a link that stands.
+    """Decides how to handle each frame of an open link.
 
     Parameters
     ----------
     inbox
-        Takes data and control messages.
+        Receives data and control messages.
     stripes
-        Over which the link goes; their sender takes what concerns the other direction.
-    answered
-        Called with the stamp of a ping that was answered.
+        The link's connections; frames about the other direction go to their sender.
+    on_pong
+        Called with the stamp of an answered ping.
     dialled
-        Whether this side opens further stripes when it is asked to.
+        Whether this side opens further stripes when asked to.
     """
 
     def __init__(
-        self, inbox: Inbox, stripes: StripeSet, answered: Callable[[float], None], dialled: bool
+        self, inbox: Inbox, stripes: StripeSet, on_pong: Callable[[float], None], dialled: bool
     ) -> None:
         self.inbox = inbox
         self._stripes = stripes
         self._sender = stripes.sender
-        self._answered = answered
+        self._on_pong = on_pong
         self._dialled = dialled
 
     def is_due(self, stripe: Stripe, frame: Frame) -> bool:
-        """Over one connection all is due, over several a chunk may outrun its stream.
+        """Whether the frame can be handled now. Over several connections, a chunk may outrun its stream's
+        first.
 
         Raises
         ------
@@ -243,11 +246,11 @@ class FrameDispatch:
         if not self.inbox.is_striped or self.inbox.is_due(frame):
             return True
         if not self._stripes.may_hold(stripe):
-            raise ProtocolError("expected the beginning of a stream, found all connections to be past it")
+            raise ProtocolError("expected a stream's first chunk, but every connection is already past it")
         return False
 
     def begin(self, stripe: Stripe, frame: Frame, payload_bytes: int) -> memoryview | None:
-        """Memory for the payload, None to drop it; ProtocolError if the frame may not come, or not here."""
+        """Memory for the payload, None to drop it; ProtocolError if the frame is not allowed here."""
         if stripe is not self._stripes.primary and not isinstance(frame, Open | Chunk | StripeFrame | Close):
             raise ProtocolError(f"expected only data on a further connection, found a {kind_of(frame)} frame")
         if isinstance(frame, Chunk):
@@ -263,7 +266,7 @@ class FrameDispatch:
         return None
 
     def end(self, frame: Frame, payload_bytes: int) -> None:
-        """The frame is here whole; ProtocolError if it may not come."""
+        """Handle a complete frame; ProtocolError if it is not allowed."""
         match frame:
             case Chunk() | Open():
                 self.inbox.end_data(frame, payload_bytes)
@@ -277,18 +280,18 @@ class FrameDispatch:
             case Ping(stamp):
                 self._sender.pong(stamp)
             case Pong(stamp):
-                self._answered(stamp)
+                self._on_pong(stamp)
             case Cancel():
                 self.inbox.cancel(frame)
             case Widen(connections) if self._dialled:
                 self._stripes.open(connections)
-            case Taken(receipt):
-                self._sender.took(receipt)
+            case Ack(receipt):
+                self._sender.on_ack(receipt)
             case _:
                 raise ProtocolError(f"expected no {kind_of(frame)} frame on an open link, found one")
 
     def _release_held(self) -> None:
-        # Only stripes that wait for each other are held.
+        # Stripes are held only while they wait for each other.
         if self.inbox.is_striped:
             self._stripes.release()
 

@@ -1,9 +1,10 @@
-"""A link: TLS connections between two holders, over which control messages and data travel both ways.
+"""A link: TLS connections between two holders, which carry control messages and data in both directions.
 
-There is one, the primary; where its congestion control leaves a path unfilled, data is spread over more.
+It has one connection, the primary. If its congestion control does not fill the path, data is spread over
+more.
 
-Received payloads are decrypted straight into the memory that the handler gave. What is to be sent waits in
-our own queue until the kernel is ready for it, so that what is urgent overtakes.
+Received payloads are decrypted straight into the handler's memory. Data to send waits in our own queue until
+the kernel is ready for it, so that urgent messages overtake it.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ import msgspec
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.text import printable
-from farflung.transport.failures import Cause, end_of, why_never_greeted, why_silent
+from farflung.transport.failures import Cause, reason_and_cause, why_never_greeted, why_silent
 from farflung.transport.handler import Handler
 from farflung.transport.link.heartbeat import Heartbeat
 from farflung.transport.link.inbox import FrameDispatch, Inbox
-from farflung.transport.link.outbox import CutOff, Done
+from farflung.transport.link.outbox import Done, OnPartial
 from farflung.transport.link.ranges import Parts
 from farflung.transport.link.stats import LinkStats, LinkStatus, status_of
 from farflung.transport.net.sockets import congestion_control, path_state, tune
-from farflung.transport.net.tls_stream import Connection, settle
+from farflung.transport.net.tls_stream import TlsStream, settle
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.security.peer import Peer
 from farflung.transport.striping.stripe import Stripe
-from farflung.transport.striping.stripe_set import More, StripeSet
+from farflung.transport.striping.stripe_set import OpenStripe, StripeSet
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import (
     MAXIMUM_CONTROL_BYTES,
@@ -50,29 +51,29 @@ _log = logging.getLogger("farflung.transport")
 
 
 class Link(LinkStats):
-    """Made by `endpoint.dial` and `endpoint.listen`; used on its event loop only.
+    """Made by `endpoint.dial` and `endpoint.listen`; use it on its event loop only.
 
     Attributes
     ----------
-    peer : Whom the other side's certificate names.
+    peer : The holder that the other side's certificate names.
     remote, local : HOST:PORT of either side.
-    boot : The other process's nonce; another one than before means that it has restarted.
-    kind : What the dialler opened the link for.
-    congestion_control : The kernel's name of what paces this end's sending.
-    reason : Why the link is over; None while it stands.
-    cause : What kind of end that is: whether what the link was for can go on over another one.
+    boot : The other process's random id; a different one than before means that it has restarted.
+    kind : The purpose for which it was dialled.
+    congestion_control : The kernel's name of the congestion control for what this end sends.
+    reason : Why the link is over; None while it is open.
+    cause : How it ended, which decides whether its session may continue over another link.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        connection: TlsStream,
         own: Hello,
         peer: Peer,
         timeouts: Timeouts,
         admit: Callable[[Link], Handler],
         dialled: bool,
         options: LinkOptions = DEFAULT_OPTIONS,
-        more: More | None = None,
+        open_stripe: OpenStripe | None = None,
         find: Callable[[bytes], Link | None] = lambda token: None,
     ) -> None:
         self.peer = peer
@@ -82,7 +83,7 @@ class Link(LinkStats):
         self.kind: Kind = own.kind
         self.congestion_control = congestion_control(connection.socket)
         self.reason: str | None = None
-        self.cause: Cause = "word"
+        self.cause: Cause = "closed"
         self._settled = asyncio.Event()
         self._own = own
         self._admit = admit
@@ -91,14 +92,14 @@ class Link(LinkStats):
         self._transport = connection
         self._primary = Stripe(connection, self)
         controller = options.controller(self.congestion_control, partial(path_state, connection.socket))
-        stripes = StripeSet(self._primary, self, more, controller, dialled)
+        stripes = StripeSet(self._primary, self, open_stripe, controller, dialled)
         super().__init__(connection.socket, stripes, timeouts)
         self._sender = stripes.sender
         self._handler: Handler | None = None
         self._dispatch: FrameDispatch | None = None
         self._heartbeat: Heartbeat | None = None
         self._lost = asyncio.Event()
-        self._deadline = asyncio.get_running_loop().call_later(timeouts.dial_seconds, self._no_hello)
+        self._deadline = asyncio.get_running_loop().call_later(timeouts.dial_seconds, self._on_no_hello)
         if dialled:
             self._sender.write_now(own)
         else:
@@ -106,7 +107,7 @@ class Link(LinkStats):
         self._primary.start()
 
     async def send(self, header: DataHeader, buffer: memoryview) -> None:
-        """Send a data message; returns when its last byte has left and `buffer` may be changed again.
+        """Send a data message; returns when its last byte has left, so that `buffer` may be changed again.
 
         A cancelled send withdraws the message.
 
@@ -121,9 +122,8 @@ class Link(LinkStats):
             await left
         except asyncio.CancelledError:
             self.withdraw(lambda queued: queued is header)
-            await (
-                left
-            )  # if it is past withdrawing, its last bytes are read from `buffer` until they have left
+            # If it is too late to withdraw it, its last bytes are still read from `buffer`.
+            await left
             raise
         if self.reason is not None:
             raise ConnectionFailed(f"the link to {self.peer} is over: {self.reason}")
@@ -133,44 +133,45 @@ class Link(LinkStats):
         header: DataHeader,
         buffer: memoryview,
         done: Done | None = None,
-        taken: Done | None = None,
-        cut_off: CutOff | None = None,
+        on_ack: Done | None = None,
+        on_partial: OnPartial | None = None,
         start: int = 0,
     ) -> None:
-        """Queue a data message of `header.bytes` bytes; `buffer` stays unchanged until `done` is called.
+        """Queue a data message of `header.bytes` bytes; do not change `buffer` until `done` is called.
 
         `done` is called exactly once: when the last byte has left, or when it never will (the message was
-        withdrawn, or the link is over: `reason` says why). `taken` is called at most once, when the peer has
-        said that the message came whole. Gradients overtake activations, and those state. With `cut_off` and
-        `start` a session goes on in the middle of a message; see `Outbox.post`.
+        withdrawn, or the link is over, for `reason`). `on_ack` is called at most once, when the peer has
+        confirmed that the message arrived completely. Gradients overtake activations, and activations
+        overtake state. A session uses `on_partial` and `start` to continue in the middle of a message; see
+        `Outbox.post`.
         """
         payload = memoryview(buffer).cast("B")
         if len(payload) != header.bytes:
-            raise ValueError(f"a buffer of {len(payload)} bytes was given for a message of {header.bytes}")
+            raise ValueError(f"the buffer has {len(payload)} bytes, but the header says {header.bytes}")
         if self.reason is None:
-            self._sender.post(header, payload, done, taken, cut_off, start)
+            self._sender.post(header, payload, done, on_ack, on_partial, start)
         elif done is not None:
             done()
 
-    def send_control(self, message: bytes, taken: Done | None = None) -> None:
+    def send_control(self, message: bytes, on_ack: Done | None = None) -> None:
         """Queue a control message of at most 64 MiB; it overtakes data. Dropped if the link is over.
 
-        `taken` as in `post`.
+        `on_ack` is as in `post`.
         """
         if len(message) > MAXIMUM_CONTROL_BYTES:
             raise ValueError(
-                f"a control message of {len(message)} bytes, at most {MAXIMUM_CONTROL_BYTES} may be"
+                f"a control message may have at most {MAXIMUM_CONTROL_BYTES} bytes, found {len(message)}"
             )
         if self.reason is None:
-            self._sender.post_control(message, taken)
+            self._sender.post_control(message, on_ack)
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
-        """Drop the data messages that match and have not left whole."""
+        """Drop the data messages that match and are not completely sent."""
         if self.reason is None:
             self._sender.withdraw(matches)
 
     async def close(self, reason: str) -> None:
-        """Tell the peer why, and return when the connection is gone: within a bounded time.
+        """Send the reason to the peer, and wait until the connection is gone, within a bounded time.
 
         Data that has not left is dropped. The handler's `closed` is called before this returns.
         """
@@ -179,23 +180,23 @@ class Link(LinkStats):
         await self._stripes.closed()
 
     def abandon(self, reason: str) -> None:
-        """Be over at once, because another link takes the place of this one; the handler is not told."""
+        """End the link at once, because another one replaces it; the handler is not called."""
         self._handler = None
         self._end(reason, tell=reason)
 
-    def go_on_from(self, kept: Parts) -> None:
-        """Take the rest of messages that earlier links of the same session have begun."""
+    def resume_from(self, parts: Parts) -> None:
+        """Continue messages whose beginnings earlier links of the same session have saved."""
         if self._inbox is not None:
-            self._inbox.kept = kept
+            self._inbox.saved_parts = parts
 
-    def took(self, receipt: Receipt) -> None:
-        """The peer's receipt for this link came over the one that took its place: it is the last."""
-        self._sender.concluded(receipt)
+    def on_ack(self, receipt: Receipt) -> None:
+        """Process the peer's last receipt for this link, which arrived over the link that replaces it."""
+        self._sender.on_final_ack(receipt)
 
     async def greeted(self) -> Link:
-        """Give back this link once the dialled peer has greeted it; ConnectionFailed if it refuses.
+        """Wait for the dialled peer's hello and return this link; ConnectionFailed if it refuses.
 
-        The handler hears nothing of it before `release`.
+        The handler is not called before `release`.
         """
         await self._settled.wait()
         if self._handler is None:
@@ -203,22 +204,22 @@ class Link(LinkStats):
         return self
 
     def release(self) -> Link:
-        """Let the handler hear, from the moment that the caller awaits something else."""
-        self._primary.go_on()
+        """Allow calls of the handler, from the moment that the caller next awaits something."""
+        self._primary.resume()
         self._stripes.open_wanted()
         return self
 
     @property
     def token(self) -> bytes | None:
-        """Whoever shows it may open a further connection of this link; None before the peer has told it."""
+        """The token for opening further connections of this link; None before the peer has sent it."""
         return self._stripes.token
 
     @property
     def status(self) -> LinkStatus:
-        """What commands and metrics show of it."""
+        """The link's status, for commands and metrics."""
         return status_of(self)
 
-    # transport.stripe.Owner
+    # stripe.Owner
 
     def is_due(self, stripe: Stripe, frame: Frame) -> bool:
         """Called by a stripe."""
@@ -233,73 +234,77 @@ class Link(LinkStats):
                 raise ProtocolError(f"expected a hello first, found a {kind_of(frame)} frame")
             return None
         memory = self._dispatch.begin(stripe, frame, payload_bytes)
-        # The handler may have closed the link just now; nothing is written to its memory after that.
+        # The handler may have closed the link just now; do not write to its memory after that.
         return memory if self.reason is None else None
 
     def end(self, stripe: Stripe, frame: Frame, payload_bytes: int) -> None:
         """Called by a stripe."""
         if isinstance(frame, Close):
-            self._closed(stripe, frame)
+            self._on_close_frame(stripe, frame)
         elif self.reason is not None:
             return
         elif isinstance(frame, StripeFrame):
-            self._striped(stripe, frame)
+            self._on_stripe_frame(stripe, frame)
         elif self._dispatch is None:
-            self._greet(frame)
+            self._on_hello(frame)
         else:
             self._dispatch.end(frame, payload_bytes)
 
-    def drained(self, stripe: Stripe) -> None:
+    def on_drained(self, stripe: Stripe) -> None:
         """Called by a stripe."""
-        self._sender.drained(stripe)
+        self._sender.on_drained(stripe)
 
-    def failed(self, stripe: Stripe, reason: str) -> None:
+    def on_failed(self, stripe: Stripe, reason: str) -> None:
         """Called by a stripe."""
         self._end(reason, tell=reason)
 
-    def lost(self, stripe: Stripe, error: OSError | None) -> None:
-        """Called by a stripe: without any of its stripes the link is over, for data may be lost with it."""
+    def on_lost(self, stripe: Stripe, error: OSError | None) -> None:
+        """Called by a stripe. The link is over if any of its stripes is lost, because data may be lost with
+        it.
+        """
         if stripe is not self._primary and not self._stripes.forget(stripe):
-            _log.info("a further connection to %s did not come about: %s", self.peer, error or "it hung up")
+            _log.info("could not open a further connection to %s: %s", self.peer, error or "it hung up")
             return
         if self._dialled and self._handler is None:
             self._end(why_never_greeted(error), tell=None)
         else:
-            was_silent = time.monotonic() - self.last_heard > self._timeouts.suspect_seconds
-            reason, cause = end_of(error, was_silent, self._timeouts.unacknowledged_seconds)
+            was_silent = time.monotonic() - self.last_received_at > self._timeouts.suspect_seconds
+            reason, cause = reason_and_cause(error, was_silent, self._timeouts.unacknowledged_seconds)
             self._end(reason, None if stripe is self._primary else reason, cause)
         if stripe is self._primary:
             self._deadline.cancel()
             self._stripes.abort_further()
-            self._stripes.let_go()
+            self._stripes.release_batches()
             self._lost.set()
 
     def adopt(self, stripe: Stripe) -> bool:
-        """Take a connection that a listener let in, whose holder showed the token; False if it has enough."""
+        """Accept a connection whose peer presented the token; False if the link has enough."""
         return self.reason is None and self._stripes.accept(stripe)
 
-    def _closed(self, stripe: Stripe, frame: Close) -> None:
+    def _on_close_frame(self, stripe: Stripe, frame: Close) -> None:
         if stripe not in self._stripes:
-            stripe.connection.abort()  # the peer wants no more connections
+            stripe.connection.abort()  # the peer refuses this further connection
             return
-        cause: Cause = "trouble" if frame.is_trouble else "word"
+        cause: Cause = "network" if frame.is_network_failure else "closed"
         self._end(f"{self.peer} closed the link: {printable(frame.reason)}", None, cause)
         self._stripes.abort()
 
-    def _striped(self, stripe: Stripe, frame: StripeFrame) -> None:
-        """A connection shows a token: it is a further one of some link, or the peer takes ours as such."""
+    def _on_stripe_frame(self, stripe: Stripe, frame: StripeFrame) -> None:
+        """Handle a token: the connection joins another link, or the peer accepts it for this one."""
         if stripe is not self._primary:
             self._stripes.greeted(stripe, frame.token)
             return
         link = self._find(frame.token)
         if self._dispatch is not None or link is None or link.peer != self.peer or not link.adopt(stripe):
-            raise ProtocolError("expected the token of a link that stands and has room, found another")
+            raise ProtocolError(
+                "expected the token of an open link that accepts more connections, found another"
+            )
         self.reason = "it became a further connection of another link"
         self._deadline.cancel()
         self._settled.set()
         self._lost.set()
 
-    def _greet(self, frame: Frame) -> None:
+    def _on_hello(self, frame: Frame) -> None:
         assert isinstance(frame, Hello)
         _check(frame, self.peer, self.kind if self._dialled else frame.kind)
         self.boot, self.kind = frame.boot, frame.kind
@@ -310,10 +315,10 @@ class Link(LinkStats):
         if self.reason is not None:
             return
         self._handler, self._inbox = handler, (inbox := Inbox(self, handler))
-        self._dispatch = FrameDispatch(inbox, self._stripes, self.answered, self._dialled)
+        self._dispatch = FrameDispatch(inbox, self._stripes, self.on_pong, self._dialled)
         self._stripes.begin(inbox, self._timeouts)
         if self._dialled:
-            # The caller of `dial` must have the link in its hands before the handler hears of it.
+            # The caller of `dial` must have the link before its handler is called.
             self._primary.hold()
             self._stripes.token = frame.stripe
         else:
@@ -321,24 +326,24 @@ class Link(LinkStats):
             self._sender.write_now(greeting)
             self._stripes.widen()
         self._deadline.cancel()
-        self._heartbeat = Heartbeat(
-            self._timeouts, lambda: self.bytes_received, self._beat, self._fall_silent
-        )
+        self._heartbeat = Heartbeat(self._timeouts, lambda: self.bytes_received, self._beat, self._on_silence)
         self._settled.set()
 
     def _beat(self) -> None:
         self._sender.ping(time.monotonic())
 
-    def _fall_silent(self) -> None:
+    def _on_silence(self) -> None:
         reason = why_silent(str(self.peer), self._timeouts.silence_seconds)
-        self._end(reason, reason, "trouble")
+        self._end(reason, reason, "network")
 
-    def _no_hello(self) -> None:
+    def _on_no_hello(self) -> None:
         reason = f"no hello from {self.peer} within {self._timeouts.dial_seconds:g} s"
         self._end(reason, tell=reason)
 
-    def _end(self, reason: str, tell: str | None, cause: Cause = "word") -> None:
-        """Be over, once. Whoever says why waits for the other to hang up, so that the words arrive."""
+    def _end(self, reason: str, tell: str | None, cause: Cause = "closed") -> None:
+        """End the link, once. The side that sends the reason waits for the other to hang up, so that it
+        arrives.
+        """
         if self.reason is not None:
             return
         self.reason, self.cause = reason, cause
@@ -347,26 +352,26 @@ class Link(LinkStats):
             self._heartbeat.stop()
         self._sender.stop()
         if tell is not None:
-            self._sender.write_now(closing(tell, cause != "word"))
+            self._sender.write_now(closing(tell, cause != "closed"))
         self._deadline.cancel()
         self._deadline = asyncio.get_running_loop().call_later(
             self._timeouts.close_seconds, self._stripes.abort
         )
-        was_let_in = self._settled.is_set()
+        was_admitted = self._settled.is_set()
         self._settled.set()
         if self._handler is not None:
             try:
                 self._handler.closed(self, reason)
             except Exception:
-                # A defect of ours must not keep the connection from ending.
-                _log.exception("the end of the link to %s could not be handled", self.peer)
-        elif not (self._dialled or was_let_in):
-            _log.warning("%s at %s was not let in: %s", self.peer, self.remote, reason)
+                # A bug in the handler must not prevent the connection from ending.
+                _log.exception("internal error while closing the link to %s", self.peer)
+        elif not (self._dialled or was_admitted):
+            _log.warning("refused %s at %s: %s", self.peer, self.remote, reason)
 
 
 def _check(hello: Hello, peer: Peer, kind: Kind) -> None:
-    said = Peer(hello.id, hello.role)
-    if said != peer:
-        raise ProtocolError(f"the certificate is of {peer}, the hello says {said}")
+    claimed = Peer(hello.id, hello.role)
+    if claimed != peer:
+        raise ProtocolError(f"the certificate is of {peer}, but the hello is from {claimed}")
     if hello.kind != kind:
         raise ProtocolError(f"expected a hello for a {kind} connection, found {hello.kind}")

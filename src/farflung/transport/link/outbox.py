@@ -1,4 +1,4 @@
-"""What a link has still to send: messages by priority, cut into chunks, within the receiver's credit."""
+"""The send queue of a link: messages by priority, cut into chunks, within the receiver's credit."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from farflung.transport.wire.frames import Cancel, Chunk, Control, Open, encode
 from farflung.transport.wire.headers import MAXIMUM_STREAMS, DataHeader, Receipt, ValueHeader
 
 WINDOW_BYTES = 16 * 2**20
-"""Payload of data that may be on its way before the receiver has said that it took any."""
+"""Payload bytes of data that may be in flight before the receiver confirms that it has read them."""
 
 _CONTROL, _GRADIENT, _ACTIVATION, _STATE = range(4)
 
 Buffers = list[bytes | memoryview]
 Done = Callable[[], None]
-CutOff = Callable[[int], None]
+OnPartial = Callable[[int], None]
 
 
-def _nothing() -> None:
-    """For messages whose end nobody waits for."""
+def _do_nothing() -> None:
+    """Callback for messages without one."""
 
 
 @dataclass(order=True, slots=True)
@@ -32,24 +32,24 @@ class _Message:
     header: DataHeader | None = field(compare=False)
     payload: memoryview = field(compare=False)
     done: Done = field(compare=False)
-    taken: Done | None = field(default=None, compare=False)
-    cut_off: CutOff | None = field(default=None, compare=False)
+    on_ack: Done | None = field(default=None, compare=False)
+    on_partial: OnPartial | None = field(default=None, compare=False)
     stream: int | None = field(default=None, compare=False)
     sent: int = field(default=0, compare=False)
     leaving: int = field(default=0, compare=False)
 
     @property
-    def is_through(self) -> bool:
+    def is_sent(self) -> bool:
         return self.sent == len(self.payload)
 
 
 @dataclass
 class Batch:
-    """Bytes to write now over one connection, and how many of them are data.
+    """Bytes to write now to one connection, and how many of them are data.
 
     Attributes
     ----------
-    messages : How many messages these bytes are the last of.
+    messages : Number of messages that these bytes complete.
     """
 
     buffers: Buffers = field(default_factory=list)
@@ -59,18 +59,18 @@ class Batch:
     messages: int = 0
 
     def left(self) -> None:
-        """These bytes have left, or never will: tell of the messages of which nothing is left to write."""
+        """These bytes have left, or never will: call `done` of the messages that are complete."""
         pieces, self.pieces = self.pieces, []
         for message in pieces:
             message.leaving -= 1
         for message in pieces:
-            if message.is_through and not message.leaving:
-                done, message.done = message.done, _nothing
+            if message.is_sent and not message.leaving:
+                done, message.done = message.done, _do_nothing
                 done()
 
 
 class Outbox:
-    """Control first, then gradients, activations and state, each in the order of their coming.
+    """Orders messages: control first, then gradients, activations and state, each first in, first out.
 
     Attributes
     ----------
@@ -85,96 +85,100 @@ class Outbox:
         self._next_stream = 0
         self._credit = WINDOW_BYTES
         self._controls: deque[Done] = deque()
-        self._controls_taken = 0
+        self._controls_acked = 0
         self._begun: dict[int, _Message] = {}
         self._unfinished: set[int] = set()
 
     def __len__(self) -> int:
-        """How many messages have not been given out whole."""
+        """Number of messages that are not completely handed out."""
         return len(self._control) + len(self._queue)
 
-    def post_control(self, payload: memoryview, taken: Done | None = None) -> None:
-        """Queue a control message; `taken` is called when the receiver says that it has come whole."""
-        self._controls.append(taken or _nothing)
-        self._control.append(_Message(_CONTROL, 0, None, payload, _nothing))
+    def post_control(self, payload: memoryview, on_ack: Done | None = None) -> None:
+        """Queue a control message; `on_ack` is called when the receiver confirms its arrival."""
+        self._controls.append(on_ack or _do_nothing)
+        self._control.append(_Message(_CONTROL, 0, None, payload, _do_nothing))
 
     def post(
         self,
         header: DataHeader,
         payload: memoryview,
         done: Done | None,
-        taken: Done | None = None,
-        cut_off: CutOff | None = None,
+        on_ack: Done | None = None,
+        on_partial: OnPartial | None = None,
         start: int = 0,
     ) -> None:
-        """Queue a data message; `payload` stays unchanged until `done` has been called, exactly once.
+        """Queue a data message; do not change `payload` until `done` has been called, exactly once.
 
-        `taken` is called at most once: when the receiver says that the message has come whole. `cut_off` is
-        called if it says, once the link is lost, how many of the first bytes it keeps. It has those before
-        `start`.
+        `on_ack` is called at most once, when the receiver confirms that the message arrived completely.
+        `on_partial` is called if the link is lost and the receiver reports how many of the first bytes it has
+        saved. The receiver already has the bytes before `start`.
         """
         if isinstance(header, ValueHeader):
             priority = _GRADIENT if header.gradient else _ACTIVATION
         else:
             priority = _STATE
         message = _Message(
-            priority, self._sequence, header, payload, done or _nothing, taken, cut_off, sent=start
+            priority, self._sequence, header, payload, done or _do_nothing, on_ack, on_partial, sent=start
         )
         heapq.heappush(self._queue, message)
         self._sequence += 1
 
     def credit(self, count: int) -> None:
-        """The receiver took `count` bytes; ProtocolError if they were never sent."""
+        """The receiver has read `count` bytes; ProtocolError if they were never sent."""
         if self._credit + count > WINDOW_BYTES:
             raise ProtocolError(
                 f"expected credit for at most {WINDOW_BYTES - self._credit} bytes, found {count}"
             )
         self._credit += count
 
-    def took(self, receipt: Receipt) -> None:
-        """The receiver says what has come whole.
+    def on_ack(self, receipt: Receipt) -> None:
+        """Process the receiver's list of complete messages.
 
         Raises
         ------
         ProtocolError
-            Some of it was never sent.
+            Some of them were never sent.
         """
-        fresh = receipt.controls - self._controls_taken
+        fresh = receipt.controls - self._controls_acked
         if fresh > len(self._controls) or receipt.opened > self._next_stream:
-            raise ProtocolError("expected a receipt for what was sent, found one for more")
-        taken = [self._controls.popleft() for _ in range(fresh)]
-        self._controls_taken += len(taken)
-        whole = [self._begun.pop(stream) for stream in list(self._begun) if receipt.holds(stream)]
-        taken += [message.taken or _nothing for message in whole]
+            raise ProtocolError("the peer acknowledged messages that were never sent")
+        callbacks = [self._controls.popleft() for _ in range(fresh)]
+        self._controls_acked += len(callbacks)
+        complete = [self._begun.pop(stream) for stream in list(self._begun) if receipt.holds(stream)]
+        callbacks += [message.on_ack or _do_nothing for message in complete]
         self._unfinished = {stream for stream in self._unfinished if not receipt.holds(stream)}
-        for say in taken:
-            say()
+        for callback in callbacks:
+            callback()
 
-    def concluded(self, receipt: Receipt) -> None:
-        """The link is lost: the receiver says over another one what has come, and what it keeps of the rest.
+    def on_final_ack(self, receipt: Receipt) -> None:
+        """Process the receiver's last list, sent over another link after this one was lost.
+
+        It includes how many bytes of incomplete messages the receiver has saved.
 
         Raises
         ------
         ProtocolError
-            Some of it was never sent.
+            Some of them were never sent.
         """
-        self.took(receipt)
+        self.on_ack(receipt)
         parts = dict(receipt.parts)
         for stream, message in self._begun.items():
             if (size := parts.get(stream, 0)) > message.sent:
-                raise ProtocolError(f"expected a receipt for {message.sent} bytes, found one for {size}")
-            if message.cut_off is not None and stream < receipt.opened:
-                message.cut_off(size)
+                raise ProtocolError(
+                    f"the peer acknowledged {size} bytes of a message of which {message.sent} were sent"
+                )
+            if message.on_partial is not None and stream < receipt.opened:
+                message.on_partial(size)
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> list[Cancel]:
-        """Drop the data messages that match; gives back what the receiver is to be told."""
-        kept: list[_Message] = []
+        """Drop the data messages that match; returns the frames that tell the receiver."""
+        remaining: list[_Message] = []
         dropped: list[_Message] = []
         for message in self._queue:
             gone = message.header is not None and matches(message.header)
-            (dropped if gone else kept).append(message)
-        heapq.heapify(kept)
-        self._queue = kept
+            (dropped if gone else remaining).append(message)
+        heapq.heapify(remaining)
+        self._queue = remaining
         for message in dropped:
             if message.stream is not None:
                 self._begun.pop(message.stream, None)
@@ -182,19 +186,19 @@ class Outbox:
         return [Cancel(message.stream, message.sent) for message in dropped if message.stream is not None]
 
     def clear(self) -> None:
-        """Drop everything; nothing leaves any more."""
+        """Drop everything that has not left."""
         dropped, self._queue = self._queue, []
         self._control.clear()
         for message in dropped:
             message.done()
 
     def batch(self, chunk_bytes: int, takes_control: bool = True) -> Batch:
-        """The next chunks, in order, until they make up a whole one or the credit is used up."""
+        """The next chunks, in order, up to the size of one chunk or the available credit."""
         batch = Batch()
         while takes_control and self._control and batch.size < chunk_bytes:
             message = self._control[0]
             self._cut(message, chunk_bytes, batch)
-            if message.is_through:
+            if message.is_sent:
                 self._control.popleft()
         while self._queue and batch.size < chunk_bytes:
             message = self._queue[0]
@@ -204,7 +208,7 @@ class Outbox:
             self._credit -= size
             batch.data_bytes += size
             self._cut(message, chunk_bytes, batch)
-            if message.is_through:
+            if message.is_sent:
                 heapq.heappop(self._queue)
         return batch
 
@@ -222,7 +226,7 @@ class Outbox:
         message.leaving += 1
         batch.pieces.append(message)
         batch.size += len(head) + size
-        batch.messages += message.is_through
+        batch.messages += message.is_sent
 
     def _frame(self, message: _Message) -> Control | Open | Chunk:
         if message.header is None:
@@ -232,7 +236,7 @@ class Outbox:
         message.stream = self._next_stream
         self._next_stream += 1
         self._unfinished.add(message.stream)
-        if message.taken is not None:
+        if message.on_ack is not None:
             self._begun[message.stream] = message
-        controls = self._controls_taken + len(self._controls)
+        controls = self._controls_acked + len(self._controls)
         return Open(message.stream, message.header, controls, message.sent)

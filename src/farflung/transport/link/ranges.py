@@ -1,4 +1,4 @@
-"""Which bytes of a message have come, and what is kept of messages that were cut off with their link."""
+"""Which bytes of a message have arrived, and parts of messages that were saved when their link was lost."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from farflung.errors import ProtocolError
 from farflung.transport.wire.headers import MAXIMUM_STREAMS, DataHeader
 
-MAXIMUM_KEPT_BYTES = 64 * 2**20
-"""Memory of all messages that a session keeps the beginnings of; any more begin anew."""
+MAXIMUM_SAVED_BYTES = 64 * 2**20
+"""Limit on the memory of a session's saved message parts; further messages start anew."""
 
 
 class ByteRanges:
-    """Ranges that never overlap, merged where they touch; `count` bytes in all."""
+    """Byte ranges that never overlap, merged where they touch; `count` bytes in total."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -22,16 +22,16 @@ class ByteRanges:
 
     @property
     def contiguous(self) -> int:
-        """Up to where nothing is missing."""
+        """The end of the range that starts at 0, or 0."""
         return self._ends[0] if self._starts and self._starts[0] == 0 else 0
 
     @property
     def ranges(self) -> int:
-        """Into how many pieces what has come falls."""
+        """The number of separate ranges."""
         return len(self._starts)
 
     def add(self, start: int, size: int) -> bool:
-        """Add a range of at least one byte; False, and nothing is changed, if some of it is there already."""
+        """Add a range of at least one byte; returns False and changes nothing if it overlaps another."""
         starts, ends, end = self._starts, self._ends, start + size
         after = bisect_left(starts, start)
         if (after < len(starts) and starts[after] < end) or (after and ends[after - 1] > start):
@@ -54,7 +54,7 @@ class ByteRanges:
 
 @dataclass(frozen=True)
 class Part:
-    """The first `size` bytes of `memory` have come of a message that went as `stream`."""
+    """The first `size` bytes of a message, which was sent as `stream`, have arrived in `memory`."""
 
     stream: int
     header: DataHeader
@@ -63,34 +63,34 @@ class Part:
 
 
 class Parts:
-    """Of one session. What is kept is told to the sender, and stays until it goes on from there."""
+    """The saved parts of one session. The sender gets a list of them, and continues from there."""
 
     def __init__(self) -> None:
-        self._kept: dict[DataHeader, Part] = {}
+        self._parts: dict[DataHeader, Part] = {}
 
     def keep(self, part: Part) -> None:
-        """Keep a part in place of an older one of its message, if there is room."""
-        self._kept.pop(part.header, None)
-        room = MAXIMUM_KEPT_BYTES - sum(len(kept.memory) for kept in self._kept.values())
-        if len(self._kept) < MAXIMUM_STREAMS and len(part.memory) <= room:
-            self._kept[part.header] = part
+        """Save a part, replacing an older one of its message, if there is room."""
+        self._parts.pop(part.header, None)
+        room = MAXIMUM_SAVED_BYTES - sum(len(saved.memory) for saved in self._parts.values())
+        if len(self._parts) < MAXIMUM_STREAMS and len(part.memory) <= room:
+            self._parts[part.header] = part
 
     def holds(self, part: Part) -> bool:
-        """Whether this one is kept, and no other of its message."""
-        kept = self._kept.get(part.header)
-        return kept is not None and kept.memory is part.memory and kept.size == part.size
+        """Whether exactly this part is saved."""
+        saved = self._parts.get(part.header)
+        return saved is not None and saved.memory is part.memory and saved.size == part.size
 
     def resume(self, header: DataHeader, start: int, memory: memoryview | None) -> None:
-        """A message is about to come from byte `start` on: write what is kept before that to `memory`.
+        """A message continues from byte `start`: write the saved bytes before that to `memory`.
 
         Raises
         ------
         ProtocolError
-            So much of it was never received.
+            Fewer than `start` bytes of it are saved.
         """
-        part = self._kept.pop(header, None)
-        found = 0 if part is None else part.size
-        if found < start:
-            raise ProtocolError(f"expected a message from its beginning or byte {found}, found {start}")
+        part = self._parts.pop(header, None)
+        available = 0 if part is None else part.size
+        if available < start:
+            raise ProtocolError(f"expected a message from byte 0 or {available}, found {start}")
         if start and memory is not None and part is not None:
             memory[:start] = part.memory[:start]

@@ -1,6 +1,6 @@
-"""Rates learnt from the traffic: how fast a peer takes what is sent, and what the path to here carries.
+"""Rates measured on passing traffic: how fast a peer reads what is sent, and what the path to here carries.
 
-No sockets and no clock here.
+Pure: no sockets and no clock.
 """
 
 from __future__ import annotations
@@ -20,36 +20,41 @@ _SHORTEST_SAMPLE_SECONDS = CHUNK_SECONDS
 _WEIGHT = 0.25
 
 PAYLOAD_SHARE = 1448 / 1500
-"""Of a line's rate, what is left for payload after IPv4 and TCP headers (with timestamps) of full packets."""
+"""Share of a line's rate that is left for payload after the IPv4 and TCP headers (with timestamps) of full
+packets.
+"""
 
 _STALL_INTERVALS = 3
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.05, 1.0
 _STALL_SECONDS = 0.05
 _MERGED_SECONDS = 0.001
-_KEPT_STRETCHES = 16
-_KEPT_ROUND_TRIPS = 60
-_KEPT_RECENT, _ENOUGH_RECENT = 8, 4
+_STRETCHES = 16
+_ROUND_TRIPS = 60
+_RECENT_STRETCHES, _LEAST_RECENT_STRETCHES = 8, 4
 _SHORT_BYTES, _SHORT_SECONDS = 16384, 0.002
-"""What a message must bring after its first bytes, and for how long, to tell anything."""
+"""The least that a message must bring after its first bytes, and for how long, to count as a sample."""
 _FEW_BYTES, _SLOW_SECONDS = 1024, 0.01
-"""Less than that tells something, too, where it takes so long: a message of a few packets comes at once, but
-on a path that has become slow. (Below 14 KB, which any connection sends without waiting for an answer.)"""
+"""Fewer bytes also count if they take this long: a message of a few packets arrives at once unless the path
+has become slow. (Below 14 KB, which any connection sends without waiting for an answer.)
+"""
 
 
 class SendRate:
-    """Bytes per second that the receiver takes. A sample in which the sender had nothing to send may raise
-    the estimate but not lower it (as BBR treats application-limited samples, RFC draft-cardwell-iccrg-bbr).
+    """Bytes per second that the receiver reads.
+
+    A sample during which the sender had nothing to send may raise the estimate but not lower it (as BBR
+    treats application-limited samples, RFC draft-cardwell-iccrg-bbr).
     """
 
     def __init__(self) -> None:
         self.bytes_per_second: float | None = None
-        self._taken = 0
+        self._acked_bytes = 0
         self._since: float | None = None
         self._was_idle = False
 
     def unsent_bytes(self, share: int = 1) -> int:
-        """What one of `share` connections carries in 20 ms: so much may wait where nothing overtakes it."""
+        """Bytes that one of `share` connections carries in 20 ms: the most that may wait in the kernel."""
         if self.bytes_per_second is None:
             return _FIRST_CHUNK_BYTES
         return max(int(self.bytes_per_second * CHUNK_SECONDS / share), MINIMUM_CHUNK_BYTES)
@@ -58,45 +63,45 @@ class SendRate:
         """The same, but at most 1 MiB."""
         return min(self.unsent_bytes(share), MAXIMUM_CHUNK_BYTES)
 
-    def sent(self, now: float) -> None:
-        """Data has left; the clock starts with the first."""
+    def on_sent(self, now: float) -> None:
+        """Data has left; the first time starts the clock."""
         if self._since is None:
             self._since = now
 
-    def idle(self) -> None:
+    def on_idle(self) -> None:
         """There is nothing more to send."""
         self._was_idle = True
 
-    def taken(self, count: int, now: float) -> None:
-        """The receiver has taken `count` more bytes."""
+    def on_ack(self, count: int, now: float) -> None:
+        """The receiver has read `count` more bytes."""
         if self._since is None:
             return
-        self._taken += count
+        self._acked_bytes += count
         elapsed = now - self._since
         if elapsed < _SHORTEST_SAMPLE_SECONDS:
             return
-        rate, known = self._taken / elapsed, self.bytes_per_second
+        rate, known = self._acked_bytes / elapsed, self.bytes_per_second
         if known is None or rate > known:
             self.bytes_per_second = rate
         elif not self._was_idle:
             self.bytes_per_second = known + _WEIGHT * (rate - known)
-        self._taken, self._since, self._was_idle = 0, now, False
+        self._acked_bytes, self._since, self._was_idle = 0, now, False
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """After `seconds` on the receiver's clock, `total_bytes` of the stream had come."""
+    """After `seconds` on the receiver's clock, `total_bytes` of the stream had arrived."""
 
     seconds: float
     total_bytes: int
 
 
 def fastest(arrivals: Sequence[Arrival], window_seconds: float, stall_seconds: float) -> float | None:
-    """The highest rate, in bytes a second, that was held for `window_seconds`; None if none was so long.
+    """The highest rate, in bytes per second, over any `window_seconds`; None if the stream was shorter.
 
-    A stream that has just begun, or had nothing to send for a while, comes more slowly than the path could
-    carry it, never faster: so the highest rate is the path's. Only behind a lost packet do bytes pile up,
-    unseen, and then come at once; so after a stall (see `stalls`) no window begins for as long as it was.
+    A stream that has just begun, or had nothing to send for a while, is slower than the path, never faster,
+    so the highest rate is the path's. But behind a lost packet bytes pile up unseen and then arrive at once,
+    so no window begins after a stall (see `stalls`) for as long as it lasted.
     """
     best: float | None = None
     starts = _starts(arrivals, stall_seconds)
@@ -112,9 +117,9 @@ def fastest(arrivals: Sequence[Arrival], window_seconds: float, stall_seconds: f
 
 
 def stalls(arrivals: Sequence[Arrival], stall_seconds: float) -> list[tuple[Arrival, Arrival]]:
-    """The last arrival before and the first after each time in which nothing came for `stall_seconds`.
+    """The last arrival before and the first after each gap of more than `stall_seconds`.
 
-    A path so slow that single messages take as long is not stalled.
+    A path on which single messages take that long is slow, not stalled.
     """
     pairs = list(itertools.pairwise(arrivals))
     if not pairs:
@@ -125,7 +130,7 @@ def stalls(arrivals: Sequence[Arrival], stall_seconds: float) -> list[tuple[Arri
 
 
 def line_mbps(payload_bytes_per_second: float) -> float:
-    """The rate of a line, in Mbit/s as lines are sold, that carries so much payload."""
+    """The rate of a line that carries this much payload, in Mbit/s as lines are sold."""
     return payload_bytes_per_second * 8 / 1e6 / PAYLOAD_SHARE
 
 
@@ -138,28 +143,28 @@ def _starts(arrivals: Sequence[Arrival], stall_seconds: float) -> list[Arrival]:
 
 
 class ReceiveRate:
-    """Learns from a link's own arrivals, of data that was ready to be sent.
+    """Measures the path from arrivals of data that was ready to be sent.
 
-    While a message has begun to come and is not whole, the sender has more to send, and what holds it up is
-    the path. So only such stretches count, and gaps between a step's messages do not. A stretch is at most a
-    second; one that is shorter than 50 ms tells nothing. Of the last 16 stretches the upper quartile counts,
-    because a connection that was idle begins slowly, and none goes faster than its path.
+    While a message is incomplete, its sender has more to send, and the path limits the rate. So only such
+    stretches count, and pauses between a step's messages do not. A stretch is at most a second; shorter ones
+    than 50 ms are ignored. The estimate is the upper quartile of the last 16 stretches, because an idle
+    connection starts slowly, and none is faster than its path.
     """
 
     def __init__(self) -> None:
         self._stretch: list[Arrival] = []
         self._total_bytes = 0
-        self._rates: deque[float] = deque(maxlen=_KEPT_STRETCHES)
-        self._recent: deque[float] = deque(maxlen=_KEPT_RECENT)
-        self._round_trips: deque[float] = deque(maxlen=_KEPT_ROUND_TRIPS)
+        self._rates: deque[float] = deque(maxlen=_STRETCHES)
+        self._recent: deque[float] = deque(maxlen=_RECENT_STRETCHES)
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
 
-    def came(self, count: int, now: float, was_due: bool) -> None:
-        """So many bytes came; `was_due`: until then the rest of some message was missing."""
+    def on_bytes(self, count: int, now: float, was_due: bool) -> None:
+        """`count` bytes arrived; `was_due`: some message was incomplete before."""
         if not was_due:
             self._finish()
         self._total_bytes += count
         arrival = Arrival(now, self._total_bytes)
-        # A path's packets are read one by one or many together; within a millisecond that tells nothing.
+        # Packets are read singly or many together; differences below a millisecond mean nothing.
         if len(self._stretch) > 1 and now - self._stretch[-2].seconds < _MERGED_SECONDS:
             self._stretch[-1] = arrival
         else:
@@ -168,26 +173,26 @@ class ReceiveRate:
             self._finish()
             self._stretch.append(arrival)
 
-    def answered(self, round_trip_seconds: float) -> None:
-        """A ping's answer took so long."""
+    def on_round_trip(self, round_trip_seconds: float) -> None:
+        """A ping was answered after this long."""
         self._round_trips.append(round_trip_seconds)
 
     @property
     def bytes_per_second(self) -> float | None:
-        """What the path to here carries; None before the first stretch that is long enough."""
+        """The rate of the path to here; None before the first stretch that is long enough."""
         if len(self._rates) < 2:
             return self._rates[0] if self._rates else None
         return statistics.quantiles(self._rates, n=4, method="inclusive")[2]
 
     @property
     def recent_bytes_per_second(self) -> float | None:
-        """What came of late, short messages too: the median of the last 8 stretches; None before there are 4.
+        """The median rate of the last 8 stretches, short messages included; None before there are 4.
 
-        A message that is through in a few milliseconds tells little, for what waited to be read comes at
-        once; but where all are so short nothing else says that a path became faster. Few bytes tell nothing
-        while they come fast, and how slow a path is once they do not.
+        A message that takes a few milliseconds shows little, because bytes that waited to be read arrive at
+        once. But if all messages are that short, nothing else shows that a path became faster. A few bytes
+        count only if they arrive slowly.
         """
-        return statistics.median(self._recent) if len(self._recent) >= _ENOUGH_RECENT else None
+        return statistics.median(self._recent) if len(self._recent) >= _LEAST_RECENT_STRETCHES else None
 
     @property
     def round_trip_seconds(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The sending half of a link: writes what is due whenever one of its connections takes more."""
+"""The sending half of a link: writes due frames whenever one of its connections can send more."""
 
 from __future__ import annotations
 
@@ -7,39 +7,43 @@ import time
 from collections.abc import Callable
 
 from farflung.errors import ProtocolError
-from farflung.transport.link.outbox import WINDOW_BYTES, CutOff, Done, Outbox
+from farflung.transport.link.outbox import WINDOW_BYTES, Done, OnPartial, Outbox
 from farflung.transport.link.rate_estimator import SendRate
 from farflung.transport.striping.controller import StripeController
 from farflung.transport.striping.stripe import Stripe
 from farflung.transport.timeouts import CREDIT_SECONDS
-from farflung.transport.wire.frames import Cancel, Credit, Frame, Ping, Pong, Taken, encode
+from farflung.transport.wire.frames import Ack, Cancel, Credit, Frame, Ping, Pong, encode
 from farflung.transport.wire.headers import DataHeader, Receipt
 
 _CREDIT_BYTES = WINDOW_BYTES // 8
 
 
 class Sender:
-    """Housekeeping frames are kept as facts, not as a queue: however long a peer does not read, there is at
-    most one ping, one pong and one credit to be written. They and control messages leave over the primary
-    connection, data over whichever is free.
+    """Writes frames and messages to a link's stripes.
+
+    Control messages and housekeeping frames leave over the primary connection, data over any free one.
+    Housekeeping frames are not queued: while a peer does not read, at most one ping, one pong and one credit
+    wait.
 
     Parameters
     ----------
     primary
         The connection that made the link.
-    width
-        Learns how many connections are worth it.
-    on_width
-        Called when that is another number than before.
+    controller
+        Decides how many connections to use.
+    on_stripe_count
+        Called when that number changes.
     """
 
-    def __init__(self, primary: Stripe, width: StripeController, on_width: Callable[[], None]) -> None:
-        self.pace = SendRate()
+    def __init__(
+        self, primary: Stripe, controller: StripeController, on_stripe_count: Callable[[], None]
+    ) -> None:
+        self.send_rate = SendRate()
         self.bytes_sent = 0
         self.messages_sent = 0
         self._stripes = [primary]
-        self._controller = width
-        self._on_width = on_width
+        self._controller = controller
+        self._on_width = on_stripe_count
         self._loop = asyncio.get_running_loop()
         self._outbox = Outbox()
         self._is_scheduled = False
@@ -52,18 +56,18 @@ class Sender:
         self._receipt: Receipt | None = None
 
     def write_now(self, frame: Frame) -> None:
-        """Write a frame before all others: a hello or the reason for closing."""
+        """Write a frame before all others: a hello, or the reason for closing."""
         self.bytes_sent += self._stripes[0].write_now(frame)
 
     def add(self, stripe: Stripe) -> None:
-        """Send data over one connection more."""
+        """Use one more connection for data."""
         self._stripes.append(stripe)
         self._outbox.is_striped = True
         self._schedule()
 
-    def post_control(self, message: bytes, taken: Done | None) -> None:
+    def post_control(self, message: bytes, on_ack: Done | None) -> None:
         """Queue a control message."""
-        self._outbox.post_control(memoryview(message), taken)
+        self._outbox.post_control(memoryview(message), on_ack)
         self._schedule()
 
     def post(
@@ -71,31 +75,33 @@ class Sender:
         header: DataHeader,
         payload: memoryview,
         done: Done | None,
-        taken: Done | None,
-        cut_off: CutOff | None,
+        on_ack: Done | None,
+        on_partial: OnPartial | None,
         start: int,
     ) -> None:
         """Queue a data message; `done` is called once, when it has left or never will. See `Outbox.post`."""
-        self._outbox.post(header, payload, done, taken, cut_off, start)
+        self._outbox.post(header, payload, done, on_ack, on_partial, start)
         self._schedule()
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
-        """Drop the data messages that match; the peer is told of those that have begun."""
+        """Drop the data messages that match, and tell the peer about those that have begun."""
         self._cancelled += self._outbox.withdraw(matches)
         self._schedule()
 
     def ping(self, stamp: float) -> None:
-        """Ask for a sign of life."""
+        """Send a ping."""
         self._ping = stamp
         self._schedule()
 
     def pong(self, stamp: float) -> None:
-        """Give one."""
+        """Answer a ping."""
         self._pong = stamp
         self._schedule()
 
     def owe(self, size: int) -> None:
-        """The peer's data is being taken, so it gets credit; ProtocolError if it sends more than it has."""
+        """Data arrives, for which the peer gets credit; ProtocolError if it sends more than it has credit
+        for.
+        """
         self._owed += size
         if self._owed > WINDOW_BYTES:
             raise ProtocolError(f"expected at most {WINDOW_BYTES} bytes without credit, found {self._owed}")
@@ -103,33 +109,33 @@ class Sender:
             self._schedule()
 
     def credit(self, count: int) -> None:
-        """The peer has taken `count` bytes; ProtocolError if they were never sent."""
+        """The peer has read `count` bytes; ProtocolError if they were never sent."""
         now = time.monotonic()
         self._outbox.credit(count)
-        self.pace.taken(count, now)
-        if not self._controller.is_fixed and self._controller.taken(count, now):
+        self.send_rate.on_ack(count, now)
+        if not self._controller.is_fixed and self._controller.on_ack(count, now):
             self._on_width()
         self._schedule()
 
     def receipt(self, receipt: Receipt) -> None:
-        """Something has come whole: the peer is told with whatever is written next."""
+        """Messages are complete: acknowledge them with whatever is written next."""
         self._receipt = receipt
 
-    def took(self, receipt: Receipt) -> None:
-        """The peer says what has come whole; ProtocolError if some of it was never sent."""
-        self._outbox.took(receipt)
+    def on_ack(self, receipt: Receipt) -> None:
+        """The peer acknowledges messages; ProtocolError if some were never sent."""
+        self._outbox.on_ack(receipt)
 
-    def concluded(self, receipt: Receipt) -> None:
-        """The peer's last receipt; see `Outbox.concluded`."""
-        self._outbox.concluded(receipt)
+    def on_final_ack(self, receipt: Receipt) -> None:
+        """The peer's last receipt; see `Outbox.on_final_ack`."""
+        self._outbox.on_final_ack(receipt)
 
-    def drained(self, stripe: Stripe) -> None:
-        """The connection takes more."""
+    def on_drained(self, stripe: Stripe) -> None:
+        """The connection can send more."""
         if stripe in self._active:
             self._pump(stripe)
 
     def stop(self) -> None:
-        """Write nothing more; what is on its way may still leave."""
+        """Write nothing more; bytes that are being written may still leave."""
         self._is_over = True
         self._outbox.clear()
 
@@ -138,7 +144,7 @@ class Sender:
         return self._stripes[: self._controller.wanted]
 
     def _schedule(self) -> None:
-        # One write for all that is posted in one turn of the loop.
+        # One write for everything that is posted in one iteration of the loop.
         if (
             not self._is_scheduled
             and not self._is_over
@@ -156,20 +162,20 @@ class Sender:
         if stripe.is_writing or self._is_over:
             return
         if not len(self._outbox):
-            self.pace.idle()
+            self.send_rate.on_idle()
             if not self._controller.is_fixed:
-                self._controller.idle()
+                self._controller.on_idle()
         is_primary = stripe is self._stripes[0]
         urgent = self._urgent() if is_primary else []
         share = len(self._active)
-        batch = self._outbox.batch(self.pace.chunk_bytes(share), is_primary)
+        batch = self._outbox.batch(self.send_rate.chunk_bytes(share), is_primary)
         if not urgent and not batch.buffers:
             return
         self.bytes_sent += sum(map(len, urgent)) + batch.size
         self.messages_sent += batch.messages
         if batch.data_bytes:
-            self.pace.sent(time.monotonic())
-        stripe.write(urgent, batch, self.pace.unsent_bytes(share))
+            self.send_rate.on_sent(time.monotonic())
+        stripe.write(urgent, batch, self.send_rate.unsent_bytes(share))
 
     def _urgent(self) -> list[bytes]:
         frames: list[Frame] = [*self._cancelled]
@@ -181,7 +187,7 @@ class Sender:
         if self._pong is not None:
             frames.append(Pong(self._pong))
         if self._receipt is not None:
-            frames.append(Taken(self._receipt))
+            frames.append(Ack(self._receipt))
             self._receipt = None
         self._cancelled, self._owed, self._ping, self._pong = [], 0, None, None
         return [encode(frame) for frame in frames]

@@ -1,4 +1,4 @@
-"""What a link knows of itself: what came and went over it, how fast, and how far away its peer is."""
+"""Statistics of a link: traffic, rates, and the distance of its peer."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from farflung.transport.link.link import Link
 
 _UNKNOWN_SECONDS = 1000.0
-"""Above this a kernel's least round trip is none: it has seen no acknowledgement yet."""
+"""A kernel's least round trip above this means that it has seen no acknowledgement yet."""
 
 Word = Annotated[str, Meta(max_length=100)]
 HostAndPort = Annotated[str, Meta(max_length=300)]
 
 
 class LinkStats:
-    """The part of a link that is only looked at. `connection` is the primary stripe's socket.
+    """The read-only part of a link. `connection` is the primary stripe's socket.
 
     Attributes
     ----------
-    path : How the two sides reach each other: `direct`, `reverse` or `relay through NAME`.
-    last_heard : When the last bytes came (`time.monotonic`).
+    path : The route: `direct`, `reverse` or `relay through NAME`.
+    last_received_at : When the last bytes arrived (`time.monotonic`).
     bytes_received : Payload and framing, before encryption.
     round_trip_seconds : Of the last answered ping; None before the first answer.
     """
 
     def __init__(self, connection: socket.socket, stripes: StripeSet, timeouts: Timeouts) -> None:
         self.path = "direct"
-        self.last_heard = time.monotonic()
+        self.last_received_at = time.monotonic()
         self.bytes_received = 0
         self.round_trip_seconds: float | None = None
         self._socket = connection
@@ -49,37 +49,37 @@ class LinkStats:
         self._inbox: Inbox | None = None
         self._receive_rate = ReceiveRate()
 
-    def heard(self, count: int) -> None:
-        """Record that so many bytes came; called by a stripe before it takes them."""
+    def on_bytes(self, count: int) -> None:
+        """Record that bytes arrived; called by a stripe before it processes them."""
         self.bytes_received += count
-        self.last_heard = time.monotonic()
+        self.last_received_at = time.monotonic()
         if self._inbox is not None:
-            self._receive_rate.came(count, self.last_heard, self._inbox.awaits_more)
+            self._receive_rate.on_bytes(count, self.last_received_at, self._inbox.awaits_more)
 
-    def answered(self, stamp: float) -> None:
+    def on_pong(self, stamp: float) -> None:
         """Record that a ping sent at `stamp` was answered."""
-        # A peer that makes stamps up only deceives itself about its distance.
+        # A peer that invents stamps only falsifies its own distance.
         self.round_trip_seconds = max(0.0, time.monotonic() - stamp)
-        self._receive_rate.answered(self.round_trip_seconds)
+        self._receive_rate.on_round_trip(self.round_trip_seconds)
 
     @property
     def receipt(self) -> Receipt:
-        """What has come whole; final once the link is over."""
+        """What has completely arrived; final once the link is over."""
         return Receipt() if self._inbox is None else self._inbox.receipt
 
     @property
     def unfinished(self) -> list[DataHeader]:
-        """The data messages that the handler gave memory for and that have not come whole."""
+        """Headers of the incomplete data messages that the handler allocated memory for."""
         return [] if self._inbox is None else self._inbox.unfinished
 
     @property
     def parts(self) -> list[Part]:
-        """What has come of those; final once the link is over."""
+        """What has arrived of those; final once the link is over."""
         return [] if self._inbox is None else self._inbox.parts
 
     @property
     def connections(self) -> int:
-        """Over how many data is spread at the moment, of those that stand."""
+        """Over how many open connections data is spread at the moment."""
         return self._stripes.connections
 
     @property
@@ -89,38 +89,38 @@ class LinkStats:
 
     @property
     def timeouts(self) -> Timeouts:
-        """The limits that hold on it: the listener's, where its hello told them."""
+        """The limits of this link: the listener's, if its hello contained them."""
         return self._timeouts
 
     @property
     def messages_sent(self) -> int:
-        """Control and data messages that have left whole."""
+        """Control and data messages that have completely left."""
         return self._stripes.sender.messages_sent
 
     @property
     def messages_received(self) -> int:
-        """Control and data messages that have come whole."""
+        """Control and data messages that have completely arrived."""
         return 0 if self._inbox is None else self._inbox.messages
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The rate at which the peer has been taking data; None before it is known."""
-        return self._stripes.sender.pace.bytes_per_second
+        """The rate at which the peer reads data; None before it is known."""
+        return self._stripes.sender.send_rate.bytes_per_second
 
     @property
     def incoming_bytes_per_second(self) -> float | None:
-        """What the path to here carries, seen in the traffic that came; None before enough did."""
+        """The rate of the path to here, measured on traffic; None before there was enough."""
         return self._receive_rate.bytes_per_second
 
     @property
     def recent_bytes_per_second(self) -> float | None:
-        """What came of late, short messages too, which tell less; None before enough came."""
+        """The recent rate, from short messages too, so less certain; None before there were enough."""
         return self._receive_rate.recent_bytes_per_second
 
     @property
     def least_round_trip_seconds(self) -> float | None:
-        """The least of late: the kernel's word, or where it has none, or knows only the way to a relay, that
-        of the last 60 answered pings; None before the first.
+        """The recent minimum: the kernel's or, if it has none or only sees a relay, that of the last 60
+        answered pings; None before the first.
         """
         state = self._kernel_state
         if state is not None and 0 < state.least_round_trip_seconds < _UNKNOWN_SECONDS:
@@ -129,14 +129,14 @@ class LinkStats:
 
     @property
     def path_state(self) -> PathState | None:
-        """What the kernel knows of the way to the peer; None where it does not say, behind a relay, and where
-        data goes over several connections.
+        """The kernel's measurements of the path to the peer; None if it has none, behind a relay, and with
+        several connections.
         """
         return self._kernel_state if self.connections == 1 else None
 
     @property
     def _kernel_state(self) -> PathState | None:
-        """What the kernel knows of the primary stripe's path; None where it ends at a relay."""
+        """The kernel's measurements of the primary stripe's path; None if that ends at a relay."""
         return path_state(self._socket) if self.path in ("direct", "reverse") else None
 
 
@@ -146,16 +146,16 @@ class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     peer : The other holder's id.
-    path : How the two reach each other: `direct`, `reverse` or `relay through NAME`.
+    path : The route: `direct`, `reverse` or `relay through NAME`.
     remote : HOST:PORT of the other end, or of the relay.
-    congestion_control : The kernel's name of what paces this end's sending; `unknown` where it does not say.
-    connections : Over how many this end spreads its data.
+    congestion_control : The kernel's name of the congestion control for what this end sends, or `unknown`.
+    connections : Number of connections over which this end spreads its data.
     round_trip_ms : Of the last answered ping, queues included; None before the first answer.
-    rate_mbps : At which the peer has been taking data; None before any was sent.
+    rate_mbps : Rate at which the peer reads data; None before any was sent.
     bytes_sent, bytes_received : Payload and framing, before encryption.
-    latency_ms : One way, half of the least round trip of late; None before the first.
-    incoming_mbps : What the line to here carries, packet headers included, seen in the traffic that came;
-        None before enough did.
+    latency_ms : One way: half of the recent least round trip; None before the first.
+    incoming_mbps : Rate of the path to here, packet headers included, measured on traffic; None before there
+        was enough.
     """
 
     peer: Word
@@ -172,7 +172,7 @@ class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def status_of(link: Link) -> LinkStatus:
-    """How a link does now, seen from here."""
+    """The link's current status, as this end sees it."""
     round_trip, rate = link.round_trip_seconds, link.bytes_per_second
     least, incoming = link.least_round_trip_seconds, link.incoming_bytes_per_second
     return LinkStatus(

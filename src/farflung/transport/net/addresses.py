@@ -1,4 +1,4 @@
-"""HOST:PORT, the one way in which addresses are written; IPv6 hosts stand in brackets."""
+"""HOST:PORT, the form in which all addresses are written; IPv6 hosts are in brackets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ EVERY_INTERFACE = ("0.0.0.0", "::")
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Split HOST:PORT or [IPV6]:PORT into host and port; a missing port is 7700.
+    """Split HOST:PORT or [IPV6]:PORT into host and port; the default port is 7700.
 
     Raises
     ------
     ConnectionFailed
-        The text is no such address.
+        The text is not such an address.
     """
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]"):
@@ -33,7 +33,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """Write host and port as `parse_address` reads them; IPv4 seen through IPv6 keeps its form."""
+    """Write host and port as `parse_address` reads them; IPv4-mapped IPv6 is written as IPv4."""
     plain, _, _ = host.partition("%")
     try:
         address = ipaddress.ip_address(plain)
@@ -45,12 +45,12 @@ def format_address(host: str, port: int) -> str:
 
 
 def with_port(text: str) -> str:
-    """An address as `parse_address` reads it, its port written out."""
+    """An address as `parse_address` reads it, with the port written out."""
     return format_address(*parse_address(text))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address leads to the machine that uses it, and to no other."""
+    """Whether an address leads only to the machine itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

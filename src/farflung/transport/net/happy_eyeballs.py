@@ -1,4 +1,4 @@
-"""Several ways to one end, tried at nearly the same time: the first that works is kept."""
+"""Try several attempts at almost the same time, and keep the first that succeeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class AllFailed(Exception):
-    """Nothing worked: `errors` stand in the order of the attempts."""
+    """No attempt succeeded: `errors` are in the order of the attempts."""
 
     def __init__(self, errors: list[Exception]) -> None:
         super().__init__("; ".join(map(str, errors)))
@@ -24,10 +24,10 @@ async def race(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, Result]]],
     discard: Callable[[Result], Coroutine[Any, Any, None]],
 ) -> Result:
-    """The result of the first attempt that works; what else works by then is given to `discard`.
+    """The result of the first attempt that succeeds; results of others go to `discard`.
 
-    An attempt begins when the one before has failed, or has taken `STAGGER_SECONDS` (RFC 8305). The others
-    are cancelled when one works, and all of them when the caller is.
+    An attempt starts when the one before has failed, or has run for `STAGGER_SECONDS` (RFC 8305). The others
+    are cancelled when one succeeds, and all of them when the caller is.
 
     Raises
     ------

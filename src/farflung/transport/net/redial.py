@@ -1,4 +1,4 @@
-"""Making a lost link again: one attempt after the other, each with a limit, until one for all is over."""
+"""Restore a lost link: attempts follow one another, each with a time limit, within a limit for all."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ async def redial(
     timeouts: Timeouts,
     seconds: float,
 ) -> str:
-    """Repeat `attempt` for at most `seconds`, until `is_settled`: the link stands, or nobody wants it.
+    """Repeat `attempt` for at most `seconds`, until `is_settled`: the link is restored, or no longer needed.
 
-    An attempt dials, claims the session and returns when the link is welcomed or over; a `FarflungError`
-    tells why it came to nothing. One that reaches its limit is followed at once by one with twice the time,
-    as the new path may be longer than the lost one; others are a heartbeat apart.
+    An attempt dials, claims the session and returns when the link is welcomed or over; it raises a
+    `FarflungError` with the reason if it fails. After an attempt that reaches its limit, the next starts at
+    once with twice the time, because the new path may be longer than the lost one. Other attempts are a
+    heartbeat apart.
 
     Returns
     -------
-    Nothing if it is settled, otherwise why the last attempt failed that had its time.
+    An empty string if it is settled, otherwise why the last attempt with its full time failed.
     """
     clock = asyncio.get_running_loop().time
     deadline, patience = clock() + seconds, timeouts.redial_seconds
@@ -37,7 +38,7 @@ async def redial(
                 await attempt()
             failure = "it closed the link"
         except TimeoutError:
-            if left >= patience or not failure:  # what the end cut short tells nothing new
+            if left >= patience or not failure:  # an attempt that the deadline cut short shows nothing new
                 failure = "it did not answer in time"
             pause, patience = 0.0, 2 * patience
         except FarflungError as error:

@@ -1,4 +1,4 @@
-"""Sockets and their options: the only file with Linux constants, each with a fallback."""
+"""Sockets and their options. The only file with Linux constants; each has a fallback."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _TCP_CC_INFO = 26  # <linux/tcp.h>
 _bbr_information = struct.Struct("=5I")  # its tcp_bbr_info: rate (two), shortest round trip, gains in 1/256
 _FULL_SHARE = 0.8
 _HELD_SHARE = 1.1
-_CRUISING_GAIN = 1.3  # above what it takes to look for more now and then, below that of its start
+_CRUISING_GAIN = 1.3  # above the gain of its regular probing, below that of its start
 _MOST_BYTES_PER_SECOND = 2**31 - 1
 _LONGEST_NAME = 16
 
-# struct tcp_info of linux/tcp.h, whose fields only ever grow at the end.
+# struct tcp_info of linux/tcp.h; new fields are only added at its end.
 _microseconds = struct.Struct("=I")
 _SEGMENT_AT, _RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT, _DELIVERED_AT = 16, 68, 100, 148, 192
 _TCP_INFO_BYTES, _NEWER_TCP_INFO_BYTES = 152, 196
 
 UNKNOWN_CONGESTION_CONTROL = "unknown"
-"""Where the kernel does not say."""
+"""For kernels that do not report it."""
 
 
 def tune(connection: socket.socket, timeouts: Timeouts) -> None:
-    """No delay for small frames, keepalive, and an end to waiting for acknowledgements that never come."""
+    """Send small frames without delay, turn on keepalive, and limit the wait for acknowledgements."""
     options = [
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -52,14 +52,14 @@ def tune(connection: socket.socket, timeouts: Timeouts) -> None:
 
 
 def limit_unsent(connection: socket.socket, count: int) -> None:
-    """Have the socket take no more while the kernel holds `count` bytes that it has not sent."""
+    """Make the socket writable only while the kernel has fewer than `count` unsent bytes."""
     _set_where_known(connection, socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, count)
 
 
 def ask_for_congestion_control(connection: socket.socket, name: str) -> None:
-    """Have the kernel use this congestion control for one socket; it keeps its own where it has no such.
+    """Request a congestion control for one socket; without it, the kernel keeps its default.
 
-    A listening socket hands it on to those that it accepts, so that even their first packets keep to it.
+    Sockets that a listening socket accepts inherit it, so that it governs even their first packets.
     """
     if _TCP_CONGESTION is not None:
         with contextlib.suppress(OSError):
@@ -67,15 +67,15 @@ def ask_for_congestion_control(connection: socket.socket, name: str) -> None:
 
 
 def start_afresh(connection: socket.socket, carried: float) -> bool:
-    """Have BBR forget what it knows of the path, its window aside, and hold it to its rate until `run_free`.
+    """Restart BBR, and limit it to its known rate until `run_free`; returns whether it was restarted.
 
-    Only if it had found that rate, and `carried` (bytes per second) shows that it kept the path full; whether
-    it began anew.
+    Only if BBR had found that rate, and `carried` (bytes per second) shows that the path was full. The
+    congestion window is kept.
     """
     rate, gain = _bbr(connection)
     if not 0 < gain <= _CRUISING_GAIN or carried < _FULL_SHARE * rate:
         return False
-    # The kernel begins a congestion control anew only when it takes the place of another.
+    # The kernel restarts a congestion control only when it replaces another.
     ask_for_congestion_control(connection, "reno")
     ask_for_congestion_control(connection, "bbr")
     most = min(int(_HELD_SHARE * rate), _MOST_BYTES_PER_SECOND)
@@ -84,10 +84,10 @@ def start_afresh(connection: socket.socket, carried: float) -> bool:
 
 
 def run_free(connection: socket.socket) -> bool:
-    """Hold the socket to no rate, unless BBR is still trying out how fast the path is; whether it is free.
+    """Remove the rate limit, unless BBR is still probing for the path's rate; returns whether it is removed.
 
-    Where little is sent at a time that never ends (what the sender limits teaches BBR nothing), and each
-    message would overflow a home's queue.
+    With little data at a time that probing never ends, since BBR learns nothing while the sender limits the
+    rate, and each message would overflow a home's queue.
     """
     if _bbr(connection)[1] > _CRUISING_GAIN:
         return False
@@ -96,7 +96,7 @@ def run_free(connection: socket.socket) -> bool:
 
 
 def _bbr(connection: socket.socket) -> tuple[float, float]:
-    """The bytes per second that BBR has found, and by how much it exceeds them; zeros without BBR."""
+    """BBR's estimate of the path in bytes per second, and its current gain; zeros without BBR."""
     if congestion_control(connection) != "bbr":
         return 0.0, 0.0
     try:
@@ -108,7 +108,7 @@ def _bbr(connection: socket.socket) -> tuple[float, float]:
 
 
 def congestion_control(connection: socket.socket) -> str:
-    """The congestion control in use, by the kernel's name for it."""
+    """The kernel's name of the congestion control in use."""
     if _TCP_CONGESTION is None:
         return UNKNOWN_CONGESTION_CONTROL
     try:
@@ -120,14 +120,15 @@ def congestion_control(connection: socket.socket) -> str:
 
 @dataclass(frozen=True)
 class PathState:
-    """What the kernel knows of a connection's path.
+    """The kernel's measurements of a connection's path.
 
     Attributes
     ----------
     retransmitted : Packets sent again so far.
     round_trip_seconds, least_round_trip_seconds : Smoothed, and the least of the last minutes.
-    packet_bytes : Of payload, in a packet that would leave now; it changes where the path or its MTU does.
-    delivered_packets : Those that the other kernel has acknowledged, behind gaps too; None before Linux 4.18.
+    packet_bytes : Payload of a full packet sent now; it changes with the path or its MTU.
+    delivered_packets : Packets that the other kernel has acknowledged, including those behind gaps; None
+        before Linux 4.18.
     """
 
     retransmitted: int
@@ -138,22 +139,22 @@ class PathState:
 
 
 def path_state(connection: socket.socket) -> PathState | None:
-    """The kernel's view of the path; None where it does not tell."""
+    """The kernel's measurements of the path; None if it has none."""
     if sys.platform != "linux":
         return None
     try:
-        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _NEWER_TCP_INFO_BYTES)
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _NEWER_TCP_INFO_BYTES)
     except OSError:
         return None
-    if len(told) < _TCP_INFO_BYTES:
+    if len(info) < _TCP_INFO_BYTES:
         return None
     round_trip, retransmitted, least = (
-        _microseconds.unpack_from(told, offset)[0] for offset in (_RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT)
+        _microseconds.unpack_from(info, offset)[0] for offset in (_RTT_AT, _RETRANSMITTED_AT, _LEAST_RTT_AT)
     )
     packet_bytes, delivered = 0, None
-    if len(told) >= _NEWER_TCP_INFO_BYTES:
+    if len(info) >= _NEWER_TCP_INFO_BYTES:
         packet_bytes, delivered = (
-            _microseconds.unpack_from(told, at)[0] for at in (_SEGMENT_AT, _DELIVERED_AT)
+            _microseconds.unpack_from(info, at)[0] for at in (_SEGMENT_AT, _DELIVERED_AT)
         )
     return PathState(retransmitted, round_trip / 1e6, least / 1e6, packet_bytes, delivered)
 
@@ -169,12 +170,12 @@ async def connect(
 ) -> socket.socket:
     """A tuned, connected, non-blocking socket, within `timeouts.connect_seconds`.
 
-    A name's addresses (IPv6 and IPv4) race, so that one that leads nowhere costs the others nothing.
+    A name's addresses (IPv6 and IPv4) race, so that an unreachable one does not delay the others.
 
     Raises
     ------
     OSError
-        None of them can be reached; the first address's error.
+        No address can be reached; the error is that of the first.
     """
     try:
         async with asyncio.timeout(timeouts.connect_seconds):
@@ -218,7 +219,7 @@ def _nowhere() -> OSError:
 
 
 async def first_byte(connection: socket.socket) -> int:
-    """The first byte that comes, left where it is; OSError if the other side hangs up instead."""
+    """Peek at the first byte that arrives; OSError if the other side hangs up instead."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(connection, ready.set)
@@ -227,17 +228,17 @@ async def first_byte(connection: socket.socket) -> int:
     finally:
         loop.remove_reader(connection)
     if not (peeked := connection.recv(1, socket.MSG_PEEK)):
-        raise ConnectionResetError("the other side hung up before it said anything")
+        raise ConnectionResetError("the other side hung up before it sent anything")
     return peeked[0]
 
 
 async def listening_socket(host: str, port: int) -> socket.socket:
-    """A listening, non-blocking socket; on `::` it takes IPv4 too.
+    """A listening, non-blocking socket; on `::` it accepts IPv4 too.
 
     Raises
     ------
     ConnectionFailed
-        The port is in use, or the address is none of this machine.
+        The port is in use, or the address does not belong to this machine.
     """
     bound = await _bound(host, port)
     try:
@@ -249,12 +250,12 @@ async def listening_socket(host: str, port: int) -> socket.socket:
 
 
 async def require_free(host: str, port: int) -> None:
-    """Raise as `listening_socket` would for an address that cannot be had; nobody is let in meanwhile."""
+    """Raise as `listening_socket` would if the address cannot be used; accepts no connection."""
     (await _bound(host, port)).close()
 
 
 def accept(listening: socket.socket, timeouts: Timeouts) -> socket.socket | None:
-    """A tuned, non-blocking socket for the next waiting peer; None if it is gone again or none can be had."""
+    """A tuned, non-blocking socket for the next peer; None if it is gone or no descriptor is left."""
     try:
         connection, _ = listening.accept()
     except OSError:

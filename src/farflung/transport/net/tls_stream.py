@@ -1,8 +1,8 @@
-"""A TLS session on a non-blocking socket, driven by the event loop.
+"""A TLS stream on a non-blocking socket, driven by the event loop.
 
-Not asyncio's own TLS transport: that one encrypts into a memory BIO, copies out of it and copies again what
-the kernel does not take at once, which doubles a sender's CPU time (benchmarks/transport.py). Here OpenSSL
-writes to the socket and reads from it, and nothing but what the kernel holds lies between a tensor and it.
+It replaces asyncio's TLS transport, which encrypts into a memory BIO, copies out of it, and copies again what
+the kernel does not accept at once; this doubles a sender's CPU time (benchmarks/transport.py). Here OpenSSL
+reads from and writes to the socket, so that only the kernel's buffers lie between it and a tensor.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from typing import Protocol, Self
 from farflung.transport.net.addresses import format_address
 from farflung.transport.net.sockets import limit_unsent, run_free, start_afresh
 
-# How much may be read or written before others on the loop have their turn.
+# How much one callback reads or writes before other tasks on the loop get their turn.
 _TURN_BYTES = 2**20
 
-# As much as TLS encrypts at once and is sent with one call: a frame's header alone would cost a second one.
+# One TLS record: buffers are joined up to this size, so that a frame's header needs no call of its own.
 _RECORD_BYTES = 2**14
 
 
-class Wire(Protocol):
-    """What a connection tells the one who uses it, on the event loop."""
+class StreamOwner(Protocol):
+    """Callbacks of a TLS stream, on the event loop."""
 
     def buffer(self) -> memoryview:
         """Memory to decrypt into; never empty."""
 
     def received(self, count: int) -> None:
-        """The first `count` bytes of the memory that `buffer` gave were filled."""
+        """The first `count` bytes of the memory that `buffer` returned were filled."""
 
-    def drained(self) -> None:
-        """All that was written has been handed to the kernel; what is written now follows at once."""
+    def on_drained(self) -> None:
+        """Everything written has been passed to the kernel; what is written now follows at once."""
 
-    def lost(self, error: OSError | None) -> None:
-        """The connection is gone (None: the other side hung up, or we did); called exactly once, last."""
+    def on_lost(self, error: OSError | None) -> None:
+        """The connection is gone (None: either side hung up); called exactly once, last."""
 
 
-class Connection:
-    """Made by `shake_hands`; silent until `start` names who listens."""
+class TlsStream:
+    """Made by `shake_hands`; reads nothing until `start` names its owner."""
 
     def __init__(self, secured: ssl.SSLSocket) -> None:
         self.socket = secured
         self.remote = format_address(*secured.getpeername()[:2])
         self.local = format_address(*secured.getsockname()[:2])
         self._loop = asyncio.get_running_loop()
-        self._wire: Wire | None = None
+        self._owner: StreamOwner | None = None
         self._backlog: deque[memoryview] = deque()
         self._is_reading = False
         self._awaits_room = False
@@ -64,7 +64,7 @@ class Connection:
     async def shake_hands(
         cls, raw: socket.socket, context: ssl.SSLContext, server_side: bool, server_hostname: str | None
     ) -> Self:
-        """Make a TLS session of a connected non-blocking socket, which is closed if that fails.
+        """Start TLS on a connected non-blocking socket, which is closed if that fails.
 
         Raises
         ------
@@ -84,16 +84,16 @@ class Connection:
 
     @property
     def is_writing(self) -> bool:
-        """Whether something that was written has not left yet."""
+        """Whether written bytes still wait to be sent."""
         return bool(self._backlog)
 
-    def start(self, wire: Wire) -> None:
-        """Read from now on, and tell `wire`."""
-        self._wire = wire
+    def start(self, wire: StreamOwner) -> None:
+        """Start reading, and call `owner`."""
+        self._owner = wire
         self.resume_reading()
 
     def write(self, *buffers: bytes | memoryview) -> None:
-        """Send, now or as soon as the kernel has room; the buffers stay unchanged while `is_writing`."""
+        """Send, now or as soon as the kernel has room. Do not change the buffers while `is_writing`."""
         if self._is_lost or self._is_broken:
             return
         self._backlog.extend(_records(buffers))
@@ -101,41 +101,41 @@ class Connection:
             self._flush()
 
     def limit_unsent(self, count: int) -> None:
-        """Let the kernel hold about `count` bytes that it has not sent, so that the rest can be overtaken."""
+        """Limit the kernel's unsent bytes to about `count`, so that urgent frames can overtake the rest."""
         if not self._is_lost:
             limit_unsent(self.socket, count)
 
     def start_afresh(self, carried: float) -> bool:
-        """Let BBR begin anew, if it carried what it can (bytes per second); see `sockets.start_afresh`."""
+        """Restart BBR if it carried all that it can (bytes per second); see `sockets.start_afresh`."""
         return not self._is_lost and start_afresh(self.socket, carried)
 
     def run_free(self) -> bool:
-        """Hold it to no rate any more, if BBR has found one by itself; whether it has."""
+        """Remove the rate limit if BBR has found a rate by itself; returns whether it is removed."""
         return self._is_lost or run_free(self.socket)
 
     def pause_reading(self) -> None:
-        """Leave what comes in the kernel."""
+        """Stop reading: bytes stay in the kernel."""
         if self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self.socket)
 
     def resume_reading(self) -> None:
-        """Take it again."""
+        """Read again."""
         if not self._is_reading and not self._is_lost:
             self._is_reading = True
             self._loop.add_reader(self.socket, self._read)
-            # What OpenSSL holds decrypted already will not wake the loop.
+            # Bytes that OpenSSL has decrypted already do not wake the loop.
             self._loop.call_soon(self._read)
 
     def abort(self) -> None:
-        """Hang up; `lost` follows in the loop's next turn."""
+        """Hang up; `on_lost` follows in the loop's next iteration."""
         self._loop.call_soon(self._lose, None)
 
     def _read(self) -> None:
         if self._is_reading:
-            # Asked first: the way Python reads from OpenSSL, a reset or a time-out looks like an end of file.
+            # Check this first: when Python reads from OpenSSL, a reset or time-out looks like an end of file.
             self._failure = _pending_error(self.socket) or self._failure
-        wire, taken = self._wire, 0
+        wire, taken = self._owner, 0
         while self._is_reading and taken < _TURN_BYTES:
             assert wire is not None
             buffer = wire.buffer()
@@ -174,7 +174,7 @@ class Connection:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except ssl.SSLEOFError as error:
-            # The same on the way out; what the kernel said is lost with it.
+            # The same when sending; the kernel's own error is lost.
             self._break(self._failure or ConnectionResetError(errno.ECONNRESET, str(error)))
         except OSError as error:
             self._break(error)
@@ -196,8 +196,8 @@ class Connection:
                 backlog[0] = backlog[0][count:]
                 continue
             backlog.popleft()
-            if not backlog and self._wire is not None:
-                self._wire.drained()
+            if not backlog and self._owner is not None:
+                self._owner.on_drained()
 
     def _break(self, error: OSError) -> None:
         self._is_broken = True
@@ -206,7 +206,7 @@ class Connection:
         self._loop.call_soon(self._finish, error)
 
     def _finish(self, error: OSError) -> None:
-        # The other side may have said why before it hung up.
+        # The other side may have sent the reason before it hung up.
         self._read()
         self._lose(error)
 
@@ -218,12 +218,12 @@ class Connection:
         self._loop.remove_writer(self.socket)
         self._backlog.clear()
         self.socket.close()
-        if self._wire is not None:
-            self._wire.lost(error)
+        if self._owner is not None:
+            self._owner.on_lost(error)
 
 
 def _records(buffers: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
-    """The same bytes, with small buffers and what follows them copied together into whole records."""
+    """The same bytes, with small buffers joined with their successors into full records."""
     pieces: list[memoryview] = []
     room = _RECORD_BYTES
     for buffer in buffers:
@@ -243,14 +243,14 @@ def _records(buffers: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def _pending_error(connection: socket.socket) -> OSError | None:
-    """What ended the connection, if the kernel has not told yet; it tells once."""
+    """The error that ended the connection, if the kernel has not reported it yet; it does so once."""
     number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return OSError(number, os.strerror(number)) if number else None
 
 
 @dataclass(frozen=True)
 class _End:
-    """There is nothing more to read."""
+    """The end of the stream."""
 
     error: OSError | None
 
@@ -275,6 +275,6 @@ async def _handshake_step(secured: ssl.SSLSocket) -> bool:
 
 
 def settle(future: asyncio.Future[None]) -> None:
-    """Let whoever waits for `future` go on, unless it is done or cancelled already."""
+    """Wake the code that waits for `future`, unless it is done or cancelled already."""
     if not future.done():
         future.set_result(None)

@@ -1,1 +1,1 @@
-"""Measure latency and bandwidth of a path, actively and from passing traffic."""
+"""Measure the latency and bandwidth of paths and access lines."""

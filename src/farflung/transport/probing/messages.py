@@ -1,4 +1,4 @@
-"""What is said on a link that is there to be probed."""
+"""Control messages of a link of kind `probe`."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from farflung.transport.wire.headers import Count
 
 
 class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, array_like=True):
-    """Base of what is said on a probed link."""
+    """Base of all messages on a probed link."""
 
 
 class Question(_Saying, frozen=True):
-    """Answer at once."""
+    """Requests an immediate `Answer`."""
 
     number: Count
 
 
 class Answer(_Saying, frozen=True):
-    """At once."""
+    """The immediate answer to a question."""
 
     number: Count
 
 
 class Report(_Saying, frozen=True):
-    """After `seconds` on the receiver's clock, `total_bytes` of all probes on this link had come."""
+    """After `seconds` on the receiver's clock, `total_bytes` of all probes on this link had arrived."""
 
     seconds: Annotated[float, Meta(ge=0, le=2**53)]
     total_bytes: Count
 
 
 class Done(_Saying, frozen=True):
-    """Nothing more is sent from here: the other side may hang up when it has what it wants."""
+    """This side sends nothing more: the other one may hang up when it has its result."""
 
 
 Saying = Question | Answer | Report | Done
@@ -47,8 +47,8 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(message: bytes) -> Saying:
-    """Read what was said; ProtocolError if it is nothing that can be said here."""
+    """Decode a message; ProtocolError if it is not one of these."""
     try:
         return _decoder.decode(message)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"a probe's message was refused: {printable(str(error))}") from None
+        raise ProtocolError(f"cannot read a probe's message: {printable(str(error))}") from None

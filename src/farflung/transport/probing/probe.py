@@ -1,9 +1,9 @@
-"""Measuring a path: how long it is, and how much it carries.
+"""Measure the latency and bandwidth of a path.
 
-Whoever probes sends messages that mean nothing, at first few, then as many as the path takes; the other side
-says when they came, by its own clock, so that no buffer of the sender's can make a path look fast. Both
-sides may probe over one link at the same time; they then should begin together, because one whose questions
-wait behind the other's messages finds the path too long.
+The probing side sends random data, first a little and then as much as the path takes. The other side reports
+arrivals by its own clock, so that no buffer at the sender can make a path look fast. Both sides may probe
+over one link at the same time. They should then start together: if one side's questions wait behind the
+other's data, it overestimates the latency.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ _QUESTION_SECONDS = 0.005
 _QUESTIONING_SECONDS = 0.1
 _LEAST_ANSWERS = 5
 _LATEST_SHARE = 0.9
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 _DISCARDED = memoryview(bytearray(MAXIMUM_MESSAGE_BYTES))
 
 
 @dataclass(frozen=True)
 class PairEstimate:
-    """What one probe found out about the path from this side to the peer.
+    """The result of one probe of the path from this side to the peer.
 
     Attributes
     ----------
     latency_ms
-        One way, taken as half of the least round trip: which way is the longer one nobody can tell.
+        One way: half of the least round trip, because the two directions cannot be told apart.
     bandwidth_mbps
         Of the line, packet headers included, as lines are sold; 0.965 of it is left for payload.
     bytes_sent
         Payload that the probe sent.
     seconds
-        How long it took.
+        Duration of the probe.
     is_settled
-        Whether the rate had stopped growing; if not, the path may carry more than there was time to see.
+        Whether the rate had stopped growing; if not, the path may be faster than the probe had time to show.
     """
 
     latency_ms: float
@@ -64,7 +64,7 @@ class PairEstimate:
 
 
 class Prober:
-    """The handler at either end of a link that is there to be probed.
+    """The handler at either end of a link of kind `probe`.
 
     `peer_done` is set when the other side sends no more: it has said so, or the link is over.
     """
@@ -79,21 +79,21 @@ class Prober:
 
     @property
     def received_bytes(self) -> int:
-        """How much has come to here."""
+        """How many bytes have arrived here."""
         return self._total_bytes
 
     @property
-    def taken_bytes(self) -> int:
-        """How much of what was sent from here has come, as far as the other side has told."""
-        return 0 if self._probe is None else self._probe.taken_bytes
+    def acked_bytes(self) -> int:
+        """How many of this side's bytes the other side has reported as arrived."""
+        return 0 if self._probe is None else self._probe.acked_bytes
 
     async def probe(
         self, link: Link, byte_limit: int = MAXIMUM_BYTES, seconds: float = PROBE_SECONDS
     ) -> PairEstimate:
         """Measure the path from here to the other end, within `seconds`.
 
-        Sends no more than 32 KiB and five times what has arrived, never more than `byte_limit`, and stops as
-        soon as the rate no longer grows.
+        Sends at most 32 KiB plus five times what has arrived, never more than `byte_limit`, and stops as soon
+        as the rate no longer grows.
 
         Raises
         ------
@@ -110,65 +110,65 @@ class Prober:
         return estimate
 
     def fill(self, link: Link, byte_limit: int) -> None:
-        """Send as fast as the other side takes it, with the bounds of `probe`, until `stop`."""
+        """Send as fast as the other side reads, within the limits of `probe`, until `stop`."""
         self._begin(link, byte_limit).send()
 
     def stop(self, link: Link) -> None:
-        """Send nothing more, and say so."""
+        """Stop sending, and report that to the other side."""
         if self._probe is not None:
             self._probe.stop()
         link.send_control(encode(Done()))
 
     def _begin(self, link: Link, byte_limit: int) -> _Probe:
         if self._probe is not None:
-            raise ValueError("a link is probed once from either side: open another")
+            raise ValueError("this side has already probed this link: open another link")
         self._probe = _Probe(link, byte_limit)
         return self._probe
 
-    # transport.handler.Handler
+    # handler.Handler
 
     def control(self, link: Link, message: bytes) -> None:
-        """A question is answered; an answer and a report are findings."""
+        """Answer a question; pass answers and reports to the probe."""
         said = decode(message)
         if isinstance(said, Question):
             link.send_control(encode(Answer(said.number)))
         elif isinstance(said, Done):
             self.peer_done.set()
         elif self._probe is not None:
-            self._probe.hear(said)
+            self._probe.on_message(said)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
-        """All messages of all links go to the same memory, which nobody reads."""
+        """Let all messages share the same memory, which is never read."""
         if not isinstance(header, ProbeHeader):
             raise ProtocolError("expected only a probe's messages on this link")
         return _DISCARDED[: header.bytes]
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
-        """Note when; what comes within a few milliseconds is reported as one, by its last."""
+        """Record the arrival; those within a few milliseconds are reported together, as the last one."""
         self._total_bytes += header.bytes
         self._last = Arrival(time.monotonic(), self._total_bytes)
         if self._report is None:
-            self._report = self._loop.call_later(_REPORT_SECONDS, self._tell, link)
+            self._report = self._loop.call_later(_REPORT_SECONDS, self._send_report, link)
 
     def closed(self, link: Link, reason: str) -> None:
-        """Report no more; whoever probes here looks at the link."""
+        """Stop reporting; a probe that runs here checks the link by itself."""
         self.peer_done.set()
         if self._report is not None:
             self._report.cancel()
 
-    def _tell(self, link: Link) -> None:
+    def _send_report(self, link: Link) -> None:
         self._report = None
         assert self._last is not None
         link.send_control(encode(Report(self._last.seconds, self._last.total_bytes)))
 
 
 class _Probe:
-    """One side's sending over one link."""
+    """One side's probe over one link."""
 
     def __init__(self, link: Link, byte_limit: int) -> None:
         self._link = link
         self._byte_limit = byte_limit
-        self._findings = ProbeEstimator()
+        self._estimator = ProbeEstimator()
         self._payload = memoryview(os.urandom(MAXIMUM_MESSAGE_BYTES))
         self._asked: list[float] = []
         self._bytes_sent = 0
@@ -179,102 +179,102 @@ class _Probe:
         started = time.monotonic()
         deadline = started + limit_seconds * _LATEST_SHARE
         await self._ask(started, deadline)
-        if not self._findings.answers and self._link.reason is None:
-            raise ConnectionFailed(
-                f"{self._link.peer} answered no question of a probe within {limit_seconds:g} s"
-            )
-        self._look()
+        if not self._estimator.answers and self._link.reason is None:
+            raise ConnectionFailed(f"{self._link.peer} did not answer a probe within {limit_seconds:g} s")
+        self._poll_kernel()
         self.send()
         await self._settle(deadline)
-        rate, is_settled = self._findings.bytes_per_second, self._findings.is_settled
+        rate, is_settled = self._estimator.bytes_per_second, self._estimator.is_settled
         if rate is None and self._link.reason is None:
-            raise ConnectionFailed(f"too little of a probe reached {self._link.peer} in {limit_seconds:g} s")
-        # A busy process answers questions late; where the kernel has seen the same path, it knows better.
+            raise ConnectionFailed(
+                f"too few bytes of a probe reached {self._link.peer} in {limit_seconds:g} s"
+            )
+        # A busy process answers questions late; if the kernel has measured the same path, it knows better.
         least = self._link.least_round_trip_seconds or math.inf
-        latency_ms = min(self._findings.round_trip_seconds, least) / 2 * 1e3
+        latency_ms = min(self._estimator.round_trip_seconds, least) / 2 * 1e3
         seconds = time.monotonic() - started
         return PairEstimate(latency_ms, line_mbps(rate or 0.0), self._bytes_sent, seconds, is_settled)
 
     @property
-    def taken_bytes(self) -> int:
-        """How much the other side says has come."""
-        return self._findings.total_bytes
+    def acked_bytes(self) -> int:
+        """How many bytes the other side has reported as arrived."""
+        return self._estimator.total_bytes
 
     def send(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._is_sending = True
         self._send()
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._is_sending = False
         self._link.withdraw(lambda header: isinstance(header, ProbeHeader))
 
-    def hear(self, said: Answer | Report) -> None:
-        """The other side has spoken; ProtocolError if it cannot be true."""
+    def on_message(self, said: Answer | Report) -> None:
+        """Process the other side's message; ProtocolError if it cannot be true."""
         if isinstance(said, Answer):
             if said.number >= len(self._asked):
-                raise ProtocolError("expected answers to a probe's questions, found one to none")
-            self._findings.answered(time.monotonic() - self._asked[said.number])
+                raise ProtocolError("found an answer to a question that the probe never asked")
+            self._estimator.on_round_trip(time.monotonic() - self._asked[said.number])
         else:
             if said.total_bytes > self._bytes_sent:
                 raise ProtocolError(
-                    f"expected at most {self._bytes_sent} bytes to come, found a report of more"
+                    f"the peer reported {said.total_bytes} bytes, but only {self._bytes_sent} were sent"
                 )
-            self._findings.arrived(Arrival(said.seconds, said.total_bytes))
+            self._estimator.on_arrival(Arrival(said.seconds, said.total_bytes))
             self._send()
 
     async def _ask(self, started: float, deadline: float) -> None:
         while (now := time.monotonic()) < deadline and self._link.reason is None:
-            enough = now >= started + _QUESTIONING_SECONDS and self._findings.answers >= _LEAST_ANSWERS
+            enough = now >= started + _QUESTIONING_SECONDS and self._estimator.answers >= _LEAST_ANSWERS
             if enough:
                 return
-            # Whoever stood still for that long has asked too little, and goes on with one at a time.
-            if now < started + _QUESTIONING_SECONDS or self._findings.answers >= len(self._asked):
+            # After a suspension too few questions were asked: ask further ones, one at a time.
+            if now < started + _QUESTIONING_SECONDS or self._estimator.answers >= len(self._asked):
                 self._link.send_control(encode(Question(len(self._asked))))
                 self._asked.append(time.monotonic())
             await asyncio.sleep(_QUESTION_SECONDS)
 
     async def _settle(self, deadline: float) -> None:
         while time.monotonic() < deadline and self._link.reason is None:
-            await asyncio.sleep(_LOOK_SECONDS)
-            self._look()
-            if self._findings.is_settled or self._has_spent_all:
+            await asyncio.sleep(_POLL_SECONDS)
+            self._poll_kernel()
+            if self._estimator.is_settled or self._has_spent_all:
                 return
 
-    def _look(self) -> None:
+    def _poll_kernel(self) -> None:
         state = self._link.path_state
         if state is not None and state.delivered_packets is not None:
             now, packets = time.monotonic(), state.delivered_packets
-            self._findings.acknowledged(now, packets, state.packet_bytes, state.retransmitted)
+            self._estimator.on_kernel_ack(now, packets, state.packet_bytes, state.retransmitted)
 
     def _send(self) -> None:
-        """Keep two messages waiting, unless too little of what was sent has come."""
+        """Keep two messages queued, unless too few of the sent bytes have arrived."""
         size = self._message_bytes
         while self._is_sending and self._unsent < 2 and self._bytes_sent + size <= self._allowed_bytes:
             self._unsent += 1
             self._bytes_sent += size
-            self._link.post(ProbeHeader(size), self._payload[:size], self._left)
+            self._link.post(ProbeHeader(size), self._payload[:size], self._on_sent)
 
-    def _left(self) -> None:
+    def _on_sent(self) -> None:
         self._unsent -= 1
-        # Not from here: the link calls this while it clears its queue, too.
+        # Not directly: the link also calls this while it clears its queue.
         asyncio.get_running_loop().call_soon(self._send)
 
     @property
     def _message_bytes(self) -> int:
-        due = int(self._findings.recent_bytes_per_second * _MESSAGE_SECONDS)
+        due = int(self._estimator.recent_bytes_per_second * _MESSAGE_SECONDS)
         return min(max(due, MINIMUM_MESSAGE_BYTES), MAXIMUM_MESSAGE_BYTES)
 
     @property
     def _allowed_bytes(self) -> int:
-        return min(_FIRST_BYTES + (1 + _GROWTH) * self._findings.total_bytes, self._byte_limit)
+        return min(_FIRST_BYTES + (1 + _GROWTH) * self._estimator.total_bytes, self._byte_limit)
 
     @property
     def _has_spent_all(self) -> bool:
-        """Whether all that may be sent has come: nothing more can be learnt."""
+        """Whether everything that may be sent has arrived, so that nothing more can be measured."""
         return (
             self._bytes_sent + self._message_bytes > self._byte_limit
             and self._unsent == 0
-            and (self._findings.total_bytes == self._bytes_sent)
+            and (self._estimator.total_bytes == self._bytes_sent)
         )

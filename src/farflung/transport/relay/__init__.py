@@ -1,1 +1,1 @@
-"""Carry encrypted links between two peers who cannot reach each other."""
+"""Relays pass encrypted links on between two peers that cannot reach each other."""

@@ -1,9 +1,9 @@
 """Circuits over a relay: which ones it expects, and the first bytes of each.
 
-Before TLS, each side of a circuit shows the relay a one-time token.
+Before TLS, each side of a circuit sends the relay a one-time token.
 
-The hello has a fixed size and begins otherwise than TLS does, so one port serves both. The relay answers with
-one byte as soon as both sides are there; what follows is theirs alone, end to end.
+This hello has a fixed size and begins differently from TLS, so one port serves both. The relay answers with
+one byte as soon as both sides are connected; all further bytes belong to the two sides, end to end.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ async def read_hello(connection: socket.socket) -> bytes | None:
 
 
 async def join(address: str, token: bytes, timeouts: Timeouts) -> socket.socket:
-    """Take one end of a circuit at a relay: a connected socket, on which the other end listens or dials next.
+    """Join a circuit at a relay; returns a socket to the other side, which dials or listens on it next.
 
-    The relay may hear of the token only after this side has: until it knows it, the token is shown again.
+    The relay may learn of the token after this side does, so it is sent again until the relay knows it.
 
     Raises
     ------
     ConnectionFailed
-        The relay cannot be reached, does not know the token, or the other side did not come in time.
+        The relay cannot be reached, does not know the token, or the other side did not join in time.
     """
     try:
         async with asyncio.timeout(timeouts.dial_seconds):
             while True:
-                if joined := await _knock(address, token, timeouts):
+                if joined := await _show_token(address, token, timeouts):
                     return joined
                 await asyncio.sleep(timeouts.heartbeat_seconds / 4)
     except TimeoutError as error:
-        if error.errno is not None:  # the kernel's: the relay has acknowledged nothing for too long
+        if error.errno is not None:  # raised by the kernel: the relay has acknowledged nothing for too long
             raise ConnectionFailed(why_unreachable(error, address, timeouts.unacknowledged_seconds)) from None
         raise ConnectionFailed(
-            f"the relay at {address} did not join both sides within {timeouts.dial_seconds:g} s"
+            f"the relay at {address} did not connect both sides within {timeouts.dial_seconds:g} s"
         ) from None
     except OSError as error:
         raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
 
 
-async def _knock(address: str, token: bytes, timeouts: Timeouts) -> socket.socket | None:
+async def _show_token(address: str, token: bytes, timeouts: Timeouts) -> socket.socket | None:
     try:
         connection = await connect(*parse_address(address), timeouts, DEFAULT_OPTIONS.congestion_control)
-    except TimeoutError as error:  # which is not that of the whole
+    except TimeoutError as error:  # of this connection, not of the whole `join`
         raise ConnectionFailed(why_unreachable(error, address, timeouts.connect_seconds)) from None
     try:
         await asyncio.get_running_loop().sock_sendall(connection, MAGIC + token)
@@ -80,7 +80,7 @@ async def _knock(address: str, token: bytes, timeouts: Timeouts) -> socket.socke
 
 
 async def _read(connection: socket.socket, count: int) -> bytes:
-    """`count` bytes, or fewer if the other side hangs up first. Never a byte more: TLS follows."""
+    """Read `count` bytes, or fewer if the other side hangs up first; never more, because TLS follows."""
     found = b""
     while len(found) < count:
         piece = await asyncio.get_running_loop().sock_recv(connection, count - len(found))
@@ -92,7 +92,7 @@ async def _read(connection: socket.socket, count: int) -> bytes:
 
 @dataclass
 class Circuit:
-    """One circuit. `label` names what it is for, `tokens` admit one side each, once, before `deadline`.
+    """One circuit. `label` names its purpose; each of `tokens` admits one side, once, before `deadline`.
 
     `bytes_left` is what it may still carry, both directions together.
     """
@@ -109,22 +109,22 @@ class Circuit:
         return second if token == first else first
 
     def spend(self, count: int) -> bool:
-        """Count bytes that pass; whether they still may."""
+        """Count bytes that pass; returns whether they are within the quota."""
         self.bytes_left -= count
         return self.bytes_left >= 0
 
 
-class CircuitBook:
-    """Circuits that wait for one side or both, by token. Once both have come it is forgotten."""
+class CircuitTable:
+    """Circuits that wait for one side or both, by token. A circuit is removed once both sides have joined."""
 
     def __init__(self) -> None:
         self._awaited: dict[bytes, Circuit] = {}
 
     def grant(self, circuit: Circuit) -> list[bytes]:
-        """Expect the two sides of a circuit; an older one with the same label makes way.
+        """Expect the two sides of a circuit, replacing an older one with the same label.
 
-        Returns the tokens that are void now, some of which may have been shown already. So is the new one's
-        if there are too many circuits.
+        Returns the tokens that became invalid, some of which may be in use by a waiting side. The new tokens
+        are among them if there are too many circuits.
         """
         void = self._void(lambda older: older.label == circuit.label)
         if len(self._awaited) >= 2 * MAXIMUM_CIRCUITS:
@@ -133,9 +133,9 @@ class CircuitBook:
         return void
 
     def show(self, token: bytes, now: float) -> Circuit | None:
-        """Spend a token; its circuit, which is whole if the other token was `shown` before.
+        """Spend a token; returns its circuit, which is complete if the other token was `shown` before.
 
-        None if nobody expects it now: unknown, spent or too late.
+        None if the token is not expected: unknown, spent or too late.
         """
         circuit = self._awaited.get(token)
         if circuit is None or token in circuit.shown or now > circuit.deadline:
@@ -147,7 +147,7 @@ class CircuitBook:
         return circuit
 
     def expire(self, now: float) -> list[bytes]:
-        """Forget the circuits whose deadline has passed; their tokens."""
+        """Remove circuits whose deadline has passed; returns their tokens."""
         return self._void(lambda circuit: now > circuit.deadline)
 
     def _void(self, condition: Callable[[Circuit], bool]) -> list[bytes]:

@@ -1,1 +1,1 @@
-"""Who is who: certificates, identities, join tokens, and how a newcomer joins a broker."""
+"""Certificates, identities, join tokens, and how a newcomer joins a broker."""

@@ -1,6 +1,6 @@
-"""Keys and X.509 as both the authority and the holders of its certificates see them.
+"""Keys and X.509 certificates, for the authority and for holders, and the TLS contexts that use them.
 
-TLS settings: version 1.3 only, strict X.509, no authority but the broker's own.
+TLS settings: version 1.3 only, strict X.509, and no authority but the broker's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from farflung.errors import IdentityError
 from farflung.transport.security.names import Role, holder_name, parse_holder_name
 
 LIFETIME_SECONDS = 7 * 24 * 3600
-BACKDATE_SECONDS = 24 * 3600  # clocks of home machines are off, and a certificate must be valid at once
+BACKDATE_SECONDS = (
+    24 * 3600
+)  # clocks of home machines are often wrong, and a certificate must be valid at once
 
 Parsed = TypeVar("Parsed")
 
@@ -32,14 +34,14 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The private key as it is kept in a file that only its owner may read."""
+    """The private key as PEM, for a file that only its owner may read."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def key_from_pem(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    """Read a private key, or raise IdentityError if it is not one of P-256."""
+    """Read a private key; IdentityError if it is not a P-256 key."""
     key = _parse("private key", lambda: serialization.load_pem_private_key(pem, None))
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("expected a P-256 private key, found another kind")
@@ -54,27 +56,27 @@ def public_bytes(key: object) -> bytes:
 
 
 def certificate_from_pem(pem: bytes) -> x509.Certificate:
-    """Read one certificate, or raise IdentityError."""
+    """Read one certificate; IdentityError if that fails."""
     return _parse("certificate", lambda: x509.load_pem_x509_certificate(pem))
 
 
 def certificate_to_pem(certificate: x509.Certificate) -> bytes:
-    """The certificate as it is kept and sent."""
+    """The certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def fingerprint(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of the whole certificate (DER), 32 bytes: what tokens pin."""
+    """SHA-256 of the whole certificate (DER), 32 bytes. Join tokens contain it."""
     return certificate.fingerprint(hashes.SHA256())
 
 
 def public_key_digest(public_key: bytes) -> bytes:
-    """SHA-256 of `public_bytes`, 32 bytes: how the authority knows a key again."""
+    """SHA-256 of `public_bytes`, 32 bytes, by which the authority recognises a key."""
     return hashlib.sha256(public_key).digest()
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey, id: str, role: Role) -> bytes:
-    """A certificate request (PEM) in which the key's owner asks to be called `id` in `role`."""
+    """A certificate request (PEM) for the name `id` in `role`."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, id)])
     name = x509.SubjectAlternativeName([x509.DNSName(holder_name(id, role))])
     builder = (
@@ -84,22 +86,22 @@ def signing_request(key: ec.EllipticCurvePrivateKey, id: str, role: Role) -> byt
 
 
 def read_signing_request(pem: bytes) -> tuple[str, Role, ec.EllipticCurvePublicKey]:
-    """Who a certificate request asks for, and the P-256 key whose possession it proves.
+    """The holder that a certificate request names, and the P-256 key whose possession it proves.
 
     Raises
     ------
     IdentityError
-        It is no request, is not signed by its own key, or names no holder or several.
+        It is not a request, is not signed by its own key, or does not name exactly one holder.
     """
     request = _parse("certificate request", lambda: x509.load_pem_x509_csr(pem))
     key = _p256(_parse("certificate request's key", request.public_key))
     if not _parse("certificate request", lambda: request.is_signature_valid):
-        raise IdentityError("the certificate request is not signed by the key it is for")
+        raise IdentityError("the certificate request is not signed by its own key")
     return *read_holder(request), key
 
 
 def read_holder(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, Role]:
-    """The (id, role) that a certificate or request names, which must be exactly one; else IdentityError."""
+    """The (id, role) that a certificate or request names; IdentityError unless it is exactly one."""
     names: list[x509.GeneralName] = []
     for extension in _parse("certificate", lambda: document.extensions):
         if isinstance(extension.value, x509.SubjectAlternativeName):
@@ -127,7 +129,7 @@ def _p256(key: object) -> ec.EllipticCurvePublicKey:
 def _parse(what: str, read: Callable[[], Parsed]) -> Parsed:
     try:
         return read()
-    except Exception as error:  # cryptography raises many kinds for hostile input, none of them ours
+    except Exception as error:  # cryptography raises many exception types for hostile input
         raise IdentityError(f"expected a {what}, found something else ({type(error).__name__})") from None
 
 
@@ -137,9 +139,9 @@ ALPN = "farflung/1"
 def client_context(
     authority_pem: bytes, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
-    """A dialler's context: the peer must hold a certificate of this authority for the name that is dialled.
+    """A context for dialling: the peer must hold this authority's certificate for the dialled name.
 
-    Without `certificate` and `key` the dialler stays a stranger, whom a broker lets join and nothing else.
+    Without `certificate` and `key`, the dialling side can only send a join request.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.hostname_checks_common_name = False
@@ -150,22 +152,22 @@ def client_context(
 
 
 def server_context(
-    authority_pem: bytes, certificate: Path, key: Path, admit_strangers: bool
+    authority_pem: bytes, certificate: Path, key: Path, admit_newcomers: bool
 ) -> ssl.SSLContext:
-    """A listener's context: peers show a certificate of this authority, or, if strangers are let in, none."""
+    """A context for listening: peers show a certificate of this authority or, for newcomers, none."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_OPTIONAL if admit_strangers else ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_OPTIONAL if admit_newcomers else ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority_pem.decode("ascii"))
     context.load_cert_chain(certificate, key)
-    # A resumed session would skip the certificate check, and nobody here resumes.
+    # A resumed session would skip the certificate check, and farflung never resumes one.
     context.num_tickets = 0
     return context
 
 
 def unverified_context() -> ssl.SSLContext:
-    """For one thing only: to fetch an authority's certificate, which is then compared with a token's.
+    """A context for one purpose: fetching an authority's certificate, to compare it with a token.
 
-    Nothing secret may be sent under this context, and nothing it brings may be believed.
+    Send nothing secret under this context, and do not trust what it returns.
     """
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -1,4 +1,4 @@
-"""Joining a broker: from a token to an identity, without believing anybody before the token says so."""
+"""Joining a broker: exchange a token for an identity, and trust only the broker that the token names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from farflung.transport.timeouts import Timeouts
 
 @dataclass(frozen=True)
 class Enrolment:
-    """A finished join: who one now is, and by how many seconds this clock is ahead of the broker's."""
+    """A finished join: the identity, and by how many seconds this clock is ahead of the broker's."""
 
     identity: Identity
     clock_ahead_seconds: float
@@ -47,22 +47,22 @@ async def enrol(
 ) -> Enrolment:
     """Spend `token` at the broker on HOST:PORT for an identity in `folder`.
 
-    The first connection only fetches the authority's certificate, which must have the fingerprint in the
-    token; the secret goes over a second one that is verified against it. The private key is made in
-    `folder` and stays there. Without `name` the id is the host's name and a short suffix. A join that was
-    interrupted may be repeated with the same token and folder.
+    The first connection only fetches the authority's certificate, which must have the token's fingerprint.
+    The secret goes over a second connection, which is verified against that certificate. The private key is
+    made in `folder` and stays there. Without `name`, the id is the host's name and a short suffix. You can
+    repeat an interrupted join with the same token and folder.
 
     Raises
     ------
     IdentityError
-        The token is for another role, the broker is not the one it was made by, this clock is more than a
-        day off, or the broker refuses the token or the id.
+        The token is for another role or of another broker, this clock is more than a day off, or the
+        broker refuses the token or the id.
     ConnectionFailed
-        The broker cannot be reached, or is not the holder of its name.
+        The broker cannot be reached, or does not hold a certificate for its name.
     """
     if token.role != role:
         raise IdentityError(
-            f"the token is for a {token.role}, not for a {role}: make another with "
+            f"the token is for a {token.role}, not for a {role}: create another with "
             f"farflung token create --role {role}"
         )
     key = await asyncio.to_thread(key_in, folder)
@@ -70,26 +70,26 @@ async def enrol(
     authority = await _fetch_authority(address, token)
     request = AskCertificate(token.secret, id, role, signing_request(key, id, role))
     asked = time.time()
-    told = await _exchange(address, request, authority)
-    if not isinstance(told, TellCertificate):
-        raise _unexpected(address, told)
-    ahead = (asked + time.time()) / 2 - told.clock
-    identity = await asyncio.to_thread(Identity.write, folder, told.certificate, authority, address)
+    answer = await _exchange(address, request, authority)
+    if not isinstance(answer, TellCertificate):
+        raise _unexpected(address, answer)
+    ahead = (asked + time.time()) / 2 - answer.clock
+    identity = await asyncio.to_thread(Identity.write, folder, answer.certificate, authority, address)
     return Enrolment(identity, ahead)
 
 
 async def _fetch_authority(address: str, token: Token) -> bytes:
-    told = await _exchange(address, AskAuthority(), authority=None)
-    if not isinstance(told, TellAuthority):
-        raise _unexpected(address, told)
-    certificate = certificate_from_pem(told.certificate)
+    answer = await _exchange(address, AskAuthority(), authority=None)
+    if not isinstance(answer, TellAuthority):
+        raise _unexpected(address, answer)
+    certificate = certificate_from_pem(answer.certificate)
     found = fingerprint(certificate)
     if found != token.fingerprint:
         raise IdentityError(
-            f"the broker at {address} is not the one this token was made by (expected "
+            f"the broker at {address} did not create this token (expected "
             f"{token.fingerprint.hex()[:8]}…, found {found.hex()[:8]}…): nothing secret was sent"
         )
-    _check_clock(time.time() - told.clock)
+    _check_clock(time.time() - answer.clock)
     return certificate_to_pem(certificate)
 
 
@@ -98,13 +98,13 @@ def _check_clock(ahead_seconds: float) -> None:
         return
     direction = "ahead of" if ahead_seconds > 0 else "behind"
     raise IdentityError(
-        f"this machine's clock is {abs(ahead_seconds) / 3600:.0f} hours {direction} the broker's, which no "
-        "certificate allows: set it right on the machine that is off, then join again"
+        f"this machine's clock is {abs(ahead_seconds) / 3600:.0f} hours {direction} the broker's, so no "
+        "certificate would be valid: correct the clock that is wrong, then join again"
     )
 
 
 async def _exchange(address: str, request: AskAuthority | AskCertificate, authority: bytes | None) -> Answer:
-    """One request to a broker that is known by `authority` (PEM), or by nothing at all."""
+    """Send one request to a broker, verified against `authority` (PEM) if that is known."""
     context = client_context(authority) if authority else unverified_context()
     server_hostname = BROKER_NAME if authority else None
     reply = await ask(
@@ -113,7 +113,9 @@ async def _exchange(address: str, request: AskAuthority | AskCertificate, author
     return join_messages.decode_answer(reply)
 
 
-def _unexpected(address: str, told: Answer) -> IdentityError:
-    if isinstance(told, join_messages.Refuse):
-        return IdentityError(f"the broker at {address} refused: {told.reason}")
-    return IdentityError(f"the broker at {address} answered something else than was asked: check its version")
+def _unexpected(address: str, answer: Answer) -> IdentityError:
+    if isinstance(answer, join_messages.Refuse):
+        return IdentityError(f"the broker at {address} refused: {answer.reason}")
+    return IdentityError(
+        f"the broker at {address} sent an unexpected answer: check that its version matches yours"
+    )

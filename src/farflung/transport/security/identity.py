@@ -1,4 +1,4 @@
-"""A holder's identity: a key that never leaves its folder, and the certificate the broker gave for it."""
+"""A holder's identity: a key that never leaves its folder, and the broker's certificate for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BROKER_NAME = holder_name(BROKER_ID, "broker")
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`identity.json`: what the folder is, for people and for the next start."""
+    """`identity.json`: what the folder contains, for people and for the next start."""
 
     id: str
     role: Role
@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """One holder: `certificate` names `id` and `role`; `broker` is the HOST:PORT joined ("" for a broker)."""
+    """One holder: `certificate` names `id` and `role`; `broker` is HOST:PORT ("" for a broker itself)."""
 
     folder: Path
     id: str
@@ -61,8 +61,8 @@ class Identity:
         Raises
         ------
         IdentityError
-            There is none, a part is missing or does not match, others may read the key, or the
-            certificate is over; says what to do.
+            There is no identity, a part is missing or does not match, others may read the key, or the
+            certificate has expired; the message says what to do.
         """
         record = _read_record(folder)
         key = read_key(folder)
@@ -71,14 +71,15 @@ class Identity:
         _check_parts(identity, key, _read(folder, AUTHORITY_FILE))
         if time.time() >= identity.expires_at:
             raise IdentityError(
-                f"the certificate of {identity.id} ended at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} "
-                f"UTC: run farflung token create --role {identity.role} on the broker and join again with it"
+                f"the certificate of {identity.id} expired at "
+                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: run farflung token create --role "
+                f"{identity.role} on the broker and join again with that token"
             )
         return identity
 
     @classmethod
     def write(cls, folder: Path, certificate_pem: bytes, authority_pem: bytes, broker: str) -> Identity:
-        """Keep a certificate for the key that lies in `folder` (see `key_in`); the record is written last."""
+        """Store a certificate for the key in `folder` (see `key_in`); the record is written last."""
         certificate = certificate_from_pem(certificate_pem)
         id, role = read_holder(certificate)
         identity = cls(folder, id, role, broker, certificate)
@@ -90,37 +91,37 @@ class Identity:
         return identity
 
     def joined_at(self) -> str:
-        """HOST:PORT of the broker that issued it; `broker` may have been replaced since."""
+        """HOST:PORT of the broker that issued it; `broker` may have been changed since."""
         return _read_record(self.folder).broker
 
     @property
     def expires_at(self) -> float:
-        """When the certificate ends, in Unix seconds."""
+        """When the certificate expires, in Unix seconds."""
         return self.certificate.not_valid_after_utc.timestamp()
 
     @property
     def renewal_due_at(self) -> float:
-        """When half of the certificate's life is over, in Unix seconds."""
+        """When half of the certificate's lifetime is over, in Unix seconds."""
         issued_at = self.certificate.not_valid_before_utc.timestamp() + BACKDATE_SECONDS
         return (issued_at + self.expires_at) / 2
 
     def needs_renewal(self, now: float) -> bool:
-        """Whether half of the certificate's life is over at `now` (Unix seconds)."""
+        """Whether half of the certificate's lifetime is over at `now` (Unix seconds)."""
         return now >= self.renewal_due_at
 
     def client_context(self) -> ssl.SSLContext:
-        """The TLS context with which this holder dials others of the same broker."""
+        """The TLS context for dialling other holders of the same broker."""
         authority = _read(self.folder, AUTHORITY_FILE)
         return certificates.client_context(authority, self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
 
-    def server_context(self, admit_strangers: bool) -> ssl.SSLContext:
-        """The TLS context with which this holder listens; only a broker's port admits strangers."""
+    def server_context(self, admit_newcomers: bool) -> ssl.SSLContext:
+        """The TLS context for listening; only a broker's port admits newcomers."""
         authority = _read(self.folder, AUTHORITY_FILE)
         certificate, key = self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE
-        return certificates.server_context(authority, certificate, key, admit_strangers)
+        return certificates.server_context(authority, certificate, key, admit_newcomers)
 
     def present_in(self, context: ssl.SSLContext) -> None:
-        """Show this certificate on the new connections of a context in use, after a renewal."""
+        """Use this certificate for new connections of an existing context, after a renewal."""
         context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
 
     def renewal_request(self) -> bytes:
@@ -128,7 +129,7 @@ class Identity:
         return signing_request(read_key(self.folder), self.id, self.role)
 
     def renewed(self, certificate_pem: bytes) -> Identity:
-        """Keep the answer to a renewal request; IdentityError if it is not for this key, id and role."""
+        """Store the answer to a renewal request; IdentityError if it is not for this key, id and role."""
         fresh = replace(self, certificate=certificate_from_pem(certificate_pem))
         _check_parts(fresh, read_key(self.folder), _read(self.folder, AUTHORITY_FILE))
         _keep(self.folder / CERTIFICATE_FILE, certificate_to_pem(fresh.certificate))
@@ -136,7 +137,7 @@ class Identity:
 
 
 def key_in(folder: Path) -> ec.EllipticCurvePrivateKey:
-    """The key that lies in `folder`; on the first call both are made, readable by their owner only."""
+    """The key in `folder`; the first call makes both, readable by their owner only."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -149,7 +150,7 @@ def key_in(folder: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def read_key(folder: Path, name: str = KEY_FILE) -> ec.EllipticCurvePrivateKey:
-    """Read a private key, or raise IdentityError if there is none or others may read it too."""
+    """Read a private key; IdentityError if there is none or others may read it."""
     pem = _read(folder, name)
     path = folder / name
     mode = path.stat().st_mode & 0o777
@@ -163,7 +164,7 @@ def _keep(path: Path, data: bytes, mode: int = 0o644) -> None:
         write_atomically(path, data, mode)
     except OSError as error:
         raise IdentityError(
-            f"{path} cannot be written ({error.strerror}): make room, then do the same again"
+            f"{path} cannot be written ({error.strerror}): check the disk and permissions, then try again"
         ) from None
 
 
@@ -197,7 +198,7 @@ def _read_certificate(folder: Path) -> x509.Certificate:
 def _check_parts(identity: Identity, key: ec.EllipticCurvePrivateKey, authority_pem: bytes) -> None:
     certificate = identity.certificate
     if not is_issued_by(certificate, certificate_from_pem(authority_pem)):
-        found = "is not of the authority in its folder"
+        found = "was not issued by the authority in its folder"
     elif public_bytes(certificate.public_key()) != public_bytes(key.public_key()):
         found = "is for another key"
     elif read_holder(certificate) != (identity.id, identity.role):

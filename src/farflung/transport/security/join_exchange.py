@@ -7,46 +7,46 @@ from collections.abc import Awaitable, Callable
 
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError
 from farflung.text import printable
-from farflung.transport.net.tls_stream import Connection
+from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.wire.frame_reader import FrameReader
 from farflung.transport.wire.frames import Close, Frame, Hello, Join, Reply, closing, encode
 
-OnStranger = Callable[[bytes, str], Awaitable[bytes]]
-"""Takes a request and the HOST:PORT it came from, gives the answer back."""
+OnNewcomer = Callable[[bytes, str], Awaitable[bytes]]
+"""Called with a request and the HOST:PORT that it came from; returns the answer."""
 
 REFUSAL = "this port admits only certificate holders: join the broker with a token first"
 
 
 class Exchange:
-    """Either side of it; the first frame that comes is all that is read."""
+    """Either side of a join. It reads exactly one frame."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: TlsStream) -> None:
         self.remote = connection.remote
-        self.over = asyncio.Event()
+        self.closed = asyncio.Event()
         self._connection = connection
-        self._heard: asyncio.Future[tuple[Frame, bytes]] = asyncio.get_running_loop().create_future()
+        self._first_frame: asyncio.Future[tuple[Frame, bytes]] = asyncio.get_running_loop().create_future()
         self._payload = bytearray()
         self._reader = FrameReader(self)
         connection.start(self)
 
     async def hang_up(self) -> None:
-        """Return once nothing is left of the connection."""
+        """Close the connection and wait until it is gone."""
         self._connection.abort()
-        await self.over.wait()
+        await self.closed.wait()
 
-    async def heard(self) -> tuple[Frame, bytes]:
-        """The frame that came, and its payload.
+    async def first_frame(self) -> tuple[Frame, bytes]:
+        """Wait for the frame and return it with its payload.
 
         Raises
         ------
         ProtocolError
-            What came is no frame, or none that belongs here.
+            The bytes are not a frame, or not one that is allowed here.
         ConnectionError
             The connection was lost first.
         """
-        return await self._heard
+        return await self._first_frame
 
-    def say(self, frame: Frame, payload: bytes = b"") -> None:
+    def write(self, frame: Frame, payload: bytes = b"") -> None:
         """Write a frame."""
         self._connection.write(encode(frame, len(payload)), payload)
 
@@ -61,18 +61,18 @@ class Exchange:
         except ProtocolError as error:
             self._settle(error)
 
-    def drained(self) -> None:
+    def on_drained(self) -> None:
         """Called by the connection."""
 
-    def lost(self, error: OSError | None) -> None:
+    def on_lost(self, error: OSError | None) -> None:
         """Called by the connection."""
         self._settle(error or ConnectionResetError("the other side hung up"))
-        self.over.set()
+        self.closed.set()
 
     def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
         """Called by the reader."""
         if isinstance(frame, Hello):
-            raise ProtocolError(f"no certificate was shown: {REFUSAL}")
+            raise ProtocolError(f"you sent no certificate: {REFUSAL}")
         if not isinstance(frame, Join | Reply | Close):
             raise ProtocolError(f"expected a join, found a {type(frame).__name__.lower()} frame: {REFUSAL}")
         self._payload = bytearray(payload_bytes)
@@ -80,45 +80,45 @@ class Exchange:
 
     def end(self, frame: Frame, payload_bytes: int) -> None:
         """Called by the reader."""
-        self._heard.set_result((frame, bytes(self._payload)))
+        self._first_frame.set_result((frame, bytes(self._payload)))
         self._reader.stop()
 
     def _settle(self, error: Exception) -> None:
         self._reader.stop()
-        if not self._heard.done():
-            self._heard.set_exception(error)
-            # Whoever waits gets it; if nobody does any more, that is no news.
-            self._heard.exception()
+        if not self._first_frame.done():
+            self._first_frame.set_exception(error)
+            # Mark it as retrieved: it does not matter if nothing waits any more.
+            self._first_frame.exception()
 
 
-async def receive(exchange: Exchange, answer: OnStranger | None) -> None:
-    """The listener's side: hear one request, answer it, and wait for the newcomer to hang up."""
+async def answer_newcomer(exchange: Exchange, answer: OnNewcomer | None) -> None:
+    """The listener's side: read one request, answer it, and wait for the newcomer to hang up."""
     try:
-        exchange.say(Reply(), await _answer(exchange, answer))
+        exchange.write(Reply(), await _answer(exchange, answer))
     except FarflungError as error:
-        exchange.say(closing(str(error)))
-    await exchange.over.wait()
+        exchange.write(closing(str(error)))
+    await exchange.closed.wait()
 
 
-async def _answer(exchange: Exchange, answer: OnStranger | None) -> bytes:
-    frame, request = await exchange.heard()
+async def _answer(exchange: Exchange, answer: OnNewcomer | None) -> bytes:
+    frame, request = await exchange.first_frame()
     if answer is None or not isinstance(frame, Join):
         raise ProtocolError(REFUSAL)
     return await answer(request, exchange.remote)
 
 
 async def request(exchange: Exchange, payload: bytes, address: str) -> bytes:
-    """The newcomer's side: say one request and give the answer back.
+    """The newcomer's side: send one request and return the answer.
 
     Raises
     ------
     ConnectionFailed
-        The other side refused, in its words.
+        The other side refused; the message contains its reason.
     ProtocolError
-        It answered with something else.
+        Its answer was not a reply.
     """
-    exchange.say(Join(), payload)
-    frame, answer = await exchange.heard()
+    exchange.write(Join(), payload)
+    frame, answer = await exchange.first_frame()
     if isinstance(frame, Close):
         raise ConnectionFailed(f"{address} refused: {printable(frame.reason)}")
     if not isinstance(frame, Reply):

@@ -1,4 +1,4 @@
-"""What holders of certificates are called: an id, a role, and the DNS name that carries both."""
+"""Names of certificate holders: an id, a role, and the DNS name that contains both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUFFIX_LENGTH = 5
 
 
 def check_id(text: str) -> str:
-    """Give back `text` if it may name a holder (it is one DNS label), else raise IdentityError."""
+    """Return `text` if it is a valid id (one DNS label); else raise IdentityError."""
     if len(text) <= MAXIMUM_ID_LENGTH and _ID.fullmatch(text):
         return text
     raise IdentityError(
@@ -31,7 +31,7 @@ def check_id(text: str) -> str:
 
 
 def check_role(text: str) -> Role:
-    """Give back `text` if it is a role, else raise IdentityError."""
+    """Return `text` if it is a role; else raise IdentityError."""
     if text in ROLES:
         return text
     raise IdentityError(f"{text[:60]!r} is not a role: use one of {', '.join(ROLES)}")
@@ -43,7 +43,7 @@ def holder_name(id: str, role: str) -> str:
 
 
 def parse_holder_name(name: str) -> tuple[str, Role]:
-    """Read (id, role) out of a certificate's DNS name, or raise IdentityError."""
+    """Read (id, role) from a certificate's DNS name; IdentityError if it is not a holder's name."""
     labels = name.split(".", 2)
     if len(labels) != 3 or labels[2] != DOMAIN:
         raise IdentityError(f"expected a certificate for <id>.<role>.{DOMAIN}, found one for {name[:100]!r}")

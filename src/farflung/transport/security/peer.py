@@ -1,4 +1,4 @@
-"""Whom a connection's certificate names."""
+"""The holder that a connection's certificate names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farflung.transport.security.names import Role, holder_name, parse_holder_na
 
 @dataclass(frozen=True)
 class Peer:
-    """One holder of a certificate of this broker's authority."""
+    """A holder of a certificate from this broker's authority."""
 
     id: str
     role: Role
@@ -27,12 +27,12 @@ class Peer:
 
 
 def certified_peer(connection: ssl.SSLSocket) -> Peer | None:
-    """Whom the verified certificate of a connection names; None if the other side showed none.
+    """The holder that a connection's verified certificate names; None if the other side sent none.
 
     Raises
     ------
     ProtocolError
-        The other side does not speak this protocol (ALPN), or the certificate names no holder.
+        The other side does not speak this protocol (ALPN), or its certificate names no holder.
     """
     found = connection.selected_alpn_protocol()
     if found != ALPN:
@@ -50,10 +50,10 @@ def certified_peer(connection: ssl.SSLSocket) -> Peer | None:
 
 
 def require_peer(connection: ssl.SSLSocket, expected: Peer) -> None:
-    """Hold the other side to be `expected`; ProtocolError if its certificate names anybody else."""
+    """Check that the other side is `expected`; ProtocolError if its certificate names another holder."""
     peer = certified_peer(connection)
     if peer != expected:
-        raise ProtocolError(f"expected {expected}, found {peer or 'nobody with a certificate'}")
+        raise ProtocolError(f"expected {expected}, found {peer or 'a peer without a certificate'}")
 
 
 def _alternative_names(certificate: ssl._PeerCertRetDictType) -> tuple[tuple[str, str], ...]:

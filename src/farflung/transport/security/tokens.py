@@ -1,7 +1,7 @@
-"""Join tokens: the line of text that lets a newcomer in, and tells it which broker to trust.
+"""Join tokens: a line of text that lets a newcomer join, and says which broker to trust.
 
 A token is `ff1-` and 85 letters and digits: role, SHA-256 of the broker's CA certificate, a 128-bit secret
-and a CRC-32, which finds every single mistyped character for certain.
+and a CRC-32, which detects every single mistyped character.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXT_LENGTH = len(_PREFIX) + -(-_TOTAL_BYTES * 8 // 5)
 
 @dataclass(frozen=True)
 class Token:
-    """What a token says. `text` is its only form that shows the secret."""
+    """The contents of a token. Only `text` shows the secret."""
 
     role: TokenRole
     fingerprint: bytes
@@ -48,7 +48,7 @@ class Token:
         Raises
         ------
         IdentityError
-            The text is no token, is cut short, or was mistyped. It is never repeated in the message.
+            The text is not a token, is cut short, or was mistyped. The message never repeats it.
         """
         text = "".join(text.split())
         _check_shape(text)
@@ -61,30 +61,30 @@ class Token:
 
     @property
     def text(self) -> str:
-        """The token as the user copies it."""
+        """The token as users copy it."""
         content = bytes([TOKEN_ROLES.index(self.role)]) + self.fingerprint + self.secret
         return _encode(content + _checksum(content))
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the secret: all that the broker keeps."""
+        """SHA-256 of the secret, which is all that the broker stores."""
         return secret_digest(self.secret)
 
 
 def secret_digest(secret: bytes) -> bytes:
-    """How the broker stores and looks up a token's secret."""
+    """SHA-256 of a token's secret, by which the broker stores and finds it."""
     return hashlib.sha256(secret).digest()
 
 
 def _check_shape(text: str) -> None:
     if not text.startswith(_PREFIX):
         raise IdentityError(
-            f"this is not a token of this farflung: expected '{_PREFIX}' and "
+            f"this is not a farflung token: expected '{_PREFIX}' and "
             f"{_TEXT_LENGTH - len(_PREFIX)} letters and digits, as `farflung token create` prints it"
         )
     if len(text) != _TEXT_LENGTH:
         raise IdentityError(
-            f"the token has {len(text)} characters, {_TEXT_LENGTH} are expected: copy it again, whole"
+            f"the token has {len(text)} characters instead of {_TEXT_LENGTH}: copy all of it again"
         )
 
 
@@ -93,7 +93,7 @@ def _decode(text: str) -> bytes:
     try:
         return base64.b32decode(encoded + "=" * (-len(encoded) % 8))
     except (binascii.Error, ValueError):
-        raise IdentityError("the token holds a character that no token has: copy it again") from None
+        raise IdentityError("the token contains a character that no token has: copy it again") from None
 
 
 def _encode(body: bytes) -> str:

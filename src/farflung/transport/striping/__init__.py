@@ -1,1 +1,1 @@
-"""Spread one link over several TCP connections (stripes)."""
+"""Several TCP connections (stripes) that carry the data of one link."""

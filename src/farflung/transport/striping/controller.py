@@ -1,4 +1,4 @@
-"""Over how many connections a link spreads its data, learnt from what more of them bring. No clock here."""
+"""Decides how many connections carry a link's data, by measuring what more of them gain. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from farflung.transport.net.sockets import PathState
 
 MAXIMUM_CONNECTIONS = 16
-"""Of one link."""
+"""Limit on the connections of one link."""
 
 _MEASURE_SECONDS = 1.0
 _SETTLE_SECONDS = 0.5
@@ -21,16 +21,16 @@ _LEAVES_ROOM = ("bbr",)
 
 
 def fills_alone(congestion_control: str) -> bool:
-    """Whether one connection under it fills a path on which packets get lost.
+    """Whether one connection under this congestion control fills a lossy path.
 
-    Loss-based ones do not: Reno's rate falls with the root of the loss (RFC 5348), and cubic's is little
-    better at home distances.
+    Loss-based ones do not: Reno's rate falls with the root of the loss (RFC 5348), and cubic is little better
+    at the round trips between homes.
     """
     return congestion_control.startswith(_LEAVES_ROOM)
 
 
 def is_full(path: PathState | None) -> bool:
-    """Whether more connections could not get more out of a path: packets queue, or none were lost."""
+    """Whether more connections would not make a path faster: its packets queue, or none were lost."""
     if path is None:
         return False
     queues = path.round_trip_seconds > _QUEUE_GROWTH * path.least_round_trip_seconds + _QUEUE_SECONDS
@@ -38,24 +38,24 @@ def is_full(path: PathState | None) -> bool:
 
 
 class StripeController:
-    """Goes from 1 to 4 to 16 connections as long as that makes a busy link 1.2 times faster, else steps back.
+    """Goes from 1 to 4 to 16 connections while each step makes a busy link 1.2 times faster, else steps back.
 
-    A step is that long because what one connection carries under loss swings by half from second to second.
+    Steps are large because the rate of one connection under loss varies by half from second to second.
 
-    After a step back it waits for twice as long as the time before until it tries again, because links
-    change. Only busy time counts: what a link carries when there is little to send says nothing.
+    After each step back it waits twice as long as before until it tries again, because links change. Only
+    busy time counts: an almost idle link shows nothing about its rate.
 
     Parameters
     ----------
     first, most
-        How many connections to begin with, and how many there may be.
+        The initial and the largest number of connections.
     path
-        Gives the state of the first connection's path: one that is full is not worth a try.
+        Returns the state of the first connection's path. If that is full, more connections are not tried.
 
     Attributes
     ----------
     wanted : How many connections to use.
-    is_fixed : Whether that never changes, so that there is nothing to learn.
+    is_fixed : Whether `wanted` never changes, so that nothing needs measuring.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class StripeController:
         self._bytes = 0
         self._last: float | None = None
 
-    def opened(self, count: int) -> None:
-        """There are now `count` connections; what is measured before all that are wanted stand is void."""
+    def on_opened(self, count: int) -> None:
+        """There are now `count` connections; measurements count only once all that are wanted are open."""
         if not self._is_open and count >= self.wanted:
             self._is_open = True
             self._begin(_SETTLE_SECONDS)
 
-    def idle(self) -> None:
-        """There was nothing to send."""
+    def on_idle(self) -> None:
+        """There is nothing to send."""
         self._last = None
 
-    def taken(self, count: int, now: float) -> bool:
-        """The peer took `count` more bytes; True if another number of connections is wanted from now on."""
+    def on_ack(self, count: int, now: float) -> bool:
+        """The peer has read `count` more bytes; returns True if `wanted` changes."""
         last, self._last = self._last, now
         if last is None or not self._is_open or self.is_fixed:
             return False

@@ -1,1 +1,1 @@
-"""What one connection carries: frames and the headers of data."""
+"""The format of a connection: frames, and the headers of data messages."""

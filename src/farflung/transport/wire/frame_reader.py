@@ -1,4 +1,4 @@
-"""A byte stream cut into frames, payloads written straight to where they belong."""
+"""Cut a byte stream into frames, and write payloads directly to their destination."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Protocol
 
 from farflung.transport.wire.frames import MAXIMUM_HEADER_BYTES, PREFIX_BYTES, Frame, read_header, read_prefix
 
-# What lands together with a header is copied once more, so this stays small beside a chunk; but frames that
-# fit together are read together.
+# Bytes read together with a header are copied once more, so this is small compared with a chunk, but large
+# enough to read several small frames at once.
 _SCRATCH_BYTES = 16 * 1024
 assert _SCRATCH_BYTES >= PREFIX_BYTES + MAXIMUM_HEADER_BYTES
 
-# Shared by every reader: nobody reads what is written here.
+# Shared by all readers: nothing reads these bytes.
 _DISCARDED = memoryview(bytearray(256 * 1024))
 
 
 class Sink(Protocol):
-    """Takes frames. Either method may raise ProtocolError, after which the reader must be stopped."""
+    """Receives frames. Either method may raise ProtocolError, after which the reader must be stopped."""
 
     def begin(self, frame: Frame, payload_bytes: int) -> memoryview | None:
-        """Give memory of exactly `payload_bytes` for the payload, or None to have it dropped."""
+        """Return memory of exactly `payload_bytes` for the payload, or None to drop it."""
 
     def end(self, frame: Frame, payload_bytes: int) -> None:
-        """The frame's payload has come whole."""
+        """The frame's payload is complete."""
 
 
 class FrameReader:
-    """Hands out memory to receive into (`buffer`) and is told how much of it was filled (`received`).
+    """Hands out memory to receive into (`buffer`) and parses what was written to it (`received`).
 
-    A frame that is not due yet, by `is_due`, is held until `release`, with all that follows it.
+    A frame for which `is_due` is false is held until `release`, along with all frames behind it.
     """
 
     def __init__(self, sink: Sink, is_due: Callable[[Frame], bool] = lambda frame: True) -> None:
@@ -53,12 +53,12 @@ class FrameReader:
         return _DISCARDED[: self._missing] if self._target is None else self._target
 
     def received(self, count: int) -> None:
-        """Take the first `count` bytes of the memory that `buffer` gave.
+        """Process the first `count` bytes of the memory that `buffer` returned.
 
         Raises
         ------
         ProtocolError
-            They are no frames, or the sink does not want them.
+            They are not valid frames, or the sink refuses them.
         """
         if self._is_over:
             return
@@ -75,19 +75,19 @@ class FrameReader:
         self._sink.end(frame, self._size)
 
     def stop(self) -> None:
-        """Discard all that still comes."""
+        """Discard everything that still arrives."""
         self._is_over = True
 
     def drop_payload(self) -> None:
-        """Write no more of the current payload to the memory that the sink gave for it."""
+        """Stop writing the current payload to the sink's memory."""
         self._target = None
 
     def hold(self) -> None:
-        """Look at no further frame until `release`; nothing may be received meanwhile."""
+        """Parse no further frame until `release`; do not receive anything meanwhile."""
         self._is_held = True
 
     def release(self) -> None:
-        """Go on with the frames that have already come; ProtocolError as in `received`."""
+        """Continue with the frames that have arrived already; ProtocolError as in `received`."""
         self._is_held = False
         self._parse()
 

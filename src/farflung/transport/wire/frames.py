@@ -1,7 +1,7 @@
-"""Frames: what one connection carries, as bytes. No sockets and no clock here.
+"""Frames, the units of one connection, as bytes. No sockets and no clock.
 
 A frame is a prefix of 12 bytes (magic, version, type, header length, payload length, big endian), a msgpack
-header and a raw payload. Every size is bounded before memory is taken for it.
+header and a raw payload. Every size is checked before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ StripeToken = Annotated[bytes, Meta(min_length=STRIPE_TOKEN_BYTES, max_length=ST
 
 @cache
 def boot() -> str:
-    """This process's nonce, made when it is first asked for: who is forked later makes one of its own."""
+    """A random id of this process, made at the first call, so that a forked process gets its own."""
     return secrets.token_hex(8)
 
 
@@ -49,10 +49,10 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Hello(_Header, frozen=True):
-    """The first frame each way: who speaks, what the connection is for, and in which process (`boot`).
+    """The first frame in each direction: the sender, the connection's purpose, and the process (`boot`).
 
-    A broker tells the lease too, which its diallers keep from then on; whoever was dialled tells the token
-    (`stripe`) with which the dialler may open further connections of this link.
+    A broker adds its lease, which its peers use from then on. The dialled side adds a token (`stripe`) with
+    which the other side can open further connections of this link.
     """
 
     id: Annotated[str, Meta(min_length=1, max_length=MAXIMUM_ID_LENGTH)]
@@ -64,7 +64,7 @@ class Hello(_Header, frozen=True):
 
 
 class Control(_Header, frozen=True):
-    """Bytes `offset` onward of a control message of `total` bytes; control messages do not interleave."""
+    """Bytes from `offset` of a control message of `total` bytes; control messages do not interleave."""
 
     offset: Count
     total: Annotated[int, Meta(ge=0, le=MAXIMUM_CONTROL_BYTES)]
@@ -73,8 +73,8 @@ class Control(_Header, frozen=True):
 class Open(_Header, frozen=True):
     """The first chunk of a data message of `header.bytes` bytes; `stream` counts up from 0.
 
-    It was sent after `controls` control messages, and is to be taken after them. The bytes before `start`
-    came over an earlier link of the same session, and are not sent again.
+    It was sent after `controls` control messages, and must be processed after them. The bytes before `start`
+    arrived over an earlier link of the same session, and are not sent again.
     """
 
     stream: Count
@@ -91,63 +91,63 @@ class Chunk(_Header, frozen=True):
 
 
 class Credit(_Header, frozen=True):
-    """The receiver took `count` payload bytes of data, and as many more may come."""
+    """The receiver has read `count` payload bytes of data, so the same number may be sent again."""
 
     count: Annotated[int, Meta(gt=0, le=2**53)]
 
 
 class Ping(_Header, frozen=True):
-    """Asks for a sign of life; `stamp` is the asker's own clock."""
+    """Requests a `Pong`; `stamp` is the sender's clock."""
 
     stamp: float
 
 
 class Pong(_Header, frozen=True):
-    """The answer, with the newest ping's stamp."""
+    """Answers the newest ping, with its stamp."""
 
     stamp: float
 
 
 class Cancel(_Header, frozen=True):
-    """Of an open stream the first `sent` bytes are all that comes."""
+    """Ends an open stream early: only its first `sent` bytes are sent."""
 
     stream: Count
     sent: Count
 
 
 class Close(_Header, frozen=True):
-    """The last frame: why the connection ends. Whoever gets it hangs up.
+    """The last frame, with the reason. The side that receives it hangs up.
 
-    With `is_trouble` only the connection failed, and what it was for may go on over another one.
+    With `is_network_failure` only the connection failed: its session may continue over another one.
     """
 
     reason: Annotated[str, Meta(max_length=MAXIMUM_REASON_LENGTH)]
-    is_trouble: bool = False
+    is_network_failure: bool = False
 
 
-class Taken(_Header, frozen=True):
-    """What has come whole over this link so far; the newest one says it all."""
+class Ack(_Header, frozen=True):
+    """The messages that have completely arrived over this link so far. Each one replaces those before."""
 
     receipt: Receipt
 
 
 class Stripe(_Header, frozen=True):
-    """The first frame each way on a further connection of a link, with the token that belongs to that link.
+    """The first frame in each direction on a further connection of a link, with that link's token.
 
-    Chunks of the link's data may come over it from then on, and nothing else.
+    From then on the connection carries chunks of the link's data, and nothing else.
     """
 
     token: StripeToken
 
 
 class Widen(_Header, frozen=True):
-    """Asks the dialler for as many connections in all, because one is not enough for what is sent to it."""
+    """Asks the dialling side to open connections until there are this many, because one is too slow."""
 
     connections: Annotated[int, Meta(ge=1, le=255)]
 
 
 class Join(_Header, frozen=True):
-    """The one request of somebody without a certificate, in the payload."""
+    """The one request of a peer without a certificate, in the payload."""
 
 
 class Reply(_Header, frozen=True):
@@ -156,11 +156,11 @@ class Reply(_Header, frozen=True):
 
 Frame = (
     Hello | Control | Open | Chunk | Credit | Ping | Pong | Cancel | Close | Join | Reply
-    | Taken | Stripe | Widen
+    | Ack | Stripe | Widen
 )  # fmt: skip
 
 _TYPES: tuple[type[Frame], ...] = (
-    Hello, Control, Open, Chunk, Credit, Ping, Pong, Cancel, Close, Join, Reply, Taken, Stripe, Widen,
+    Hello, Control, Open, Chunk, Credit, Ping, Pong, Cancel, Close, Join, Reply, Ack, Stripe, Widen,
 )  # fmt: skip
 _NUMBERS: dict[type, int] = {frame: number for number, frame in enumerate(_TYPES, start=1)}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Frame]] = {
@@ -177,29 +177,31 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(frame: Frame, payload_bytes: int = 0) -> bytes:
-    """Prefix and header of a frame that `payload_bytes` bytes follow."""
+    """Prefix and header of a frame whose payload has `payload_bytes` bytes."""
     header = _encoder.encode(frame)
     return _prefix.pack(MAGIC, PROTOCOL, _NUMBERS[type(frame)], len(header), payload_bytes) + header
 
 
 def kind_of(frame: Frame) -> str:
-    """What a frame is called in words for people."""
+    """The frame's type as a word for messages."""
     return type(frame).__name__.lower()
 
 
-def closing(reason: str, is_trouble: bool = False) -> Close:
+def closing(reason: str, is_network_failure: bool = False) -> Close:
     """The last frame, with as much of the reason as fits."""
-    return Close(reason[:MAXIMUM_REASON_LENGTH], is_trouble)
+    return Close(reason[:MAXIMUM_REASON_LENGTH], is_network_failure)
 
 
 def read_prefix(prefix: memoryview) -> tuple[int, int, int]:
-    """Type, header length and payload length of the 12 bytes; ProtocolError if they are no frame's."""
+    """Type, header length and payload length from 12 bytes; ProtocolError if they are no prefix."""
     magic, version, number, header_bytes, payload_bytes = _prefix.unpack(prefix)
     if magic != MAGIC:
-        raise ProtocolError(f"expected a farflung frame, found bytes that begin {magic.hex()}: wrong port?")
+        raise ProtocolError(
+            f"expected a farflung frame, found bytes that begin with {magic.hex()}: wrong port?"
+        )
     if version != PROTOCOL:
         raise ProtocolError(
-            f"peer speaks farflung protocol {version}, this is {PROTOCOL}: install the same version on both"
+            f"the peer uses farflung protocol {version}, this side {PROTOCOL}: install the same version"
         )
     if number not in _DECODERS:
         raise ProtocolError(f"expected a frame type from 1 to {len(_DECODERS)}, found {number}")
@@ -209,11 +211,11 @@ def read_prefix(prefix: memoryview) -> tuple[int, int, int]:
 
 
 def read_header(number: int, header: memoryview) -> Frame:
-    """The frame of a checked type that `header` holds; ProtocolError if it holds none."""
+    """Decode the header of a frame of a known type; ProtocolError if that fails."""
     try:
         return _DECODERS[number].decode(header)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"the header of {_name(number)} was refused: {printable(str(error))}") from None
+        raise ProtocolError(f"cannot read the header of {_name(number)}: {printable(str(error))}") from None
 
 
 def _check_size(number: int, part: str, size: int, limit: int) -> None:

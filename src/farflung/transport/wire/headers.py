@@ -1,7 +1,7 @@
-"""Headers of the data that crosses links: what a message is, before any of its bytes are taken.
+"""Headers of the data messages on links: what a message is, sent before its bytes.
 
-A receiver knows from its plan which message may come, from whom and how large. It checks a header against
-that and only then gives memory for the payload, so nothing here sizes a buffer by itself.
+A receiver knows from its plan which messages may arrive, from which peer and how large. It checks a header
+against the plan before it allocates memory for the payload, so nothing here determines a buffer's size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, for
 
 
 class ProbeHeader(msgspec.Struct, frozen=True, tag="probe", array_like=True, forbid_unknown_fields=True):
-    """Bytes that mean nothing and are sent to see how fast they come; on links of kind `probe` only."""
+    """Random bytes, sent to measure how fast they arrive; only on links of kind `probe`."""
 
     bytes: Annotated[int, Meta(gt=0, le=2**20)]
 
@@ -62,16 +62,16 @@ class ProbeHeader(msgspec.Struct, frozen=True, tag="probe", array_like=True, for
 DataHeader = ValueHeader | SliceHeader | ProbeHeader
 
 MAXIMUM_STREAMS = 512
-"""Messages that may be unfinished on one link at once. On one connection there are as many as priorities;
-where there are several, the one that lags leaves some behind.
+"""Limit on unfinished messages of one link. One connection has at most one per priority; with several
+connections, a slow one leaves more unfinished.
 """
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What has come whole over one link so far: the first `controls` control messages, and of the data
-    streams below `opened` all but `missing`.
+    """What has completely arrived over one link so far: the first `controls` control messages, and of the
+    data streams below `opened` all but `missing`.
 
-    Once the link is lost, `parts` tells of some of these how many bytes, from the first, are here and kept.
+    After the link is lost, `parts` says of some missing streams how many of their first bytes are saved here.
     """
 
     controls: Count = 0
@@ -80,5 +80,5 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     parts: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAXIMUM_STREAMS)] = ()
 
     def holds(self, stream: int) -> bool:
-        """Whether the message that went as this stream has come whole."""
+        """Whether the message of this stream has completely arrived."""
         return stream < self.opened and stream not in self.missing

@@ -45,11 +45,11 @@ def test_a_run_is_shown(
     assert printed.out == ""
     for words in (
         "waiting for 1 more worker (have 0, the job needs 1)",
-        "it waits until they `farflung join` this broker; Ctrl-C gives up",
+        "start more workers with `farflung join`, press Ctrl-C to cancel, or lower --workers",
         "lab-1",
-        "planned by auto: 432 ms a step, held up by the link lab-1 -> lab-2, busy 93%",
+        "planned by auto: 432 ms a step, limited by the link lab-1 -> lab-2, busy 93%",
         "left out: lab-4: its backend has no aten.relu.default",
-        "without a part: lab-3",
+        "left out: lab-3",
         "note: a guess",
         "2.0 kB of 2.0 kB",
         "validation loss after 0 steps: 5.5000",
@@ -220,4 +220,4 @@ def test_a_step_that_python_decides_is_not_predicted(capsys: pytest.CaptureFixtu
 def test_a_plan_without_a_prediction_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
     PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}))
-    assert "nothing is known of these workers: the model is cut where" in capsys.readouterr().err
+    assert "no measurements of these workers yet: using a topology-independent cut" in capsys.readouterr().err

@@ -100,4 +100,4 @@ def test_a_link_that_gets_slow_is_written_rougher_within_ten_steps_by_all_worker
         broker_said = broker.err
         for command in (*workers, broker):
             command.stop()
-        assert "writes from unit" in broker_said
+        assert "changes codecs from unit" in broker_said

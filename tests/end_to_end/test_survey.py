@@ -228,7 +228,7 @@ def test_a_frozen_worker_is_a_clear_result_and_no_more(tmp_path: Path) -> None:
         b.signal(signal.SIGCONT)
         between = {(link["sender"], link["receiver"]): link for link in told["measured"]}
         assert not between["a", "c"]["problem"] and not between["c", "a"]["problem"]
-        broker.says("survey: no way from", "worker b: ")
+        broker.says("survey: no link from", "worker b: ")
         with_b = [link for pair, link in between.items() if "b" in pair]
         assert with_b and all("worker b: " in link["problem"] for link in with_b)
         for command in (a, b, c, broker):

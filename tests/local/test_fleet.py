@@ -222,7 +222,7 @@ def test_a_disk_that_fills_ends_the_run(run: Callable[..., Summary], tmp_path: P
         submitter.recorder.folder._metrics.append = full  # type: ignore[method-assign]
 
     summary = run(tmp_path / "run", fill, steps=ENDLESS)
-    assert summary.state == "failed" and "takes no more (No space left on device)" in summary.reason
+    assert summary.state == "failed" and "(No space left on device)" in summary.reason
     assert len(rows(tmp_path / "run")) == 2
 
 

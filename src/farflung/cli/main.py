@@ -106,7 +106,7 @@ def _hint(error: Exception) -> str:
     """A pointer to --help for a wrong name or number of arguments; a wrong value explains itself."""
     is_missing = hasattr(error, "param_type")  # only click's MissingParameter has it; typer hides the class
     is_value = isinstance(error, typer.BadParameter) and not is_missing
-    return "" if is_value else f" ({_command_of(error)} --help lists what there is)"
+    return "" if is_value else f" (see {_command_of(error)} --help)"
 
 
 def _command_of(error: Exception) -> str:

@@ -221,7 +221,7 @@ class Peers:
             return
         load = self._load
         if load is None or link not in self._dialled:
-            raise ProtocolError("a welcome that nobody waits for")
+            raise ProtocolError("a welcome that was not expected")
         if (said.job, said.attempt) != (load.job, load.attempt):
             raise ProtocolError(f"a welcome to job {said.job}, attempt {said.attempt}, which is not ours")
         awaited = self._dialled.pop(link)

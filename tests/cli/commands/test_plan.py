@@ -139,7 +139,7 @@ def test_a_profile_says_what_each_operator_counts(folder: Path, capsys: pytest.C
     found = json.loads(capsys.readouterr().out)
     assert [row["work"] for row in found["segments"]] == pytest.approx([100 / 115, 15 / 115], rel=1e-3)
     assert plan(*asked, "--profile", "device.json", "--microbatches", "auto") == 2
-    assert_one_line(capsys.readouterr(), "give a number of them, not auto")
+    assert_one_line(capsys.readouterr(), "give --microbatches a number, not auto")
     assert plan(*asked, "--profile", "fleet.json") == 2
     assert_one_line(capsys.readouterr(), "capture JOB --profile FILE")
 
@@ -185,7 +185,7 @@ def test_a_topology_that_cannot_be_is_one_line(
     ("arguments", "words"),
     [
         (["plan", "tower.py"], "--topology FILE (or a testbed's name) or --fleet"),
-        (["plan", "tower.py", "--topology", "fleet.json", "--fleet"], "one of the two"),
+        (["plan", "tower.py", "--topology", "fleet.json", "--fleet"], "give either --topology FILE"),
         (["plan", "tower.py", "--topology", "atlantis"], "neither a file nor a testbed"),
         (["plan", "nothing.py", "--topology", "fleet.json"], "expected a job file"),
         (["plan", "tower.py", "--topology", "fleet.json", "--scheduler", "atuo"], "did you mean auto?"),

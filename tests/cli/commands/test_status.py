@@ -67,7 +67,7 @@ def test_a_terminals_width_is_kept_to(monkeypatch: pytest.MonkeyPatch, width: in
         "20/450",
     ):
         assert shown in text
-    assert "site" not in text and "written by" not in text  # nothing is known of these
+    assert "site" not in text and "codecs " not in text  # nothing is known of these
     assert " ".join(text.split()).count("no heartbeat") == 12
 
 

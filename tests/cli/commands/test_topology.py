@@ -58,15 +58,15 @@ def test_it_is_saved_and_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "a topology's FILE or --fleet, one of the two"),
-        (["lan", "--fleet"], "a topology's FILE or --fleet, one of the two"),
-        (["lan", "--refresh"], "--refresh measures a fleet anew: it goes with --fleet"),
+        ([], "give either a topology FILE or --fleet"),
+        (["lan", "--fleet"], "give either a topology FILE or --fleet"),
+        (["lan", "--refresh"], "--refresh measures a live fleet: add --fleet"),
         (["nowhere.json"], "neither a file nor a testbed: the testbeds are four-homes"),
         (["nowhere"], "neither a file nor a testbed"),
         (["lan", "--picture", "lan.gif"], "must end in .svg, .png or .pdf, found 'lan.gif'"),
         (
             ["--fleet", "--folder", "/nonexistent"],
-            "viewer or worker under /nonexistent",
+            "viewer or worker in /nonexistent",
         ),
     ],
 )

@@ -14,4 +14,4 @@ def test_a_scheduler_that_local_workers_leave_nothing_to_ask_is_told(
 ) -> None:
     target = parse_target(2, None, None, 0, None, None, None, scheduler, None, "auto", CodecWishes())
     assert target.local == 2
-    assert (f"--scheduler {scheduler} is not asked" in capsys.readouterr().err) == is_said
+    assert (f"--scheduler {scheduler} is ignored" in capsys.readouterr().err) == is_said

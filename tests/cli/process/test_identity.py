@@ -53,10 +53,12 @@ def test_a_kept_identity_is_not_renamed(home: Path, capsys: pytest.CaptureFixtur
         for name in ("one", None):
             assert (await obtain(home, "worker", service.address, name)).id == "one"
             said = capsys.readouterr().err
-            assert f"the token was not needed: {home / 'worker'} has the identity of worker one" in said
-        with pytest.raises(IdentityError, match=r"holds the identity of one, --name says three: .* --folder"):
+            assert (
+                f"the token was not needed: {home / 'worker'} already has the identity of worker one" in said
+            )
+        with pytest.raises(IdentityError, match=r"has the identity of one, but --name is three: .* --folder"):
             await obtain(home, "worker", service.address, "three")
-        with pytest.raises(IdentityError, match="--name says three"):
+        with pytest.raises(IdentityError, match="--name is three"):
             await obtain_identity(home / "worker", "worker", service.address, None, "three")
 
     beside_a_broker(home, scene)
@@ -120,7 +122,9 @@ def test_a_token_of_another_broker_takes_no_identity_from_a_worker_that_runs(
         async with broker(tmp_path / "other") as other:
             token = await asyncio.to_thread(create_token, tmp_path / "other", "worker")
             taken = obtain_identity(home / "worker", "worker", other.address, token.text, "two")
-            with pytest.raises(IdentityError, match=rf"a worker \(process {worker.pid}\) runs .* --folder"):
+            with pytest.raises(
+                IdentityError, match=rf"a running worker \(process {worker.pid}\) uses: .* --folder"
+            ):
                 await taken
             assert Identity.load(home / "worker").id == "one"
             assert (await obtain(home, "worker", service.address)).id == "one"

@@ -38,6 +38,6 @@ def test_a_signal_while_the_fleet_starts_gives_the_older_run_its_name_back(
         assert run(["train", "good.py", "--local", "1", "--out", "run"]) == 130
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert "the older run has its name back" in capsys.readouterr().err
+    assert "the older run has its folder back" in capsys.readouterr().err
     assert (tmp_path / "run" / "metrics.jsonl").read_text()
     assert not (tmp_path / "run.1").exists() and not (tmp_path / "run.2" / "summary.json").exists()

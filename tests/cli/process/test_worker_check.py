@@ -41,9 +41,9 @@ def test_who_is_away_or_to_come_is_waited_for_in_so_many_words() -> None:
     status = status_of("idle", "left")
     assert list(check_workers(status, ["w0"], BROKER, wait=False)) == []
     (away,) = check_workers(status, ["w0", "w1"], BROKER, wait=False)
-    assert away == "away: w1; known to this broker, so the run waits for it"
+    assert away == "disconnected: w1; the run waits for it to come back"
     strange, away = check_workers(status, ["w1", "w2"], BROKER, wait=True)
-    assert strange == "waiting for w2 to join (--wait)" and away.startswith("away: w1")
+    assert strange == "waiting for w2 to join (--wait)" and away.startswith("disconnected: w1")
 
 
 def test_a_codec_is_for_workers_who_are_there() -> None:

@@ -29,7 +29,7 @@ def test_weights_that_will_not_fit_are_told_before(
 ) -> None:
     """15 + 2 + 12 numbers of four bytes, and a count of eight: what is tied counts once."""
     prepared = SimpleNamespace(emulated=False, job=SimpleNamespace(model=Tied()))
-    for free, words in [(124, ""), (123, "note: the weights take 124 B, and ")]:
+    for free, words in [(124, ""), (123, "warning: the weights need 124 B, but ")]:
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         warn_if_disk_is_short(prepared, SimpleNamespace(path=tmp_path))  # type: ignore[arg-type]
         said = capsys.readouterr().err

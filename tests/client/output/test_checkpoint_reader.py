@@ -93,9 +93,9 @@ def whole_numbers(path: Path) -> None:
     [
         (broken, "cannot be read"),
         (absent, "cannot be read"),
-        (shorter, r"'layers.0.bias' in shape \[3\], the model's is \[16\]"),
+        (shorter, r"'layers.0.bias' in shape \[3\], the model has \[16\]"),
         (fewer, "has no 'layers.2.weight'"),
-        (whole_numbers, "'layers.0.bias' as I64, the model's is float32"),
+        (whole_numbers, "'layers.0.bias' as I64, the model has float32"),
     ],
 )
 def test_what_does_not_fit_is_refused(harm: object, words: str, tmp_path: Path) -> None:

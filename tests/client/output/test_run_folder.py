@@ -88,7 +88,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(JobError, match="holds other files"):
+    with pytest.raises(JobError, match="has files that are not of a run"):
         RunFolder.create(tmp_path)
     with pytest.raises(JobError, match="found a file"):
         RunFolder.create(tmp_path / "thesis.tex")

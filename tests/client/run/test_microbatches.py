@@ -104,7 +104,7 @@ def test_a_batch_unlike_the_captured_one_is_refused() -> None:
         batch = torch.stack([item["x"] for item in items])
         return {"x": torch.cat([batch, batch], 1) if len(items) == 2 else batch}
 
-    with pytest.raises(JobError, match=r"shape \(2, 2\), captured was float32 of shape \(2, 1\)"):
+    with pytest.raises(JobError, match=r"shape \(2, 2\), captured with float32 of shape \(2, 1\)"):
         stream(job(Numbers(4), validation=None, collate=late_growth))
 
 

@@ -66,8 +66,8 @@ def _describe_job_running(fact: facts.JobRunning) -> str:
 
 @log_line.register
 def _describe_codecs_decided(fact: facts.CodecsDecided) -> str:
-    changes = [f"{one.source} -> {one.target} by {one.codec} ({one.reason})" for one in fact.changes]
-    return one_line(f"{fact.job} writes from unit {fact.unit} on: {'; '.join(changes)}")
+    changes = [f"{one.source} -> {one.target} uses {one.codec} ({one.reason})" for one in fact.changes]
+    return one_line(f"{fact.job} changes codecs from unit {fact.unit} on: {'; '.join(changes)}")
 
 
 @log_line.register

@@ -24,20 +24,23 @@ if TYPE_CHECKING:
 def capture(
     job: JobArgument,
     report: Annotated[
-        bool, typer.Option("--report", help="Also tell what each lint found, and where the model may be cut.")
+        bool,
+        typer.Option("--report", help="Also show the verdict of each check, and where the model can be cut."),
     ] = False,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the bytes that would cross a cut over the model's depth."),
+        typer.Option(metavar="FILE", help="Draw the bytes that cross a cut, over the model's depth."),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Time each kind of operator on this device, for `plan --profile`."),
+        typer.Option(
+            metavar="FILE", help="Time each operator on this device and save it, for `plan --profile`."
+        ),
     ] = None,
     precision: PrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Capture a job's model, hold it beside eager, and say what it is made of."""
+    """Capture a job's model, compare it with eager, and show its operators."""
     if picture is not None:
         from farflung.pictures.figure import check_picture
 
@@ -94,7 +97,7 @@ def _details(declared: Job, captured: Capture, made: CaptureReport) -> Iterator[
 
     yield (
         f"trained in {made.precision}: {format_bytes(made.training_bytes)} with gradients and AdamW,"
-        f" {format_bytes(made.activation_bytes)} kept of a microbatch"
+        f" {format_bytes(made.activation_bytes)} stored for a microbatch"
     )
     yield ""
     yield from _verdict_lines(made.verdicts)
@@ -142,7 +145,7 @@ def _tell_refusal(error: CaptureError, as_json: bool) -> None:
         print_json(Refusal(str(error), [Verdict(error.lint, "refused", str(error))]))
         note(f"error: {error}")
         raise typer.Exit(error.exit_code)
-    rule = f"it must hold that {LINTS[error.lint]}"
+    rule = f"the rule is: {LINTS[error.lint]}"
     for line in _verdict_lines([Verdict(error.lint, "refused", rule)]):
         typer.echo(line)
 

@@ -15,12 +15,12 @@ from farflung.text import count_of, format_bytes
 
 def check(
     job: JobArgument,
-    segments: Annotated[int, typer.Option(help="Parts to cut the model into.")] = 4,
-    steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 2,
+    segments: Annotated[int, typer.Option(help="Number of segments to cut the model into.")] = 4,
+    steps: Annotated[int, typer.Option(help="Number of training steps to compare.")] = 2,
     precision: PrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the cut model beside the user's own module and compare; exit 0 only within the tolerances."""
+    """Train the cut model and your own module, and compare them; exit 1 if they differ too much."""
     declared = read_job(job, precision=parse_precision(precision))
     from farflung.client.capture.check import (
         check_job,  # imports torch, whose presence `read_job` has checked
@@ -38,7 +38,7 @@ def check(
         )
         typer.echo(f"evaluation loss by     {report.evaluation_difference:.1e}")
         parts = count_of(report.segments, "segment")
-        typer.echo(f"{parts}; {format_bytes(report.cut_bytes)} cross their borders a microbatch")
-        typer.echo("ok" if report.ok else "NOT ok: the cut model does not compute what the module does")
+        typer.echo(f"{parts}; {format_bytes(report.cut_bytes)} cross the cuts for each microbatch")
+        typer.echo("ok" if report.ok else "NOT ok: the cut model and your module compute different results")
     if not report.ok:
         raise typer.Exit(1)

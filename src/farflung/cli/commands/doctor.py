@@ -23,11 +23,11 @@ ROLES = ("submitter", "viewer", "worker", "broker")
 def doctor(
     broker: BrokerOption = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the identity lies. [default: those under ~/.farflung]")
+        Path | None, typer.Option(help="Folder of the identity. [default: all under ~/.farflung]")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check Python, frameworks, ports, clock, certificates and the broker; exit 1 when something is wrong."""
+    """Check Python, frameworks, ports, clock, certificates and the broker; exit 1 if something is wrong."""
     from farflung.local.doctor import examine
 
     folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.process.identity import TokenText, folder_of, hold_folder, obtain_identity
-from farflung.cli.process.service import ExitWithParent, heed_parent, run_service, start_anew
+from farflung.cli.process.service import ExitWithParent, heed_parent, restart_process, run_service
 from farflung.cli.render.progress import searching
 from farflung.errors import DeviceHeld, IdentityError, JobError
 
@@ -19,43 +19,50 @@ if TYPE_CHECKING:
     from farflung.runtime.backend import AnyBackend
 
 
-NameOption = Annotated[str | None, typer.Option(help="Id to ask for. [default: host name and a suffix]")]
-SiteOption = Annotated[str, typer.Option(help="Workers with fast links between them share a site.")]
-ListenOption = Annotated[str, typer.Option(help="HOST:PORT for other workers; port 0 is any free one.")]
+NameOption = Annotated[str | None, typer.Option(help="Id of this worker. [default: host name and a suffix]")]
+SiteOption = Annotated[str, typer.Option(help="Site of this worker; workers of one site have fast links.")]
+ListenOption = Annotated[
+    str, typer.Option(help="HOST:PORT to listen on for other workers; port 0: any free port.")
+]
 AdvertiseOption = Annotated[
-    list[str] | None, typer.Option(help="HOST:PORT on which others reach this worker; may be repeated.")
+    list[str] | None, typer.Option(help="HOST:PORT where others reach this worker; may be repeated.")
 ]
 RelayOption = Annotated[
     float,
     typer.Option(
-        min=0.0, max=1e6, metavar="MBPS", help="Carry this much for peers who cannot reach each other."
+        min=0.0,
+        max=1e6,
+        metavar="MBPS",
+        help="Relay up to MBPS between workers that cannot reach each other.",
     ),
 ]
 UpOption = Annotated[
     float | None,
-    typer.Option("--up-mbps", metavar="MBPS", help="What its line carries out. [default: find out]"),
+    typer.Option("--up-mbps", metavar="MBPS", help="Upload rate of its access line. [default: measured]"),
 ]
 DownOption = Annotated[
     float | None,
-    typer.Option("--down-mbps", metavar="MBPS", help="What its line carries in. [default: find out]"),
+    typer.Option("--down-mbps", metavar="MBPS", help="Download rate of its access line. [default: measured]"),
 ]
 ProbeOption = Annotated[
-    bool, typer.Option("--probe/--no-probe", help="Let the broker measure the paths to other workers.")
+    bool, typer.Option("--probe/--no-probe", help="Let the broker measure this worker's links.")
 ]
 MemoryOption = Annotated[
-    float | None, typer.Option(help="GB that jobs may use. [default: 80 % of the machine's]")
+    float | None, typer.Option(help="GB of memory that jobs may use. [default: 80 % of the machine's]")
 ]
 BackendOption = Annotated[
     str,
     typer.Option(
-        help="What computes: torch, jax or, for a lab, emulated: a device that only takes its time."
-        " auto is torch where it is installed, else jax."
+        help="torch, jax or auto (torch if it is installed, else jax); in a lab also emulated, which only"
+        " sleeps."
     ),
 ]
 
 
 def join(
-    broker: Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Where the broker listens.")],
+    broker: Annotated[
+        str, typer.Argument(metavar="HOST[:PORT]", help="Address of the broker; port 7700 by default.")
+    ],
     token: TokenText = None,
     name: NameOption = None,
     site: SiteOption = "",
@@ -66,7 +73,7 @@ def join(
     down: DownOption = None,
     probe: ProbeOption = True,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/worker]")
+        Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/worker]")
     ] = None,
     memory: MemoryOption = None,
     backend: BackendOption = "auto",
@@ -74,7 +81,7 @@ def join(
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
-    """Offer this machine to the broker at HOST:PORT (7700) until stopped; a lost broker is dialled again."""
+    """Work for a broker until stopped; reconnects if the connection is lost."""
     from farflung.heap import keep_freed_memory
 
     keep_freed_memory()  # before any thread, such as the one that watches the parent, has its own heap
@@ -106,7 +113,7 @@ def join(
     try:
         run_service(run(options), as_json)
     except DeviceHeld as held:
-        start_anew(str(held))
+        restart_process(str(held))
 
 
 def _imported(framework: str, tflops: float | None) -> AnyBackend:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def list_testbeds(
     as_json: JsonOption = False,
 ) -> None:
-    """List the shipped testbeds, whose names may stand for a topology file, and the labs that run."""
+    """List the testbeds, whose names you can use for topology files, and the labs that are up."""
     from farflung.lab import registry
     from farflung.plans.testbeds.catalogue import TESTBEDS, load_testbed
 
@@ -50,9 +50,11 @@ def list_testbeds(
         note(f"lab {name} runs: farflung lab stats --name {name}")
 
 
-LabName = Annotated[str, typer.Option("--name", help="Which lab; several may run under different names.")]
+LabName = Annotated[
+    str, typer.Option("--name", help="Name of the lab; several can be up under different names.")
+]
 RunningName = Annotated[
-    str | None, typer.Option("--name", help="Which lab. [default: lab, else the only one that runs]")
+    str | None, typer.Option("--name", help="Name of the lab. [default: lab, else the only one that is up]")
 ]
 DEFAULT_NAME = "lab"
 INTERRUPTED = 130
@@ -66,7 +68,7 @@ def up(
     name: LabName = DEFAULT_NAME,
     as_json: Annotated[bool, typer.Option("--json", help="Print the nodes as a JSON document.")] = False,
 ) -> None:
-    """Lay out a topology and keep it up until Ctrl-C, SIGTERM or `farflung lab down`."""
+    """Set up the network of a topology and keep it until Ctrl-C, SIGTERM or `farflung lab down`."""
     from farflung.lab.network import Network
     from farflung.lab.run.layout import lay_out
 
@@ -84,7 +86,7 @@ def up(
 
 
 def down(name: RunningName = None) -> None:
-    """Take a lab down, with all that runs in it; remove what a lab left that was killed."""
+    """Stop a lab and all programs in it; also remove the remains of labs that were killed."""
     from farflung.lab.machine import check_machine
     from farflung.lab.registry import clean_stale
     from farflung.lab.running_lab import find
@@ -92,7 +94,7 @@ def down(name: RunningName = None) -> None:
     check_machine()
     cleaned = clean_stale()
     if killed := [lab for lab in cleaned if name in (None, lab)]:
-        note(f"lab {', '.join(killed)} had been killed; what it left is removed")
+        note(f"lab {', '.join(killed)} had been killed; its remains were removed")
         return
     lab = find(name)
     lab.down()
@@ -130,21 +132,25 @@ def _announce(network: Network, as_json: bool) -> None:
 def calibrate(
     topology: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPOLOGY]", help="Measure its links. [default: a set of typical ones]"),
+        typer.Argument(
+            metavar="[TOPOLOGY]", help="Measure the links of this topology. [default: a set of typical links]"
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Three links, and a shorter look at each.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure three links only, and each for a shorter time.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure rate, latency and loss of emulated links with plain TCP, UDP and ping: some 12 s a link.
+    """Measure rate, latency and loss of emulated links with TCP, UDP and ping, about 12 s for each link.
 
-    The typical ones take about 100 s.
+    The typical links take about 100 s.
     """
     from farflung.lab.machine import check_machine
     from farflung.lab.measure.calibration import FULL, QUICK, calibrate
 
     check_machine()
     cases = _cases(topology, quick)
-    note(f"measuring {count_of(len(cases), 'link')}; each takes some 12 s")
+    note(f"measuring {count_of(len(cases), 'link')}; each takes about 12 s")
     found = calibrate(cases, QUICK if quick else FULL, _tell)
     if as_json:
         print_json(found)
@@ -191,13 +197,13 @@ def _print_calibration(found: Calibration) -> None:
     Console(width=120).print(table)
     note(f"Mbit/s: {found.overhead}")
     if found.void:
-        note("void: the switch was too late for these figures to mean anything; this machine is too busy")
+        note("void: this machine was too busy, so these figures mean nothing")
 
 
 NOT_FOUND = 127
 """The exit code of shells for a command that does not exist."""
 
-Rate = Annotated[float | None, typer.Option("--mbps", help="Mbit/s.")]
+Rate = Annotated[float | None, typer.Option("--mbps", help="Rate in Mbit/s.")]
 Source = Annotated[str, typer.Argument(metavar="A", help="A node.")]
 Other = Annotated[str | None, typer.Argument(metavar="[B]", help="Another node. [default: all]")]
 
@@ -206,16 +212,22 @@ def change(
     first: Source,
     second: Annotated[str | None, typer.Argument(metavar="[B]", help="Another node.")] = None,
     mbps: Rate = None,
-    ms: Annotated[float | None, typer.Option("--ms", help="Latency, one way.")] = None,
-    jitter_ms: Annotated[float | None, typer.Option("--jitter-ms", help="Up to so much later.")] = None,
-    loss: Annotated[float | None, typer.Option("--loss", help="Share of packets, 0 to 1.")] = None,
-    queue_ms: Annotated[float | None, typer.Option("--queue-ms", help="Queue before the rate.")] = None,
-    both: Annotated[bool, typer.Option("--both", help="Both directions.")] = False,
-    up_mbps: Annotated[float | None, typer.Option("--up-mbps", help="Of A's line, without B.")] = None,
-    down_mbps: Annotated[float | None, typer.Option("--down-mbps", help="Of A's line, without B.")] = None,
+    ms: Annotated[float | None, typer.Option("--ms", help="Latency in ms, one way.")] = None,
+    jitter_ms: Annotated[
+        float | None, typer.Option("--jitter-ms", help="Random additional latency, up to this.")
+    ] = None,
+    loss: Annotated[
+        float | None, typer.Option("--loss", help="Share of packets that are lost, 0 to 1.")
+    ] = None,
+    queue_ms: Annotated[float | None, typer.Option("--queue-ms", help="Length of the queue in ms.")] = None,
+    both: Annotated[bool, typer.Option("--both", help="Change both directions.")] = False,
+    up_mbps: Annotated[float | None, typer.Option("--up-mbps", help="Upload rate of A; without B.")] = None,
+    down_mbps: Annotated[
+        float | None, typer.Option("--down-mbps", help="Download rate of A; without B.")
+    ] = None,
     name: RunningName = None,
 ) -> None:
-    """Change the direction from A to B of a running lab, or the line of A; what is not named stays."""
+    """Change the link from A to B while a lab runs, or the access line of A; other settings stay."""
     from msgspec import UNSET
 
     from farflung.lab.running_lab import find
@@ -223,12 +235,16 @@ def change(
     link, line = (mbps, ms, jitter_ms, loss, queue_ms), (up_mbps, down_mbps)
     if second is None:
         if line == (None, None) or both or any(value is not None for value in link):
-            raise typer.BadParameter("of one node --up-mbps and --down-mbps can be set, the rest of a pair")
+            raise typer.BadParameter(
+                "one node takes --up-mbps and --down-mbps; name two nodes for the other options"
+            )
         up, down = (UNSET if value is None else value for value in line)
         note(find(name).set_node(first, up_mbps=up, down_mbps=down))
         return
     if line != (None, None) or all(value is None for value in link):
-        raise typer.BadParameter("of a pair --mbps, --ms, --jitter-ms, --loss and --queue-ms can be set")
+        raise typer.BadParameter(
+            "a pair takes --mbps, --ms, --jitter-ms, --loss and --queue-ms; name one node for the others"
+        )
     rate, latency, jitter, lost, queue = (UNSET if value is None else value for value in link)
     lab = find(name)
     for a, b in ((first, second), (second, first))[: 1 + both]:
@@ -240,10 +256,10 @@ def change(
 
 
 def cut(first: Source, second: Other = None, name: RunningName = None) -> None:
-    """Let nothing pass between A and B, both ways; without B, between A and all others."""
+    """Drop all packets between A and B; without B, between A and all other nodes."""
     from farflung.lab.running_lab import find
 
-    note(f"cut: {_pairs(find(name).cut(first, second)) or 'nothing that was not cut'}")
+    note(f"cut: {_pairs(find(name).cut(first, second)) or 'everything was cut before'}")
 
 
 def heal(
@@ -251,7 +267,7 @@ def heal(
     second: Other = None,
     name: RunningName = None,
 ) -> None:
-    """Undo cuts: between A and B, of A, or all."""
+    """Undo cuts: between A and B, of A, or all of them."""
     from farflung.lab.running_lab import find
 
     note(f"healed: {_pairs(find(name).heal(first, second)) or 'nothing was cut'}")
@@ -259,10 +275,10 @@ def heal(
 
 def stats(
     name: RunningName = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Then count from zero again.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Reset the counters afterwards.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each pair carried and dropped, its settings, cuts, and how late the switch was."""
+    """Show traffic, drops and settings of each pair, and how late the switch was."""
     from farflung.lab.running_lab import find
 
     found = find(name).stats(reset=reset)
@@ -273,8 +289,8 @@ def stats(
 
 
 def execute(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="In which node.")],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="With its arguments.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Node to run it in.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command with its arguments.")],
     name: RunningName = None,
 ) -> None:
     """Run a command in a node of a running lab."""
@@ -282,7 +298,7 @@ def execute(
 
     argv = find(name).command(node, command)
     if shutil.which(command[0]) is None:
-        note(f"error: there is no command {command[0]!r} here: nodes have this machine's, give its path")
+        note(f"error: no command {command[0]!r} on this machine: give its path")
         raise typer.Exit(NOT_FOUND)
     os.execvp(argv[0], argv)  # so signals reach the command, and its exit code is ours
 
@@ -302,12 +318,12 @@ def _print_stats(stats: Stats) -> None:
     share = stats.cpu_seconds / max(stats.seconds, 1e-9)
     note(f"the switch was {late}, used {share:.0%} of a core, {stats.priority}")
     if stats.unread_packets:
-        note(f"{stats.unread_packets} packets came faster than the switch reads, and were dropped")
+        note(f"{stats.unread_packets} packets were dropped because they came faster than the switch reads")
     if stats.void:
-        note("void: this machine was too busy for times measured in this lab to mean anything")
+        note("void: this machine was too busy, so times measured in this lab mean nothing")
 
 
-app = typer.Typer(help="Slow, lossy, NATed networks on this machine (Linux, root).")
+app = typer.Typer(help="Emulate slow, lossy, NATed networks on this machine (Linux, root).")
 app.command("run")(lab_run.run)
 app.command("list")(list_testbeds)
 app.command("up")(up)

@@ -31,21 +31,21 @@ TopologyOption = Annotated[
 ]
 ScaleOption = Annotated[
     float | None,
-    typer.Option("--scale", metavar="F", help="Divide all rates by F, where this machine is too slow."),
+    typer.Option("--scale", metavar="F", help="Divide all rates by F, if this machine is too slow for them."),
 ]
 
 
-WorkersOption = Annotated[int, typer.Option(help="Train on the topology's first so many workers; 0 is all.")]
+WorkersOption = Annotated[int, typer.Option(help="Use only the first N workers of the topology; 0: all.")]
 EmulateOption = Annotated[
     bool,
     typer.Option(
         "--emulate-devices",
-        help="Workers send what they would, and sleep for as long as their devices would compute."
-        " Slows lines and devices as far as this machine needs; --scale F says how far.",
+        help="Workers sleep for as long as their devices would compute, and send random bytes. Slows links"
+        " and devices so that this machine can carry the traffic; --scale F sets by how much.",
     ),
 ]
 NameOption = Annotated[
-    str | None, typer.Option("--name", help="Of the lab, for lab cut, set, stats. [default: random]")
+    str | None, typer.Option("--name", help="Name of the lab, for lab cut, set and stats. [default: random]")
 ]
 
 
@@ -55,19 +55,21 @@ def run(
     scale: ScaleOption = None,
     workers: WorkersOption = 0,
     steps: StepsOption = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB-TOPOLOGY]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/JOB-TOPOLOGY]")] = None,
     text: TextOption = None,
     precision: PrecisionOption = None,
     codec: CodecOption = None,
     emulate_devices: EmulateOption = False,
     name: NameOption = None,
     efficiency: Annotated[
-        float, typer.Option(help="Of an emulated device's TFLOP/s, what training reaches.")
+        float, typer.Option(help="Fraction of rated TFLOP/s that emulated devices sustain.")
     ] = DATA_SHEET_EFFICIENCY,
     scheduler: SchedulerOption = AUTO,
-    as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
+    ] = False,
 ) -> None:
-    """Train a job on an emulated network: broker, workers and submitter each in a namespace of its own."""
+    """Train a job on an emulated network, with broker, workers and submitter in one namespace each."""
     from farflung.client.output.run_folder import RunFolder
     from farflung.lab.machine import check_machine
     from farflung.lab.network import Network
@@ -139,7 +141,7 @@ def _check_job(job: Path) -> None:
 def _count(topology: Topology, workers: int) -> int:
     if not 0 <= workers <= len(topology.workers):
         raise JobError(
-            f"--workers must be 0 to {len(topology.workers)}, as the topology has, found {workers}"
+            f"--workers must be 0 to {len(topology.workers)}, the workers of the topology, found {workers}"
         )
     return workers or len(topology.workers)
 

@@ -33,21 +33,23 @@ if TYPE_CHECKING:
     from farflung.plans import Topology
 
 
-FleetOption = Annotated[bool, typer.Option("--fleet", help="On the broker's workers, as they are measured.")]
+FleetOption = Annotated[bool, typer.Option("--fleet", help="Plan for the broker's workers, as measured.")]
 WorkersOption = Annotated[
-    int, typer.Option(help="Use exactly so many workers; 0 leaves out whoever makes a step longer.")
+    int, typer.Option(help="Use exactly this many workers; 0: leave out those that make a step longer.")
 ]
 MicrobatchesOption = Annotated[
     str | None,
-    typer.Option(metavar="N|auto", help="In place of the job's own; auto takes the best of several."),
+    typer.Option(metavar="N|auto", help="Microbatches of a step; overrides the job's. auto: try several."),
 ]
 ProfileOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Count operators by their time: made by `capture JOB --profile`."),
+    typer.Option(metavar="FILE", help="Operator times of this device, from `capture JOB --profile`."),
 ]
-NoWhatIfOption = Annotated[bool, typer.Option("--no-what-if", help="Do not look for what would help most.")]
+NoWhatIfOption = Annotated[
+    bool, typer.Option("--no-what-if", help="Skip the search for changes that would help most.")
+]
 SaveOption = Annotated[
-    Path | None, typer.Option(metavar="PLAN.json", help="Write the plan there, for farflung simulate.")
+    Path | None, typer.Option(metavar="PLAN.json", help="Save the plan, for `farflung simulate`.")
 ]
 
 
@@ -63,8 +65,8 @@ def plan(
     codec: CodecOption = None,
     precision: PrecisionOption = None,
     profile: ProfileOption = None,
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
-    budget: Annotated[int | None, typer.Option(help="Plans to look at. [default: 2000]")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    budget: Annotated[int | None, typer.Option(help="Number of plans to try. [default: 2000]")] = None,
     no_what_if: NoWhatIfOption = False,
     save: SaveOption = None,
     picture: PictureOption = None,
@@ -73,7 +75,7 @@ def plan(
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan a job on a fleet that need not exist: who runs what, how long a step takes, what would help."""
+    """Plan a job for a fleet, which need not exist: placement, step time, and what would help most."""
     from farflung.cli.render.forecast import forecast_lines
     from farflung.client.api.planning import plan as planned
     from farflung.client.api.planning import require_possible
@@ -82,32 +84,32 @@ def plan(
     from farflung.planner.registry import scheduler as scheduler_called
 
     if workers < 0:
-        raise PlanError(f"--workers must be 0 (as many as serve) or more, found {workers}")
+        raise PlanError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
     if fleet == (topology is not None):
-        raise PlanError("--topology FILE (or a testbed's name) or --fleet, one of the two, must say for whom")
+        raise PlanError("nothing to plan for: give either --topology FILE (or a testbed's name) or --fleet")
     if picture is not None:
         check_picture(picture)
     codecs = parse_codecs(codec)
     number, when, computing = _number(microbatches), parse_recompute(recompute), parse_precision(precision)
     scheduler_called(scheduler)
     looks_at = Options.budget if budget is None else budget
-    whom = _whom(topology, efficiency, broker, token, folder)
-    require_possible(whom.topology, workers or None, looks_at, seed)
-    codecs.wishes.require_ends(whom.topology.ids)
+    target = _planned_fleet(topology, efficiency, broker, token, folder)
+    require_possible(target.topology, workers or None, looks_at, seed)
+    codecs.wishes.require_ends(target.topology.ids)
     loaded = read_job(job, precision=computing, codec=codecs.every)
     with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
         found = planned(
-            loaded, whom.topology, scheduler=scheduler, workers=workers or None, microbatches=number,
-            efficiency=whom.efficiency, recompute=when, codecs=codecs.wishes, profile=profile,
+            loaded, target.topology, scheduler=scheduler, workers=workers or None, microbatches=number,
+            efficiency=target.efficiency, recompute=when, codecs=codecs.wishes, profile=profile,
             budget=looks_at, seed=seed, what_if=not no_what_if, tell=tell,
         )  # fmt: skip
-    found = msgspec.structs.replace(found, notes=[*found.notes, *whom.assumed])
+    found = msgspec.structs.replace(found, notes=[*found.notes, *target.assumed])
     if save is not None:
         _save(found, save)
-    _give(found, list(forecast_lines(found, workers)), whom, picture, as_json)
+    _print_forecast(found, list(forecast_lines(found, workers)), target, picture, as_json)
 
 
-class _Whom(NamedTuple):
+class _PlannedFleet(NamedTuple):
     """The fleet to plan for, the efficiency of its devices, and what is unknown about it."""
 
     topology: Topology
@@ -115,17 +117,19 @@ class _Whom(NamedTuple):
     assumed: list[str]
 
 
-def _whom(
+def _planned_fleet(
     topology: str | None, efficiency: float | None, broker: str | None, token: str | None, folder: Path | None
-) -> _Whom:
+) -> _PlannedFleet:
     """The fleet of a file or testbed; without a name, the broker's workers as measured."""
     if topology is not None:
-        return _Whom(load_topology(topology), parse_efficiency(efficiency), [])
-    where, told = fleet_topology(broker, token, folder)
-    return _Whom(where, parse_efficiency(efficiency, measured=True), told.assumed)
+        return _PlannedFleet(load_topology(topology), parse_efficiency(efficiency), [])
+    where, reported = fleet_topology(broker, token, folder)
+    return _PlannedFleet(where, parse_efficiency(efficiency, measured=True), reported.assumed)
 
 
-def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, as_json: bool) -> None:
+def _print_forecast(
+    found: Forecast, lines: list[str], target: _PlannedFleet, picture: Path | None, as_json: bool
+) -> None:
     """Print a forecast, and draw it if a picture was requested."""
     from farflung.cli.render.timeline import draw
     from farflung.plans import connected_part
@@ -133,8 +137,8 @@ def _give(found: Forecast, lines: list[str], whom: _Whom, picture: Path | None, 
 
     if picture is not None:
         title = f"One step of {found.model}"
-        conditions = Conditions(efficiency=whom.efficiency)
-        draw(picture, found.plan, connected_part(whom.topology)[0], conditions, title, lines)
+        conditions = Conditions(efficiency=target.efficiency)
+        draw(picture, found.plan, connected_part(target.topology)[0], conditions, title, lines)
     if as_json:
         print_json(found)
         return

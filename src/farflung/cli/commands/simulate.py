@@ -13,7 +13,7 @@ from farflung.cli.render.output import JsonOption, print_json, print_text
 
 def simulate(
     plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", help="A plan.json, or the run folder that has one.")
+        Path, typer.Argument(metavar="PLAN", help="A plan.json, or a run folder that contains one.")
     ],
     topology: Annotated[
         str,
@@ -23,15 +23,15 @@ def simulate(
     ],
     efficiency: EfficiencyOption = None,
     bandwidth_scale: Annotated[
-        float, typer.Option(metavar="F", help="As if every rate were so many times as high.")
+        float, typer.Option(metavar="F", help="Multiply every rate of the topology by F.")
     ] = 1.0,
     window: Annotated[
-        int | None, typer.Option(metavar="W", help="Microbatches in flight, in place of the plan's.")
+        int | None, typer.Option(metavar="W", help="Microbatches in flight; overrides the plan's.")
     ] = None,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate a step of a plan on a topology, with the runtime's own schedule."""
+    """Simulate one step of a plan on a topology."""
     from farflung.cli.render.forecast import expected_lines
     from farflung.cli.render.timeline import draw
     from farflung.client.api.planning import scaled, simulate

@@ -59,8 +59,8 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
     present = [path for path in folders if (path / "identity.json").exists()]
     if not present:
         raise IdentityError(
-            f"there is no identity of a submitter, viewer or worker under {folder or home_folder()}:"
-            " on the broker run `farflung token create --role viewer`, then here"
+            f"no identity of a submitter, viewer or worker in {folder or home_folder()}:"
+            " run `farflung token create --role viewer` on the broker's machine, then here"
             " `farflung status --broker HOST:PORT --token T`"
         )
     return await obtain_identity(present[0], "viewer", broker, None)

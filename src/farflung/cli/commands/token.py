@@ -17,7 +17,7 @@ from farflung.text import and_more, count_of
 if TYPE_CHECKING:
     from farflung.broker.security.tokens import KnownToken
 
-app = typer.Typer(help="Tokens with which workers, submitters and viewers join.", rich_markup_mode=None)
+app = typer.Typer(help="Tokens that let workers, submitters and viewers join.", rich_markup_mode=None)
 
 FolderOption = Annotated[Path | None, typer.Option(help="The broker's folder. [default: ~/.farflung/broker]")]
 COMMANDS = {
@@ -37,13 +37,13 @@ class TokenRole(StrEnum):
 
 @app.command()
 def create(
-    role: Annotated[TokenRole, typer.Option(help="What its holder may become.")],
-    uses: Annotated[int, typer.Option(help="How many newcomers it lets in.")] = 1,
-    hours: Annotated[float, typer.Option(help="How long it is good for.")] = 24.0,
+    role: Annotated[TokenRole, typer.Option(help="Role that the token grants.")],
+    uses: Annotated[int, typer.Option(help="How many holders may join with it.")] = 1,
+    hours: Annotated[float, typer.Option(help="Hours until it expires.")] = 24.0,
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token, on the broker's machine; the broker may be running."""
+    """Create a token. Run this on the broker's machine; the broker may be running."""
     from farflung.broker.security.authority import create_token
 
     where = folder_of("broker", folder)
@@ -55,18 +55,20 @@ def create(
         return
     typer.echo(token.text)
     broker, *others = addresses or ["HOST:PORT"]
-    note(f"good for {count_of(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}")
+    note(
+        f"valid for {count_of(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}"
+    )
     if others:
-        note(f"this machine is {and_more(others, 3)}, too; from outside it may have its router's address")
+        note(f"this machine also has {and_more(others, 3)}; behind a router, use the router's public address")
     if not addresses:
-        note(f"HOST:PORT is where the broker will listen: none has run on {where} yet")
+        note(f"replace HOST:PORT by the broker's address: no broker has run on {where} yet")
 
 
 @app.command("list")
 def list_them(folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """Show the tokens that were made, on the broker's machine: what is left of them, and who joined.
+    """List the tokens, their remaining uses and who joined with them. Run this on the broker's machine.
 
-    Of a token itself only the broker's digest is kept, of which the id is the beginning.
+    The broker stores only a token's digest; the id is the beginning of that.
     """
     from farflung.broker.security.tokens import known_tokens
 
@@ -74,20 +76,20 @@ def list_them(folder: FolderOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"tokens": tokens})
         return
-    headings = ("id", "role", "is", "uses left", "good until (UTC)", "made (UTC)", "joined with it")
+    headings = ("id", "role", "is", "uses left", "expires (UTC)", "created (UTC)", "joined with it")
     for line in fitting(headings, [_row(token) for token in tokens]):
         print_text(line)
     if not tokens:
-        print_text("no token was made: farflung token create --role worker")
+        print_text("no tokens: create one with farflung token create --role worker")
 
 
 @app.command()
 def revoke(
-    id: Annotated[str, typer.Argument(metavar="ID", help="As `farflung token list` shows it.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, from `farflung token list`.")],
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a token back, on the broker's machine: it lets nobody in any more; who joined with it stays."""
+    """Revoke a token, on the broker's machine. Holders that joined with it keep their identity."""
     from farflung.broker.security.tokens import revoke_token
 
     revoked = revoke_token(folder_of("broker", folder), id)
@@ -95,7 +97,7 @@ def revoke(
         print_json({"revoked": revoked})
         return
     left = count_of(max(0, revoked.uses - revoked.used), "use")
-    stay = f"; {and_more(revoked.joined)} joined with it and may still come" if revoked.joined else ""
+    stay = f"; {and_more(revoked.joined)} joined with it and can still connect" if revoked.joined else ""
     note(f"token {revoked.id} for a {revoked.role} is revoked, with {left} left{stay}")
 
 

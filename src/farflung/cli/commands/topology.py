@@ -24,24 +24,24 @@ LOOK_SECONDS = 1.0
 
 def show(
     file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="A topology, or a testbed's name.")
+        str | None, typer.Argument(metavar="FILE", help="A topology file, or the name of a testbed.")
     ] = None,
-    fleet: Annotated[bool, typer.Option("--fleet", help="That of the broker's workers instead.")] = False,
+    fleet: Annotated[bool, typer.Option("--fleet", help="Show the broker's workers, as measured.")] = False,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="First have the fleet's idle workers measure it anew.")
+        bool, typer.Option("--refresh", help="Measure the links of idle workers again first.")
     ] = False,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it, as .svg, .png or .pdf.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Also write it, as a topology file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw it, as .svg, .png or .pdf.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Save it as a topology file.")] = None,
     broker: BrokerOption = None,
     token: TokenText = None,
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the workers of a topology and what the ways between them carry."""
+    """Show the workers of a topology, and rate and latency of their links."""
     if fleet == (file is not None):
-        raise TopologyError("a topology's FILE or --fleet, one of the two, must say what to show")
+        raise TopologyError("nothing to show: give either a topology FILE or --fleet")
     if refresh and not fleet:
-        raise TopologyError("--refresh measures a fleet anew: it goes with --fleet")
+        raise TopologyError("--refresh measures a live fleet: add --fleet")
     if picture is not None:
         from farflung.pictures.figure import check_picture
 
@@ -49,10 +49,10 @@ def show(
     if file is not None:
         from farflung.plans.testbeds.catalogue import find_topology
 
-        _give(find_topology(file), None, picture, save, as_json)
+        _show_topology(find_topology(file), None, picture, save, as_json)
         return
-    topology, told = fleet_topology(broker, token, folder, refresh)
-    _give(topology, told, picture, save, as_json)
+    topology, reported = fleet_topology(broker, token, folder, refresh)
+    _show_topology(topology, reported, picture, save, as_json)
 
 
 def fleet_topology(
@@ -62,14 +62,14 @@ def fleet_topology(
 
     Raises TopologyError if no worker is connected.
     """
-    told = asyncio.run(_ask(broker, token, folder, refresh))
-    if told.topology is None:
-        raise TopologyError("no worker is connected to the broker: farflung join brings one")
-    return told.topology, told
+    reported = asyncio.run(_ask(broker, token, folder, refresh))
+    if reported.topology is None:
+        raise TopologyError("no worker is connected to the broker: start one with `farflung join`")
+    return reported.topology, reported
 
 
-def _give(
-    topology: Topology, told: FleetTopology | None, picture: Path | None, save: Path | None, as_json: bool
+def _show_topology(
+    topology: Topology, reported: FleetTopology | None, picture: Path | None, save: Path | None, as_json: bool
 ) -> None:
     if save is not None:
         from farflung.plans import write_topology
@@ -83,22 +83,22 @@ def _give(
         write_picture(draw_topology(topology), picture)
         note(f"the picture was written to {picture}")
     if as_json:
-        print_json(_document(topology, told))
+        print_json(_document(topology, reported))
         return
     from farflung.cli.render.topology import topology_lines
 
-    for line in topology_lines(topology, told):
+    for line in topology_lines(topology, reported):
         print_text(line)
 
 
-def _document(topology: Topology, told: FleetTopology | None) -> dict[str, object]:
-    if told is None:
+def _document(topology: Topology, reported: FleetTopology | None) -> dict[str, object]:
+    if reported is None:
         return {"topology": topology, "assumed": [], "measured": [], "survey": ""}
     return {
         "topology": topology,
-        "assumed": told.assumed,
-        "measured": told.measured,
-        "survey": told.survey,
+        "assumed": reported.assumed,
+        "measured": reported.measured,
+        "survey": reported.survey,
     }
 
 
@@ -115,23 +115,23 @@ async def _refreshed(identity: Identity) -> FleetTopology:
     """Request a survey and wait until it has ended."""
     from farflung.client.run.broker_client import ask_topology
 
-    told = await ask_topology(identity, survey=True)
-    surveys, said = told.surveys, ""
-    while told.surveys == surveys and told.survey:
-        if told.survey != said:
-            said = told.survey
-            note(f"survey: {said}")
+    reported = await ask_topology(identity, survey=True)
+    surveys, shown = reported.surveys, ""
+    while reported.surveys == surveys and reported.survey:
+        if reported.survey != shown:
+            shown = reported.survey
+            note(f"survey: {shown}")
         await asyncio.sleep(LOOK_SECONDS)
-        told = await ask_topology(identity)
-    return told
+        reported = await ask_topology(identity)
+    return reported
 
 
-app = typer.Typer(help="Workers, and what the ways between them carry.")
+app = typer.Typer(help="Workers of a fleet, and rate and latency of their links.")
 
 
 @app.callback()
 def _topology() -> None:
-    """A group even while it has one command only."""
+    """Keep `topology` a group although it has only one command."""
 
 
 app.command("show")(show)

@@ -70,16 +70,18 @@ def train(
     recompute: RecomputeOption = "auto",
     codec: CodecOption = None,
     steps: StepsOption = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder. [default: runs/JOB]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/JOB]")] = None,
     text: TextOption = None,
     precision: PrecisionOption = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the identity lies. [default: ~/.farflung/submitter]")
+        Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/submitter]")
     ] = None,
     emulated: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with the summary as a JSON document.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
+    ] = False,
 ) -> None:
-    """Train a job on a broker's workers, or on local ones; the first Ctrl-C ends it with its weights kept."""
+    """Train a job on a broker's workers or on local ones; Ctrl-C stops it and keeps the weights."""
     from farflung.client.output.run_folder import RunFolder
 
     # Every check that needs no captured model comes first: a capture may take a minute.
@@ -112,7 +114,7 @@ def _open_run_folder(path: Path) -> RunFolder:
 
     run = RunFolder.create(path)
     if run.previous is not None:
-        note(f"an older run was in {run.path}: it is now {run.previous}")
+        note(f"an older run was in {run.path}; it was moved to {run.previous}")
     return run
 
 
@@ -147,7 +149,7 @@ def _run(
 
 def _restore_older_run(run: RunFolder) -> None:
     if run.restore_previous():
-        note(f"no step was done: this run's files are in {run.path}, and the older run has its name back")
+        note(f"no step was completed: its files are in {run.path}, and the older run has its folder back")
 
 
 async def _train(

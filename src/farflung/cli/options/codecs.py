@@ -18,10 +18,10 @@ CodecOption = Annotated[
     typer.Option(
         "--codec",
         metavar="RUNG[@SHARE,RUNG]|A->B=RUNG",
-        help="How links between workers are written: for activations/gradients, such as int8/int4-stochastic"
-        " (docs/reference/codecs.md), or who chooses: auto, auto:ROUGHEST, adatopk:R, uniform:R."
-        " RUNG@0.85,RUNG is the second one from 85 % of the steps on."
-        " With A->B= only that link; may be repeated.",
+        help="Compress the links between workers: a codec pair ACTIVATION/GRADIENT such as"
+        " int8/int4-stochastic, or a policy: auto, auto:ROUGHEST, adatopk:R, uniform:R. RUNG@0.85,RUNG"
+        " changes to the second pair after 85 % of the steps. A->B=RUNG sets one link; repeat it for more."
+        " docs/reference/codecs.md lists the codecs.",
     ),
 ]
 

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 JobArgument = Annotated[
     Path, typer.Argument(metavar="JOB", help="Python file with `def job() -> farflung.Job`.")
 ]
-StepsOption = Annotated[int | None, typer.Option("--steps", help="In place of the job's own steps.")]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", help="Number of training steps; overrides the job's.")
+]
 TextOption = Annotated[
     Path | None,
-    typer.Option("--text", metavar="FILE", help="What farflung.data.text() reads in place of the library."),
+    typer.Option(
+        "--text", metavar="FILE", help="Text for farflung.data.text() to read instead of Python's library."
+    ),
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option("--precision", help="In place of the job's own: float32, or bfloat16 as under autocast."),
+    typer.Option("--precision", help="float32, or bfloat16 as under autocast; overrides the job's."),
 ]
 
 

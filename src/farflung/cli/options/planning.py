@@ -24,14 +24,14 @@ TopologyOption = Annotated[
 EfficiencyOption = Annotated[
     float | None,
     typer.Option(
-        "--efficiency", help="Of devices' TFLOP/s, what is reached. [default: 0.4; 0.7 if measured]"
+        "--efficiency", help="Fraction of rated TFLOP/s that devices sustain. [default: 0.4; 0.7 if measured]"
     ),
 ]
 SchedulerOption = Annotated[
     str,
     typer.Option(
         "--scheduler",
-        help="equal-count, equal-compute, op-fence, op-fence-plus, evolutionary, exact or auto.",
+        help="auto, equal-count, equal-compute, op-fence, op-fence-plus, evolutionary or exact.",
     ),
 ]
 RecomputeOption = Annotated[
@@ -39,8 +39,7 @@ RecomputeOption = Annotated[
     typer.Option(
         "--recompute",
         metavar="WHEN",
-        help="Run forward twice in place of keeping what was computed: auto (where memory asks), always"
-        " or never.",
+        help="Recompute activations instead of storing them: auto (where memory is short), always or never.",
     ),
 ]
 PictureOption = Annotated[
@@ -48,7 +47,7 @@ PictureOption = Annotated[
     typer.Option(
         "--picture",
         metavar="FILE.svg",
-        help="Draw a simulated step with the plan beside it, as .svg, .png or .pdf.",
+        help="Draw the plan and a simulated step over time, as .svg, .png or .pdf.",
     ),
 ]
 

@@ -24,22 +24,20 @@ LocalOption = Annotated[
 BrokerOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Train on the workers of this broker.")
 ]
-WorkersOption = Annotated[
-    int, typer.Option(help="Workers to train on; 0 is as many of the idle ones as make a step short.")
-]
+WorkersOption = Annotated[int, typer.Option(help="Number of workers to train on; 0: the planner chooses.")]
 BackendsOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME,NAME,...",
-        help="What the local workers compute with, over again from the first: torch, jax.",
+        help="Frameworks of the local workers, repeated in turn: torch, jax.",
     ),
 ]
 OnOption = Annotated[
     str | None,
-    typer.Option(metavar="ID,ID,...", help="The workers to train on, each with a part of the model."),
+    typer.Option(metavar="ID,ID,...", help="Ids of the workers to train on; each gets a part of the model."),
 ]
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Wait also for workers of --on or --topology who never joined.")
+    bool, typer.Option("--wait", help="Also wait for workers of --on or --topology that have never joined.")
 ]
 
 
@@ -84,14 +82,14 @@ def parse_target(
     if local is not None and not 1 <= local <= MOST_LOCAL:
         raise JobError(f"--local takes 1 to {MOST_LOCAL} workers, found {local}")
     if workers < 0:
-        raise JobError(f"--workers must be 0 (all) or more, found {workers}")
+        raise JobError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
     frameworks, chosen = _frameworks(local, backends), _chosen(on)
     wishes = _wishes(topology, scheduler, efficiency, chosen, recompute, codecs)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
     if known := local_ids(local or 0) or pool:
         codecs.require_ends(known)
     if local is not None and scheduler != AUTO:
-        note(f"--scheduler {scheduler} is not asked: nothing is known of --local workers to plan with")
+        note(f"--scheduler {scheduler} is ignored: --local workers are not measured before a run")
     asked_by = "--local" if local else "--on" if chosen else "--workers"
     return Target(local or 0, local or workers or len(chosen), asked_by, pool, frameworks, wishes)
 
@@ -106,7 +104,7 @@ def _frameworks(local: int | None, backends: str | None) -> list[str]:
     if backends is None:
         return []
     if local is None:
-        raise JobError("--backends is for --local: a worker elsewhere chooses with `farflung join --backend`")
+        raise JobError("--backends needs --local: other workers choose theirs with `farflung join --backend`")
     from farflung.runtime.frameworks import COMPUTING, chosen
 
     names = [name.strip() for name in backends.split(",")]

@@ -49,16 +49,16 @@ def require_free_folder(folder: Path) -> None:
         return
     except OSError as error:
         raise IdentityError(
-            f"whether a worker runs with the identity in {folder}, which this token would replace, cannot be"
-            f" seen ({HELD_FILE}: {error.strerror}): give this one a folder of its own with --folder"
+            f"this token would replace the identity in {folder}, and farflung cannot see whether a worker"
+            f" uses it ({HELD_FILE}: {error.strerror}): choose another folder with --folder"
         ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
         raise IdentityError(
-            f"a worker (process {holder}) runs with the identity in {folder}, which this token would replace:"
-            " give this one a folder of its own with --folder"
+            f"this token would replace the identity in {folder}, which a running worker (process {holder})"
+            " uses: choose another folder with --folder"
         ) from None
     except OSError:
         return  # this file system has no locks
@@ -78,14 +78,19 @@ def folder_of(role: str, given: Path | None) -> Path:
 
 CLOCK_WORTH_SAYING_SECONDS = 1.0
 
-BrokerOption = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="[default: the one joined]")]
+BrokerOption = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of the broker. [default: the one joined before]"),
+]
 FolderOption = Annotated[
-    Path | None, typer.Option(help="Where the identity lies. [default: one under ~/.farflung]")
+    Path | None, typer.Option(help="Folder of the identity. [default: one under ~/.farflung]")
 ]
 TokenText = Annotated[
     str | None,
     typer.Option(
-        "--token", envvar="FARFLUNG_TOKEN", help="Needed the first time; then the folder is enough."
+        "--token",
+        envvar="FARFLUNG_TOKEN",
+        help="Token from `farflung token create`; needed only the first time.",
     ),
 ]
 
@@ -116,7 +121,7 @@ async def obtain_identity(
         kept = Identity.load(folder)
         if role not in (kept.role, "viewer"):  # any role may view
             raise IdentityError(
-                f"{folder} holds the identity of a {kept.role}, a {role}'s is needed: choose another --folder"
+                f"{folder} has the identity of a {kept.role}, but a {role}'s is needed: use another --folder"
             )
         _require_name(kept, folder, name)
         return await _fresh(_at(kept, broker))
@@ -124,11 +129,11 @@ async def obtain_identity(
     known = _known(folder, parsed.fingerprint)
     if known is not None and known.role == role:
         _require_name(known, folder, name)
-        note(f"the token was not needed: {folder} has the identity of {role} {known.id} at its broker")
+        note(f"the token was not needed: {folder} already has the identity of {role} {known.id}")
         return await _fresh(_at(known, broker))
     broker = broker or _address_of(parsed.fingerprint)
     if broker is None:
-        raise IdentityError("a token needs to know where its broker is: add --broker HOST:PORT")
+        raise IdentityError("the token does not contain its broker's address: add --broker HOST:PORT")
     replaced = _kept(folder)
     if replaced is not None:
         require_free_folder(folder)
@@ -147,8 +152,8 @@ async def obtain_identity(
 def _require_name(kept: Identity, folder: Path, name: str | None) -> None:
     if name is not None and name != kept.id:
         raise IdentityError(
-            f"{folder} holds the identity of {kept.id}, --name says {name}: leave --name out to be {kept.id}"
-            f" again, or give {name} a folder of its own with --folder"
+            f"{folder} has the identity of {kept.id}, but --name is {name}: leave --name out to be {kept.id}"
+            f" again, or choose another folder for {name} with --folder"
         )
 
 
@@ -212,7 +217,7 @@ async def _fresh(identity: Identity) -> Identity:
 
 def _say_joined(broker: str, identity: Identity, folder: Path) -> None:
     is_kept = not folder.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve())
-    next_time = f"; it is kept in {folder}: no token is needed next time" if is_kept else ""
+    next_time = f"; no token is needed next time ({folder} has the identity)" if is_kept else ""
     note(f"joined the broker at {broker} as {identity.role} {identity.id}{next_time}")
 
 

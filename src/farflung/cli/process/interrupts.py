@@ -64,7 +64,9 @@ class RunStopper:
     def stop_in_order(self) -> None:
         """Handle the first signal."""
         if self._is_over:
-            note("the run is over: its workers are being stopped (Ctrl-C again does not wait for them)")
+            note(
+                "the run is over; stopping its workers (press Ctrl-C again to leave without waiting for them)"
+            )
         elif self._stop is not None:
             self._stop()
         else:

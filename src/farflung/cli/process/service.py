@@ -60,9 +60,9 @@ def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
         raise typer.Exit(130)
 
 
-def start_anew(reason: str) -> NoReturn:
+def restart_process(reason: str) -> NoReturn:
     """Replace this process by a new one with the same command; this ends its threads and frees its memory."""
-    logging.getLogger("farflung").error("%s: starting anew", reason)
+    logging.getLogger("farflung").error("%s: restarting", reason)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

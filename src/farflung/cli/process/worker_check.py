@@ -73,7 +73,7 @@ def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool)
         yield f"waiting for {and_more(strange)} to join (--wait)"
     if away := [id for id in named if id in known and known[id].is_away]:
         them = "them" if len(away) > 1 else "it"
-        yield f"away: {and_more(away)}; known to this broker, so the run waits for {them}"
+        yield f"disconnected: {and_more(away)}; the run waits for {them} to come back"
 
 
 def require_codec_ends(status: Status, codecs: CodecWishes) -> None:
@@ -89,6 +89,6 @@ def _refusal(status: Status, strange: Sequence[str], broker: str) -> str:
     there = [f"{worker.worker} (away)" if worker.is_away else worker.worker for worker in status.workers]
     has = f"its workers are {and_more(there)}" if there else "no worker has joined it yet"
     return (
-        f"no worker called {and_more(strange)} has joined the broker at {broker}: {has}; name one as it joins"
-        f" (farflung join {broker} --name {strange[0]}), or add --wait if it is still to join"
+        f"no worker called {and_more(strange)} has joined the broker at {broker}: {has}. Start it with"
+        f" `farflung join {broker} --name {strange[0]}`, or add --wait to wait for it"
     )

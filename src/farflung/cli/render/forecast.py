@@ -41,7 +41,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
         yield from wrapped("left out", f"{worker}: {lacking}")
     others = {*found.unreachable, *found.unable}
     if idle := [worker for worker in found.left_out if worker not in others]:
-        why = f"{count_of(asked, 'worker')} {'were' if asked > 1 else 'was'} asked for"
+        why = f"{count_of(asked, 'worker')} {'were' if asked > 1 else 'was'} requested"
         why = why if asked else f"the step is shorter without {'them' if len(idle) > 1 else 'it'}"
         yield from wrapped("left out", f"{and_more(idle)}: {why}")
     for note in found.notes:
@@ -83,11 +83,11 @@ def _placement(segments: Sequence[SegmentRow], workers: Sequence[WorkerRow]) -> 
     headings = ["segment", "worker", *["site"] * with_sites, *["holds"] * with_names, "work", "busy"]
     headings += ["memory"] * with_memory
     right = "><" + "<" * with_sites + "<" * with_names + "><" + ">" * with_memory
-    rows, told = [], set()
+    rows, shown = [], set()
     for segment in segments:
         for worker in segment.workers:
-            found, again = known[worker], worker in told
-            told.add(worker)
+            found, again = known[worker], worker in shown
+            shown.add(worker)
             row = [str(segment.segment), worker, *[found.site] * with_sites]
             row += [_holds(segment.holds)] * with_names
             row += [f"{segment.work:.0%}", '"' if again else bar(found.busy, 4)]
@@ -111,23 +111,23 @@ def _links(links: Sequence[LinkRow]) -> Iterator[str]:
         ]
         for link in links[:MOST_LINKS]
     ]
-    yield from columns(["link", "a step", "carries", "is busy"], rows, "<>><")
+    yield from columns(["link", "a step", "rate", "busy"], rows, "<>><")
     if len(links) > MOST_LINKS:
         yield f"  ... and {len(links) - MOST_LINKS} that are less busy (--json has all)"
 
 
 def _what_if(found: Forecast) -> Iterator[str]:
     if not found.what_if:
-        yield "None of the changes that were tried would make a step 2 % shorter."
+        yield "No single change that was tried makes a step at least 2 % shorter."
         return
     yield "What would help most:"
     rows = [[f"{row.change:+.0%}", format_seconds(row.step_seconds), row.what] for row in found.what_if]
-    yield from columns(["step", "", "if there were"], rows, ">><")
+    yield from columns(["step", "", "change"], rows, ">><")
 
 
 def _bound(found: Forecast) -> str:
     if found.lower_bound_seconds is None or found.gap is None:
-        return f"none: {found.scheduler} proves nothing"
+        return f"none: {found.scheduler} does not compute one"
     if found.gap < 1.005:
         return f"{format_seconds(found.lower_bound_seconds)}: no plan is faster"
     return f"{format_seconds(found.lower_bound_seconds)}: no plan is more than {1 - 1 / found.gap:.0%} faster"

@@ -10,7 +10,7 @@ import typer
 
 from farflung.text import printable
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON document.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(document: Any) -> None:

@@ -58,7 +58,7 @@ def planned_lines(planned: Planned) -> list[str]:
 def chosen_lines(chosen: CodecsChosen) -> list[str]:
     """Lines about links whose codec pair changed, the reason, and warnings."""
     changes = [
-        printable(f"after step {chosen.step}: {one.source} -> {one.target} by {one.codec}: {one.reason}")
+        printable(f"after step {chosen.step}: {one.source} -> {one.target} uses {one.codec}: {one.reason}")
         for one in chosen.changes
     ]
     return [*changes, *(printable(f"note: {words}") for words in chosen.words)]
@@ -68,16 +68,16 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
     """The predicted step time and bottleneck, in a few lines."""
     if prediction is None:
         return [
-            "nothing is known of these workers: the model is cut where that is least regretted, whatever they"
-            " are, and no step time is predicted"
+            "no measurements of these workers yet: using a topology-independent cut, without a predicted"
+            " step time"
         ]
-    step = f"{format_seconds(prediction.step_seconds)} a step, held up by {prediction.bottleneck}"
+    step = f"{format_seconds(prediction.step_seconds)} a step, limited by {prediction.bottleneck}"
     if prediction.brief:
         step = "no step time is predicted"
     lines = [f"planned by {prediction.scheduler}: {step}"]
     if prediction.left_out:
         lines.append(
-            f"without a part: {and_more(prediction.left_out)}: a step is shorter without them"
+            f"left out: {and_more(prediction.left_out)}: a step is shorter without them"
             " (--workers N uses exactly N)"
         )
     return lines + [f"note: {words}" for words in prediction.notes]

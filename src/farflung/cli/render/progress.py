@@ -79,9 +79,7 @@ def advice_on(words: str) -> str:
     """Advice for a job that waits for workers; empty for any other message."""
     if not waits_for_more(words):
         return ""
-    return (
-        "it waits until they `farflung join` this broker; Ctrl-C gives up, and fewer --workers need no more"
-    )
+    return "start more workers with `farflung join`, press Ctrl-C to cancel, or lower --workers"
 
 
 def is_terminal() -> bool:

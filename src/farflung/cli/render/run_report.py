@@ -27,13 +27,13 @@ def warn_if_disk_is_short(prepared: Prepared, run: RunFolder) -> None:
 
     if not prepared.emulated and (lacking := lacking_room(run.path, prepared.job.model)):
         needed, free = map(format_bytes, lacking)
-        note(f"note: the weights take {needed}, and {run.path} has {free} free: make room before it ends")
+        note(f"warning: the weights need {needed}, but {run.path} has {free} free: make room in time")
 
 
 def stopping_note(prepared: Prepared, metrics: RunMetrics) -> str:
     """The line for the first Ctrl-C, with what happens to the weights."""
     weights = "" if prepared.emulated else _weights_on_stop(metrics)
-    return f"stopping{weights} (Ctrl-C again ends at once)"
+    return f"stopping{weights} (press Ctrl-C again to end at once)"
 
 
 def _weights_on_stop(metrics: RunMetrics) -> str:
@@ -69,11 +69,11 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
         took = f"a step took {format_seconds(summary.step_seconds)} (the median)"
         predicted = format_seconds(summary.predicted_step_seconds)
-        note(took if summary.prediction_is_brief else f"{took}; {predicted} was predicted")
+        note(took if summary.prediction_is_brief else f"{took}; predicted: {predicted}")
     if summary.ratio is not None and summary.ratio > COMPRESSED:
         least = min(summary.links, key=lambda link: link.ratio or 0.0)
         note(
-            f"between workers {summary.ratio:.1f} times fewer bytes than in fp32, frames included; least on"
+            f"links carried {summary.ratio:.1f} times fewer bytes than in fp32, frames included; the least on"
             f" {least.source} -> {least.target}: {least.ratio or 0.0:.1f} times"
         )
     if not summary.emulated:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from farflung.protocol.messages import Status
     from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
 
-WORKER = ("worker", "state", "device", "computes with", "site", "address", "seen", "job")
+WORKER = ("worker", "state", "device", "framework", "site", "address", "seen", "job")
 JOB = ("job", "name", "state", "step", "loss", "samples/s")
-LINK = ("link", "path", "paced by", "round trip", "sends at", "written by", "ratio", "codecs a step")
+LINK = ("link", "route", "congestion control", "round trip", "rate", "codecs", "ratio", "codec time a step")
 
 
 def status_lines(status: Status) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _wrapped(words: str) -> list[str]:
 def _links(status: Status) -> Iterator[str]:
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
     links = [view for view in status.links if view.job not in over]
-    relays = f"the broker relays up to {format_rate(status.relay_mbps)} for others"
+    relays = f"the broker relays up to {format_rate(status.relay_mbps)}"
     yield f"links: {count_of(len(links), 'end')}; {relays}"
     written = {(job.job, one.source, one.target): one.codec for job in status.jobs for one in job.codecs}
     carried = {
@@ -77,7 +77,7 @@ def _link(
     link = view.report.link
     ends = f"{view.holder} -> {view.report.peer}"
     if link is None:
-        return ends, "none: farflung doctor says what was tried", "", "", "", "", "", ""
+        return ends, "not connected: farflung doctor shows why", "", "", "", "", "", ""
     round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
     sends_at = "" if link.rate_mbps is None else format_rate(link.rate_mbps)
     codec = written.get((view.job, view.holder, view.report.peer), "")

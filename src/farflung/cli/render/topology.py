@@ -18,19 +18,19 @@ MOST_ROWS = 24
 MOST_COLUMNS = 12
 
 
-def topology_lines(topology: Topology, told: FleetTopology | None) -> Iterator[str]:
-    """Describe a topology; `told` is what a broker reported besides its fleet's topology."""
+def topology_lines(topology: Topology, reported: FleetTopology | None) -> Iterator[str]:
+    """Describe a topology; `reported` is what a broker reported besides its fleet's topology."""
     yield from paragraph(_heading(topology))
-    headings = ("worker", "site", "TFLOP/s", "memory", "line up", "line down", "")
+    headings = ("worker", "site", "TFLOP/s", "memory", "up", "down", "")
     yield from columns(headings, list(_workers(topology)), "<<<<<<<")
     groups = _groups(topology)
     if len(groups) > 1 or len(topology.workers) > 1:
-        yield "from row to column: Mbit/s and ms one way" + (
+        yield "from row to column: Mbit/s / ms one way" + (
             "" if len(groups) == len(topology.workers) else ", medians between two sites"
         )
         yield from blocks(["", *groups], list(_matrix(topology, groups)))
-    if told is not None:
-        yield from _origins(told)
+    if reported is not None:
+        yield from _origins(reported)
     elif topology.note:
         yield from paragraph(topology.note)
 
@@ -93,15 +93,15 @@ def _groups(topology: Topology) -> Mapping[str, Sequence[int]]:
 
 def _matrix(topology: Topology, groups: Mapping[str, Sequence[int]]) -> Iterable[tuple[str, ...]]:
     for name, sources in groups.items():
-        yield name, *(_way(topology, sources, targets) for targets in groups.values())
+        yield name, *(_between(topology, sources, targets) for targets in groups.values())
 
 
-def _way(topology: Topology, sources: Sequence[int], targets: Sequence[int]) -> str:
+def _between(topology: Topology, sources: Sequence[int], targets: Sequence[int]) -> str:
     links = [topology.link(a, b) for a in sources for b in targets if a != b]
     if not links:
         return "-"
     mbps = statistics.median(link.bandwidth_mbps for link in links)
-    return f"{_rate(mbps)} / {_milliseconds(links)}" if mbps else "no way"
+    return f"{_rate(mbps)} / {_milliseconds(links)}" if mbps else "no link"
 
 
 def _milliseconds(links: Sequence[Link]) -> str:
@@ -109,27 +109,27 @@ def _milliseconds(links: Sequence[Link]) -> str:
     return f"{milliseconds:.1f}" if milliseconds < 10 else f"{milliseconds:.0f}"
 
 
-def _origins(told: FleetTopology) -> Iterator[str]:
-    measured = [link for link in told.measured if link.state == "measured"]
+def _origins(reported: FleetTopology) -> Iterator[str]:
+    measured = [link for link in reported.measured if link.state == "measured"]
     if measured:
         ages = [link.seconds_old for link in measured]
         traffic = sum(link.source == "traffic" for link in measured)
         yield (
-            f"{count_of(len(ages), 'way')} measured, {traffic} of them by a job's traffic;"
+            f"{count_of(len(ages), 'link')} measured, {traffic} of them from a job's traffic;"
             f" the oldest {format_clock(max(ages))} ago"
         )
-    for words in told.assumed:
+    for words in reported.assumed:
         yield from paragraph(f"assumed: {words}")
-    for link in told.measured:
+    for link in reported.measured:
         if link.problem:
             yield from paragraph(_failure(link))
-    if told.survey:
-        yield f"a survey is under way: {told.survey}"
+    if reported.survey:
+        yield f"survey running: {reported.survey}"
 
 
 def _failure(link: MeasuredLink) -> str:
     ends = f"from {link.sender} to {link.receiver}"
     if link.state == "unreachable":
-        return f"no way {ends}: {link.problem}"
-    counts = "what was measured before counts" if link.state == "measured" else "it is not measured yet"
-    return f"a probe {ends} failed, {counts}: {link.problem}"
+        return f"no link {ends}: {link.problem}"
+    counts = "the older measurement is used" if link.state == "measured" else "not measured yet"
+    return f"a probe {ends} failed ({counts}): {link.problem}"

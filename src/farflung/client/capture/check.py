@@ -63,7 +63,9 @@ def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Ca
     found = _run(job, captured, part, samples)
     if not found.trains_as_eager:
         words = "; ".join(found.differences())
-        raise CaptureError(f"the captured graph does not compute what the module does: {words}", "self-check")
+        raise CaptureError(
+            f"the captured graph and your module compute different results: {words}", "self-check"
+        )
     of = "" if samples == job.microbatch_size else f" of {job.microbatch_size}"
     words = f"{found.gradients} gradients compared on {samples}{of} samples"
     evaluation = Verdict("evaluation", "ok")
@@ -172,7 +174,7 @@ def capture_job(job: Job, tell: ProgressCallback = no_progress, workers: int = 0
     if workers:
         plan_graph(captured.graph, job.microbatches, job.microbatch_size, _names(workers))
     if job.has_values:
-        tell(f"holding {count_of(len(captured.graph.nodes), 'node')} beside eager")
+        tell(f"comparing {count_of(len(captured.graph.nodes), 'node')} with eager")
     return check_itself(job, captured, first_microbatch(job))
 
 
@@ -198,12 +200,17 @@ def check_job(job: Job, segments: int, steps: int = 2, tell: ProgressCallback = 
         The model cannot be captured, or cut into that many segments.
     """
     if segments < 1 or steps < 1:
-        raise JobError(f"check needs at least 1 segment and 1 step, found {segments} and {steps}")
+        raise JobError(f"use at least 1 segment and 1 step, found {segments} and {steps}")
     if not job.has_values:
-        raise JobError("the model is on the meta device and has no values to compute with: check another")
+        raise JobError(
+            "the model is on the meta device and has no values to compute with: check a smaller one"
+        )
     tell("capturing the model")
     captured = capture_shapes(job)
-    tell(f"{count_of(len(captured.graph.nodes), 'node')}; training {count_of(steps, 'step')} beside eager")
+    tell(
+        f"{count_of(len(captured.graph.nodes), 'node')}; training {count_of(steps, 'step')} and comparing"
+        " with eager"
+    )
     report = _compare(job, captured, segments, steps)
     if job.validation is None:  # the evaluation graph is never run
         report = msgspec.structs.replace(report, ok=_trains_as_eager(report, job.precision))

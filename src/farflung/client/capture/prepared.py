@@ -151,7 +151,7 @@ def number_of(job: Job, microbatches: Microbatches) -> int:
     count = microbatches if isinstance(microbatches, int) else job.microbatches
     if count < 1 or job.batch % count:
         raise JobError(
-            f"a batch of {job.batch} cannot be had in {count} equal microbatches: choose a divisor"
+            f"a batch of {job.batch} cannot be split into {count} equal microbatches: choose a divisor"
         )
     return count
 
@@ -173,7 +173,7 @@ def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None =
     from farflung.client.capture.check import capture_shapes
 
     if profile is not None and microbatches == "auto":
-        raise JobError("a profile is of one size of microbatches: give a number of them, not auto")
+        raise JobError("a profile is for one microbatch size: give --microbatches a number, not auto")
     count = number_of(job, microbatches)
     graph = capture_shapes(job).graph
     others = _near(job.batch, count) if microbatches == "auto" else []

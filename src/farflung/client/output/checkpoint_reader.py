@@ -83,10 +83,10 @@ class CheckpointReader(Mapping[str, "Tensor"]):
             shape, kind = list(view.get_shape()), str(view.get_dtype())
         if shape != list(wanted.shape):
             raise JobError(
-                f"{self._files[stored]} has {stored!r} in shape {shape}, the model's is {list(wanted.shape)}"
+                f"{self._files[stored]} has {stored!r} in shape {shape}, the model has {list(wanted.shape)}"
             )
         if kind.startswith(("F", "BF")) != (wanted.dtype in FLOATING):
-            raise JobError(f"{self._files[stored]} has {stored!r} as {kind}, the model's is {wanted.dtype}")
+            raise JobError(f"{self._files[stored]} has {stored!r} as {kind}, the model has {wanted.dtype}")
 
 
 def _files_by_name(path: Path) -> dict[str, Path]:

@@ -84,7 +84,7 @@ class RunMetrics:
         """
         unit = self.current
         if unit is None or unit.number != done.unit:
-            raise ProtocolError(f"the broker ended unit {done.unit}, due was {unit}")
+            raise ProtocolError(f"the broker ended unit {done.unit}, expected {unit}")
         bytes_on_wire = done.bytes_sent + sent_bytes - self._counted_bytes
         self.current = next(self._units, None)
         seconds = now - self._last
@@ -290,8 +290,8 @@ class Recorder:
             self._warned = True
             pairs = [f"{link.source} -> {link.target}" for link in unfit]
             self.observer.warned(
-                f"values on {pairs[0]} are not finite (or beyond 1e16): no codec writes them, so they travel"
-                " as they are; the model may be diverging"
+                f"values on {pairs[0]} are not finite (or beyond 1e16): no codec can encode them, so they"
+                " travel as they are; the model may be diverging"
             )
             await self._record("not finite", step=self.metrics.steps, links=pairs)
 

@@ -166,7 +166,7 @@ class RunFolder:
 def disk_failure(path: Path, trouble: str) -> RunFailed:
     """The error for a disk that refuses a write."""
     return RunFailed(
-        f"the run folder {path} takes no more ({trouble}): what was written before is kept;"
+        f"cannot write to the run folder {path} ({trouble}): what was written before is kept;"
         " make room and run again"
     )
 
@@ -182,7 +182,7 @@ def _is_run(path: Path) -> bool:
     if not path.is_dir() or not any(path.iterdir()):
         return False
     if not any((path / sign).exists() for sign in SIGNS):
-        raise JobError(f"{path} holds other files than a run's: choose an empty or new folder with --out")
+        raise JobError(f"{path} has files that are not of a run: choose an empty or new folder with --out")
     _require_unlocked(path)
     return True
 

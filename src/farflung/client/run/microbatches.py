@@ -87,7 +87,7 @@ class Microbatches:
         expected = (wanted.dtype, wanted.shape_at(self._size))
         if found != expected:
             raise JobError(
-                f"{name!r} of a batch is {found[0]} of shape {found[1]}, captured was {expected[0]} of shape"
+                f"{name!r} of a batch is {found[0]} of shape {found[1]}, captured with {expected[0]} of shape"
                 f" {expected[1]}: every batch must be alike, pad with Job(collate=)"
             )
         own = tensor.detach().cpu().contiguous()

@@ -120,7 +120,7 @@ class Submitter:
 
     async def run(self) -> Summary:
         """Run the job to its end and write `summary.json`; cancelling this ends the job at once."""
-        outcome = Outcome(FAILED, "a defect of farflung ended the run: please report its traceback")
+        outcome = Outcome(FAILED, "a bug in farflung ended the run: please report the traceback")
         try:
             await self._connect()
             await self._submit()

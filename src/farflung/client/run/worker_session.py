@@ -208,7 +208,7 @@ class WorkerSession:
         if (welcome.job, welcome.attempt) != (self._attempt.job, self._attempt.attempt):
             raise ProtocolError(f"worker {self._worker} welcomed {welcome.job}, attempt {welcome.attempt}")
         if self._claimed is None or self._claimed[0] is not link:
-            raise ProtocolError(f"worker {self._worker} sent a welcome that nobody waits for")
+            raise ProtocolError(f"worker {self._worker} sent a welcome that was not expected")
         number = self._claimed[1]
         self._session.exchange_receipts(number, self._session.number, welcome.received)
         self._claimed, self._link = None, link

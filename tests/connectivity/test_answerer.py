@@ -33,7 +33,7 @@ class AnswererOwner(Recorder):
     def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
         return Peer(peer, "worker")
 
-    def entered(self, link: Link) -> Recorder:
+    def accept(self, link: Link) -> Recorder:
         self.order.append("entered")
         if self.refuses:
             raise ProtocolError(self.refuses)

@@ -44,7 +44,7 @@ class Worker:
     def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
         return self.expected if (job, attempt, peer) == ("job-1", 1, "a") else None
 
-    def entered(self, link: Link) -> Handler:
+    def accept(self, link: Link) -> Handler:
         self.entered_links.append(link)
         return self.heard.admit(link)
 
@@ -127,7 +127,7 @@ async def place(
     )
     own = Hello("a", "submitter", "data")
     a_listens = await listen("127.0.0.1:0", a.server, own, lambda link: connector.admit(link), timeouts)
-    listener = await listen("127.0.0.1:0", b.server, Hello("b", "worker", "data"), worker.entered, timeouts)
+    listener = await listen("127.0.0.1:0", b.server, Hello("b", "worker", "data"), worker.accept, timeouts)
     found_at = a_listens.address if a_can_be_dialled else nowhere()
 
     async def port() -> int:

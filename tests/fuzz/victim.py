@@ -95,7 +95,7 @@ async def main(context: ssl.SSLContext) -> None:
     victim, process = Victim(), psutil.Process()
     own = Hello("b", "worker", "data")
     timeouts = Timeouts(LEASE_SECONDS)
-    listener = await listen("127.0.0.1:0", context, own, victim.admit, timeouts, _on_stranger)
+    listener = await listen("127.0.0.1:0", context, own, victim.admit, timeouts, _on_newcomer)
     while True:
         holding = Holding(
             address=listener.address,
@@ -117,7 +117,7 @@ def _speak(link: Link) -> None:
     link.send_control(b"ask")
 
 
-async def _on_stranger(request: bytes, remote: str) -> bytes:
+async def _on_newcomer(request: bytes, remote: str) -> bytes:
     join_messages.decode_request(request)
     return join_messages.encode(join_messages.Refuse("this endpoint lets nobody join"))
 

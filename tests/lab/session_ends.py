@@ -121,7 +121,7 @@ async def receive(folder: Path, address: str, options: LinkOptions, relayed: boo
     worker, own = Receiver(), Hello(RECEIVER.id, RECEIVER.role, "data")
     context = server_context(*files(folder, RECEIVER), admit_newcomers=False)
     where = "[::]:7700" if relayed else address
-    listener = await listen(where, context, own, worker.entered, TIMEOUTS, options=options)
+    listener = await listen(where, context, own, worker.accept, TIMEOUTS, options=options)
     tell("listening")
     for number in itertools.count():
         await asked(folder, number)

@@ -41,7 +41,7 @@ class Worker(Told):
         self.refusal = ""
         self.welcome = WELCOME
 
-    def entered(self, link: Link) -> Handler:
+    def accept(self, link: Link) -> Handler:
         self.links.append(link)
         return self
 

@@ -23,55 +23,55 @@ def changed(header: ValueHeader, **fields: object) -> ValueHeader:
 
 
 def test_what_the_plan_names_is_taken_once() -> None:
-    ledger = Admission("b", load())
-    assert ledger.admit("a", VALUE)
+    admission = Admission("b", load())
+    assert admission.admit("a", VALUE)
     with pytest.raises(ProtocolError, match="twice"):
-        ledger.admit("a", VALUE)
+        admission.admit("a", VALUE)
 
 
 def test_a_gradient_comes_once_and_only_for_a_value_that_was_sent() -> None:
-    ledger = Admission("b", load())
-    with pytest.raises(ProtocolError, match="or of none it has"):
-        ledger.admit("c", GRADIENT)
+    admission = Admission("b", load())
+    with pytest.raises(ProtocolError, match="or without having received it"):
+        admission.admit("c", GRADIENT)
     for microbatch in (0, 1):
-        ledger.posted(changed(SENT, microbatch=microbatch))
-    assert ledger.admit("c", GRADIENT)
-    assert ledger.admit("c", changed(GRADIENT, microbatch=1, bytes=0))
+        admission.on_sent(changed(SENT, microbatch=microbatch))
+    assert admission.admit("c", GRADIENT)
+    assert admission.admit("c", changed(GRADIENT, microbatch=1, bytes=0))
     with pytest.raises(ProtocolError, match="twice"):
-        ledger.admit("c", GRADIENT)
+        admission.admit("c", GRADIENT)
 
 
 def test_what_did_not_come_whole_may_come_once_more() -> None:
-    ledger = Admission("b", load())
-    ledger.posted(SENT)
+    admission = Admission("b", load())
+    admission.on_sent(SENT)
     for peer, header in (("a", VALUE), ("c", GRADIENT)):
-        assert ledger.admit(peer, header)
-        ledger.retract(header)
-        assert ledger.admit(peer, header)
+        assert admission.admit(peer, header)
+        admission.retract(header)
+        assert admission.admit(peer, header)
         with pytest.raises(ProtocolError, match="twice"):
-            ledger.admit(peer, header)
+            admission.admit(peer, header)
 
 
 def test_no_more_is_taken_than_the_window_before_something_is_answered() -> None:
-    ledger = Admission("b", load())
+    admission = Admission("b", load())
     for microbatch in range(WINDOW):
-        assert ledger.admit("a", changed(VALUE, microbatch=microbatch))
+        assert admission.admit("a", changed(VALUE, microbatch=microbatch))
     with pytest.raises(ProtocolError, match=f"more than {WINDOW} microbatches ahead"):
-        ledger.admit("a", changed(VALUE, microbatch=WINDOW))
-    ledger.posted(ANSWER)
-    assert ledger.admit("a", changed(VALUE, microbatch=WINDOW))
+        admission.admit("a", changed(VALUE, microbatch=WINDOW))
+    admission.on_sent(ANSWER)
+    assert admission.admit("a", changed(VALUE, microbatch=WINDOW))
 
 
 @pytest.mark.parametrize(
     ("peer", "fields", "complaint"),
     [
-        ("c", {}, "does not have it send"),
-        ("desk", {}, "does not have it send"),
-        ("a", {"value": 7}, "does not have it send"),
-        ("a", {"target": 2}, "does not have it send"),
-        ("a", {"source": FEEDER}, "does not have it send"),
-        ("a", {"gradient": True}, "does not have it send"),
-        ("a", {"attempt": 6}, "does not have it send"),
+        ("c", {}, "does not send in the plan"),
+        ("desk", {}, "does not send in the plan"),
+        ("a", {"value": 7}, "does not send in the plan"),
+        ("a", {"target": 2}, "does not send in the plan"),
+        ("a", {"source": FEEDER}, "does not send in the plan"),
+        ("a", {"gradient": True}, "does not send in the plan"),
+        ("a", {"attempt": 6}, "does not send in the plan"),
         ("a", {"bytes": 31}, "expected 32"),
         ("a", {"bytes": 2**40}, "expected 32"),
         ("a", {"bytes": 0}, "expected 32"),
@@ -117,17 +117,17 @@ def test_model_inputs_are_never_coded() -> None:
 
 
 def test_what_is_over_is_dropped_in_silence() -> None:
-    ledger = Admission("b", load())
-    ledger.advance()
-    assert not ledger.admit("a", VALUE)
-    assert not ledger.admit("a", changed(VALUE, unit=1, attempt=4))
-    assert not ledger.admit("a", changed(VALUE, unit=1, job="job-0"))
-    assert ledger.admit("a", changed(VALUE, unit=1))
+    admission = Admission("b", load())
+    admission.advance()
+    assert not admission.admit("a", VALUE)
+    assert not admission.admit("a", changed(VALUE, unit=1, attempt=4))
+    assert not admission.admit("a", changed(VALUE, unit=1, job="job-0"))
+    assert admission.admit("a", changed(VALUE, unit=1))
 
 
 def test_the_feeder_may_run_ahead_of_peers() -> None:
     fed = ValueHeader("job-1", 5, 2, 0, FEEDER, 0, 0, False, 0, 8)
-    ledger = Admission("a", load())
-    assert ledger.admit("desk", fed)
+    admission = Admission("a", load())
+    assert admission.admit("desk", fed)
     with pytest.raises(ProtocolError, match="not due"):
-        ledger.admit("desk", changed(fed, unit=2 * WINDOW + 1))
+        admission.admit("desk", changed(fed, unit=2 * WINDOW + 1))

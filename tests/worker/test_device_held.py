@@ -56,12 +56,12 @@ def test_verifying_and_handing_out_are_given_time_by_the_size_of_the_parameters(
             seen.append(thread.stopwatch.doing)
             return "it stops here"
 
-    intake = Watched(load(), [1], 10**6, fresh)
-    thread.prepare(load(), intake, limits(chore_seconds=0.0))
+    receiver = Watched(load(), [1], 10**6, fresh)
+    thread.prepare(load(), receiver, limits(chore_seconds=0.0))
     next(thread._pending(wait=True))  # its program is empty
     job = SimpleNamespace(give_state=lambda: seen.append(thread.stopwatch.doing))
     thread._attempt, thread._job = ("job-1", 5), cast(Any, job)
-    thread.check_state(("job-1", 5), intake)
+    thread.check_state(("job-1", 5), receiver)
     thread.give_state(("job-1", 5))
     thread.close()
     thread.run()

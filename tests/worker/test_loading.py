@@ -47,7 +47,7 @@ def test_a_job_whose_codecs_write_as_another_version_does_is_refused() -> None:
     job = load()
     training = msgspec.structs.replace(job.training, codecs=("int8",), emulated=True)
     job = msgspec.structs.replace(job, training=training)
-    with pytest.raises(GraphError, match="in format 1 of codecs, this worker's version has"):
+    with pytest.raises(GraphError, match="codec format 1, this worker's version has"):
         load_segments("b", job, StateReceiver(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
 
 
@@ -57,15 +57,15 @@ def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> No
     training = Training(steps=1, microbatches=2, microbatch_size=2, optimizer=AdamW(lr=1e-3))
     sizes = {e.name: made.segments[0].values[e.value].bytes(2) for e in graph.inputs_of("parameter")}
     job = Load("job-1", 1, made.plan, training, [SegmentProgram(0, made.programs[0], sizes)], {}, "desk")
-    intake = StateReceiver(job, [0], 10**9, fresh)
+    receiver = StateReceiver(job, [0], 10**9, fresh)
     with pytest.raises(GraphError) as refused:
-        load_segments("a", job, intake, intake.size, TorchBackend())
-    words = r"the segments need (\d+) bytes, this worker gives (\d+): raise `farflung join --memory`"
+        load_segments("a", job, receiver, receiver.size, TorchBackend())
+    words = r"the segments need (\d+) bytes, this worker offers (\d+): raise `farflung join --memory`"
     needed, given = map(int, re.match(words, str(refused.value)).groups())  # type: ignore[union-attr]
-    assert given == intake.size and needed > 4 * given  # gradients, and two moments
-    assert set(load_segments("a", job, intake, needed, TorchBackend())) == {0}
-    with pytest.raises(GraphError, match=f"need {needed} bytes, this worker gives {needed - 1}"):
-        load_segments("a", job, intake, needed - 1, TorchBackend())
+    assert given == receiver.size and needed > 4 * given  # gradients, and two moments
+    assert set(load_segments("a", job, receiver, needed, TorchBackend())) == {0}
+    with pytest.raises(GraphError, match=f"need {needed} bytes, this worker offers {needed - 1}"):
+        load_segments("a", job, receiver, needed - 1, TorchBackend())
 
 
 def test_what_was_compiled_must_fit_in_what_the_owner_gives() -> None:
@@ -77,7 +77,7 @@ def test_what_was_compiled_must_fit_in_what_the_owner_gives() -> None:
     )  # fmt: skip
     bytes_of_all = 3 * (100 + 2 * (10 + 30)) + (50 - 30)
     require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3), needs), bytes_of_all)
-    words = f"compiled, the segments need {bytes_of_all} bytes, this worker gives {bytes_of_all - 1}: raise"
+    words = f"compiled, the segments need {bytes_of_all} bytes, this worker offers {bytes_of_all - 1}: raise"
     with pytest.raises(GraphError, match=words):
         require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3), needs), bytes_of_all - 1)
     require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3)), 1)

@@ -69,7 +69,7 @@ class Seen:
     def peer_linked(self, peer: str) -> None:
         self.linked.append(peer)
 
-    def peer_parted(self, peer: str, reason: str) -> None:
+    def peer_disconnected(self, peer: str, reason: str) -> None:
         self.parted.append(peer)
 
     def peer_lost(self, peer: str, reason: str) -> None:
@@ -91,8 +91,8 @@ def test_whoever_dials_early_waits_for_the_plan() -> None:
     async def work() -> None:
         seen = Seen()
         peers, early, stranger = Peers(seen, fresh), FakeLink("a"), FakeLink("x")
-        peers.entered(early)  # type: ignore[arg-type]
-        peers.entered(stranger)  # type: ignore[arg-type]
+        peers.accept(early)  # type: ignore[arg-type]
+        peers.accept(stranger)  # type: ignore[arg-type]
         peers.control(early, CLAIM)  # type: ignore[arg-type]
         peers.control(stranger, CLAIM)  # type: ignore[arg-type]
         assert not early.said
@@ -113,7 +113,7 @@ def test_a_dialled_link_counts_once_it_is_welcomed_and_never_for_a_later_attempt
         (said,) = first.said
         claim = decode(said, FromPeer)
         assert (claim.job, claim.attempt, claim.number, claim.previous) == ("job-1", 5, 1, 0)
-        with pytest.raises(ProtocolError, match="was not expected"):
+        with pytest.raises(ProtocolError, match="not dialled from here"):
             peers.control(first, WELCOME)  # type: ignore[arg-type]
         peers.dialled(second)  # type: ignore[arg-type]
         peers.control(second, encode(Welcome("job-1", 6)))  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def test_nothing_is_taken_before_the_programs_passed() -> None:
     async def work() -> None:
         peers, link = Peers(Seen(), fresh), FakeLink("a")
         take(peers, load())
-        peers.entered(link)  # type: ignore[arg-type]
+        peers.accept(link)  # type: ignore[arg-type]
         peers.control(link, CLAIM)  # type: ignore[arg-type]
         header = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
         with pytest.raises(ProtocolError, match="before this worker had loaded"):
@@ -144,7 +144,7 @@ def test_a_holder_has_one_place_for_each_attempt() -> None:
     async def work() -> None:
         peers, older, newer, next_job = Peers(Seen(), fresh), FakeLink("x"), FakeLink("x"), FakeLink("x")
         for link, claim in ((older, CLAIM), (newer, CLAIM), (next_job, encode(Claim("job-2", 5)))):
-            peers.entered(link)  # type: ignore[arg-type]
+            peers.accept(link)  # type: ignore[arg-type]
             peers.control(link, claim)  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert "superseded" in older.closed_for and not newer.closed_for and not next_job.closed_for
@@ -157,8 +157,8 @@ def test_nobody_can_fill_the_lobby_alone() -> None:
         peers = Peers(Seen(), fresh)
         rogues = [FakeLink("rogue") for _ in range(MAX_PENDING_LINKS + 1)]
         for rogue in rogues:
-            peers.entered(rogue)  # type: ignore[arg-type]
-        peers.entered(FakeLink("a"))  # type: ignore[arg-type]
+            peers.accept(rogue)  # type: ignore[arg-type]
+        peers.accept(FakeLink("a"))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert [rogue.closed_for for rogue in rogues[-MAX_PENDING_LINKS_PER_PEER:]] == [
             ""
@@ -173,10 +173,10 @@ def test_a_link_for_the_next_job_is_not_welcomed_to_this_one() -> None:
         seen = Seen()
         peers, link = Peers(seen, fresh), FakeLink("a")
         take(peers, load())
-        peers.entered(link)  # type: ignore[arg-type]
+        peers.accept(link)  # type: ignore[arg-type]
         peers.control(link, encode(Claim("job-2", 5)))  # type: ignore[arg-type]
         assert not link.said and not seen.linked
-        with pytest.raises(ProtocolError, match="made before"):
+        with pytest.raises(ProtocolError, match="second claim"):
             peers.control(link, CLAIM)  # type: ignore[arg-type]
 
     run(work())
@@ -187,7 +187,7 @@ def test_only_workers_and_submitters_bring_data(role: str, kind: str) -> None:
     link = FakeLink("v", role)
     link.kind = kind
     with pytest.raises(ProtocolError, match="data links of workers and submitters"):
-        Peers(Seen(), fresh).entered(link)  # type: ignore[arg-type]
+        Peers(Seen(), fresh).accept(link)  # type: ignore[arg-type]
 
 
 def test_a_lost_link_that_counts_is_told() -> None:
@@ -195,7 +195,7 @@ def test_a_lost_link_that_counts_is_told() -> None:
         seen = Seen()
         peers, counted, waiting = Peers(seen, fresh), FakeLink("a"), FakeLink("c")
         take(peers, load())
-        peers.entered(counted)  # type: ignore[arg-type]
+        peers.accept(counted)  # type: ignore[arg-type]
         peers.control(counted, CLAIM)  # type: ignore[arg-type]
         peers.dialled(waiting)  # type: ignore[arg-type]
         peers.closed(counted, "reset")  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def test_a_session_goes_on_over_a_second_link() -> None:
         peers, first, second = Peers(seen, fresh), FakeLink("a"), FakeLink("a")
         take(peers, load())
         peers.trust()
-        peers.entered(first)  # type: ignore[arg-type]
+        peers.accept(first)  # type: ignore[arg-type]
         peers.control(first, CLAIM)  # type: ignore[arg-type]
         header = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
         assert peers.opening(first, header) is not None  # type: ignore[arg-type]
@@ -219,7 +219,7 @@ def test_a_session_goes_on_over_a_second_link() -> None:
         peers.closed(first, "nothing heard")  # type: ignore[arg-type]
         assert (seen.parted, seen.lost) == (["a"], []) and not peers.is_linked("a")
         peers.send_parcel(Parcel(0, 0, 1, 0, 1, True, None), "a")
-        peers.entered(second)  # type: ignore[arg-type]
+        peers.accept(second)  # type: ignore[arg-type]
         peers.control(second, encode(Claim("job-1", 5, number=2, previous=1)))  # type: ignore[arg-type]
         assert seen.linked == ["a", "a"] and peers.is_linked("a")
         assert [(sent.source, sent.gradient) for sent in second.posted] == [(1, True)]
@@ -233,7 +233,7 @@ def test_another_process_cannot_go_on_with_a_session() -> None:
         peers, first, second = Peers(Seen(), fresh), FakeLink("a"), FakeLink("a")
         take(peers, load())
         for link, session in ((first, "one"), (second, "two")):
-            peers.entered(link)  # type: ignore[arg-type]
+            peers.accept(link)  # type: ignore[arg-type]
             claim = encode(Claim("job-1", 5, session, 1))
             if link is first:
                 peers.control(link, claim)  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def test_a_second_dialled_link_takes_the_place_of_the_first() -> None:
         for link in (first, second):
             peers.dialled(link)  # type: ignore[arg-type]
         assert "superseded" in first.closed_for
-        with pytest.raises(ProtocolError, match="was not expected"):
+        with pytest.raises(ProtocolError, match="not dialled from here"):
             peers.control(first, WELCOME)  # type: ignore[arg-type]
         peers.control(second, WELCOME)  # type: ignore[arg-type]
         claims = [decode(link.said[0], FromPeer) for link in (first, second)]
@@ -269,7 +269,7 @@ def test_who_is_given_up_is_not_awaited_any_more() -> None:
         peers.give_up("c")
         assert settled.is_set() and link.closed_for == "it was given up"
         peers.closed(link, "it hung up")  # type: ignore[arg-type]
-        with pytest.raises(ProtocolError, match="was not expected"):
+        with pytest.raises(ProtocolError, match="not dialled from here"):
             peers.control(link, WELCOME)  # type: ignore[arg-type]
         assert not seen.lost and not seen.parted
 

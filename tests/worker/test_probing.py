@@ -52,15 +52,15 @@ class Worker:
     async def start(self) -> None:
         holder = self.authority.holder(self.name, "worker")
         own = Hello(self.name, "worker", "data")
-        self.listener = await listen("127.0.0.1:0", holder.server, own, self.entered, TIMEOUTS)
+        self.listener = await listen("127.0.0.1:0", holder.server, own, self.accept, TIMEOUTS)
         self.probing = Probing(
             Hello(self.name, "worker", "probe"), holder.client, nowhere(), self.port, lambda: self.listener,
             self.told.put_nowait, lambda: self.is_busy, lambda: self.timeouts,
         )  # fmt: skip
 
-    def entered(self, link: Link) -> Handler:
+    def accept(self, link: Link) -> Handler:
         self.links.append(link)
-        return self.probing.dialled_back(link) if link.kind == "reverse" else self.probing.entered(link)
+        return self.probing.dialled_back(link) if link.kind == "reverse" else self.probing.accept(link)
 
     async def port(self) -> int:
         return self.listener.port
@@ -68,7 +68,7 @@ class Worker:
     def ask(self, number: int, task: Task, *peers: Worker, dials: bool = True, address: str = "") -> None:
         """As the broker does."""
         probed = [ProbedPeer(peer.name, [address or peer.listener.address], dials) for peer in peers]
-        self.probing.hear(Probe(number, task, probed, 2**22))
+        self.probing.on_message(Probe(number, task, probed, 2**22))
 
     async def says(self, kind: type[AMessage]) -> AMessage:
         message = await asyncio.wait_for(self.told.get(), WAIT_SECONDS)
@@ -155,9 +155,9 @@ def test_a_worker_with_a_job_probes_nobody_and_lets_nobody_in(tmp_path: Path) ->
             refused = await b.says(Probed)
             a.ask(1, "pair", b)
             asked = await a.says(AskReverse)
-            a.probing.hear(NotReached(asked.number, SURVEY, 1, "b", "it has a job"))
+            a.probing.on_message(NotReached(asked.number, SURVEY, 1, "b", "it has a job"))
             circuit = await a.says(AskCircuit)
-            a.probing.hear(NotReached(circuit.number, SURVEY, 1, "b", "it has a job"))
+            a.probing.on_message(NotReached(circuit.number, SURVEY, 1, "b", "it has a job"))
             return refused.problem, (await a.says(Probed)).links[0].problem
 
     problem, words = run(scene())
@@ -172,7 +172,7 @@ def test_who_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
             a.ask(3, "pair", b, address=nowhere())
             asked = await a.says(AskReverse)
             assert (asked.job, asked.attempt, asked.peer) == (SURVEY, 3, "b")
-            b.probing.hear(DialBack(asked.number, SURVEY, 3, "a", [a.listener.address]))
+            b.probing.on_message(DialBack(asked.number, SURVEY, 3, "a", [a.listener.address]))
             return await a.says(Probed), await b.says(Probed)
 
     there, back = run(scene())
@@ -183,7 +183,7 @@ def test_who_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
 def test_nobody_makes_a_worker_dial_who_is_not_to_probe_it(tmp_path: Path) -> None:
     async def scene() -> str:
         async with workers(tmp_path, "a", "b") as (a, b):
-            b.probing.hear(DialBack(1, SURVEY, 3, "a", [a.listener.address]))
+            b.probing.on_message(DialBack(1, SURVEY, 3, "a", [a.listener.address]))
             return (await b.says(NotReached)).reason
 
     assert run(scene()) == "it does not work for that attempt of the job"
@@ -211,7 +211,7 @@ def test_a_submitter_probes_nobody(tmp_path: Path) -> None:
                 return str(error)
             return await over(link)
 
-    assert "only workers are probed, and by workers" in run(scene())
+    assert "only workers may probe a worker" in run(scene())
 
 
 def test_a_peer_that_never_comes_is_a_clear_result_in_time(tmp_path: Path) -> None:
@@ -220,14 +220,14 @@ def test_a_peer_that_never_comes_is_a_clear_result_in_time(tmp_path: Path) -> No
             a.ask(1, "pair", b, dials=False)
             return (await a.says(Probed)).links[0].problem
 
-    assert run(scene()) == "no link to worker b came about within 0.5 s"
+    assert run(scene()) == "could not connect to worker b within 0.5 s"
 
 
 def test_what_is_called_off_or_overtaken_is_not_told_of(tmp_path: Path) -> None:
     async def scene() -> int:
         async with workers(tmp_path, "a", "b") as (a, b):
             a.ask(1, "pair", b, dials=False)
-            a.probing.hear(EndProbe(1))
+            a.probing.on_message(EndProbe(1))
             a.ask(2, "pair", b, dials=False)
             b.ask(3, "pair", a)
             a.ask(3, "pair", b, dials=False)

@@ -17,28 +17,28 @@ HEADER = SliceHeader("job-1", 5, 1, "weight", 0, 8, 12, hashlib.sha256(WEIGHT).d
 
 
 def filled() -> StateReceiver:
-    intake = StateReceiver(load(), [1], 10**6, fresh)
+    receiver = StateReceiver(load(), [1], 10**6, fresh)
     bias = SliceHeader("job-1", 5, 1, "bias", 0, 4, 4, hashlib.sha256(b"bias").digest())
     rest = msgspec.structs.replace(HEADER, offset=8, bytes=4)
     for header, data in ((HEADER, WEIGHT[:8]), (bias, b"bias"), (rest, WEIGHT[8:])):
-        memory = intake.opening("desk", header)
-        assert memory is not None and not intake.full
+        memory = receiver.opening("desk", header)
+        assert memory is not None and not receiver.full
         memory[:] = data
-        intake.complete(header)
-    return intake
+        receiver.complete(header)
+    return receiver
 
 
 def test_slices_fill_the_tensors_that_segments_will_use() -> None:
-    intake = filled()
-    assert intake.full
-    assert intake.verify() is None
-    assert bytes(intake.buffers[(1, "weight")]) == WEIGHT
+    receiver = filled()
+    assert receiver.full
+    assert receiver.verify() is None
+    assert bytes(receiver.buffers[(1, "weight")]) == WEIGHT
 
 
 def test_a_flipped_bit_is_found() -> None:
-    intake = filled()
-    intake.buffers[(1, "weight")][3] += 1
-    assert "weight" in (intake.verify() or "")
+    receiver = filled()
+    receiver.buffers[(1, "weight")][3] += 1
+    assert "weight" in (receiver.verify() or "")
 
 
 @pytest.mark.parametrize(
@@ -58,28 +58,28 @@ def test_what_the_plan_does_not_expect_is_refused(peer: str, fields: dict[str, o
 
 
 def test_a_slice_comes_once_and_with_one_digest() -> None:
-    intake = StateReceiver(load(), [1], 10**6, fresh)
-    intake.opening("desk", HEADER)
+    receiver = StateReceiver(load(), [1], 10**6, fresh)
+    receiver.opening("desk", HEADER)
     with pytest.raises(ProtocolError, match="out of order"):
-        intake.opening("desk", HEADER)
+        receiver.opening("desk", HEADER)
     with pytest.raises(ProtocolError, match="two digests"):
-        intake.opening("desk", msgspec.structs.replace(HEADER, offset=8, bytes=4, sha256=bytes(32)))
+        receiver.opening("desk", msgspec.structs.replace(HEADER, offset=8, bytes=4, sha256=bytes(32)))
 
 
 def test_a_slice_that_was_cut_off_may_come_once_more() -> None:
-    intake = StateReceiver(load(), [1], 10**6, fresh)
+    receiver = StateReceiver(load(), [1], 10**6, fresh)
     rest = msgspec.structs.replace(HEADER, offset=8, bytes=4)
     for header in (HEADER, rest):
-        assert intake.opening("desk", header) is not None
-    intake.complete(rest)  # over another connection, and before the first
-    intake.retract(HEADER)
-    assert intake.opening("desk", HEADER) is not None
+        assert receiver.opening("desk", header) is not None
+    receiver.complete(rest)  # over another connection, and before the first
+    receiver.retract(HEADER)
+    assert receiver.opening("desk", HEADER) is not None
     with pytest.raises(ProtocolError, match="out of order"):
-        intake.opening("desk", HEADER)
+        receiver.opening("desk", HEADER)
 
 
 def test_state_beyond_what_the_owner_gives_is_refused_before_it_is_taken() -> None:
-    with pytest.raises(GraphError, match="take 16 bytes, this worker gives 15"):
+    with pytest.raises(GraphError, match="take 16 bytes, this worker offers 15"):
         StateReceiver(load(), [1], 15, fresh)
 
 

@@ -14,7 +14,7 @@ from farflung.errors import GraphError
 from farflung.planner import plan_graph
 from farflung.schedule import TaskKind
 from farflung.worker.task_deadlines import (
-    LEARNT,
+    LEARNED_AFTER,
     TIMES,
     Doing,
     Passes,
@@ -43,12 +43,12 @@ def test_a_pass_may_take_twenty_times_what_the_formula_says() -> None:
 def test_the_first_passes_of_a_kind_say_what_the_next_may_take_and_the_later_ones_nothing() -> None:
     known = passes(100.0)
     for seconds in (9.0, 1.0, 1.0, 1.0):
-        known.took(FORWARD, seconds)
+        known.record(FORWARD, seconds)
         assert known.doing(FORWARD, 0).expected_seconds == 100.0
-    known.took(FORWARD, 1.0)
-    for _ in range(3 * LEARNT):
+    known.record(FORWARD, 1.0)
+    for _ in range(3 * LEARNED_AFTER):
         assert known.doing(FORWARD, 0).allowed_seconds == TIMES
-        known.took(FORWARD, 19.0)
+        known.record(FORWARD, 19.0)
     assert known.doing(EVALUATION, 0).expected_seconds == 100.0
 
 
@@ -60,8 +60,8 @@ def test_a_short_pass_may_take_what_any_may() -> None:
 def test_no_pass_may_take_longer_than_the_owner_lends_at_a_time(task: TaskKind) -> None:
     known = passes(1000.0)
     assert known.doing((3, task, True), 0).allowed_seconds == limits().longest_pass_seconds
-    for _ in range(LEARNT):
-        known.took((3, task, True), 3000.0)
+    for _ in range(LEARNED_AFTER):
+        known.record((3, task, True), 3000.0)
     assert known.doing((3, task, True), 0).allowed_seconds == limits().longest_pass_seconds
 
 
@@ -76,7 +76,7 @@ def test_a_job_whose_passes_would_take_too_long_is_refused_with_the_seconds() ->
     _, graph = captured(case("chain"), 2)
     segments = {s.number: s for s in plan_graph(graph, 2, 2, ["a"]).segments}
     assert 0 < Passes.of(segments, 2, limits()).forward_seconds[0] < 1
-    with pytest.raises(GraphError, match=r"one microbatch would take about .* s to pass segment 0"):
+    with pytest.raises(GraphError, match=r"one microbatch would take about .* s in segment 0"):
         Passes.of(segments, 2, limits(longest_pass_seconds=1e-9))
 
 
@@ -141,4 +141,4 @@ def test_an_op_that_runs_is_seen_from_another_thread() -> None:
     thread.join(120)
     assert seen is not None and seen.what.startswith("the forward pass of microbatch 1")
     assert stopwatch.doing is None
-    assert known._took[FORWARD][0] > 0
+    assert known._measured[FORWARD][0] > 0

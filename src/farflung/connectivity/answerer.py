@@ -36,7 +36,7 @@ class AnswererOwner(Protocol):
     def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
         """The peer, if this member of the plan may connect now; else None."""
 
-    def entered(self, link: Link) -> Handler:
+    def accept(self, link: Link) -> Handler:
         """Accept a connection on which the peer speaks first; ProtocolError refuses it."""
 
     def tell(self, message: Message) -> None:
@@ -105,7 +105,7 @@ class Answerer:
         link = await dial_any(addresses, self._context, self._own, peer, handler, self._timeouts())
         link.path = "reverse"
         try:
-            self._owner.entered(link)
+            self._owner.accept(link)
         except ProtocolError as error:
             await link.close(str(error))
 

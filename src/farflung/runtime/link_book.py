@@ -154,9 +154,9 @@ class PlainLinks:
             self._book.count(parcel, len(data))
         self._written(Parcel(*parcel[:-1], None if data is None else Coded(0, data)))
 
-    def finish(self, tell: Callable[[tuple[Sent, ...]], None]) -> None:
-        """Call `tell` with what was sent of a unit."""
-        tell(tuple(self._book.take_sent()))
+    def finish(self, report: Callable[[tuple[Sent, ...]], None]) -> None:
+        """Call `report` with what was sent of a unit."""
+        report(tuple(self._book.take_sent()))
 
     def decided(self, unit: int, codecs: Sequence[LinkCodec] | None) -> None:
         """End a unit; CodecError if `codecs` names one."""

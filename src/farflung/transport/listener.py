@@ -53,7 +53,7 @@ class Listener:
         self._own = own
         self._admit = admit
         self._timeouts = timeouts
-        self._on_stranger = on_newcomer
+        self._on_newcomer = on_newcomer
         self._options = options
         self._by_token: weakref.WeakValueDictionary[bytes, Link] = weakref.WeakValueDictionary()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -178,7 +178,7 @@ class Listener:
         try:
             async with asyncio.timeout(self._timeouts.join_seconds):
                 if refusal is None:
-                    await answer_newcomer(exchange, self._on_stranger)
+                    await answer_newcomer(exchange, self._on_newcomer)
                 else:
                     exchange.write(closing(refusal))
                     await exchange.closed.wait()
@@ -214,7 +214,7 @@ async def listen(
     admit
         Called with each new link, whose peer, kind and boot are known by then; returns the link's handler.
         Raising ProtocolError or a subclass refuses the peer and sends it the message.
-    on_stranger
+    on_newcomer
         Answers the one request of a peer without a certificate. If None, such peers are refused.
 
     Raises

@@ -12,7 +12,7 @@ from farflung.transport.wire.headers import DENSE, ValueHeader
 
 Key = tuple[int, int, int, int, bool]  # microbatch, source, target, value, gradient
 Place = tuple[int, int]  # unit, microbatch
-Way = tuple[int, int, int]  # producer segment (or the feeder), consumer segment, value
+EdgeKey = tuple[int, int, int]  # producer segment (or the feeder), consumer segment, value
 
 
 class Admission:
@@ -27,15 +27,15 @@ class Admission:
         self._load = load
         mine = set(load.plan.segments_of(worker))
         edges = [((edge.source, edge.target, edge.value), edge) for edge in load.plan.edges]
-        self._values = {way: edge for way, edge in edges if edge.target in mine}
-        self._gradients = {way: edge for way, edge in edges if edge.source in mine}
+        self._values = {edge_key: edge for edge_key, edge in edges if edge.target in mine}
+        self._gradients = {edge_key: edge for edge_key, edge in edges if edge.source in mine}
         self._senders = {n: placed.worker for n, placed in enumerate(load.plan.placements)}
         self._senders[FEEDER] = load.submitter
         self._units = UnitWindow(load.training.units())
         self._longest = _longest(load.training.codecs)
         self._seen: dict[int, set[Key]] = {}
-        self._unanswered: dict[Way, set[Place]] = {way: set() for way in self._values}
-        self._sent: dict[Way, set[Place]] = {way: set() for way in self._gradients}
+        self._unanswered: dict[EdgeKey, set[Place]] = {edge_key: set() for edge_key in self._values}
+        self._sent: dict[EdgeKey, set[Place]] = {edge_key: set() for edge_key in self._gradients}
 
     def admit(self, peer: str, header: ValueHeader) -> bool:
         """Whether to receive the payload; false if its attempt or unit is over.
@@ -48,9 +48,9 @@ class Admission:
         load = self._load
         if header.job != load.job or header.attempt < load.attempt or header.unit < self._units.current:
             return False
-        edge = (self._gradients if header.gradient else self._values).get(_way(header))
+        edge = (self._gradients if header.gradient else self._values).get(_edge_key(header))
         if edge is None or self._senders[header.source] != peer or header.attempt != load.attempt:
-            raise ProtocolError(f"{peer} sent value {header.value}, which the plan does not have it send")
+            raise ProtocolError(f"{peer} sent value {header.value}, which it does not send in the plan")
         self._check_place(peer, header)
         self._check_size(peer, header, edge)
         self._check_window(peer, header)
@@ -62,14 +62,14 @@ class Admission:
         place = (header.unit, header.microbatch)
         self._seen.get(header.unit, set()).discard(_key(header))
         if header.gradient:
-            self._sent[_way(header)].add(place)
+            self._sent[_edge_key(header)].add(place)
         else:
-            self._unanswered[_way(header)].discard(place)
+            self._unanswered[_edge_key(header)].discard(place)
 
-    def posted(self, header: ValueHeader) -> None:
+    def on_sent(self, header: ValueHeader) -> None:
         """Note a sent message: a value, whose gradient may arrive now, or a gradient, which frees room."""
-        book = self._unanswered if header.gradient else self._sent
-        places = book.get(_way(header))
+        pending = self._unanswered if header.gradient else self._sent
+        places = pending.get(_edge_key(header))
         if places is not None:
             (places.discard if header.gradient else places.add)((header.unit, header.microbatch))
 
@@ -100,18 +100,18 @@ class Admission:
             raise ProtocolError(f"{sent}expected 1 to {most} bytes")
 
     def _check_window(self, peer: str, header: ValueHeader) -> None:
-        way, place = _way(header), (header.unit, header.microbatch)
+        edge_key, place = _edge_key(header), (header.unit, header.microbatch)
         if header.gradient:
-            if place not in self._sent[way]:
+            if place not in self._sent[edge_key]:
                 raise ProtocolError(
-                    f"{peer} sent a gradient of value {header.value} twice, or of none it has"
+                    f"{peer} sent a gradient of value {header.value} twice, or without having received it"
                 )
-            self._sent[way].discard(place)
+            self._sent[edge_key].discard(place)
             return
         limit = self._load.plan.window * (2 if header.source == FEEDER else 1)
-        if len(self._unanswered[way]) >= limit and place not in self._unanswered[way]:
+        if len(self._unanswered[edge_key]) >= limit and place not in self._unanswered[edge_key]:
             raise ProtocolError(f"{peer} sent value {header.value} more than {limit} microbatches ahead")
-        self._unanswered[way].add(place)
+        self._unanswered[edge_key].add(place)
 
     def _record(self, peer: str, header: ValueHeader) -> None:
         seen = self._seen.setdefault(header.unit, set())
@@ -125,7 +125,7 @@ def _key(header: ValueHeader) -> Key:
     return (header.microbatch, header.source, header.target, header.value, header.gradient)
 
 
-def _way(header: ValueHeader) -> Way:
+def _edge_key(header: ValueHeader) -> EdgeKey:
     ends = (header.target, header.source) if header.gradient else (header.source, header.target)
     return (*ends, header.value)
 

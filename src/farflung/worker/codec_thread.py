@@ -77,9 +77,9 @@ class CodedLinks:
         self._room.acquire()
         self._post_call(lambda: self._encode(parcel))
 
-    def finish(self, tell: Callable[[tuple[Sent, ...]], None]) -> None:
-        """Call `tell` with what was sent in a unit, once all parcels passed to `write` are encoded."""
-        self._post(lambda: tell(tuple(self._coding.take_sent())))
+    def finish(self, report: Callable[[tuple[Sent, ...]], None]) -> None:
+        """Call `report` with what was sent in a unit, once all parcels passed to `write` are encoded."""
+        self._post(lambda: report(tuple(self._coding.take_sent())))
 
     def decided(self, unit: int, codecs: Sequence[LinkCodec] | None) -> None:
         """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""

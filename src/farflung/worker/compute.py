@@ -76,7 +76,7 @@ class _Job(Generic[Array]):
         self,
         worker: str,
         load: Load,
-        intake: StateReceiver,
+        receiver: StateReceiver,
         memory_bytes: int,
         backend: Backend[Array],
         emit: Emit,
@@ -93,7 +93,7 @@ class _Job(Generic[Array]):
         self._backend = backend
         self._emit, self._send = emit, send
         self._batch = load.training.microbatch_size
-        self.segments = load_segments(worker, load, intake, memory_bytes, backend)
+        self.segments = load_segments(worker, load, receiver, memory_bytes, backend)
         programs = {number: runner.segment for number, runner in self.segments.items()}
         self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self)
@@ -111,7 +111,7 @@ class _Job(Generic[Array]):
             )
         else:
             book = LinkBook(worker, load.plan, load.training, programs.values())
-            self._links = PlainLinks(book, self._take, self._written)
+            self._links = PlainLinks(book, self._receive, self._written)
         self._computing = 0.0
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
@@ -129,8 +129,8 @@ class _Job(Generic[Array]):
     def compile(self, stopwatch: Stopwatch) -> None:
         """Compile every segment; raises GraphError if a compiled one does not fit into memory."""
         with stopwatch.during(self.passes.compiling()):
-            said = {number: runner.compile() for number, runner in self.segments.items()}
-        require_compiled_to_fit(self._worker, self._load, self.segments, said, self._memory_bytes)
+            needs = {number: runner.compile() for number, runner in self.segments.items()}
+        require_compiled_to_fit(self._worker, self._load, self.segments, needs, self._memory_bytes)
 
     def close(self) -> None:
         """Wait for everything that still runs for the job."""
@@ -149,9 +149,9 @@ class _Job(Generic[Array]):
         self._computing -= time.perf_counter() - began
 
     def _decoded(self, parcel: Parcel[memoryview]) -> None:
-        self._post("taking a value in", lambda: self._take(parcel))
+        self._post("taking a value in", lambda: self._receive(parcel))
 
-    def _take(self, parcel: Parcel[memoryview]) -> None:
+    def _receive(self, parcel: Parcel[memoryview]) -> None:
         array: Array | None = None
         data = parcel.payload
         if data is not None or not parcel.gradient:
@@ -170,13 +170,13 @@ class _Job(Generic[Array]):
         self._post("reading what came", fail)
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
-        told = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
+        reported = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
         seconds, self._computing = max(0.0, self._computing), 0.0
 
-        def tell(sent: tuple[Sent, ...]) -> None:
-            self._emit(UnitFinished(self._attempt, unit.number, told, sent, seconds))
+        def report(sent: tuple[Sent, ...]) -> None:
+            self._emit(UnitFinished(self._attempt, unit.number, reported, sent, seconds))
 
-        self._links.finish(tell)
+        self._links.finish(report)
 
     def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
         """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
@@ -227,14 +227,14 @@ class ComputeThread(threading.Thread):
         """The attempt that the thread's current work belongs to."""
         return self._attempt
 
-    def prepare(self, load: Load, intake: StateReceiver, limits: Limits) -> None:
-        """Verify the programs and build the segments over `intake`'s memory; answers `Verified`."""
-        self._chore_seconds, self._state_size = limits.chore_seconds, intake.size
-        self._post(None, "verifying the segments", lambda: self._prepare(load, intake, limits))
+    def prepare(self, load: Load, receiver: StateReceiver, limits: Limits) -> None:
+        """Verify the programs and build the segments over `receiver`'s memory; answers `Verified`."""
+        self._chore_seconds, self._state_size = limits.chore_seconds, receiver.size
+        self._post(None, "verifying the segments", lambda: self._prepare(load, receiver, limits))
 
-    def check_state(self, attempt: Attempt, intake: StateReceiver) -> None:
+    def check_state(self, attempt: Attempt, receiver: StateReceiver) -> None:
         """Verify the digests of the whole state and finish compiling; answers `Filled` or `ComputeFailed`."""
-        self._post(attempt, self._of_state("verifying"), lambda: self._check_state(attempt, intake))
+        self._post(attempt, self._of_state("verifying"), lambda: self._check_state(attempt, receiver))
 
     def begin(self, attempt: Attempt) -> None:
         """Start running tasks."""
@@ -331,21 +331,21 @@ class ComputeThread(threading.Thread):
                 ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error")
             )
 
-    def _prepare(self, load: Load, intake: StateReceiver, limits: Limits) -> None:
+    def _prepare(self, load: Load, receiver: StateReceiver, limits: Limits) -> None:
         self._drop()
         self._attempt = (load.job, load.attempt)
         try:
             self._job = _Job(
-                self._worker, load, intake, self._memory_bytes, self._backend, self._emit, self._send, limits,
-                self._codecs, partial(self._post, self._attempt),
+                self._worker, load, receiver, self._memory_bytes, self._backend, self._emit, self._send,
+                limits, self._codecs, partial(self._post, self._attempt),
             )  # fmt: skip
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))
         else:
             self._emit(Verified(self._attempt, None))
 
-    def _check_state(self, attempt: Attempt, intake: StateReceiver) -> None:
-        if problem := intake.verify():
+    def _check_state(self, attempt: Attempt, receiver: StateReceiver) -> None:
+        if problem := receiver.verify():
             self._emit(ComputeFailed(attempt, problem))
             return
         self._current.compile(self.stopwatch)

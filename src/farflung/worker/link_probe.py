@@ -40,7 +40,7 @@ class LinkProbe:
         self._ends = ends
         self._timeouts = timeouts
         self._links: dict[str, Link] = {}
-        self._found: dict[str, ProbedLink] = {}
+        self._results: dict[str, ProbedLink] = {}
         loop = asyncio.get_running_loop()
         self._awaited: dict[str, asyncio.Future[Link]] = {
             peer.worker: loop.create_future() for peer in probe.peers if not peer.dials
@@ -55,8 +55,8 @@ class LinkProbe:
         """Whether this probe still waits for a link from that peer, by whatever route."""
         return number == self.number and peer in self._awaited and not self._awaited[peer].done()
 
-    def takes(self, link: Link) -> bool:
-        """Take the link if this probe waits for it; returns whether it did."""
+    def take(self, link: Link) -> bool:
+        """Use the link if this probe waits for it; returns whether it does."""
         awaited = self._awaited.get(link.peer.id)
         if awaited is None or awaited.done():
             return False
@@ -68,11 +68,11 @@ class LinkProbe:
         try:
             await asyncio.gather(*map(self._reach, self._probe.peers))
             line = await self._measure() if self._links else None
-            found = [self._found[peer.worker] for peer in self._probe.peers]
+            results = [self._results[peer.worker] for peer in self._probe.peers]
             if line is None:
-                return Probed(self.number, found, bytes_sent=self._bytes_sent)
+                return Probed(self.number, results, bytes_sent=self._bytes_sent)
             mbps = min(line.bandwidth_mbps, MOST_MBPS)
-            return Probed(self.number, found, mbps, line.is_settled, self._bytes_sent)
+            return Probed(self.number, results, mbps, line.is_settled, self._bytes_sent)
         finally:
             for link in self._links.values():
                 link.abandon("probed")
@@ -85,21 +85,21 @@ class LinkProbe:
     async def _reach(self, peer: ProbedPeer) -> None:
         try:
             async with asyncio.timeout(self._timeouts.probe_link_seconds):
-                self._found[peer.worker] = await self._link(peer)
+                self._results[peer.worker] = await self._link(peer)
         except TimeoutError:
             limit = self._timeouts.probe_link_seconds
-            problem = f"no link to worker {peer.worker} came about within {limit:g} s"
-            self._found[peer.worker] = ProbedLink(peer.worker, problem=problem)
+            problem = f"could not connect to worker {peer.worker} within {limit:g} s"
+            self._results[peer.worker] = ProbedLink(peer.worker, problem=problem)
         except FarflungError as error:
             problem = str(error)[:SHORT_TEXT_LENGTH]
-            self._found[peer.worker] = ProbedLink(peer.worker, problem=problem)
+            self._results[peer.worker] = ProbedLink(peer.worker, problem=problem)
 
     async def _link(self, peer: ProbedPeer) -> ProbedLink:
         if not peer.dials:
             self._links[peer.worker] = await self._awaited[peer.worker]
             return ProbedLink(peer.worker)
-        errand = ConnectRequest(SURVEY, self.number, Peer(peer.worker, "worker"), peer.addresses)
-        reached = await self._connector.connect(errand, self._ends)
+        request = ConnectRequest(SURVEY, self.number, Peer(peer.worker, "worker"), peer.addresses)
+        reached = await self._connector.connect(request, self._ends)
         self._links[peer.worker] = reached.link
         return ProbedLink(peer.worker, reached.link.path[:SHORT_TEXT_LENGTH])
 
@@ -112,7 +112,7 @@ class LinkProbe:
             case "out":
                 return await self._out(links)
             case "in":
-                return await self._watched(links, lambda link: self._ends.prober(link).received_bytes)
+                return await self._watch(links, lambda link: self._ends.prober(link).received_bytes)
             case "take" | "give":
                 await self._serve(links[0])
                 return None
@@ -126,29 +126,29 @@ class LinkProbe:
         prober, is_first = self._ends.prober(link), self._probe.peers[0].dials
         if not is_first:
             await _within(2 * PROBE_SECONDS, prober.peer_done)
-        await self._probe_way(prober, link)
+        await self._probe_link(prober, link)
         prober.stop(link)
         if is_first:
             await _within(2 * PROBE_SECONDS, prober.peer_done)
 
-    async def _probe_way(self, prober: Prober, link: Link) -> None:
+    async def _probe_link(self, prober: Prober, link: Link) -> None:
         name = link.peer.id
         limit = SURVEY_PROBE_SECONDS + BEGINNING_ROUND_TRIPS * _round_trip(link)
         try:
             estimate = await prober.probe(link, self._probe.byte_limit, min(limit, PROBE_SECONDS))
         except ConnectionFailed as error:
-            self._found[name] = msgspec.structs.replace(
-                self._found[name], problem=str(error)[:SHORT_TEXT_LENGTH]
+            self._results[name] = msgspec.structs.replace(
+                self._results[name], problem=str(error)[:SHORT_TEXT_LENGTH]
             )
         else:
-            self._found[name] = _with(self._found[name], estimate)
+            self._results[name] = _with_estimate(self._results[name], estimate)
 
     async def _out(self, links: Sequence[Link]) -> LineEstimate:
         for link in links:
             self._ends.prober(link).fill(link, self._probe.byte_limit)
-        return await self._watched(links, lambda link: self._ends.prober(link).acked_bytes)
+        return await self._watch(links, lambda link: self._ends.prober(link).acked_bytes)
 
-    async def _watched(self, links: Sequence[Link], count: Callable[[Link], int]) -> LineEstimate:
+    async def _watch(self, links: Sequence[Link], count: Callable[[Link], int]) -> LineEstimate:
         estimate = await watch(lambda: sum(map(count, links)), max(map(_round_trip, links)))
         for link in links:
             self._ends.prober(link).stop(link)
@@ -174,9 +174,9 @@ async def _within(seconds: float, event: asyncio.Event) -> None:
         pass  # the other side has its own deadline
 
 
-def _with(found: ProbedLink, estimate: PairEstimate) -> ProbedLink:
+def _with_estimate(results: ProbedLink, estimate: PairEstimate) -> ProbedLink:
     return msgspec.structs.replace(
-        found,
+        results,
         bandwidth_mbps=min(estimate.bandwidth_mbps, MOST_MBPS),
         latency_ms=estimate.latency_ms,
         bytes_sent=estimate.bytes_sent,

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def load_segments(
-    worker: str, load: Load, intake: StateReceiver, memory_bytes: int, backend: Backend[Array]
+    worker: str, load: Load, receiver: StateReceiver, memory_bytes: int, backend: Backend[Array]
 ) -> dict[int, SegmentRunner[Array]]:
-    """Runners for every segment that the plan gives to `worker`, over `intake`'s memory.
+    """Runners for every segment that the plan gives to `worker`, over `receiver`'s memory.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def load_segments(
     emulated = backend.offer().kind == EMULATED
     if emulated != load.training.emulated:
         asks, does = ("computes", "is emulated") if emulated else ("is emulated", "computes")
-        raise GraphError(f"the job {asks}, this worker {does}: no job runs on both kinds of workers")
+        raise GraphError(f"the job {asks}, this worker {does}: a job needs one kind of workers")
     _require_runnable(load.plan, load.training)
     segments = _programs(worker, load)
     for segment in segments.values():
@@ -52,7 +52,7 @@ def load_segments(
     _require_memory("the segments need", needed + coding, memory_bytes)
     if emulated:
         return {n: backend.runner(s, {}, load.training, again[n]) for n, s in segments.items()}
-    state = _shaped(segments, intake.buffers, batch, backend)
+    state = _shaped(segments, receiver.buffers, batch, backend)
     return {n: backend.runner(s, _state_of(s, state), load.training, again[n]) for n, s in segments.items()}
 
 
@@ -60,10 +60,10 @@ def require_compiled_to_fit(
     worker: str,
     load: Load,
     runners: Mapping[int, SegmentRunner[Array]],
-    said: Mapping[int, Needs[float] | None],
+    reported: Mapping[int, Needs[float] | None],
     memory_bytes: int,
 ) -> None:
-    """Check the memory that compiled segments are `said` to need against the worker's limit.
+    """Check the memory that compiled segments are `reported` to need against the worker's limit.
 
     `load_segments` has already checked segments that are not compiled.
 
@@ -75,7 +75,7 @@ def require_compiled_to_fit(
     from farflung.runtime.coding import coding_bytes
     from farflung.workload.footprint import NOTHING
 
-    needs = {number: each for number, each in said.items() if each is not None}
+    needs = {number: each for number, each in reported.items() if each is not None}
     if not needs:
         return
     again = {p.segment: p.recompute for p in load.plan.placements}
@@ -90,7 +90,7 @@ def require_compiled_to_fit(
 def _require_memory(who: str, needed: int, memory_bytes: int) -> None:
     if needed > memory_bytes:
         raise GraphError(
-            f"{who} {needed} bytes, this worker gives {memory_bytes}: "
+            f"{who} {needed} bytes, this worker offers {memory_bytes}: "
             "raise `farflung join --memory`, use more workers or recompute (`train --recompute always`)"
         )
 
@@ -103,16 +103,16 @@ def _require_runnable(plan: Plan, training: Training) -> None:
 
     if training.codecs and training.codec_format != CODEC_FORMAT:
         raise GraphError(
-            f"the job's links are written in format {training.codec_format} of codecs, this worker's version"
-            f" has {CODEC_FORMAT}: install the submitter's farflung here, or train without codecs"
+            f"the job uses codec format {training.codec_format}, this worker's version has {CODEC_FORMAT}:"
+            " install the submitter's version of farflung here, or train without codecs"
         )
     for name in training.codecs:
         try:
             recipe(name)
         except CodecError:
             raise GraphError(
-                f"the job's links may be written with codec {name!r}, which this worker's version"
-                " lacks: install the submitter's farflung here, or train without that codec"
+                f"the job may use codec {name!r}, which this worker's version lacks: install the submitter's"
+                " version of farflung here, or train without that codec"
             ) from None
 
 
@@ -136,7 +136,7 @@ def check_edges(load: Load, segment: Segment) -> None:
     stated_in = {(e.value, e.source == FEEDER, e.bytes, e.differentiable) for e in into}
     stated_out = {(e.value, e.bytes, e.differentiable) for e in edges if e.source == segment.number}
     if stated_in != incoming or len(into) != len(incoming) or stated_out != outgoing:
-        raise GraphError(f"the plan's edges of segment {segment.number} are not those of its program")
+        raise GraphError(f"the plan's edges of segment {segment.number} do not match its program")
     if load.plan.microbatches != load.training.microbatches:
         raise GraphError("the plan and the training differ in the number of microbatches")
 
@@ -163,10 +163,10 @@ def _shaped(
         for name in segment.owned:
             buffer = buffers.get((number, name))
             if buffer is None or len(buffer) != types[name].bytes(batch):
-                raise GraphError(f"the size of {name[:60]!r} is not the one that its program states")
+                raise GraphError(f"the size of {name[:60]!r} differs from the one in its program")
             shaped[(number, name)] = backend.array(buffer, Form.of(types[name], batch))
     if unowned := buffers.keys() - shaped.keys():
-        raise GraphError(f"the state holds {min(unowned)[1][:60]!r}, which no program owns")
+        raise GraphError(f"the state contains {min(unowned)[1][:60]!r}, which no program owns")
     return shaped
 
 

@@ -37,7 +37,7 @@ class PeerEvents(Protocol):
     def peer_linked(self, peer: str) -> None:
         """A data link to `peer` is up, for the first time in this attempt or again."""
 
-    def peer_parted(self, peer: str, reason: str) -> None:
+    def peer_disconnected(self, peer: str, reason: str) -> None:
         """That link is lost; the session with `peer` continues if another link is made in time."""
 
     def peer_lost(self, peer: str, reason: str) -> None:
@@ -56,47 +56,52 @@ class _Dialled:
 
 
 class Peers:
-    """Sessions of the current attempt, and a lobby of links whose attempt is not known here yet.
+    """Sessions of the current attempt, and links that wait because their attempt is not known here yet.
 
     When a link is lost, its session continues over another one: both sides say what they have received, and
     only the rest is sent again. The plan's window bounds the memory for that.
 
     The side that dials first says for which attempt. Its plan may arrive before ours does, so the link waits
-    in the lobby until that attempt is ours and admits its holder; until then it may send nothing. `allocate`
-    returns the memory into which a value is received.
+    until that attempt is ours and admits its holder; until then it may send nothing. `allocate` returns the
+    memory into which a value is received.
     """
 
     def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
         self._events = events
         self._allocate = allocate
-        self._lobby = PendingLinks(self._close)
+        self._pending = PendingLinks(self._close)
         self._dialled: dict[Link, _Dialled] = {}
         self._links: dict[str, Link] = {}
         self._sessions: dict[str, Session] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver = lambda attempt, parcel: None
         self._load: Load | None = None
-        self._ledger: Admission | None = None
-        self._intake: StateReceiver | None = None
+        self._admission: Admission | None = None
+        self._receiver: StateReceiver | None = None
         self._admitted: frozenset[str] = frozenset()
         self._verified = False
         self._sent_by_closed: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def admit(self, worker: str, load: Load, intake: StateReceiver, peers: frozenset[str]) -> None:
+    def admit(self, worker: str, load: Load, receiver: StateReceiver, peers: frozenset[str]) -> None:
         """Begin an attempt: admit links of `peers` from now on."""
         self._loop = asyncio.get_running_loop()
-        self._load, self._ledger, self._intake, self._admitted = load, Admission(worker, load), intake, peers
-        for link in self._lobby.links:
+        self._load, self._admission, self._receiver, self._admitted = (
+            load,
+            Admission(worker, load),
+            receiver,
+            peers,
+        )
+        for link in self._pending.links:
             try:
                 self._welcome_if_due(link)
             except ProtocolError as error:
-                self._lobby.leave(link)
+                self._pending.remove(link)
                 self._close(link, str(error))
 
     def dismiss(self, reason: str) -> None:
         """End the attempt and close its links."""
-        self._load = self._ledger = self._intake = None
+        self._load = self._admission = self._receiver = None
         self._admitted = frozenset()
         self._verified = False
         over = [*self._links.values(), *self._dialled]
@@ -119,8 +124,8 @@ class Peers:
 
     def advance(self) -> None:
         """Go on to the next unit, because the current one is decided."""
-        if self._ledger is not None:
-            self._ledger.advance()
+        if self._admission is not None:
+            self._admission.advance()
 
     @property
     def bytes_sent(self) -> int:
@@ -142,11 +147,11 @@ class Peers:
         """The links of the current attempt."""
         return list(self._links.values())
 
-    def entered(self, link: Link) -> Peers:
-        """Take a link that a peer dialled; ProtocolError if it is not for data or the lobby is full."""
+    def accept(self, link: Link) -> Peers:
+        """Accept a link that a peer dialled; ProtocolError if it is not for data or too many links wait."""
         if link.kind not in ("data", "reverse") or link.peer.role not in ("worker", "submitter"):
             raise ProtocolError("a worker's port takes data links of workers and submitters")
-        self._lobby.enter(link)
+        self._pending.add(link)
         return self
 
     def is_linked(self, peer: str) -> bool:
@@ -195,8 +200,8 @@ class Peers:
             load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
             parcel.value, parcel.gradient, codec, len(buffer),
         )  # fmt: skip
-        if self._ledger is not None:
-            self._ledger.posted(header)
+        if self._admission is not None:
+            self._admission.on_sent(header)
         session.post(header, buffer)
 
     def send_state(self, segment: int, name: str, whole: memoryview, sha256: bytes) -> None:
@@ -214,35 +219,37 @@ class Peers:
 
     def control(self, link: Link, message: bytes) -> None:
         """Handle a claim (from the side that dialled) or a welcome (from the other); no other is allowed."""
-        said = messages.decode(message, messages.FromPeer)
-        if isinstance(said, Claim):
-            self._lobby.claim(link, said)
+        decoded = messages.decode(message, messages.FromPeer)
+        if isinstance(decoded, Claim):
+            self._pending.claim(link, decoded)
             self._welcome_if_due(link)
             return
         load = self._load
         if load is None or link not in self._dialled:
-            raise ProtocolError("a welcome that was not expected")
-        if (said.job, said.attempt) != (load.job, load.attempt):
-            raise ProtocolError(f"a welcome to job {said.job}, attempt {said.attempt}, which is not ours")
+            raise ProtocolError("found a welcome for a link that was not dialled from here")
+        if (decoded.job, decoded.attempt) != (load.job, load.attempt):
+            raise ProtocolError(
+                f"found a welcome for attempt {decoded.attempt} of job {decoded.job}, not for ours"
+            )
         awaited = self._dialled.pop(link)
         session = self._sessions[link.peer.id]
-        session.exchange_receipts(awaited.number, session.number, said.received)
+        session.exchange_receipts(awaited.number, session.number, decoded.received)
         awaited.settled.set()
-        self._take(link, session, awaited.number)
+        self._attach(link, session, awaited.number)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Memory for a message that the plan expects from this peer; None if its attempt or unit is over."""
-        if self._links.get(link.peer.id) is not link or self._ledger is None or self._intake is None:
+        if self._links.get(link.peer.id) is not link or self._admission is None or self._receiver is None:
             if self._load is None:
                 return None
             raise ProtocolError(f"{link.peer.id} sent data before it was welcomed")
         if isinstance(header, SliceHeader):
-            return self._intake.opening(link.peer.id, header)
+            return self._receiver.opening(link.peer.id, header)
         if not isinstance(header, ValueHeader):
-            raise ProtocolError(f"{link.peer.id} sent a probe's bytes on a link for data")
+            raise ProtocolError(f"{link.peer.id} sent a probe's message on a data link")
         if not self._verified:
             raise ProtocolError(f"{link.peer.id} sent a value before this worker had loaded")
-        if not self._ledger.admit(link.peer.id, header):
+        if not self._admission.admit(link.peer.id, header):
             return None
         if not header.bytes:
             return EMPTY
@@ -250,11 +257,11 @@ class Peers:
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
         """Pass on a message that was received completely."""
-        if self._links.get(link.peer.id) is not link or self._intake is None:
+        if self._links.get(link.peer.id) is not link or self._receiver is None:
             return
         if isinstance(header, SliceHeader):
-            self._intake.complete(header)
-            if self._intake.full:  # once: no slice is admitted after the last
+            self._receiver.complete(header)
+            if self._receiver.full:  # once: no slice is admitted after the last
                 self._events.state_arrived()
             return
         assert isinstance(header, ValueHeader)  # `opening` accepts no other
@@ -266,11 +273,11 @@ class Peers:
 
     def closed(self, link: Link, reason: str) -> None:
         """Report the loss of a link that is in use."""
-        self._lobby.leave(link)
+        self._pending.remove(link)
         awaited = self._dialled.pop(link, None)
         peer = link.peer.id
         if self._links.get(peer) is link:
-            self._part(link)
+            self._detach(link)
         elif awaited is None:
             return
         else:
@@ -282,29 +289,29 @@ class Peers:
             self.give_up(peer)
             self._events.peer_lost(peer, reason)
         else:
-            self._events.peer_parted(peer, reason)
+            self._events.peer_disconnected(peer, reason)
 
     async def close(self, reason: str) -> None:
         """Close every link and wait for it."""
         self.dismiss(reason)
-        for link in self._lobby.links:
+        for link in self._pending.links:
             self._close(link, reason)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _welcome_if_due(self, link: Link) -> None:
-        if claim := self._lobby.call(link, self._load, self._admitted):
+        if claim := self._pending.pop_due(link, self._load, self._admitted):
             self._welcome(link, claim)
 
     def _welcome(self, link: Link, claim: Claim) -> None:
         session = self._sessions.get(link.peer.id) or Session(claim.session)
         if session.nonce != claim.session:
-            raise ProtocolError(f"{link.peer} was restarted, and what it had of this attempt is lost")
+            raise ProtocolError(f"{link.peer} was restarted, so its state of this attempt is lost")
         received = session.exchange_receipts(claim.number, claim.previous, claim.received)
         self._sessions[link.peer.id] = session
         link.send_control(messages.encode(Welcome(claim.job, claim.attempt, received)))
-        self._take(link, session, claim.number)
+        self._attach(link, session, claim.number)
 
-    def _take(self, link: Link, session: Session, number: int) -> None:
+    def _attach(self, link: Link, session: Session, number: int) -> None:
         peer = link.peer.id
         self._drop_older(peer)
         self._links[peer] = link
@@ -316,7 +323,7 @@ class Peers:
         superseded = "superseded by a newer connection"
         self._forget_dialled(peer, superseded)
         if current := self._links.get(peer):
-            self._part(current)
+            self._detach(current)
             current.abandon(superseded)
 
     def _forget_dialled(self, peer: str, reason: str) -> None:
@@ -324,16 +331,16 @@ class Peers:
             self._dialled.pop(link).settled.set()
             link.abandon(reason)
 
-    def _part(self, link: Link) -> None:
+    def _detach(self, link: Link) -> None:
         """Detach the link from its session; unfinished messages will arrive over another link."""
         del self._links[link.peer.id]
         self._sent_by_closed[link.peer.id] += link.bytes_sent
         self._sessions[link.peer.id].on_link_lost()
         for header in link.unfinished:
-            if isinstance(header, SliceHeader) and self._intake is not None:
-                self._intake.retract(header)
-            elif isinstance(header, ValueHeader) and self._ledger is not None:
-                self._ledger.retract(header)
+            if isinstance(header, SliceHeader) and self._receiver is not None:
+                self._receiver.retract(header)
+            elif isinstance(header, ValueHeader) and self._admission is not None:
+                self._admission.retract(header)
 
     def _close(self, link: Link, reason: str) -> None:
         self._sent_by_closed[link.peer.id] += link.bytes_sent

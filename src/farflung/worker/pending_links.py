@@ -1,4 +1,4 @@
-"""The lobby: links whose attempt is not known to this worker yet. Pure, except that it closes links."""
+"""Links whose attempt is not known to this worker yet. Pure, except that it closes links."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class PendingLinks:
         """The waiting links, oldest first."""
         return list(self._claims)
 
-    def enter(self, link: Link) -> None:
+    def add(self, link: Link) -> None:
         """Add a link; raises ProtocolError if there is no room.
 
-        Only the newest links of each peer stay, so that no peer can fill the lobby alone.
+        Only the newest links of each peer stay, so that no peer can use all the room.
         """
         of_this_peer = [other for other in self._claims if other.peer == link.peer]
         for older in of_this_peer[: max(0, len(of_this_peer) + 1 - MAX_PENDING_LINKS_PER_PEER)]:
@@ -40,7 +40,7 @@ class PendingLinks:
             raise ProtocolError("this worker has too many connections that wait for a plan: try again later")
         self._claims[link] = None
 
-    def leave(self, link: Link) -> None:
+    def remove(self, link: Link) -> None:
         """Remove a link, if it waits here."""
         self._claims.pop(link, None)
 
@@ -50,13 +50,17 @@ class PendingLinks:
         Raises ProtocolError if the link has sent a claim before, or does not wait here.
         """
         if self._claims.get(link, claim) is not None:
-            raise ProtocolError("a claim that was made before, or by somebody who was dialled")
-        for older in [o for o, made in self._claims.items() if o.peer == link.peer and _alike(made, claim)]:
+            raise ProtocolError("found a second claim on a link, or one from the side that was dialled")
+        for older in [
+            o
+            for o, earlier in self._claims.items()
+            if o.peer == link.peer and _is_same_attempt(earlier, claim)
+        ]:
             del self._claims[older]
             self._close(older, "superseded by a newer connection")
         self._claims[link] = claim
 
-    def call(self, link: Link, load: Load | None, admitted: frozenset[str]) -> Claim | None:
+    def pop_due(self, link: Link, load: Load | None, admitted: frozenset[str]) -> Claim | None:
         """Remove a link and return its claim, if it is for this attempt and its holder is admitted."""
         claim = self._claims[link]
         if claim is None or load is None or (claim.job, claim.attempt) != (load.job, load.attempt):
@@ -67,5 +71,5 @@ class PendingLinks:
         return claim
 
 
-def _alike(made: Claim | None, claim: Claim) -> bool:
-    return made is not None and (made.job, made.attempt) == (claim.job, claim.attempt)
+def _is_same_attempt(earlier: Claim | None, claim: Claim) -> bool:
+    return earlier is not None and (earlier.job, earlier.attempt) == (claim.job, claim.attempt)

@@ -25,7 +25,7 @@ from farflung.worker.link_probe import LinkProbe
 log = logging.getLogger("farflung.worker")
 
 MOST_EARLY = 8
-"""Links kept from peers that heard of a probe earlier than this worker."""
+"""Limit on links kept from peers that learned of a probe earlier than this worker."""
 
 ProbingMessage = Probe | EndProbe | DialBack | Circuit | NotReached
 
@@ -54,11 +54,11 @@ class Probing:
         self._answerer = Answerer(own, context, broker, self, self._limits)
         self._probers: dict[Link, Prober] = {}
         self._early: dict[Link, asyncio.TimerHandle] = {}
-        self._exchange: LinkProbe | None = None
+        self._link_probe: LinkProbe | None = None
         self._task: asyncio.Task[None] | None = None
         self.tell = tell
 
-    def hear(self, message: ProbingMessage) -> None:
+    def on_message(self, message: ProbingMessage) -> None:
         """Handle a message of the broker about a probe."""
         if isinstance(message, Probe):
             self._end()
@@ -67,7 +67,7 @@ class Probing:
             else:
                 self._begin(message)
         elif isinstance(message, EndProbe):
-            if self._exchange is not None and self._exchange.number == message.number:
+            if self._link_probe is not None and self._link_probe.number == message.number:
                 self._end()
         elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
             self._answerer.on_request(message, self._listener())
@@ -89,8 +89,8 @@ class Probing:
             await asyncio.gather(task, return_exceptions=True)
         await self._answerer.close()
 
-    def seeks(self, peer: Peer) -> bool:
-        """Whether a link that this peer dials back is for a probe."""
+    def expects_dial_back(self, peer: Peer) -> bool:
+        """Whether this peer was asked to dial back for a probe."""
         return self._connector.has_asked(peer)
 
     def dialled_back(self, link: Link) -> Handler:
@@ -104,18 +104,18 @@ class Probing:
         return self
 
     def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
-        exchange = self._exchange
-        if job != SURVEY or exchange is None or not exchange.awaits(attempt, peer):
+        link_probe = self._link_probe
+        if job != SURVEY or link_probe is None or not link_probe.awaits(attempt, peer):
             return None
         return Peer(peer, "worker")
 
-    def entered(self, link: Link) -> Handler:
+    def accept(self, link: Link) -> Handler:
         """Take a link that was dialled for a probe; raises ProtocolError to refuse it."""
         if link.peer.role != "worker":
-            raise ProtocolError("only workers are probed, and by workers")
+            raise ProtocolError("only workers may probe a worker")
         if self._is_busy():
-            raise ProtocolError("this worker has a job: it is not probed")
-        if self._exchange is None or not self._exchange.takes(link):
+            raise ProtocolError("this worker has a job and cannot be probed now")
+        if self._link_probe is None or not self._link_probe.take(link):
             self._keep_early(link)
         return self
 
@@ -135,7 +135,7 @@ class Probing:
         if (prober := self._probers.pop(link, None)) is not None:
             prober.closed(link, reason)
 
-    # worker.exchange.Ends
+    # link_probe.Ends
 
     def forget(self, link: Link) -> None:
         self.closed(link, "probed")
@@ -149,31 +149,33 @@ class Probing:
     def _end(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._exchange = self._task = None
+        self._link_probe = self._task = None
 
     def _begin(self, probe: Probe) -> None:
-        exchange = LinkProbe(probe, self._connector, self, self._timeouts())
-        self._exchange = exchange
+        link_probe = LinkProbe(probe, self._connector, self, self._timeouts())
+        self._link_probe = link_probe
         for link in list(self._early):
-            if exchange.takes(link):
+            if link_probe.take(link):
                 self._forget_early(link)
-        self._task = asyncio.create_task(self._run(exchange))
+        self._task = asyncio.create_task(self._run(link_probe))
 
-    async def _run(self, exchange: LinkProbe) -> None:
+    async def _run(self, link_probe: LinkProbe) -> None:
         try:
-            probed = await exchange.run()
+            probed = await link_probe.run()
         except asyncio.CancelledError:
             return
         except Exception as error:
             # A bug here must not keep the whole survey waiting.
-            log.exception("probe %d failed", exchange.number)
-            probed = Probed(exchange.number, problem=f"its part in the probe broke ({type(error).__name__})")
-        if self._exchange is exchange:
-            self._exchange = None
+            log.exception("probe %d failed", link_probe.number)
+            probed = Probed(
+                link_probe.number, problem=f"the probe failed on this worker ({type(error).__name__})"
+            )
+        if self._link_probe is link_probe:
+            self._link_probe = None
             self.tell(probed)
 
     def _keep_early(self, link: Link) -> None:
-        """Keep the newest few links for a moment: their diallers may have heard from the broker earlier."""
+        """Keep the newest few links for a while: the broker may have told their peers earlier."""
         for older in list(self._early)[: max(0, len(self._early) + 1 - MOST_EARLY)]:
             self._refuse(older)
         loop = asyncio.get_running_loop()

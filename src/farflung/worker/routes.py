@@ -88,13 +88,13 @@ class Routes:
         self._reporting: asyncio.TimerHandle | None = None
         self.tell = tell
 
-    def listens(self, listener: Listener) -> None:
+    def set_listener(self, listener: Listener) -> None:
         """Set the listener that peers dial; a worker that relays also accepts circuits on it."""
         self._listener = listener
         if self._relay is not None:
             listener.set_relay(self._relay)
 
-    def registered(self, route: str, timeouts: Timeouts) -> None:
+    def on_registered(self, route: str, timeouts: Timeouts) -> None:
         """Note the session with the broker: `route` is its local end, `timeouts` hold from now on."""
         self._route, self._timeouts = route, timeouts
         if self._reporting is None:
@@ -106,23 +106,23 @@ class Routes:
 
     async def connect(self, peer: str, load: Load, addresses: Sequence[str]) -> Link:
         """Reach a neighbour over any route; see `Connector.connect`."""
-        errand = ConnectRequest(load.job, load.attempt, Peer(peer, "worker"), addresses)
+        request = ConnectRequest(load.job, load.attempt, Peer(peer, "worker"), addresses)
         try:
-            reached = await self._connector.connect(errand, self._peers)
+            reached = await self._connector.connect(request, self._peers)
         except ConnectionFailed as error:
             self._note(peer, load, str(error))
-            self.report()  # at once: without this link the job may soon be over
+            self.report()  # at once: without this link the job may soon end
             raise
         self._note(peer, load, reached.tried)
         return reached.link
 
-    def hear(self, message: PathMessage) -> None:
+    def on_message(self, message: PathMessage) -> None:
         """Handle a message of the broker about routes."""
         if isinstance(message, HoldCircuit):
             if self._relay is not None:
                 self._relay.grant(message.label, message.tokens, message.byte_quota)
         elif isinstance(message, Probe | EndProbe) or message.job == SURVEY:
-            self._probing.hear(message)
+            self._probing.on_message(message)
         elif isinstance(message, DialBack) or (isinstance(message, Circuit) and not message.dials):
             self._answerer.on_request(message, self._listening())
         else:
@@ -169,14 +169,14 @@ class Routes:
             return None
         return Peer(peer, "submitter" if peer == state.load.submitter else "worker")
 
-    def entered(self, link: Link) -> Handler:
+    def accept(self, link: Link) -> Handler:
         """Take a link that a peer dialled; raises ProtocolError to refuse it."""
         if link.kind == "probe":
-            return self._probing.entered(link)
+            return self._probing.accept(link)
         if link.kind != "reverse" or link.path != "direct":
-            return self._peers.entered(link)
-        sought_to_probe = self._probing.seeks(link.peer)
-        return self._probing.dialled_back(link) if sought_to_probe else self._connector.admit(link)
+            return self._peers.accept(link)
+        is_for_probe = self._probing.expects_dial_back(link.peer)
+        return self._probing.dialled_back(link) if is_for_probe else self._connector.admit(link)
 
     async def _port(self) -> int:
         return self._listening().port

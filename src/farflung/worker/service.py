@@ -148,10 +148,10 @@ class WorkerService:
             self._options.listen,
             self._server_context,
             Hello(self._identity.id, self._identity.role, "data"),
-            self._routes.entered,
+            self._routes.accept,
             self._timeouts,
         )
-        self._routes.listens(self._listener)
+        self._routes.set_listener(self._listener)
         own = self._identity
         log.info("worker %s of %s starts, and measures this device", own.id, own.broker)
         self._device = await asyncio.to_thread(
@@ -203,7 +203,7 @@ class WorkerService:
         assert self._listener is not None
         self._broker, self._timeouts = session, session.timeouts
         self._listener.set_timeouts(self._timeouts)
-        self._routes.registered(session.link.local, self._timeouts)
+        self._routes.on_registered(session.link.local, self._timeouts)
         assert self._device is not None
         options, addresses = self._options, self._routes.addresses()
         self._send(Register(self._device, options.site, addresses, boot(), options.relay_mbps, options.line))
@@ -253,14 +253,14 @@ class WorkerService:
             if message.worker in self._addresses:
                 self._addresses[message.worker] = message.addresses
         elif isinstance(message, PathMessage):
-            self._routes.hear(message)
+            self._routes.on_message(message)
         else:
             self._step(machine.FromBroker(message))
 
     def on_reconnect(self) -> None:
         log.info("linked to the broker again")
         if self._broker is not None:
-            self._routes.registered(self._broker.link.local, self._timeouts)
+            self._routes.on_registered(self._broker.link.local, self._timeouts)
             # Always: behind a NAT only the broker sees whether the address has changed.
             self._send(messages.Moved(self._routes.addresses()))
 
@@ -363,7 +363,7 @@ class WorkerService:
         self._step(machine.PeerLinked(peer))
         self._routes.report()
 
-    def peer_parted(self, peer: str, reason: str) -> None:
+    def peer_disconnected(self, peer: str, reason: str) -> None:
         load = self._state.load
         if load is not None:
             log.warning("lost the link to %s (%s)", peer, reason)

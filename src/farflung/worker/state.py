@@ -220,7 +220,7 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, Denied):
         return state, [Note(f"the broker refused: {message.reason}")]
     if isinstance(message, Load):
-        return _take(state, message)
+        return _start_loading(state, message)
     if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
         return state, []
     if (message.job, message.attempt) != (state.load.job, state.load.attempt):
@@ -238,7 +238,7 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     return state, []
 
 
-def _take(state: State, load: Load) -> tuple[State, list[Command]]:
+def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     if state.load is not None:
         commands.append(Drop(f"superseded by attempt {load.attempt} of job {load.job}"))
@@ -293,8 +293,8 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
     if not unfit or state.warned:
         return replace(state, reported=True), [Tell(ready)]
     note = Note(
-        f"job {load.job}: values for {unfit[0]} are not finite: no codec writes them, so they are sent"
-        " as they are"
+        f"job {load.job}: values for {unfit[0]} are not finite; codecs cannot encode them, so they are sent"
+        " uncompressed"
     )
     return replace(state, reported=True, warned=True), [Tell(ready), note]
 
@@ -312,7 +312,7 @@ def _break(state: State, reason: str) -> tuple[State, list[Command]]:
     if state.phase not in ("loading", "running", "collecting"):
         return state, []
     broken = Broken(state.load.job, state.load.attempt, reason)
-    note = Note(f"job {state.load.job}: {reason}; waiting for the broker's word")
+    note = Note(f"job {state.load.job}: {reason}; waiting for the broker's decision")
     return replace(state, phase="broken"), [Tell(broken), note]
 
 

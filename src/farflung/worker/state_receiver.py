@@ -32,7 +32,7 @@ class StateReceiver:
         total = sum(sizes.values())
         if total > memory_bytes:
             raise GraphError(
-                f"the segments' parameters take {total} bytes, this worker gives {memory_bytes}: "
+                f"the segments' parameters take {total} bytes, this worker offers {memory_bytes}: "
                 "raise `farflung join --memory` or use more workers"
             )
         self._load = load
@@ -93,5 +93,5 @@ class StateReceiver:
         """Compare each tensor with its digest; returns the problem as text, or None. Blocks for seconds."""
         for key, buffer in self.buffers.items():
             if len(buffer) and hashlib.sha256(buffer).digest() != self._digests.get(key):
-                return f"the state of {key[1]!r} did not arrive as it was sent (SHA-256 differs)"
+                return f"the state of {key[1]!r} was damaged on the way (its SHA-256 differs)"
         return None

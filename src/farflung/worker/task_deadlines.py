@@ -22,7 +22,7 @@ from farflung.worker.state import Attempt
 
 TIMES = 20.0
 """A task is stopped after this many times its estimate."""
-LEARNT = 5
+LEARNED_AFTER = 5
 """After this many passes of a kind, their median becomes the estimate. It is fixed from then on, so that a
 job cannot raise its own limit by getting slower from pass to pass."""
 
@@ -119,8 +119,8 @@ class Passes:
     limits: Limits
     forward_seconds: Mapping[int, float]
     nodes: int
-    _took: dict[Kind, list[float]] = field(default_factory=dict)
-    _learnt: dict[Kind, float] = field(default_factory=dict)
+    _measured: dict[Kind, list[float]] = field(default_factory=dict)
+    _learned: dict[Kind, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, segments: Mapping[int, Segment], batch: int, limits: Limits) -> Passes:
@@ -136,28 +136,28 @@ class Passes:
             seconds = max(PASS_FACTORS.values()) * forward
             if seconds > limits.longest_pass_seconds:
                 raise GraphError(
-                    f"one microbatch would take about {seconds:.0f} s to pass segment {number} here, at most "
-                    f"{limits.longest_pass_seconds:.0f} s are given: use smaller microbatches or more workers"
+                    f"one microbatch would take about {seconds:.0f} s in segment {number} here, the limit is"
+                    f" {limits.longest_pass_seconds:.0f} s: use smaller microbatches or more workers"
                 )
         return cls(limits, found, sum(len(segment.nodes) for segment in segments.values()))
 
     def doing(self, kind: Kind, microbatch: int) -> Doing:
         """The activity of a microbatch's pass, with its limits."""
         segment, task, train = kind
-        expected = self._learnt.get(kind, PASS_FACTORS[task] * self.forward_seconds[segment])
+        expected = self._learned.get(kind, PASS_FACTORS[task] * self.forward_seconds[segment])
         name = f"the {task} pass" if train else f"the {task} pass of an evaluation"
         what = f"{name} of microbatch {microbatch + 1} through segment {segment}"
         allowed = min(TIMES * expected, self.limits.longest_pass_seconds)
         return Doing(what, max(allowed, self.limits.pass_seconds), expected)
 
-    def took(self, kind: Kind, seconds: float) -> None:
+    def record(self, kind: Kind, seconds: float) -> None:
         """Record the duration of a pass."""
-        if kind in self._learnt:
+        if kind in self._learned:
             return
-        measured = self._took.setdefault(kind, [])
+        measured = self._measured.setdefault(kind, [])
         measured.append(seconds)
-        if len(measured) == LEARNT:
-            self._learnt[kind] = median(self._took.pop(kind))
+        if len(measured) == LEARNED_AFTER:
+            self._learned[kind] = median(self._measured.pop(kind))
 
     def compiling(self) -> Doing:
         """The activity of compiling all segments, if the backend compiles."""
@@ -195,4 +195,4 @@ class Stopwatch:
         with self.during(passes.doing(kind, microbatch)):
             began = time.perf_counter()
             yield
-            passes.took(kind, time.perf_counter() - began)
+            passes.record(kind, time.perf_counter() - began)

@@ -36,13 +36,13 @@ class TrafficMeter:
         self._counters = counters
         self._total = 0
         self._by_peer: dict[str, int] = {}
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def begin(self, peers: frozenset[str]) -> None:
         """Start counting."""
         self._total = self._counters.bytes_sent
         self._by_peer = {peer: self._counters.bytes_sent_to(peer) for peer in peers}
-        self._told = {}
+        self._reported = {}
 
     def fill(self, ready: UnitReady) -> UnitReady:
         """Add the bytes sent since the last reading, and the links' rates, to a `UnitReady`."""
@@ -59,6 +59,6 @@ class TrafficMeter:
         """The rates that changed since the last report; the broker would count a repeated one twice."""
         found = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
         rates = {peer: min(rate, MOST_RATE) for peer, rate in found if rate}
-        moved = [LinkRate(peer, rate) for peer, rate in rates.items() if rate != self._told.get(peer)]
-        self._told = rates
+        moved = [LinkRate(peer, rate) for peer, rate in rates.items() if rate != self._reported.get(peer)]
+        self._reported = rates
         return moved

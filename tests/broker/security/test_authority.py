@@ -301,7 +301,7 @@ def test_garbage_is_answered_with_a_refusal(data: bytes) -> None:
     # No folder is needed: nothing of the authority is touched by what cannot be read.
     nobody = Authority(Path(), None, None, None, lambda: 0.0)  # type: ignore[arg-type]
     answer = join_messages.decode_answer(nobody.answer(data, "here"))
-    assert isinstance(answer, Refuse) and "refused" in answer.reason
+    assert isinstance(answer, Refuse) and "cannot read a join message" in answer.reason
 
 
 def test_oversized_and_surplus_requests_are_refused(authority: Authority) -> None:

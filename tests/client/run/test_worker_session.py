@@ -97,7 +97,7 @@ async def place(folder: Path, timeouts: Timeouts = TIMEOUTS) -> AsyncIterator[Pl
     authority, worker = TestAuthority(folder), Worker()
     own, other = authority.holder("s", "submitter"), authority.holder("b", "worker")
     listener = await listen(
-        "127.0.0.1:0", other.server, Hello("b", "worker", "data"), worker.entered, TIMEOUTS
+        "127.0.0.1:0", other.server, Hello("b", "worker", "data"), worker.accept, TIMEOUTS
     )
 
     async def dialled(address: str, handler: Handler) -> Link:

@@ -194,7 +194,7 @@ class Authority:
             own = certificate_to_pem(self.certificate)
             return join_messages.encode(join_messages.TellAuthority(own, self.clock()))
         except FarflungError as error:
-            _log.warning("a stranger at %s was refused: %s", remote, error)
+            _log.warning("refused a newcomer at %s: %s", remote, error)
             return join_messages.encode(join_messages.Refuse(str(error)[:1000]))
 
     def enrol(self, asked: join_messages.AskCertificate) -> bytes:

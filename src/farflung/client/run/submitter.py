@@ -195,7 +195,7 @@ class Submitter:
                 return self._ended(event)
 
             case Circuit() | NotReached():
-                self._require_routes().hear(event)
+                self._require_routes().on_message(event)
             case PeerMoved():
                 if self._attempt is not None:
                     self._attempt.moved(event.worker, event.addresses)

@@ -33,8 +33,8 @@ ANYWHERE = "[::]:0"
 class WorkerRoutes:
     """Finds routes to workers, with the broker's help.
 
-    `tell` sends a message to the broker; pass the broker's answers to `hear`. `contexts` are the TLS contexts
-    in use, into which a renewed certificate must be loaded.
+    `tell` sends a message to the broker; pass the broker's answers to `on_message`. `contexts` are the TLS
+    contexts in use, into which a renewed certificate must be loaded.
     """
 
     def __init__(self, identity: Identity, timeouts: Timeouts, tell: Callable[[Message], None]) -> None:
@@ -69,7 +69,7 @@ class WorkerRoutes:
         self._note(planned.job, worker, reached.tried, reached.link)
         return reached.link
 
-    def hear(self, answer: Answers) -> None:
+    def on_message(self, answer: Answers) -> None:
         """Handle the broker's answer to a request for help."""
         self._connector.on_answer(answer)
 
@@ -85,10 +85,10 @@ class WorkerRoutes:
             if self._listener is None:
                 context = self._identity.server_context(admit_newcomers=False)
                 self.contexts.append(context)
-                self._listener = await listen(ANYWHERE, context, self._own, self._entered, self._timeouts)
+                self._listener = await listen(ANYWHERE, context, self._own, self._accept, self._timeouts)
         return self._listener.port
 
-    def _entered(self, link: Link) -> Handler:
+    def _accept(self, link: Link) -> Handler:
         if link.kind != "reverse":
             raise ProtocolError("a submitter's port takes only links that it asked for")
         return self._connector.admit(link)

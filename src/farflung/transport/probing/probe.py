@@ -45,7 +45,7 @@ class PairEstimate:
     Attributes
     ----------
     latency_ms
-        One way: half of the least round trip, because the two directions cannot be told apart.
+        One way: half of the least round trip, because the two directions cannot be measured separately.
     bandwidth_mbps
         Of the line, packet headers included, as lines are sold; 0.965 of it is left for payload.
     bytes_sent

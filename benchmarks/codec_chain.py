@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farflung.planner.codecs.auto import choose
-from farflung.planner.codecs.codec_context import Circumstances, Hop, Pipeline, Stage, Way
+from farflung.planner.codecs.codec_context import CodecContext, Hop, Link, Pipeline, Stage
 from farflung.planner.codecs.ladder import Table, ladder
 from farflung.planner.codecs.limits import Limits
 from farflung.plans.codec_pair import CodecPair
@@ -51,19 +51,19 @@ def rungs_of(
     table
         Losses and ratios of rungs; this installation's by default.
     """
-    ways, hops = [], []
+    links, hops = [], []
     for number, each in enumerate(boundaries):
         ends = str(number), str(number + 1)
         for (source, target), mbps in ((ends, each.forward_mbps), (ends[::-1], each.backward_mbps)):
             rate = mbps * 1e6 / 8 * PAYLOAD_SHARE
-            ways.append(Way(source, target, rate, each.latency_seconds))
+            links.append(Link(source, target, rate, each.latency_seconds))
         floats = Codable(each.float_bytes, each.float_bytes)
         hops.append(Hop(number, number + 1, 2 * number, 2 * number + 1, floats, each.exact_bytes))
     devices = tuple(Stage(str(number), seconds) for number, seconds in enumerate(stages))
     pipeline = Pipeline(devices, tuple(hops), microbatches)
-    scene = Circumstances(tuple(ways), (), (pipeline,), (), window=microbatches)
+    context = CodecContext(tuple(links), (), (pipeline,), (), window=microbatches)
     rungs = ladder(table)
-    chosen = [rungs[level].name for level in choose(scene, rungs, limits or Limits()).levels]
+    chosen = [rungs[level].name for level in choose(context, rungs, limits or Limits()).levels]
     return tuple(
         CodecPair(CodecPair.of(there).activation, CodecPair.of(back).gradient).name
         for there, back in zip(chosen[::2], chosen[1::2], strict=True)

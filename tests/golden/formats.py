@@ -28,7 +28,7 @@ from farflung.local.findings import Finding
 from farflung.local.forkserver import Birth, News
 from farflung.planner.advice.forecast import Expected, Forecast
 from farflung.planner.codecs import ladder
-from farflung.planner.codecs.steering import Basis, steering
+from farflung.planner.codecs.tuner import Basis, tuning_basis
 from farflung.plans import Plan, Topology, encode_topology
 from farflung.plans.topology_file import decode_topology
 from farflung.protocol import messages
@@ -100,7 +100,7 @@ FORMATS: Mapping[str, Format] = {
     "planner answer": _packed(planning_messages.Searched | planning_messages.Answer),
     "steering": Format(
         Basis,
-        lambda basis: steering(basis.plan, basis.topology, basis.conditions, basis.limits),
+        lambda basis: tuning_basis(basis.plan, basis.topology, basis.conditions, basis.limits),
         lambda data: msgspec.msgpack.decode(data, type=Basis),
     ),
     # Between processes of one machine.

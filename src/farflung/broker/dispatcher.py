@@ -309,10 +309,10 @@ class Dispatcher:
         """Run codec tuning on a thread: it takes up to a second for the largest plans."""
         try:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._tuning_thread, command.steering.all_over, command.units)
+            found = await loop.run_in_executor(self._tuning_thread, command.steering.on_units, command.units)
         except Exception:  # the job keeps its codecs, and tuning is tried again after the next unit
             _log.exception("codecs of %s could not be chosen", command.job)
-            found = command.steering.unmoved()
+            found = command.steering.unchanged()
         self.put(Arrival(None, CodecsConsidered(self._clock(), command.job, command.attempt, *found)))
 
     async def _plan(self, command: RunPlanner) -> None:

@@ -12,7 +12,7 @@ from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.broker.status import status_of
 from farflung.planner.codecs.limits import Limits
-from farflung.planner.codecs.steering import steering
+from farflung.planner.codecs.tuner import tuning_basis
 from farflung.plans import LinkCodec, Topology, WorkerSpec
 from farflung.protocol.messages import CodecsChosen, Decide
 from farflung.protocol.worker import LinkRate, SegmentProgram
@@ -42,7 +42,7 @@ class CodecTuningChanged(Scenario):
             plan.microbatches,
             plan.window,
         )
-        basis = steering(plan, network(100.0), Conditions(payload_share=1.0), Limits(0.05))
+        basis = tuning_basis(plan, network(100.0), Conditions(payload_share=1.0), Limits(0.05))
         programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
         result = PlanResult(plan, programs, [["w"]] * 3, None, steering=basis)
         return self.feed(events.PlanMade(self.now, job, 1, result))
@@ -52,7 +52,7 @@ class CodecTuningChanged(Scenario):
         outcome = super().feed(event)
         for command in outcome.commands:
             if isinstance(command, events.ConsiderCodecs):
-                found = command.steering.all_over(command.units)
+                found = command.steering.on_units(command.units)
                 later = events.CodecsConsidered(self.now, command.job, command.attempt, *found)
                 assert not super().feed(later).commands
         return outcome
@@ -159,7 +159,7 @@ class Slow(CodecTuningChanged):
         return Scenario.feed(self, event)
 
     def answer(self, asked: events.ConsiderCodecs) -> Outcome:
-        found = asked.steering.all_over(asked.units)
+        found = asked.steering.on_units(asked.units)
         return self.feed(events.CodecsConsidered(self.now, asked.job, asked.attempt, *found))
 
 
@@ -183,13 +183,13 @@ def test_an_answer_for_a_job_that_is_over_or_of_another_attempt_changes_nothing(
     scenario = Slow("a", "b")
     scenario.running(2, steps=150)
     (asked,) = considerations(scenario.unit(0, 2.0))
-    late = events.CodecsConsidered(scenario.now, "job-1", 9, *asked.steering.unmoved())
+    late = events.CodecsConsidered(scenario.now, "job-1", 9, *asked.steering.unchanged())
     assert not scenario.feed(late).facts
     scenario.cancel(collect=False)
     assert not scenario.answer(asked).facts
 
 
-def test_a_steering_that_is_slow_is_shown_the_newest_units() -> None:
+def test_slow_codec_tuning_examines_the_newest_units() -> None:
     scenario = Slow("a", "b")
     scenario.running(2, steps=150)
     (asked,) = considerations(scenario.unit(0, 2.0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from farflung.planner.codecs.codec_context import Circumstances
-from farflung.planner.codecs.plan_context import gathered
+from farflung.planner.codecs.codec_context import CodecContext
+from farflung.planner.codecs.plan_context import codec_context
 from farflung.plans import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import Conditions
 
@@ -40,16 +40,16 @@ def home_line(net: Topology, worker: int, up_mbps: float) -> Topology:
     return msgspec.structs.replace(net, workers=tuple(workers))
 
 
-def scene(
+def context(
     rates_mbps: dict[tuple[int, int], float],
     *,
     workers: int = 3,
     megabytes: float = 1.0,
     compute_seconds: float = 0.1,
     microbatches: int = 8,
-) -> Circumstances:
+) -> CodecContext:
     """A chain whose values take so much, on devices that compute a microbatch for so long."""
     names = [chr(97 + n) for n in range(workers)]
     flops = int(compute_seconds / 3 * 1e12)
     plan = chain(names, size=int(megabytes * 1e6), flops=flops, microbatches=microbatches)
-    return gathered(plan, topology(rates_mbps, workers), Conditions(payload_share=1.0))
+    return codec_context(plan, topology(rates_mbps, workers), Conditions(payload_share=1.0))

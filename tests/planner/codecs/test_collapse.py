@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.planner.codecs.chains import scene
+from tests.planner.codecs.chains import context
 from tests.planner.codecs.tables import RUNGS
 from tests.transport.link.test_rate_estimator_incoming import burst
 
-from farflung.planner.codecs.controller import Controller, Switch, UnitMeasured, WayMeasured
-from farflung.planner.codecs.decisions import heard
+from farflung.planner.codecs.controller import Controller, LinkMeasured, Switch, UnitMeasured
+from farflung.planner.codecs.decisions import on_event
 from farflung.planner.codecs.limits import Limits
 from farflung.transport.link.rate_estimator import ReceiveRate
 from farflung.worker.traffic_meter import TrafficMeter
@@ -45,23 +45,23 @@ class OneWay:
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_a_collapse_under_messages_of_a_few_packets_is_answered_within_ten_steps(microbatches: int) -> None:
-    where = scene(
+def test_a_collapsing_rate_is_answered_within_ten_steps(microbatches: int) -> None:
+    where = context(
         {(0, 1): 80.0, (1, 0): 80.0},
         workers=2,
         megabytes=MESSAGE_BYTES / 1e6,
         compute_seconds=0.02,
         microbatches=microbatches,
     )
-    controller, _ = Controller.begun(where, RUNGS, Limits(1.0, roughest="int8/eden2"))
+    controller, _ = Controller.start(where, RUNGS, Limits(1.0, roughest="int8/eden2"))
     line, switches = OneWay(), list[Switch]()
     meter = TrafficMeter(line)
     meter.begin(frozenset({"a"}))
     for number in range(40):
         line.step(microbatches, FAST if number < 20 else SLOW)
-        rates = tuple(WayMeasured("a", "b", rate.bytes_per_second) for rate in meter.rates())
+        rates = tuple(LinkMeasured("a", "b", rate.bytes_per_second) for rate in meter.rates())
         assert number >= 20 or not rates
-        controller, more = heard(controller, UnitMeasured(number, rates))
+        controller, more = on_event(controller, UnitMeasured(number, rates))
         switches.extend(more)
     first = switches[0]
     assert 20 < first.unit <= 30, first

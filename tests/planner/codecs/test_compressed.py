@@ -26,13 +26,13 @@ def fleet(mbps: float) -> Topology:
     return Topology(workers, tuple((1.0,) * 3 for _ in range(3)), rows)
 
 
-def test_without_codecs_the_answer_is_the_schedulers_own() -> None:
+def test_without_codecs_the_scheduler_answers_unchanged() -> None:
     own = opfence(fleet(10), workload(), Options())
     found = compressed(opfence, dense, fleet(10), workload(), Options(), Conditions())
     assert found.assignment == own.assignment and found.step_seconds == own.step_seconds
 
 
-def test_codecs_shorten_a_step_that_waits_for_its_lines() -> None:
+def test_codecs_shorten_a_step_that_waits_for_links() -> None:
     net, job = fleet(0.1), workload()
     seconds = [
         compressed(
@@ -43,7 +43,7 @@ def test_codecs_shorten_a_step_that_waits_for_its_lines() -> None:
     assert seconds[1] < seconds[0] and seconds[2] < seconds[0]
 
 
-def test_asking_for_more_speedups_and_having_an_incumbent_never_make_it_worse() -> None:
+def test_more_speedups_and_an_incumbent_never_make_a_plan_slower() -> None:
     net, job, conditions = fleet(0.1), workload(), Conditions(codec_speed=math.inf)
     policy = uniform_topk(30)
     once = compressed(opfence, policy, net, job, Options(), conditions)
@@ -56,7 +56,7 @@ def test_asking_for_more_speedups_and_having_an_incumbent_never_make_it_worse() 
     assert all(codec.codec.startswith("topk") for codec in more.plan.codecs)
 
 
-def test_no_plan_is_said_as_the_scheduler_says_it() -> None:
+def test_a_schedulers_refusal_is_passed_on() -> None:
     net = fleet(10)
     small = tuple(replace_memory(worker) for worker in net.workers)
     with pytest.raises(PlanError, match="GB missing"):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.planner.codecs.chains import scene
+from tests.planner.codecs.chains import context
 from tests.planner.codecs.tables import AXES, RUNGS, WITH_AXES
 
 from farflung.planner.codecs.codec_context import LinkSample
@@ -19,13 +19,13 @@ from farflung.planner.codecs.controller import (
     CodecsSampled,
     Controller,
     Event,
+    LinkMeasured,
+    LinkWritten,
     Relax,
     Switch,
     UnitMeasured,
-    WayMeasured,
-    WayWritten,
 )
-from farflung.planner.codecs.decisions import heard
+from farflung.planner.codecs.decisions import on_event
 from farflung.planner.codecs.ladder import ladder
 from farflung.planner.codecs.limits import Limits
 from farflung.runtime.parcel import CodecSample
@@ -35,10 +35,10 @@ ANY_LOSS = Limits(1.0)
 QUANTISERS = Limits(1.0, roughest="int8/eden2")
 
 
-def begun(mbps: float, limits: Limits = QUANTISERS, compute_seconds: float = 0.3) -> Controller:
+def started(mbps: float, limits: Limits = QUANTISERS, compute_seconds: float = 0.3) -> Controller:
     """Two workers, 1 MB each way, over links of `mbps`."""
-    where = scene({(0, 1): mbps, (1, 0): mbps}, workers=2, compute_seconds=compute_seconds, microbatches=64)
-    return Controller.begun(where, RUNGS, limits)[0]
+    where = context({(0, 1): mbps, (1, 0): mbps}, workers=2, compute_seconds=compute_seconds, microbatches=64)
+    return Controller.start(where, RUNGS, limits)[0]
 
 
 def sample(
@@ -49,33 +49,33 @@ def sample(
 
 def unit(number: int, mbps: float, back_mbps: float | None = None) -> UnitMeasured:
     back = mbps if back_mbps is None else back_mbps
-    ways = (WayMeasured("a", "b", mbps * MEGABIT), WayMeasured("b", "a", back * MEGABIT))
-    return UnitMeasured(number, ways)
+    links = (LinkMeasured("a", "b", mbps * MEGABIT), LinkMeasured("b", "a", back * MEGABIT))
+    return UnitMeasured(number, links)
 
 
 def replay(controller: Controller, events: Iterable[Event]) -> tuple[Controller, list[Switch]]:
     switches: list[Switch] = []
     for event in events:
-        controller, more = heard(controller, event)
+        controller, more = on_event(controller, event)
         switches.extend(more)
     return controller, switches
 
 
 def rungs(controller: Controller) -> dict[tuple[str, str], str]:
     return {
-        (way.source, way.target): controller.rung(number).name
-        for number, way in enumerate(controller.circumstances.ways)
+        (link.source, link.target): controller.rung(number).name
+        for number, link in enumerate(controller.context.links)
     }
 
 
-def test_links_as_planned_are_left_alone() -> None:
-    controller, switches = replay(begun(20), (unit(n, 20) for n in range(200)))
+def test_links_that_behave_as_planned_keep_their_rungs() -> None:
+    controller, switches = replay(started(20), (unit(n, 20) for n in range(200)))
     assert switches == []
     assert rungs(controller) == {("a", "b"): "bf16", ("b", "a"): "bf16"}
 
 
-def test_a_link_that_gets_slower_is_written_rougher_within_ten_steps() -> None:
-    controller, _ = replay(begun(40), (unit(n, 40) for n in range(20)))
+def test_a_link_that_gets_slower_gets_a_rougher_rung_within_ten_steps() -> None:
+    controller, _ = replay(started(40), (unit(n, 40) for n in range(20)))
     controller, switches = replay(controller, (unit(20 + n, 7) for n in range(10)))
     assert {switch.unit for switch in switches} <= set(range(21, 30))
     found = rungs(controller)
@@ -88,25 +88,25 @@ def test_a_link_that_gets_slower_is_written_rougher_within_ten_steps() -> None:
     assert all("\n" not in switch.reason and switch.ratio > 1 for switch in switches)
 
 
-def test_a_link_that_gets_faster_is_written_gentler_within_ten_steps() -> None:
-    controller, _ = replay(begun(7), (unit(n, 7) for n in range(20)))
+def test_a_link_that_gets_faster_gets_a_gentler_rung_within_ten_steps() -> None:
+    controller, _ = replay(started(7), (unit(n, 7) for n in range(20)))
     controller, switches = replay(controller, (unit(20 + n, 400) for n in range(10)))
     assert set(rungs(controller).values()) == {"dense"}
     assert {(switch.rung, switch.ratio) for switch in switches} == {("dense", 1.0)}
 
 
-def test_a_device_that_gets_slower_hides_more() -> None:
+def test_a_slower_device_hides_slower_links() -> None:
     slow = {"a": 1.5, "b": 1.5}
-    events = (UnitMeasured(n, unit(n, 9).ways, slow) for n in range(10))
-    controller, switches = replay(begun(9), events)
+    events = (UnitMeasured(n, unit(n, 9).links, slow) for n in range(10))
+    controller, switches = replay(started(9), events)
     assert set(rungs(controller).values()) == {"dense"}
-    assert "computes 5 times as long as planned" in switches[0].reason
+    assert "takes 5 times as long to compute as planned" in switches[0].reason
 
 
 def test_the_same_history_gives_the_same_decisions() -> None:
     draw = random.Random(3)
     history = [unit(n, draw.choice([4.0, 40.0, 400.0]) if n % 9 == 0 else 40.0) for n in range(100)]
-    one, two = (replay(begun(40), history) for _ in range(2))
+    one, two = (replay(started(40), history) for _ in range(2))
     assert one == two
 
 
@@ -115,13 +115,13 @@ def test_the_same_history_gives_the_same_decisions() -> None:
 def test_at_a_constant_rate_each_link_changes_at_most_once(
     planned: float, real: float, limit: Limits
 ) -> None:
-    _, switches = replay(begun(planned, limit), (unit(n, real) for n in range(120)))
-    ways = [(switch.source, switch.target) for switch in switches]
-    assert len(ways) == len(set(ways))
+    _, switches = replay(started(planned, limit), (unit(n, real) for n in range(120)))
+    links = [(switch.source, switch.target) for switch in switches]
+    assert len(links) == len(set(links))
 
 
 @pytest.mark.parametrize("limit", [QUANTISERS, ANY_LOSS])
-def test_at_rates_that_jitter_by_a_fifth_it_does_not_flap(limit: Limits) -> None:
+def test_rates_that_jitter_by_a_fifth_change_nothing(limit: Limits) -> None:
     for seed in range(25):
         draw = random.Random(seed)
         mean = draw.uniform(2, 100)
@@ -129,9 +129,9 @@ def test_at_rates_that_jitter_by_a_fifth_it_does_not_flap(limit: Limits) -> None
         def jittering(number: int, draw: random.Random = draw, mean: float = mean) -> UnitMeasured:
             return unit(number, mean * draw.uniform(0.8, 1.2), mean * draw.uniform(0.8, 1.2))
 
-        _, switches = replay(begun(mean, limit), (jittering(n) for n in range(300)))
-        for way in {(switch.source, switch.target) for switch in switches}:
-            mine = [switch for switch in switches if (switch.source, switch.target) == way]
+        _, switches = replay(started(mean, limit), (jittering(n) for n in range(300)))
+        for link in {(switch.source, switch.target) for switch in switches}:
+            mine = [switch for switch in switches if (switch.source, switch.target) == link]
             assert len(mine) <= 2, [(s.unit, s.rung) for s in mine]
 
 
@@ -140,28 +140,28 @@ def alternating(period: int) -> Callable[[int], UnitMeasured]:
 
 
 @pytest.mark.parametrize("period", [1, 2, 4, 7])
-def test_a_link_that_swings_changes_no_more_often_than_it_may(period: int) -> None:
-    _, switches = replay(begun(40), map(alternating(period), range(200)))
+def test_a_link_with_swinging_rates_respects_the_dwell_time(period: int) -> None:
+    _, switches = replay(started(40), map(alternating(period), range(200)))
     times = [switch.unit for switch in switches if switch.source == "a"]
     assert all(later - earlier >= DWELL for earlier, later in pairwise(times))
     if period < 3:
         assert len(times) <= 2  # nothing lasts long enough to be believed
 
 
-def test_a_way_that_seems_faster_than_it_is_tries_ever_more_rarely() -> None:
+def test_a_link_that_flips_back_doubles_its_dwell_time() -> None:
     """Short messages seem to come fast, long ones show that they do not."""
-    controller, switches = replay(begun(8), (unit(n, 8) for n in range(10)))
+    controller, switches = replay(started(8), (unit(n, 8) for n in range(10)))
     for number in range(10, 400):
         is_short = "int8" in rungs(controller)["a", "b"]
-        controller, more = heard(controller, unit(number, 300 if is_short else 8))
+        controller, more = on_event(controller, unit(number, 300 if is_short else 8))
         switches += more
     gentler = [switch.unit for switch in switches if switch.source == "a" and switch.rung == "dense"]
     pauses = [later - earlier for earlier, later in pairwise(gentler)]
     assert len(gentler) <= 8 and pauses[-1] >= 3 * pauses[0]
 
 
-def test_a_rung_to_which_the_model_adapts_is_kept_for_long() -> None:
-    controller, _ = replay(begun(100, ANY_LOSS), (unit(n, 1.0) for n in range(10)))
+def test_a_sticky_rung_is_kept_for_longer() -> None:
+    controller, _ = replay(started(100, ANY_LOSS), (unit(n, 1.0) for n in range(10)))
     assert "topk" in rungs(controller)["a", "b"]
     controller, switches = replay(controller, (unit(10 + n, 400) for n in range(40)))
     assert switches == []
@@ -169,17 +169,17 @@ def test_a_rung_to_which_the_model_adapts_is_kept_for_long() -> None:
     assert set(rungs(controller).values()) == {"dense"}
 
 
-def test_a_way_that_the_planner_may_move_never_takes_one() -> None:
-    where = scene({(0, 1): 1.0, (1, 0): 1.0}, workers=2)
-    controller, _ = Controller.begun(where, RUNGS, ANY_LOSS, frozenset({0, 1}))
+def test_a_movable_link_never_uses_a_sticky_rung() -> None:
+    where = context({(0, 1): 1.0, (1, 0): 1.0}, workers=2)
+    controller, _ = Controller.start(where, RUNGS, ANY_LOSS, frozenset({0, 1}))
     controller, _ = replay(controller, (unit(n, 0.5) for n in range(60)))
     assert not any("topk" in name for name in rungs(controller).values())
 
 
-def test_the_guard_is_obeyed_at_once_and_for_good() -> None:
-    controller, _ = replay(begun(6), (unit(n, 6) for n in range(3)))
+def test_a_request_of_the_guard_applies_at_once_and_lasts() -> None:
+    controller, _ = replay(started(6), (unit(n, 6) for n in range(3)))
     before = rungs(controller)["b", "a"]
-    controller, switches = heard(controller, Relax(3, "held-out loss is 3 % too high", "b", "a"))
+    controller, switches = on_event(controller, Relax(3, "held-out loss is 3 % too high", "b", "a"))
     (switch,) = switches
     assert switch.unit == 4 and switch.rung != before and "held-out loss is 3 %" in switch.reason
     after = rungs(controller)["b", "a"]
@@ -187,108 +187,110 @@ def test_the_guard_is_obeyed_at_once_and_for_good() -> None:
     order = [rung.name for rung in RUNGS]
     assert order.index(rungs(controller)["b", "a"]) <= order.index(after)
     for number in range(20):
-        controller, _ = heard(controller, Relax(200 + number, "still too high"))
+        controller, _ = on_event(controller, Relax(200 + number, "still too high"))
     assert set(rungs(controller).values()) == {"dense"}
 
 
-def test_relaxing_a_sticky_rung_takes_both_directions_along() -> None:
-    controller, switches = heard(begun(1.0, ANY_LOSS), Relax(10, "too much"))
+def test_relaxing_a_sticky_rung_changes_both_directions() -> None:
+    controller, switches = on_event(started(1.0, ANY_LOSS), Relax(10, "too much"))
     assert len(switches) == 2
     assert not any("topk" in name or "masked" in name for name in rungs(controller).values())
 
 
 def test_samples_of_this_jobs_tensors_change_a_choice() -> None:
-    controller = begun(8.0, compute_seconds=0.28)
+    controller = started(8.0, compute_seconds=0.28)
     assert rungs(controller)["a", "b"] == "int8"
-    controller, _ = heard(controller, CodecsSampled(0, (sample("a", "b", "int8", 1.5, 0.007),)))
-    controller, switches = heard(controller, unit(1, 8.0))
+    controller, _ = on_event(controller, CodecsSampled(0, (sample("a", "b", "int8", 1.5, 0.007),)))
+    controller, switches = on_event(controller, unit(1, 8.0))
     assert rungs(controller)["a", "b"] != "int8" and switches
     assert "codecs were tried on this job's own tensors" in switches[0].reason
 
 
-def test_what_makes_no_sense_changes_nothing() -> None:
-    controller = begun(40)
+def test_invalid_measurements_change_nothing() -> None:
+    controller = started(40)
     for event in (
         UnitMeasured(
-            0, (WayMeasured("x", "y", 1.0), WayMeasured("a", "b", None), WayMeasured("a", "b", 0.0))
+            0, (LinkMeasured("x", "y", 1.0), LinkMeasured("a", "b", None), LinkMeasured("a", "b", 0.0))
         ),
         UnitMeasured(1, (), {"stranger": 3.0, "a": 0.0}),
         CodecsSampled(2, (sample("x", "y", "int8", 4.0, 0.01),)),
         CodecsSampled(3, (sample("a", "b", "int8", 0.5, 0.01),)),
         CodecsSampled(3, (sample("a", "b", "int8", math.nan, 0.01),)),
         CodecsSampled(3, (sample("a", "b", "no codec of the ladder", 4.0, 0.01),)),
-        UnitMeasured(3, (WayMeasured("a", "b", math.nan), WayMeasured("b", "a", -1.0)), {"a": math.inf}),
+        UnitMeasured(3, (LinkMeasured("a", "b", math.nan), LinkMeasured("b", "a", -1.0)), {"a": math.inf}),
         Relax(4, "nothing there", "x", "y"),
         Relax(5, "nothing is compressed", "a", "b"),
     ):
-        told, switches = heard(controller, event)
-        assert switches == () and told == controller
+        updated, switches = on_event(controller, event)
+        assert switches == () and updated == controller
 
 
 def gap(controller: Controller) -> float:
-    return controller.believed().loss_gap([controller.rungs[level] for level in controller.levels])
+    return controller.estimated().loss_gap([controller.rungs[level] for level in controller.levels])
 
 
-def test_what_samples_show_to_cost_more_than_the_limit_is_given_up_whatever_it_takes() -> None:
+def test_rungs_whose_samples_exceed_the_limit_are_replaced_at_any_cost_in_time() -> None:
     limits = Limits(0.001, roughest="int8/int4-stochastic")
-    where = scene({(1, 0): 3.0}, workers=2, compute_seconds=0.01, microbatches=64)
-    controller, _ = Controller.begun(where, RUNGS, limits)
-    way = controller.way("b", "a")
-    assert way is not None and controller.rung(way).name == "int8/int4-stochastic"
-    error = 2 * controller.rung(way).gradient.usual_error
-    controller, _ = heard(
+    where = context({(1, 0): 3.0}, workers=2, compute_seconds=0.01, microbatches=64)
+    controller, _ = Controller.start(where, RUNGS, limits)
+    link = controller.link("b", "a")
+    assert link is not None and controller.rung(link).name == "int8/int4-stochastic"
+    error = 2 * controller.rung(link).gradient.usual_error
+    controller, _ = on_event(
         controller, CodecsSampled(0, (sample("b", "a", "int4-stochastic", 7.5, error, gradient=True),))
     )
     assert gap(controller) > limits.max_loss_gap
-    controller, switches = heard(controller, unit(1, 1000, 3))
+    controller, switches = on_event(controller, unit(1, 1000, 3))
     assert switches and gap(controller) <= limits.max_loss_gap
 
 
-def test_a_way_that_waits_never_adds_up_with_others_beyond_the_limit() -> None:
+def test_a_link_that_must_wait_never_exceeds_the_limit_together_with_others() -> None:
     limits = Limits(0.0009, roughest="int8/int4-stochastic")
-    where = scene({}, workers=4, compute_seconds=0.01, microbatches=64)
-    controller, _ = Controller.begun(where, RUNGS, limits)
-    back, switched = [("b", "a"), ("c", "b"), ("d", "c")], 0
+    where = context({}, workers=4, compute_seconds=0.01, microbatches=64)
+    controller, _ = Controller.start(where, RUNGS, limits)
+    back, switch_levels = [("b", "a"), ("c", "b"), ("d", "c")], 0
     for number in range(60):
         slow = back[number // 3 % 3]
-        ways = [WayMeasured(*pair, (3 if pair == slow else 1000) * MEGABIT) for pair in back]
-        controller, switches = heard(controller, UnitMeasured(number, tuple(ways)))
-        switched += len(switches)
+        links = [LinkMeasured(*pair, (3 if pair == slow else 1000) * MEGABIT) for pair in back]
+        controller, switches = on_event(controller, UnitMeasured(number, tuple(links)))
+        switch_levels += len(switches)
         assert gap(controller) <= limits.max_loss_gap
-    assert switched > 5
+    assert switch_levels > 5
 
 
 def written(number: int, controller: Controller, swelling: float) -> UnitMeasured:
     """A unit at 8 Mbit/s whose payloads are so many times as large as expected."""
-    scene, ways = controller.circumstances, []
-    for way, ends in enumerate(scene.ways):
-        size = swelling * scene.wire_bytes(way, controller.rung(way)) * scene.microbatches[way]
-        ways.append(WayWritten(ends.source, ends.target, controller.rung(way).name, round(size)))
-    return UnitMeasured(number, unit(number, 8.0).ways, written=tuple(ways))
+    context, links = controller.context, []
+    for link, ends in enumerate(context.links):
+        size = swelling * context.wire_bytes(link, controller.rung(link)) * context.microbatches[link]
+        links.append(LinkWritten(ends.source, ends.target, controller.rung(link).name, round(size)))
+    return UnitMeasured(number, unit(number, 8.0).links, written=tuple(links))
 
 
-def test_a_rung_that_writes_more_than_expected_is_judged_by_what_it_writes() -> None:
-    where = scene({(0, 1): 8.0, (1, 0): 8.0}, workers=2, compute_seconds=0.1, microbatches=64)
-    controller, _ = Controller.begun(where, ladder(WITH_AXES), ANY_LOSS)
+def test_a_rung_is_judged_by_the_bytes_that_it_writes() -> None:
+    where = context({(0, 1): 8.0, (1, 0): 8.0}, workers=2, compute_seconds=0.1, microbatches=64)
+    controller, _ = Controller.start(where, ladder(WITH_AXES), ANY_LOSS)
     assert set(rungs(controller).values()) == {AXES}
     as_expected, switches = replay(controller, (written(n, controller, 1.05) for n in range(20)))
     assert switches == [] and rungs(as_expected) == rungs(controller)
     swollen = controller
     for number in range(20):
-        swollen, more = heard(
+        swollen, more = on_event(
             swollen, written(number, swollen, 4.0 if AXES in rungs(swollen).values() else 1.0)
         )
         switches += more
     assert AXES not in rungs(swollen).values()
-    assert switches[0].unit <= 8 and f"smaller by {AXES}" in switches[0].reason
-    still = controller.circumstances.ways[0]
-    wide = swollen.believed().wire_bytes(0, next(rung for rung in swollen.rungs if rung.name == AXES))
-    assert wide == pytest.approx(4 * where.wire_bytes(0, controller.rung(0))) and still == where.ways[0]
+    assert switches[0].unit <= 8 and f"smaller with {AXES}" in switches[0].reason
+    still = controller.context.links[0]
+    wide = swollen.estimated().wire_bytes(0, next(rung for rung in swollen.rungs if rung.name == AXES))
+    assert wide == pytest.approx(4 * where.wire_bytes(0, controller.rung(0))) and still == where.links[0]
 
 
-def test_what_a_worker_says_of_its_bytes_is_taken_only_where_it_can_be() -> None:
-    controller = begun(8.0, compute_seconds=0.28)
+def test_implausible_byte_counts_of_a_worker_are_ignored() -> None:
+    controller = started(8.0, compute_seconds=0.28)
     for size, rung in ((0, "int8"), (1, "int8"), (10**15, "int8"), (10**6, "dense"), (10**6, "int9")):
         for ends in (("a", "b"), ("x", "y")):
-            told, switches = heard(controller, UnitMeasured(0, written=(WayWritten(*ends, rung, size),)))
-            assert switches == () and told == controller
+            updated, switches = on_event(
+                controller, UnitMeasured(0, written=(LinkWritten(*ends, rung, size),))
+            )
+            assert switches == () and updated == controller

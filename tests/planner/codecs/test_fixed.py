@@ -14,7 +14,7 @@ from farflung.plans import CodecWishes, LinkWish
 from farflung.simulator import Conditions
 
 
-def test_where_nothing_is_known_auto_begins_dense_and_topk_takes_all_links_alike() -> None:
+def test_without_a_topology_auto_starts_dense_and_topk_treats_links_alike() -> None:
     plan = chain(["a", "b", "c"])
     assert unplanned(plan, CodecWishes("auto")) == ()
     for text in ("uniform:30", "adatopk:10"):
@@ -26,7 +26,7 @@ def test_where_nothing_is_known_auto_begins_dense_and_topk_takes_all_links_alike
 
 
 @pytest.mark.parametrize("text", ["auto", "auto:int8", "adatopk:30", "uniform:30", "int8/int4-stochastic"])
-def test_a_scheduler_plans_with_what_the_policy_will_choose(text: str) -> None:
+def test_a_scheduler_plans_with_the_codecs_of_the_policy(text: str) -> None:
     wishes = CodecWishes(text, max_loss_gap=0.02)
     net, options, conditions = fleet(0.1), Options(workers=3), Conditions()
     found = scheduler_for(wishes, opfence, conditions)(net, workload(), options)
@@ -35,11 +35,11 @@ def test_a_scheduler_plans_with_what_the_policy_will_choose(text: str) -> None:
     names = {name for codec in found.plan.codecs for name in codec.codec.split("/")}
     assert names <= {"dense", *wishes.codebook}
     if text.startswith("auto"):
-        assert any("is written by" in note for note in found.notes)
+        assert any(" uses " in note for note in found.notes)
     assert replace(found, notes=()).plan == found.plan
 
 
-def test_a_policy_that_cannot_be_is_one_line() -> None:
+def test_an_invalid_policy_is_an_error_of_one_line() -> None:
     with pytest.raises(PlanError, match="a ratio must be 1"):
         require_known(CodecWishes("adatopk:0.2"), ["a"], ())
     with pytest.raises(PlanError, match="not in the job's codebook"):
@@ -47,7 +47,7 @@ def test_a_policy_that_cannot_be_is_one_line() -> None:
     require_known(CodecWishes("auto"), ["a"], CodecWishes("auto").codebook)
 
 
-def test_links_that_are_all_fast_keep_the_schedulers_own_plan() -> None:
+def test_fast_links_keep_the_schedulers_own_plan() -> None:
     net = topology({})
     net = net.__class__(
         tuple(replace_tflops(worker) for worker in net.workers), net.latency_ms, net.bandwidth_mbps

@@ -11,7 +11,7 @@ from tests.planner.codecs.chains import FLOAT_BYTES, MASK_BYTES, chain, topology
 from farflung.planner import PlannedJob
 from farflung.planner.codecs.ladder import ladder
 from farflung.planner.codecs.limits import Limits
-from farflung.planner.codecs.plan_context import gathered
+from farflung.planner.codecs.plan_context import codec_context
 from farflung.planner.codecs.policies import auto, uniform
 from farflung.planner.codecs.wishes import fixed
 from farflung.planner.objective.closed_form import step_seconds
@@ -47,7 +47,7 @@ def wire_bytes(plan: Plan, net: Topology) -> list[float]:
 
 
 @pytest.mark.parametrize("rung", ["int8", "int8/int4-stochastic", "hadamard2/eden2"])
-def test_a_codec_makes_the_same_bytes_of_either(rung: str) -> None:
+def test_a_codec_writes_the_same_bytes_for_either_dtype(rung: str) -> None:
     wishes, net = CodecWishes(rung), topology({})
     plan = chain(["a", "b", "c"], masks=True)
     written = [
@@ -60,7 +60,7 @@ def test_a_codec_makes_the_same_bytes_of_either(rung: str) -> None:
     assert sum(wire_bytes(in_halves(plan), net)) == 2 * (FLOAT_BYTES / 2 + MASK_BYTES)
 
 
-def test_simulator_and_closed_form_take_as_long_for_either_with_codecs_and_half_without() -> None:
+def test_bfloat16_halves_the_time_of_dense_links_only() -> None:
     net = topology({(a, b): 0.01 for a in range(2) for b in range(2)}, 2)
     plan = chain(["a", "b"], size=10**5, microbatches=2)
     rung = CodecWishes("int8")
@@ -74,24 +74,24 @@ def test_simulator_and_closed_form_take_as_long_for_either_with_codecs_and_half_
         assert dense[0] > 1.9 * dense[1] > 1.8 * 1.9 * coded[1]
 
 
-def test_a_rung_that_saves_nothing_of_halves_is_not_taken() -> None:
+def test_a_rung_that_does_not_shrink_bfloat16_is_not_used() -> None:
     slow = topology({(0, 1): 1.0, (1, 0): 1.0}, 2)
     plan = in_halves(chain(["a", "b"], size=10**6, flops=10**9, microbatches=4))
     assert uniform("bf16")(plan, slow) == ()
     assert [link.ratio for link in uniform("int8")(plan, slow)] == pytest.approx([3.97, 3.97], rel=0.01)
-    scene = gathered(plan, slow, CONDITIONS)
+    context = codec_context(plan, slow, CONDITIONS)
     dense, bf16 = ladder()[0], next(rung for rung in ladder() if rung.name == "bf16")
-    assert scene.wire_bytes(0, bf16) == scene.wire_bytes(0, dense) == 500_000
-    assert scene.ratio_of_all(0, dense) == 2
+    assert context.wire_bytes(0, bf16) == context.wire_bytes(0, dense) == 500_000
+    assert context.ratio_of_all(0, dense) == 2
     assert not {link.codec for link in auto(Limits(), CONDITIONS)(plan, slow)} & {"bf16"}
 
 
-def test_double_precision_goes_as_it_is_in_both_directions() -> None:
+def test_double_precision_stays_dense_in_both_directions() -> None:
     plan = chain(["a", "b"], size=800)
     edges = [msgspec.structs.replace(edge, element_bytes=8) for edge in plan.edges]
     plan = msgspec.structs.replace(plan, edges=edges)
-    scene = gathered(plan, topology({}, 2), CONDITIONS)
-    assert [carried.exact for carried in scene.carried] == [800, 800]
+    context = codec_context(plan, topology({}, 2), CONDITIONS)
+    assert [carried.exact for carried in context.carried] == [800, 800]
     assert uniform("int8")(plan, topology({}, 2)) == ()
     assert routes_of(plan.edges)[1].floats == Codable()
 

@@ -14,7 +14,7 @@ from farflung.plans.codec_pair import CodecPair
 from farflung.plans.codec_policy import LADDER, CodecPolicy
 
 
-def test_the_shipped_table_has_every_rung_of_the_ladder_and_they_write_ever_fewer_bytes() -> None:
+def test_the_shipped_table_has_every_rung_and_their_bytes_fall() -> None:
     rungs = ladder()
     assert {rung.name for rung in rungs} == set(LADDER)
     ratios = [rungs[number_of(name, rungs)].ratio for name in LADDER]
@@ -27,7 +27,7 @@ def test_the_shipped_table_has_every_rung_of_the_ladder_and_they_write_ever_fewe
             assert both == pytest.approx(loss.ratio, rel=0.02), name
 
 
-def test_a_ladder_is_climbed_by_what_is_lost_and_then_by_bytes() -> None:
+def test_a_ladder_is_ordered_by_loss_and_then_by_bytes() -> None:
     rungs = ladder(WITH_AXES)
     assert [rung.name for rung in rungs[:6]] == [
         "dense", "bf16", "int8", "int8/int4-stochastic", AXES, "int8/eden2",
@@ -36,13 +36,13 @@ def test_a_ladder_is_climbed_by_what_is_lost_and_then_by_bytes() -> None:
     assert AXES not in {rung.name for rung in ladder(TABLE)}
 
 
-def test_bytes_are_those_that_were_measured() -> None:
+def test_measured_ratios_override_declared_ones() -> None:
     rung = costed(AXES, WITH_AXES)
     assert (rung.activation.ratio, rung.gradient.ratio) == pytest.approx((10.4, 18.2))
     assert costed("int8", TABLE).activation.ratio == pytest.approx(3.97, rel=0.01)
 
 
-def test_the_roughest_rung_that_a_user_allows_is_by_bytes_as_in_the_codebook() -> None:
+def test_the_roughest_rung_limits_bytes_as_in_the_codebook() -> None:
     rungs = ladder()
     for roughest in LADDER:
         limits = Limits(1.0, roughest=roughest)
@@ -67,13 +67,13 @@ def test_a_table_is_read_as_it_was_written() -> None:
         b'{"version": 1, "rungs": {"int8": {"ratio": 4, "loss": 1}}}',
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_table_is_one_line(data: bytes) -> None:
+def test_an_invalid_table_is_an_error_of_one_line(data: bytes) -> None:
     with pytest.raises(CodecError, match="rate-loss table cannot be read") as error:
         read(data)
     assert "\n" not in str(error.value)
 
 
-def test_a_gain_is_taken_for_noise() -> None:
+def test_a_gain_counts_as_noise() -> None:
     assert Loss(4.0, plain_gap=-0.01).gap == 0
     assert Loss(4.0, in_loop_gap=0.02).gap == 0.02
     assert Loss(4.0).gap is None

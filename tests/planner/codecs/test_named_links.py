@@ -10,7 +10,7 @@ from farflung.planner.codecs.wishes import fixed, require_known, unused
 from farflung.plans import CodecWishes, LinkWish
 
 
-def test_named_links_keep_their_own_rung_and_dense_ones_are_not_told() -> None:
+def test_named_links_keep_their_codec_pair_and_dense_links_are_not_listed() -> None:
     wishes = CodecWishes("int8/int4-stochastic", (LinkWish("b", "a", "dense"), LinkWish("b", "c", "eden4")))
     codecs = {(link.source, link.target): link for link in fixed(chain(["a", "b", "c"]), wishes)}
     assert {pair: link.codec for pair, link in codecs.items()} == {
@@ -23,7 +23,7 @@ def test_named_links_keep_their_own_rung_and_dense_ones_are_not_told() -> None:
     assert fixed(chain(["a", "b", "c"]), CodecWishes()) == ()
 
 
-def test_a_codec_without_loss_is_kept_though_it_promises_nothing() -> None:
+def test_a_lossless_codec_is_kept_without_a_declared_ratio() -> None:
     (first, _) = fixed(chain(["a", "b"]), CodecWishes("dense+zstd"))
     assert (first.codec, first.ratio) == ("dense+zstd", 1.0)
 
@@ -32,7 +32,7 @@ def test_a_codec_without_loss_is_kept_though_it_promises_nothing() -> None:
     ("wishes", "codebook", "words"),
     [
         (CodecWishes("int9"), ("int9",), "there is no codec 'int9'"),
-        (CodecWishes("int8/bf16"), ("int8",), "written with bf16, which is not in the job's codebook"),
+        (CodecWishes("int8/bf16"), ("int8",), "the codec bf16 is not in the job's codebook"),
         (
             CodecWishes(links=(LinkWish("a", "z", "int8"),)),
             ("int8",),
@@ -40,17 +40,19 @@ def test_a_codec_without_loss_is_kept_though_it_promises_nothing() -> None:
         ),
     ],
 )
-def test_what_no_plan_can_keep_is_refused(wishes: CodecWishes, codebook: tuple[str, ...], words: str) -> None:
+def test_unknown_codecs_and_workers_are_refused(
+    wishes: CodecWishes, codebook: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(PlanError, match=words):
         require_known(wishes, ["a", "b"], codebook)
 
 
-def test_a_named_link_that_the_plan_does_not_use_is_told() -> None:
+def test_a_named_link_that_the_plan_does_not_use_gets_a_note() -> None:
     wishes = CodecWishes(links=(LinkWish("a", "c", "int8"), LinkWish("a", "b", "int8")))
     (note,) = unused(chain(["a", "b", "c"]), wishes)
     assert "sends nothing from a to c" in note
 
 
-def test_a_link_has_one_wish() -> None:
+def test_a_link_has_at_most_one_wish() -> None:
     with pytest.raises(ValueError, match="one codec"):
         CodecWishes(links=(LinkWish("a", "b", "int8"), LinkWish("a", "b", "bf16")))

@@ -31,7 +31,7 @@ def kept(codecs: tuple[LinkCodec, ...]) -> dict[tuple[str, str], float]:
     return found
 
 
-def test_adatopk_compresses_the_slowest_link_most_and_a_fast_one_hardly() -> None:
+def test_adatopk_compresses_the_slowest_link_most() -> None:
     net = topology({(0, 1): 10, (1, 0): 40, (1, 2): 1000, (2, 1): 1000})
     found = kept(policies.adatopk(100)(chain(["a", "b", "c"]), net))
     assert found["a", "b"] == pytest.approx(300, rel=4e-3)
@@ -40,28 +40,28 @@ def test_adatopk_compresses_the_slowest_link_most_and_a_fast_one_hardly() -> Non
     assert kept(policies.adatopk(30)(chain(["a", "b", "c"]), net)).keys() == {("a", "b"), ("b", "a")}
 
 
-def test_a_ratio_is_what_the_codec_declares_not_the_papers_twelve_bytes() -> None:
+def test_ratios_are_those_that_codecs_declare() -> None:
     codec = policies.uniform_topk(100)(chain(["a", "b"]), topology({}))[0]
     assert codec.codec == "topk1-bf16"
     assert codec.ratio == pytest.approx(catalogue.declared("topk1-bf16").ratio)
     assert codec.ratio > 100
 
 
-def test_a_shared_line_makes_a_link_slow() -> None:
+def test_a_shared_access_line_slows_a_link() -> None:
     net = home_line(topology({}), 0, 1.0)
     assert kept(policies.adatopk(20)(chain(["a", "b", "c"]), net)) == {
         ("a", "b"): pytest.approx(60, rel=4e-3)
     }
 
 
-def test_what_is_no_float_is_never_compressed() -> None:
+def test_only_floats_are_compressed() -> None:
     found = ratios(policies.uniform_topk(30)(chain(["a", "b"], masks=True), topology({})))
     ratio = catalogue.declared("topk3.33-bf16").ratio
     assert found["a", "b"] == pytest.approx(1500 / (FLOAT_BYTES / ratio + MASK_BYTES))
     assert found["b", "a"] == pytest.approx(ratio)
 
 
-def test_a_rung_writes_activations_and_gradients_each_its_own_way() -> None:
+def test_a_codec_pair_codes_activations_and_gradients_separately() -> None:
     codecs = policies.uniform("int8/int4-stochastic")(chain(["a", "b", "c"]), topology({}))
     assert {codec.codec for codec in codecs} == {"int8/int4-stochastic"}
     found = ratios(codecs)
@@ -71,7 +71,7 @@ def test_a_rung_writes_activations_and_gradients_each_its_own_way() -> None:
         policies.uniform("int8/int7")
 
 
-def test_dense_and_workers_that_talk_to_themselves_have_no_codecs() -> None:
+def test_dense_links_and_segments_of_one_worker_have_no_codecs() -> None:
     assert policies.dense(chain(["a", "b"]), topology({})) == ()
     assert policies.uniform("dense")(chain(["a", "b"]), topology({})) == ()
     assert policies.adatopk(100)(chain(["a", "a"]), topology({})) == ()
@@ -102,7 +102,7 @@ def test_a_ratio_below_one_is_refused_in_one_line(ratio: float) -> None:
 
 
 @given(selection=st.floats(1, 3e5))
-def test_any_selection_has_a_codec_that_keeps_as_much(selection: float) -> None:
+def test_every_selection_has_a_codec_that_keeps_as_much(selection: float) -> None:
     rung = topk(selection)
     for name in rung:
         recipe = catalogue.recipe(name)
@@ -131,8 +131,8 @@ def test_policies_are_read_from_text() -> None:
             policy_of(text)
 
 
-def test_the_roughest_codec_that_has_a_name_has_a_place_in_a_plan() -> None:
+def test_a_plan_accepts_the_roughest_codec() -> None:
     plan = chain(["a", "b"])
     rough = policies.uniform("topk0.0001-int4")(plan, topology({}, workers=2))
-    told = msgspec.msgpack.encode(msgspec.structs.replace(plan, codecs=list(rough)))
-    assert msgspec.msgpack.decode(told, type=type(plan)).codecs == list(rough)
+    updated = msgspec.msgpack.encode(msgspec.structs.replace(plan, codecs=list(rough)))
+    assert msgspec.msgpack.decode(updated, type=type(plan)).codecs == list(rough)

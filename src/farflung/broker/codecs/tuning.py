@@ -1,6 +1,6 @@
 """Change the codecs of a job's links between units: by codec tuning, or by the phases of its plan. Pure.
 
-Codec tuning (`planner.codecs.steering`) examines each decided unit outside the event loop, so that
+Codec tuning (`planner.codecs.tuner`) examines each decided unit outside the event loop, so that
 commits of other jobs do not wait for it; its result is applied with the next decision. Its state is kept with
 the job and not stored, but its changes are (`CodecsDecided`), so that a replay knows which codecs were used
 when. A job with codec phases changes its codecs at the steps that its plan names (`Plan.later`).
@@ -61,10 +61,10 @@ def begin(turn: Transition, job: Job, initial_state: bytes) -> None:
     """Start codec tuning from the planner's initial state; an empty `initial_state` means fixed codecs."""
     if not initial_state:
         return
-    from farflung.planner.codecs.steering import Steering  # imports NumPy, which other jobs do not need
+    from farflung.planner.codecs.tuner import CodecTuner  # imports NumPy, which other jobs do not need
 
     try:
-        steering = Steering.begun(initial_state)
+        steering = CodecTuner.start(initial_state)
     except (FarflungError, msgspec.MsgspecError) as error:
         words = one_line(f"links keep their planned codecs, because codec tuning could not start: {error}")
         turn.tell(job.job, CodecsChosen(job.job, job.attempt, 0, job.step, [], [words]))
@@ -85,11 +85,11 @@ def on_unit_decided(
     if tuning is None:
         return apply_phase(turn, job, unit)
     from farflung.planner.codecs.codec_context import LinkSample
-    from farflung.planner.codecs.controller import WayMeasured, WayWritten
-    from farflung.planner.codecs.steering import Over
+    from farflung.planner.codecs.controller import LinkMeasured, LinkWritten
+    from farflung.planner.codecs.tuner import FinishedUnit
 
     rates = tuple(
-        WayMeasured(rate.source, worker, rate.bytes_per_second)
+        LinkMeasured(rate.source, worker, rate.bytes_per_second)
         for worker, ready in group.ready_messages
         for rate in ready.rates
     )
@@ -100,7 +100,7 @@ def on_unit_decided(
     }
     codecs = {(codec.source, codec.target): codec.codec for codec in job.codecs}
     payloads = tuple(
-        WayWritten(worker, link.target, codecs.get((worker, link.target), DENSE), link.payload_bytes)
+        LinkWritten(worker, link.target, codecs.get((worker, link.target), DENSE), link.payload_bytes)
         for worker, ready in group.ready_messages
         for link in ready.links
         if unit.train and link.payload_bytes
@@ -113,7 +113,7 @@ def on_unit_decided(
         if sample.codec in job.training.codecs
     )
     step = unit.step + unit.train
-    observed = Over(
+    observed = FinishedUnit(
         unit.number, unit.train, step, verdict.loss, rates, computing, payloads, unit.plain, samples
     )
     _examine(turn, job, replace(tuning.with_unit(observed), pending=None))

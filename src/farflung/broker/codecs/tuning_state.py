@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farflung.planner.codecs.steering import Over, Steering, Verdict
+    from farflung.planner.codecs.tuner import CodecTuner, FinishedUnit, Verdict
 
 MOST_WAITING = 64
 """Units that may wait for codec tuning; beyond that the oldest are dropped. A choice takes up to a second."""
@@ -20,16 +20,16 @@ class TuningState:
     its result that has not been applied yet.
     """
 
-    steering: Steering
-    waiting: tuple[Over, ...] = ()
+    steering: CodecTuner
+    waiting: tuple[FinishedUnit, ...] = ()
     is_busy: bool = False
     pending: Verdict | None = None
 
-    def with_unit(self, unit: Over) -> TuningState:
+    def with_unit(self, unit: FinishedUnit) -> TuningState:
         """Add a unit to examine."""
         return replace(self, waiting=(*self.waiting, unit)[-MOST_WAITING:])
 
-    def with_result(self, steering: Steering, verdict: Verdict) -> TuningState:
+    def with_result(self, steering: CodecTuner, verdict: Verdict) -> TuningState:
         """Take a result, and merge it with an earlier one that was not applied yet."""
         pending = verdict if self.pending is None else self.pending.then(verdict)
         return replace(self, steering=steering, is_busy=False, pending=pending if pending.is_news else None)

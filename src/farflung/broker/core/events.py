@@ -27,7 +27,7 @@ from farflung.protocol.messages import (
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
-    from farflung.planner.codecs.steering import Over, Steering, Verdict
+    from farflung.planner.codecs.tuner import CodecTuner, FinishedUnit, Verdict
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class CodecsConsidered(Event):
 
     job: str
     attempt: int
-    steering: Steering
+    steering: CodecTuner
     verdict: Verdict
 
 
@@ -215,8 +215,8 @@ class ConsiderCodecs:
 
     job: str
     attempt: int
-    steering: Steering
-    units: tuple[Over, ...]
+    steering: CodecTuner
+    units: tuple[FinishedUnit, ...]
 
 
 @dataclass(frozen=True)

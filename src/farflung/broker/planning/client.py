@@ -29,7 +29,7 @@ from farflung.transport.timeouts import Timeouts
 
 PROGRAM = "farflung.broker.planning.process"  # keeps the planner's imports out of the broker
 
-STEERING = "farflung.planner.codecs.steering"
+STEERING = "farflung.planner.codecs.tuner"
 
 PROGRESS_SECONDS = 1.0
 """Minimum time between two progress reports that are passed on."""

@@ -30,7 +30,7 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.assignment import Options, Watch, unwatched
-from farflung.planner.codecs.steering import steering
+from farflung.planner.codecs.tuner import tuning_basis
 from farflung.planner.codecs.wishes import (
     alike,
     limits_of,
@@ -132,17 +132,19 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
     notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
-    return PlanResult(made.plan, programs, owned, prediction, lacking, notes, _steering(question, made.plan))
+    return PlanResult(
+        made.plan, programs, owned, prediction, lacking, notes, _tuning_basis(question, made.plan)
+    )
 
 
-def _steering(question: Question, plan: Plan) -> bytes:
+def _tuning_basis(question: Question, plan: Plan) -> bytes:
     """The initial state of codec tuning; empty if the job's codecs are fixed."""
     policy = question.codecs.policy
     if policy is None or policy.kind != "auto":
         return b""
     topology = question.topology
     net = alike(plan.workers()) if topology is None else connected_part(_topology_of(question))[0]
-    return steering(plan, net, Conditions(efficiency=question.efficiency), limits_of(question.codecs))
+    return tuning_basis(plan, net, Conditions(efficiency=question.efficiency), limits_of(question.codecs))
 
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:

@@ -1,10 +1,10 @@
-"""`auto`: for each way the gentlest rung that hides its messages behind the bottleneck, within a loss budget.
+"""`auto`: for each link, the gentlest rung that hides its messages behind the bottleneck, within a budget.
 
-What counts is time to the same loss: a step's seconds times the steps that a gap in loss costs. Candidates
-come from one question, asked for many times T: which is the gentlest rung of each way whose messages of a
-microbatch are written, carried and read within T (and of ways that share a line, that together take no
-longer)? Ways that wait for each other get rougher together so. The best of them within the budget is then
-improved way by way: rougher where loss buys most seconds, gentler where nothing is lost by it.
+The objective is the time to the same loss: the seconds of a step times the extra steps that a loss gap costs.
+For many times T, a candidate gives each link the gentlest rung whose messages of a microbatch are encoded,
+sent and decoded within T; links that share an access line must together fit into T. So links that wait for
+each other become rougher together. The best candidate within the budget is then improved link by link:
+rougher where loss buys the most seconds, gentler where that costs no time.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from farflung.planner.codecs.codec_context import Circumstances
+from farflung.planner.codecs.codec_context import CodecContext
 from farflung.planner.codecs.ladder import CostedRung
 from farflung.planner.codecs.limits import Limits, levels, notes, reason
 from farflung.planner.codecs.pace import Pace, pace_of
 
 Levels = tuple[int, ...]
-"""For each way the number of its rung on the ladder."""
+"""For each link, the number of its rung on the ladder."""
 
 LOSS_EXPONENT = 0.21
-"""Training loss falls like steps to the power of minus this: what the example GPT's does from step 200 to 450
+"""Training loss falls like steps to the power of minus this, as the example GPT's does from step 200 to 450
 (`make train`: 1.974 in the mean of steps 201-250, 1.722 of 401-450). So one percent of loss is worth 4.9 %
-more steps there; of models that are trained longer it is worth more."""
+more steps there, and more for models that train longer."""
 
 MOST_TIMES = 48
-"""How many T are asked for."""
+"""How many times T are tried."""
 MOST_TRIALS = 4000
-"""How many changes of one way are tried in all, so that the largest plan takes a second."""
+"""How many changes of single links are tried in all, so that the largest plan takes a second."""
 _GAIN = 0.998
 FREE = 1.02
-"""What a gentler rung may add to a step and still be taken for free."""
+"""A gentler rung counts as free if it makes a step at most this many times as long."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A rung for every way, by its number, with its reason; and what that makes of a step.
+    """The rung of every link with its reason, and the pace of a step with them.
 
-    `loss_gap` is what the measured losses of its rungs add up to. `notes` say which ways stay slow because of
-    the limits, and what they would need.
+    `loss_gap` is the sum of the rungs' measured losses. `notes` name links that stay slow because of the
+    limits, and what they would need.
     """
 
     levels: Levels
@@ -51,7 +51,7 @@ class Choice:
 
 
 def choose(
-    circumstances: Circumstances,
+    context: CodecContext,
     rungs: Sequence[CostedRung],
     limits: Limits,
     ceilings: Sequence[int] | None = None,
@@ -64,54 +64,52 @@ def choose(
     rungs
         The ladder, from the gentlest (dense) to the roughest: by what they lose.
     ceilings
-        The roughest rung that each way may take, by its number on the ladder; by default any.
+        The number of the roughest rung that each link may use; by default any.
     movable
-        Ways that the planner may move: they take no rung to which the model adapts.
+        Links that the planner may move to other workers; they get no rung to which the model adapts.
 
     Raises
     ------
     CodecError
         The limits name a rung that is not on the ladder.
     """
-    search = _Search(circumstances, rungs, limits, ceilings, movable)
+    search = _Search(context, rungs, limits, ceilings, movable)
     best = search.gentler(search.better(search.best_of(search.fitting())))
-    dense = search.pace((0,) * len(circumstances.ways))
+    dense = search.pace((0,) * len(context.links))
     pace = search.pace(best)
     return Choice(
         levels=best,
-        reasons=tuple(
-            reason(circumstances, rungs, best, way, pace) for way in range(len(circumstances.ways))
-        ),
+        reasons=tuple(reason(context, rungs, best, link, pace) for link in range(len(context.links))),
         pace=pace,
         dense_step_seconds=dense.step_seconds,
         loss_gap=search.loss_gap(best),
-        notes=notes(circumstances, rungs, limits, best),
+        notes=notes(context, rungs, limits, best),
     )
 
 
 def seconds_to_loss(step_seconds: float, loss_gap: float) -> float:
-    """A step's seconds, as if without a gap: times as many steps more as make up for it."""
+    """A step's seconds, scaled by the extra steps that make up for a loss gap."""
     return step_seconds * (1 + loss_gap) ** (1 / LOSS_EXPONENT)
 
 
 class _Search:
-    """Choices of rungs for the ways of a plan, and how good they are."""
+    """Searches choices of rungs for the links of a plan."""
 
     def __init__(
         self,
-        circumstances: Circumstances,
+        context: CodecContext,
         rungs: Sequence[CostedRung],
         limits: Limits,
         ceilings: Sequence[int] | None,
         movable: Collection[int],
     ) -> None:
-        self._scene, self._rungs, self._limits = circumstances, rungs, limits
-        count = len(circumstances.ways)
+        self._scene, self._rungs, self._limits = context, rungs, limits
+        count = len(context.links)
         top = [len(rungs) - 1] * count if ceilings is None else ceilings
-        self._levels = levels(circumstances, rungs, limits, top, movable)
+        self._levels = levels(context, rungs, limits, top, movable)
         self._seconds = [
-            {number: circumstances.message_seconds(way, rungs[number]) for number in self._levels[way]}
-            for way in range(count)
+            {number: context.message_seconds(link, rungs[number]) for number in self._levels[link]}
+            for link in range(count)
         ]
         self._trials = 0
 
@@ -120,27 +118,27 @@ class _Search:
         return pace_of(self._scene, self._of(chosen))
 
     def loss_gap(self, chosen: Levels) -> float:
-        """What it costs in loss."""
+        """The relative loss gap of a choice."""
         return self._scene.loss_gap(self._of(chosen))
 
     def score(self, chosen: Levels) -> float:
-        """Time to the same loss; the less the better."""
+        """Time to the same loss; lower is better."""
         return seconds_to_loss(self.pace(chosen).step_seconds, self.loss_gap(chosen))
 
     def fitting(self) -> Iterable[Levels]:
-        """Candidates: dense, and for some T what is as gentle as T allows."""
+        """Candidates: dense, and for some times T the gentlest choice that T allows."""
         yield (0,) * len(self._levels)
-        times = sorted({seconds for way in self._seconds for seconds in way.values()})
+        times = sorted({seconds for link in self._seconds for seconds in link.values()})
         step = max(1, -(-len(times) // MOST_TIMES))
         for seconds in {*times[::step], *times[-1:], *times[:1]}:
             yield self._within(seconds)
 
     def best_of(self, candidates: Iterable[Levels]) -> Levels:
-        """The one with the least score of those within the budget; dense is always one."""
+        """The candidate within the budget with the least score; dense always is within it."""
         return min(filter(self._is_affordable, candidates), key=lambda c: (self.score(c), c))
 
     def better(self, chosen: Levels) -> Levels:
-        """`chosen` with other rungs for one way after the other, as long as that makes it better."""
+        """Improve `chosen` one link at a time, as long as the score falls."""
         score = self.score(chosen)
         while True:
             found = [(self.score(c), c) for c in self._neighbours(chosen) if self._is_affordable(c)]
@@ -149,13 +147,13 @@ class _Search:
             score, chosen = min(found)
 
     def gentler(self, chosen: Levels) -> Levels:
-        """`chosen` with the gentlest rungs that cost no time to speak of, the roughest ways first."""
+        """Replace rungs by gentler ones that cost almost no time, the roughest links first."""
         most = FREE * self.pace(chosen).step_seconds
-        for way in sorted(range(len(chosen)), key=lambda way: -chosen[way]):
-            for number in self._levels[way]:
-                if number >= chosen[way]:
+        for link in sorted(range(len(chosen)), key=lambda link: -chosen[link]):
+            for number in self._levels[link]:
+                if number >= chosen[link]:
                     break
-                candidate = self._with(chosen, way, number)
+                candidate = self._with(chosen, link, number)
                 if candidate is None or not self._is_affordable(candidate):
                     continue
                 if self.pace(candidate).step_seconds <= most:
@@ -170,28 +168,28 @@ class _Search:
         return self.loss_gap(chosen) <= self._limits.max_loss_gap + 1e-12
 
     def _within(self, seconds: float) -> Levels:
-        """The gentlest rungs with which no way takes longer for a microbatch; else the quickest."""
+        """For each link, the gentlest rung that takes at most `seconds` a microbatch, else the fastest."""
         chosen = tuple(
-            next((number for number in each if took[number] <= seconds), min(each, key=took.__getitem__))
-            for each, took in zip(self._levels, self._seconds, strict=True)
+            next((number for number in each if needed[number] <= seconds), min(each, key=needed.__getitem__))
+            for each, needed in zip(self._levels, self._seconds, strict=True)
         )
-        for way in sorted(range(len(chosen)), key=lambda way: -chosen[way]):
-            chosen = self._with(chosen, way, chosen[way]) or self._unstuck(chosen, way)
+        for link in sorted(range(len(chosen)), key=lambda link: -chosen[link]):
+            chosen = self._with(chosen, link, chosen[link]) or self._unstuck(chosen, link)
         for line in self._scene.lines:
-            chosen = self._line_within(chosen, line.ways, seconds * line.bytes_per_second)
+            chosen = self._line_within(chosen, line.links, seconds * line.bytes_per_second)
         return chosen
 
-    def _line_within(self, chosen: Levels, ways: Sequence[int], most_bytes: float) -> Levels:
-        """Make ways of a line rougher until all carry no more than `most_bytes`, the cheapest byte first."""
-        while sum(self._bytes(way, chosen[way]) for way in ways) > most_bytes:
+    def _line_within(self, chosen: Levels, links: Sequence[int], most_bytes: float) -> Levels:
+        """Make links rougher, the cheapest byte first, until together they carry at most `most_bytes`."""
+        while sum(self._bytes(link, chosen[link]) for link in links) > most_bytes:
             loss = self.loss_gap(chosen)
             found = []
-            for way in ways:
-                rougher = self._next_lighter(way, chosen[way])
-                candidate = None if rougher is None else self._with(chosen, way, rougher)
+            for link in links:
+                rougher = self._next_lighter(link, chosen[link])
+                candidate = None if rougher is None else self._with(chosen, link, rougher)
                 if candidate is None:
                     continue
-                saved = self._bytes(way, chosen[way]) - self._bytes(way, candidate[way])
+                saved = self._bytes(link, chosen[link]) - self._bytes(link, candidate[link])
                 if saved > 0:
                     found.append(((self.loss_gap(candidate) - loss) / saved, candidate))
             if not found:
@@ -199,41 +197,39 @@ class _Search:
             chosen = min(found)[1]
         return chosen
 
-    def _next_lighter(self, way: int, number: int) -> int | None:
-        """The gentlest of the rougher rungs that writes fewer bytes."""
-        size = self._bytes(way, number)
-        rougher = (one for one in self._levels[way] if one > number and self._bytes(way, one) < size)
+    def _next_lighter(self, link: int, number: int) -> int | None:
+        """The gentlest of the rougher rungs that write fewer bytes."""
+        size = self._bytes(link, number)
+        rougher = (one for one in self._levels[link] if one > number and self._bytes(link, one) < size)
         return next(rougher, None)
 
-    def _unstuck(self, chosen: Levels, way: int) -> Levels:
-        """With the quickest rung to which the model does not adapt, for a way whose other direction cannot
-        follow.
-        """
-        free = [number for number in self._levels[way] if not self._rungs[number].is_sticky]
-        return (*chosen[:way], min(free, key=self._seconds[way].__getitem__), *chosen[way + 1 :])
+    def _unstuck(self, chosen: Levels, link: int) -> Levels:
+        """Give a link the fastest rung that is not sticky, because its other direction cannot follow."""
+        free = [number for number in self._levels[link] if not self._rungs[number].is_sticky]
+        return (*chosen[:link], min(free, key=self._seconds[link].__getitem__), *chosen[link + 1 :])
 
-    def _bytes(self, way: int, number: int) -> float:
-        return self._scene.wire_bytes(way, self._rungs[number])
+    def _bytes(self, link: int, number: int) -> float:
+        return self._scene.wire_bytes(link, self._rungs[number])
 
     def _neighbours(self, chosen: Levels) -> Iterable[Levels]:
-        for way, each in enumerate(self._levels):
+        for link, each in enumerate(self._levels):
             for number in each:
-                if number != chosen[way] and self._trials < MOST_TRIALS:
+                if number != chosen[link] and self._trials < MOST_TRIALS:
                     self._trials += 1
-                    candidate = self._with(chosen, way, number)
+                    candidate = self._with(chosen, link, number)
                     if candidate is not None:
                         yield candidate
 
-    def _with(self, chosen: Levels, way: int, number: int) -> Levels | None:
-        """`chosen` with another rung for a way; None if its other direction cannot follow.
+    def _with(self, chosen: Levels, link: int, number: int) -> Levels | None:
+        """`chosen` with another rung for a link; None if its other direction cannot follow.
 
-        Both directions of a pair take a sticky rung, or none: the gradient needs the mask of its activation,
-        and with a whole gradient behind a mask a model does not learn.
+        Either both directions of a pair use a sticky rung or neither does: a gradient needs the mask of its
+        activation, and a model does not learn with unmasked gradients of masked activations.
         """
         found = list(chosen)
-        found[way] = number
-        for other in self._scene.pairs[way]:
-            if other == way:
+        found[link] = number
+        for other in self._scene.pairs[link]:
+            if other == link:
                 continue
             if self._rungs[number].is_sticky:
                 if number not in self._levels[other]:

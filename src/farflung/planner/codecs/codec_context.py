@@ -1,6 +1,4 @@
-"""What a choice of codecs depends on: the ways of a plan and their lines, its stages and what hops between
-them.
-"""
+"""What a choice of codecs depends on: a plan's links, access lines, stages and messages."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True)
-class Way:
-    """An ordered pair of workers: bytes of payload a second, if it has its lines for itself, and latency."""
+class Link:
+    """A directed pair of workers, with its rate of payload while the access lines are otherwise idle."""
 
     source: str
     target: str
@@ -28,46 +26,46 @@ class Way:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The link as messages write it."""
         return f"{self.source} -> {self.target}"
 
 
 @dataclass(frozen=True)
 class Line:
-    """What the ways of one worker share in one direction; `ways` by their numbers."""
+    """A worker's access line in one direction; `links` are the numbers of the links that share it."""
 
     name: str
     bytes_per_second: float
-    ways: tuple[int, ...]
+    links: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A segment on its worker, and what its tasks take for a microbatch."""
+    """A segment on its worker, with the seconds of its tasks for one microbatch."""
 
     worker: str
     seconds: TaskSeconds
 
     @property
     def whole(self) -> float:
-        """All of them."""
+        """Seconds of all tasks together."""
         return self.seconds.forward + self.seconds.backward + self.seconds.accumulate
 
     def slower(self, factor: float) -> Stage:
-        """The same where everything takes `factor` times as long."""
-        took = self.seconds
+        """The same stage if everything takes `factor` times as long."""
+        seconds = self.seconds
         return Stage(
             self.worker,
-            TaskSeconds(took.forward * factor, took.backward * factor, took.accumulate * factor),
+            TaskSeconds(seconds.forward * factor, seconds.backward * factor, seconds.accumulate * factor),
         )
 
 
 @dataclass(frozen=True)
 class Hop:
-    """What segment `source` sends to `target` for a microbatch, and what comes back, uncompressed.
+    """The values that segment `source` sends to `target` for a microbatch and their gradients, uncompressed.
 
-    `forward` and `backward` are the numbers of the ways, `NOWHERE` within one worker. `floats` are what
-    codecs may write, there and back; `exact_bytes` go there as they are, `returned_bytes` back.
+    `forward` and `backward` are link numbers, or `NOWHERE` within one worker. Codecs may write `floats` in
+    both directions; `exact_bytes` forward and `returned_bytes` backward are never compressed.
     """
 
     source: int
@@ -80,7 +78,7 @@ class Hop:
 
 
 class Carried(NamedTuple):
-    """What a way carries for a microbatch, uncompressed; `exact` are bytes that no codec may write."""
+    """What a link carries for a microbatch, uncompressed; no codec may write the `exact` bytes."""
 
     activations: Codable = NOTHING
     gradients: Codable = NOTHING
@@ -93,16 +91,16 @@ class Carried(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """As it is."""
+        """All bytes, uncompressed."""
         return self.activations.bytes + self.gradients.bytes + self.exact
 
     @property
     def fp32_bytes(self) -> float:
-        """With floats in fp32, as the ratios that users see are meant."""
+        """All bytes with floats in fp32, the base of the ratios that users see."""
         return self.activations.fp32_bytes + self.gradients.fp32_bytes + self.exact
 
     def wire_bytes(self, activation_ratio: float, gradient_ratio: float) -> float:
-        """What codecs of these ratios make of it."""
+        """Bytes on the wire with codecs of these ratios."""
         return (
             self.activations.wire_bytes(activation_ratio)
             + self.gradients.wire_bytes(gradient_ratio)
@@ -112,7 +110,7 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One replica, and the microbatches that it runs in a step."""
+    """One replica and its number of microbatches in a step."""
 
     stages: tuple[Stage, ...]
     hops: tuple[Hop, ...]
@@ -121,14 +119,14 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Machine:
-    """Workers that compute on the same `cores`."""
+    """Workers that share `cores`."""
 
     workers: tuple[str, ...]
     cores: int
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The machine as messages write it."""
         return f"the cores of {', '.join(self.workers)}"
 
 
@@ -142,15 +140,15 @@ class LinkSample:
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """All of it.
+class CodecContext:
+    """What a choice of codecs for a plan depends on.
 
-    `codec_speed` is how many times as fast as a CPU core devices code; `sampled` what codecs did on a way: by
-    its number, the codec's name and whether to gradients. `swelling` is how many times as many bytes as
-    expected a rung, by its name, has written on a way.
+    `codec_speed` is the codec threads' speed relative to one CPU core. `sampled` holds samples by link
+    number, codec name and whether it wrote gradients. `swelling` holds, by link number and name of the rung,
+    the ratio of the bytes written to those expected.
     """
 
-    ways: tuple[Way, ...]
+    links: tuple[Link, ...]
     lines: tuple[Line, ...]
     pipelines: tuple[Pipeline, ...]
     machines: tuple[Machine, ...]
@@ -159,22 +157,24 @@ class Circumstances:
     sampled: Mapping[tuple[int, str, bool], CodecSample] = field(default_factory=dict)
     swelling: Mapping[tuple[int, str], float] = field(default_factory=dict)
 
-    def with_rates(self, bytes_per_second: Sequence[float]) -> Circumstances:
-        """The same with other rates of all ways, in their order.
+    def with_rates(self, bytes_per_second: Sequence[float]) -> CodecContext:
+        """The same context with these rates of all links, in order.
 
-        A line carries at least what its fastest way does, and at most all of them together.
+        An access line's rate is kept between the rate of its fastest link and the sum of all its links.
         """
         rates = tuple(bytes_per_second)
-        ways = tuple(replace(way, bytes_per_second=rate) for way, rate in zip(self.ways, rates, strict=True))
+        links = tuple(
+            replace(link, bytes_per_second=rate) for link, rate in zip(self.links, rates, strict=True)
+        )
         lines = []
         for line in self.lines:
-            mine = [rates[way] for way in line.ways]
+            mine = [rates[link] for link in line.links]
             carried = min(max(line.bytes_per_second, *mine), sum(mine))
             lines.append(replace(line, bytes_per_second=carried))
-        return replace(self, ways=ways, lines=tuple(lines))
+        return replace(self, links=links, lines=tuple(lines))
 
-    def with_speeds(self, factors: Mapping[str, float]) -> Circumstances:
-        """The same where workers compute so many times as long."""
+    def with_speeds(self, factors: Mapping[str, float]) -> CodecContext:
+        """The same context if workers take these factors longer to compute."""
         pipelines = []
         for pipeline in self.pipelines:
             stages = tuple(stage.slower(factors.get(stage.worker, 1.0)) for stage in pipeline.stages)
@@ -183,7 +183,7 @@ class Circumstances:
 
     @cached_property
     def worker_seconds(self) -> dict[str, float]:
-        """What a microbatch takes each worker to compute."""
+        """Compute seconds of each worker for one microbatch."""
         found: dict[str, float] = defaultdict(float)
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
@@ -192,26 +192,28 @@ class Circumstances:
 
     @cached_property
     def computing(self) -> tuple[str, float]:
-        """The device or machine that computes longest for a microbatch, and how long."""
+        """The device or machine that computes longest for a microbatch, and its seconds."""
         busy = self.worker_seconds
         shared = [(m.name, sum(busy[worker] for worker in m.workers) / m.cores) for m in self.machines]
         return max([*busy.items(), *shared], key=lambda one: one[1])
 
     @cached_property
     def numbers(self) -> dict[tuple[str, str], int]:
-        """The number of each way, by its ends."""
-        return {(way.source, way.target): number for number, way in enumerate(self.ways)}
+        """The number of each link, by source and target."""
+        return {(link.source, link.target): number for number, link in enumerate(self.links)}
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, ...], ...]:
-        """For each way, those that take a sticky rung together with it: both directions of its pair."""
-        back = [self.numbers.get((way.target, way.source), number) for number, way in enumerate(self.ways)]
+        """For each link, the links that change to or from a sticky rung together: both directions."""
+        back = [
+            self.numbers.get((link.target, link.source), number) for number, link in enumerate(self.links)
+        ]
         return tuple(tuple(sorted({number, other})) for number, other in enumerate(back))
 
     @cached_property
     def carried(self) -> tuple[Carried, ...]:
-        """Of each way."""
-        found = [Carried()] * len(self.ways)
+        """What each link carries for a microbatch."""
+        found = [Carried()] * len(self.links)
         for hop in (hop for pipeline in self.pipelines for hop in pipeline.hops):
             if hop.forward != NOWHERE:
                 there = Carried(activations=hop.floats, exact=hop.exact_bytes)
@@ -223,69 +225,69 @@ class Circumstances:
 
     @cached_property
     def microbatches(self) -> tuple[int, ...]:
-        """Of a step, those that cross each way."""
-        found = [0] * len(self.ways)
+        """The number of microbatches in a step that cross each link."""
+        found = [0] * len(self.links)
         for pipeline in self.pipelines:
             for hop in pipeline.hops:
-                for way in (hop.forward, hop.backward):
-                    if way != NOWHERE:
-                        found[way] = pipeline.microbatches
+                for link in (hop.forward, hop.backward):
+                    if link != NOWHERE:
+                        found[link] = pipeline.microbatches
         return tuple(found)
 
     @cached_property
     def boundaries(self) -> tuple[int, ...]:
-        """Of the longest pipeline that crosses each way: between how many stages its tensors are written."""
-        found = [0] * len(self.ways)
+        """For each link, the number of stage boundaries in the longest pipeline that crosses it."""
+        found = [0] * len(self.links)
         for pipeline in self.pipelines:
             for hop in pipeline.hops:
-                for way in (hop.forward, hop.backward):
-                    if way != NOWHERE:
-                        found[way] = max(found[way], len(pipeline.stages) - 1)
+                for link in (hop.forward, hop.backward):
+                    if link != NOWHERE:
+                        found[link] = max(found[link], len(pipeline.stages) - 1)
         return tuple(found)
 
-    def rate(self, way: int) -> float:
-        """Bytes a second of a way that has its lines for itself."""
-        return self._rates[way]
+    def rate(self, link: int) -> float:
+        """Bytes a second of a link while its access lines are otherwise idle."""
+        return self._rates[link]
 
-    def ratio(self, way: int, rung: CostedRung, gradient: bool) -> float:
-        """Of one of the rung's codecs on a way: as it wrote there, as sampled, or else as expected."""
-        swelling = self.swelling.get((way, rung.name))
+    def ratio(self, link: int, rung: CostedRung, gradient: bool) -> float:
+        """The ratio of one of the rung's codecs on a link: as measured, else as sampled, else as declared."""
+        swelling = self.swelling.get((link, rung.name))
         if swelling is not None:
             return rung.declared(gradient).ratio / swelling
-        sampled = self.sampled.get((way, rung.codec(gradient), gradient))
+        sampled = self.sampled.get((link, rung.codec(gradient), gradient))
         return sampled.ratio if sampled else rung.declared(gradient).ratio
 
-    def swelling_of(self, way: int, rung: CostedRung, payload_bytes: float) -> float | None:
-        """How many times as many bytes as expected the rung wrote, if a microbatch took `payload_bytes`.
+    def swelling_of(self, link: int, rung: CostedRung, payload_bytes: float) -> float | None:
+        """The ratio of written to expected bytes, if the rung wrote `payload_bytes` for a microbatch.
 
-        None where a codec writes nothing, or what it wrote cannot be told from the rest.
+        None if no codec writes anything, or if its bytes cannot be separated from the rest.
         """
-        carried = self.carried[way]
+        carried = self.carried[link]
         expected = carried.wire_bytes(rung.activation.ratio, rung.gradient.ratio) - carried.exact
         coded = payload_bytes - carried.exact
         return coded / expected if expected > 0 and coded > 0 else None
 
-    def ratio_of_all(self, way: int, rung: CostedRung) -> float:
-        """Of all bytes that a way carries, floats in fp32."""
-        wire = self.wire_bytes(way, rung)
-        return max(1.0, self.carried[way].fp32_bytes / wire) if wire else 1.0
+    def ratio_of_all(self, link: int, rung: CostedRung) -> float:
+        """The ratio over all bytes that a link carries, floats counted in fp32."""
+        wire = self.wire_bytes(link, rung)
+        return max(1.0, self.carried[link].fp32_bytes / wire) if wire else 1.0
 
-    def wire_bytes(self, way: int, rung: CostedRung) -> float:
-        """Of a microbatch on a way."""
-        return self.carried[way].wire_bytes(self.ratio(way, rung, False), self.ratio(way, rung, True))
+    def wire_bytes(self, link: int, rung: CostedRung) -> float:
+        """Bytes of a microbatch on a link's wire."""
+        return self.carried[link].wire_bytes(self.ratio(link, rung, False), self.ratio(link, rung, True))
 
-    def coding_seconds(self, way: int, rung: CostedRung) -> tuple[float, float]:
-        """Writing, and reading, of what the way carries for a microbatch."""
-        activations, gradients, _ = self.carried[way]
+    def coding_seconds(self, link: int, rung: CostedRung) -> tuple[float, float]:
+        """Seconds to encode and to decode what the link carries for a microbatch."""
+        activations, gradients, _ = self.carried[link]
         one, other = self.coding(rung, False, activations), self.coding(rung, True, gradients)
         return one[0] + other[0], one[1] + other[1]
 
-    def message_seconds(self, way: int, rung: CostedRung) -> float:
-        """Writing, carrying and reading of all of it, with nothing else on the lines."""
-        return sum(self.coding_seconds(way, rung)) + self.wire_bytes(way, rung) / self.rate(way)
+    def message_seconds(self, link: int, rung: CostedRung) -> float:
+        """Seconds to encode, send and decode a microbatch while the access lines are otherwise idle."""
+        return sum(self.coding_seconds(link, rung)) + self.wire_bytes(link, rung) / self.rate(link)
 
     def coding(self, rung: CostedRung, gradient: bool, floats: Codable) -> tuple[float, float]:
-        """Writing, and reading, by one of the rung's codecs."""
+        """Seconds to encode and to decode `floats` with one of the rung's codecs."""
         declared = rung.declared(gradient)
         if declared.bits >= 32:
             return 0.0, 0.0
@@ -293,37 +295,38 @@ class Circumstances:
         return giga / declared.encode_gbps, giga / declared.decode_gbps
 
     def loss_gap(self, rungs: Sequence[CostedRung]) -> float:
-        """What these rungs, one for each way, cost in loss: every boundary its rougher direction's.
+        """The relative loss gap of these rungs, one for each link.
 
-        Boundaries are added up, a replica's by its share of the microbatches.
+        Each boundary counts with its worse direction. Boundaries add up, those of a replica weighted by its
+        share of the microbatches.
         """
         total = sum(pipeline.microbatches for pipeline in self.pipelines)
         gap = 0.0
         for pipeline in self.pipelines:
             for hop in pipeline.hops:
                 gaps = [
-                    rungs[way].loss_gap * self._worse(way, rungs[way], gradient)
-                    for way, gradient in ((hop.forward, False), (hop.backward, True))
-                    if way != NOWHERE and hop.floats.bytes
+                    rungs[link].loss_gap * self._worse(link, rungs[link], gradient)
+                    for link, gradient in ((hop.forward, False), (hop.backward, True))
+                    if link != NOWHERE and hop.floats.bytes
                 ]
                 gap += max(gaps, default=0.0) * pipeline.microbatches / total
         return gap
 
     @cached_property
     def _rates(self) -> tuple[float, ...]:
-        found = [way.bytes_per_second for way in self.ways]
+        found = [link.bytes_per_second for link in self.links]
         for line in self.lines:
-            for way in line.ways:
-                found[way] = min(found[way], line.bytes_per_second)
+            for link in line.links:
+                found[link] = min(found[link], line.bytes_per_second)
         return tuple(found)
 
-    def _worse(self, way: int, rung: CostedRung, gradient: bool) -> float:
-        """How much worse than declared a codec writes this way's tensors, as noise: between 1/4 and 4.
+    def _worse(self, link: int, rung: CostedRung, gradient: bool) -> float:
+        """The noise of a codec on this link's tensors relative to the declared noise, between 1/4 and 4.
 
-        A measured loss is one of other tensors. How it grows with the error was not measured; noise that is
-        small and has no mean adds to the loss by its square.
+        The measured losses come from other tensors. How loss grows with the error was not measured; small
+        noise with zero mean adds to the loss by its square.
         """
-        sampled = self.sampled.get((way, rung.codec(gradient), gradient))
+        sampled = self.sampled.get((link, rung.codec(gradient), gradient))
         usual = rung.declared(gradient).usual_error
         if sampled is None or not usual:
             return 1.0

@@ -1,6 +1,6 @@
 """Estimates of a run's links, the codec pair of each, and the events that change them. Pure.
 
-What events make of it, and when a link may change: `decisions.py`.
+`decisions.py` has the reactions to events, and the rules for when a link may change.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from farflung.planner.codecs.auto import Choice, Levels, choose
-from farflung.planner.codecs.codec_context import Circumstances, LinkSample
+from farflung.planner.codecs.codec_context import CodecContext, LinkSample
 from farflung.planner.codecs.ladder import CostedRung
 from farflung.planner.codecs.limits import Limits
-from farflung.planner.codecs.rate_filter import Belief
+from farflung.planner.codecs.rate_filter import RateFilter
 from farflung.plans import LinkCodec
 
 
 @dataclass(frozen=True)
-class WayMeasured:
-    """What a way carried: bytes of payload a second while it was busy; None where too little crossed it."""
+class LinkMeasured:
+    """A link's payload rate while it was busy; None if it carried too little to tell."""
 
     source: str
     target: str
@@ -26,8 +26,8 @@ class WayMeasured:
 
 
 @dataclass(frozen=True)
-class WayWritten:
-    """What a rung made of all that crossed a way in a step: bytes of payloads."""
+class LinkWritten:
+    """The payload bytes that a rung wrote on a link in a step."""
 
     source: str
     target: str
@@ -37,19 +37,19 @@ class WayWritten:
 
 @dataclass(frozen=True)
 class UnitMeasured:
-    """A unit is over. `computing` says what a microbatch took each worker to compute, of those that told;
-    `written` is there of steps only.
+    """A unit has ended. `computing` holds seconds per microbatch of the workers that reported them;
+    evaluation passes have no `written`.
     """
 
     unit: int
-    ways: tuple[WayMeasured, ...] = ()
+    links: tuple[LinkMeasured, ...] = ()
     computing: Mapping[str, float] = field(default_factory=dict)
-    written: tuple[WayWritten, ...] = ()
+    written: tuple[LinkWritten, ...] = ()
 
 
 @dataclass(frozen=True)
 class CodecsSampled:
-    """What codecs did to tensors of a unit: of a large fleet some ten thousand samples at once."""
+    """Samples of what codecs did to tensors of a unit; a large fleet sends some ten thousand at once."""
 
     unit: int
     samples: tuple[LinkSample, ...]
@@ -57,8 +57,8 @@ class CodecsSampled:
 
 @dataclass(frozen=True)
 class Relax:
-    """The guard wants a gentler rung: on a way, or (`source` is empty) where most is lost. `why` is for
-    people.
+    """The guard asks for a gentler rung: on a link, or, if `source` is empty, where the most is lost. `why`
+    is a message for the user.
     """
 
     unit: int
@@ -72,7 +72,7 @@ Event = UnitMeasured | CodecsSampled | Relax
 
 @dataclass(frozen=True)
 class Switch:
-    """From `unit` on the way is written by `rung`, which makes its bytes `ratio` times fewer."""
+    """From `unit` on, the link uses `rung`, which makes its bytes `ratio` times fewer."""
 
     unit: int
     source: str
@@ -83,89 +83,89 @@ class Switch:
 
 
 DWELL = 5
-"""Units for which a way keeps its rung, unless the guard says otherwise."""
+"""Units for which a link keeps its rung, unless the guard asks for another."""
 _LONG_AGO = -(10**9)
 
 
 @dataclass(frozen=True)
 class Controller:
-    """What it believes and what it has decided; `levels` are numbers of rungs, one for each way.
+    """Estimates and decisions of a run; `levels` holds the number of each link's rung.
 
-    `swelling` is by how much more than expected a rung, by its name, has written on a way. `due` says why
-    there is to be a decision after the next unit, whatever that shows.
+    `swelling` holds, by link and rung, the ratio of written to expected bytes. A `due` that is not empty asks
+    for a decision after the next unit, and says why.
     """
 
-    circumstances: Circumstances
+    context: CodecContext
     rungs: tuple[CostedRung, ...]
     limits: Limits
     levels: Levels
     ceilings: Levels
-    rates: tuple[Belief, ...]
+    rates: tuple[RateFilter, ...]
     changed_at: tuple[int, ...]
     patience: tuple[int, ...]
-    given_more: tuple[bool, ...]
-    computing: Mapping[str, Belief] = field(default_factory=dict)
-    swelling: Mapping[tuple[int, str], Belief] = field(default_factory=dict)
+    got_gentler: tuple[bool, ...]
+    computing: Mapping[str, RateFilter] = field(default_factory=dict)
+    swelling: Mapping[tuple[int, str], RateFilter] = field(default_factory=dict)
     movable: frozenset[int] = frozenset()
     due: str = ""
 
     @staticmethod
-    def begun(
-        circumstances: Circumstances,
+    def start(
+        context: CodecContext,
         rungs: Sequence[CostedRung],
         limits: Limits,
         movable: frozenset[int] = frozenset(),
     ) -> tuple[Controller, Choice]:
-        """A controller before the first unit, and its first choice, made of what the plan expects."""
-        choice = choose(circumstances, rungs, limits, movable=movable)
-        return Controller.with_levels(circumstances, rungs, limits, choice.levels, movable), choice
+        """A controller before the first unit, with a choice based on what the plan expects."""
+        choice = choose(context, rungs, limits, movable=movable)
+        return Controller.with_levels(context, rungs, limits, choice.levels, movable), choice
 
     @staticmethod
     def with_levels(
-        circumstances: Circumstances,
+        context: CodecContext,
         rungs: Sequence[CostedRung],
         limits: Limits,
         levels: Levels,
         movable: frozenset[int] = frozenset(),
     ) -> Controller:
-        """A controller before the first unit of a plan that was made with these rungs."""
-        count = len(circumstances.ways)
+        """A controller before the first unit of a plan that already has these rungs."""
+        count = len(context.links)
         return Controller(
-            circumstances=circumstances,
+            context=context,
             rungs=tuple(rungs),
             limits=limits,
             levels=levels,
             ceilings=(len(rungs) - 1,) * count,
-            rates=tuple(Belief(way.bytes_per_second) for way in circumstances.ways),
+            rates=tuple(RateFilter(link.bytes_per_second) for link in context.links),
             changed_at=(_LONG_AGO,) * count,
             patience=(DWELL,) * count,
-            given_more=(False,) * count,
+            got_gentler=(False,) * count,
             computing={
-                stage.worker: Belief(1.0) for pipeline in circumstances.pipelines for stage in pipeline.stages
+                stage.worker: RateFilter(1.0) for pipeline in context.pipelines for stage in pipeline.stages
             },
             movable=movable,
         )
 
-    def way(self, source: str, target: str) -> int | None:
-        """The number of a way."""
-        return self.circumstances.numbers.get((source, target))
+    def link(self, source: str, target: str) -> int | None:
+        """The number of a link; None if the plan does not use it."""
+        return self.context.numbers.get((source, target))
 
-    def rung(self, way: int) -> CostedRung:
-        """What a way is written by."""
-        return self.rungs[self.levels[way]]
+    def rung(self, link: int) -> CostedRung:
+        """The rung that a link uses."""
+        return self.rungs[self.levels[link]]
 
     def codecs(self) -> tuple[LinkCodec, ...]:
-        """How all ways are written that are not dense."""
-        scene = self.believed()
+        """The codec pairs of all links that are not dense."""
+        context = self.estimated()
         return tuple(
-            LinkCodec(ends.source, ends.target, rung.name, scene.ratio_of_all(way, rung))
-            for way, ends in enumerate(scene.ways)
-            if (rung := self.rung(way)) != self.rungs[0]
+            LinkCodec(ends.source, ends.target, rung.name, context.ratio_of_all(link, rung))
+            for link, ends in enumerate(context.links)
+            if (rung := self.rung(link)) != self.rungs[0]
         )
 
-    def believed(self) -> Circumstances:
-        """The circumstances as measured so far."""
+    def estimated(self) -> CodecContext:
+        """The codec context with the rates, speeds and swellings measured so far."""
         rates = [belief.value for belief in self.rates]
         speeds = {worker: belief.value for worker, belief in self.computing.items()}
         swelling = {key: belief.value for key, belief in self.swelling.items() if belief.is_measured}
-        return replace(self.circumstances.with_rates(rates).with_speeds(speeds), swelling=swelling)
+        return replace(self.context.with_rates(rates).with_speeds(speeds), swelling=swelling)

@@ -1,7 +1,7 @@
-"""Codec pairs with what they save, cost and lose; and the ladder of them that `auto` climbs.
+"""The ladder of codec pairs that `auto` chooses from, with their ratios, speeds and losses.
 
-`codec/losses.json` is shipped with the package. `benchmarks/convergence.py --losses` puts into it what it has
-measured and keeps the other rungs: an order of magnitude for a choice, not a promise for another model.
+`codec/losses.json` belongs to the package. `benchmarks/convergence.py --losses` adds its measurements and
+keeps the other rungs. The losses are orders of magnitude for a choice, not predictions for another model.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Gap = Annotated[float, Meta(ge=-1, le=1e3)]
 
 
 class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a run with a rung on every boundary ended above the dense run of its seed, relative.
+    """The relative loss gap of a run with a rung on every boundary, compared with the dense run of its seed.
 
     Attributes
     ----------
     ratio
         Bytes of fp32 over bytes on the wire, both directions together.
     forward_ratio, backward_ratio
-        Of activations and of gradients. None: not told apart, and what the codec declares is taken.
+        The ratios of activations and of gradients. None: not measured separately; the declared ratio is used.
     in_loop_gap, plain_gap
-        Of the held-out loss, with the codecs in the loop and of the same weights without any; means of the
-        seeds. None was not measured.
+        The gap of the held-out loss with the codecs in the loop, and of the same weights without codecs;
+        means over the seeds. None: not measured.
     seeds, spread
-        How many, and the standard deviation of the plain gap over them.
+        The number of seeds, and the standard deviation of the plain gap over them.
     model
-        What was trained.
+        The model that was trained.
     boundaries
-        How many there were, all compressed alike.
+        The number of boundaries, all compressed alike.
     """
 
     ratio: Ratio
@@ -59,9 +59,9 @@ class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def gap(self) -> float | None:
-        """What the exported model loses when it runs without codecs; never a gain, for that is noise."""
-        found = self.plain_gap if self.plain_gap is not None else self.in_loop_gap
-        return None if found is None else max(0.0, found)
+        """The loss gap of the exported model without codecs; at least 0, because a gain is noise."""
+        gap = self.plain_gap if self.plain_gap is not None else self.in_loop_gap
+        return None if gap is None else max(0.0, gap)
 
 
 Table: TypeAlias = Mapping[str, Loss]
@@ -74,12 +74,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(data: bytes) -> Table:
-    """The table that a file holds.
+    """Read a table from the bytes of a file.
 
     Raises
     ------
     CodecError
-        It holds none, or one of a newer version.
+        The file is not a table, or is of a newer version.
     """
     try:
         return msgspec.json.decode(data, type=_File).rungs
@@ -88,9 +88,9 @@ def read(data: bytes) -> Table:
 
 
 def written(table: Table) -> bytes:
-    """The file that holds a table, for people and `read`."""
-    found = msgspec.json.encode(_File(1, dict(table)))
-    return msgspec.json.format(found, indent=1) + b"\n"
+    """The bytes of a file with this table, as `read` reads them."""
+    data = msgspec.json.encode(_File(1, dict(table)))
+    return msgspec.json.format(data, indent=1) + b"\n"
 
 
 @cache
@@ -105,29 +105,30 @@ def losses() -> Table:
     try:
         return read((resources.files("farflung.codec") / FILE).read_bytes())
     except (OSError, CodecError) as error:
-        raise CodecError(f"codec/{FILE} of this installation is damaged ({error}): install again") from error
+        raise CodecError(
+            f"codec/{FILE} of this installation is damaged ({error}): reinstall farflung"
+        ) from error
 
 
 LOSSLESS = {DENSE: 0.0, "bf16": 0.0}
-"""Rungs whose loss nobody could tell from none: rounding of 0.17 % of a tensor, where int8 at 0.7 % lost
-nothing."""
+"""Rungs without a measurable loss: bf16 rounds by 0.17 % of a tensor, and int8 with 0.7 % lost nothing."""
 LEAST_GAP = 0.001
-"""What any other rung counts with at least: the mean of a few seeds may come out below none."""
+"""The smallest loss gap of any other rung, because the mean of a few seeds can be below 0 by chance."""
 
 
 @dataclass(frozen=True)
 class CostedRung:
-    """A rung by its name.
+    """A codec pair with its costs.
 
     Attributes
     ----------
     activation, gradient
-        What its codecs declare; their bits as they were measured where the table says so, since an entropy
-        code's depend on what is written.
+        What its codecs declare, with their bits as measured if the table has them, because those of an
+        entropy code depend on the data.
     loss_gap
-        Relative, of one boundary that is written so in both directions.
+        The relative loss gap of one boundary that uses this pair in both directions.
     is_sticky
-        Whether a model adapts to it, so that a change costs loss until it has learned anew.
+        Whether a model adapts to it, so that a change costs loss until the model has adapted again.
     """
 
     name: str
@@ -138,7 +139,7 @@ class CostedRung:
 
     @property
     def ratio(self) -> float:
-        """Of activations and gradients of equal size together."""
+        """The ratio over activations and gradients together, if they are of equal size."""
         return 64 / (self.activation.bits + self.gradient.bits)
 
     def codec(self, gradient: bool) -> str:
@@ -146,7 +147,7 @@ class CostedRung:
         return self._names[gradient]
 
     def declared(self, gradient: bool) -> Declared:
-        """Of one of its two codecs."""
+        """What one of its two codecs declares."""
         return self.gradient if gradient else self.activation
 
     @cached_property
@@ -155,12 +156,12 @@ class CostedRung:
 
 
 def costed(name: str, table: Table | None = None) -> CostedRung:
-    """The rung of that name, by this installation's table unless another is given.
+    """The codec pair of that name with its costs, by `table` or else this installation's table.
 
     Raises
     ------
     CodecError
-        It has a codec that does not exist, or nobody has measured what it loses.
+        One of its codecs does not exist, or its loss was not measured.
     """
     rung, known = CodecPair.of(name), losses() if table is None else table
     loss = known.get(rung.name)
@@ -175,18 +176,18 @@ def costed(name: str, table: Table | None = None) -> CostedRung:
 def ladder(table: Table | None = None) -> tuple[CostedRung, ...]:
     """The rungs of `LADDER` that the table has, from the gentlest to the roughest.
 
-    Gentle is what loses little; of rungs that lose alike, what writes more bytes.
+    A rung is gentler if it loses less, or if it loses the same and writes more bytes.
     """
     return _own_ladder() if table is None else _ladder(table)
 
 
 def number_of(name: str, rungs: Sequence[CostedRung]) -> int:
-    """Where a rung stands on a ladder; CodecError if it does not."""
+    """The number of a codec pair on a ladder; raises CodecError if it is not on it."""
     for number, rung in enumerate(rungs):
         if rung.name == CodecPair.of(name).name:
             return number
     raise CodecError(
-        f"{name[:64]!r} is no rung of the ladder: it has " + ", ".join(rung.name for rung in rungs)
+        f"{name[:64]!r} is not on the ladder of auto: it has " + ", ".join(rung.name for rung in rungs)
     )
 
 
@@ -215,7 +216,7 @@ def _loss_gap(name: str, table: Table) -> float:
     loss = table.get(name)
     if loss is None or loss.gap is None:
         raise CodecError(
-            f"nobody has measured what codec {name!r} costs in loss: "
-            f"give it to links by name, or choose among {', '.join(LADDER)}"
+            f"the loss of codec {name!r} was never measured: "
+            f"give it to links by name, or choose one of {', '.join(LADDER)}"
         )
     return max(LEAST_GAP, loss.gap) / loss.boundaries

@@ -1,4 +1,4 @@
-"""The codec context of a plan, as its topology and the conditions promise it."""
+"""Build the codec context of a plan from its topology and the simulation's conditions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from farflung.planner.codecs.codec_context import (
     NOWHERE,
-    Circumstances,
+    CodecContext,
     Hop,
     Line,
+    Link,
     Machine,
     Pipeline,
     Stage,
-    Way,
 )
 from farflung.plans import FEEDER, Plan, Topology
 from farflung.simulator import Conditions
@@ -21,8 +21,8 @@ from farflung.simulator.costs import LinkCosts, Route, numbers_of, routes_of, se
 _Numbers = dict[tuple[int, int], int]
 
 
-def gathered(plan: Plan, topology: Topology, conditions: Conditions) -> Circumstances:
-    """What there is to choose codecs for.
+def codec_context(plan: Plan, topology: Topology, conditions: Conditions) -> CodecContext:
+    """The codec context of a plan.
 
     Raises
     ------
@@ -43,8 +43,8 @@ def gathered(plan: Plan, topology: Topology, conditions: Conditions) -> Circumst
         Machine(tuple(ids[number] for number in members), topology.workers[members[0]].cores or 1)
         for members in topology.machines().values()
     )
-    return Circumstances(
-        ways=tuple(Way(ids[a], ids[b], costs.rate(a, b), costs.seconds_away(a, b)) for a, b in numbers),
+    return CodecContext(
+        links=tuple(Link(ids[a], ids[b], costs.rate(a, b), costs.seconds_away(a, b)) for a, b in numbers),
         lines=_lines(list(numbers), costs, ids),
         pipelines=tuple(pipelines),
         machines=machines,
@@ -70,7 +70,7 @@ def _lines(pairs: Sequence[tuple[int, int]], costs: LinkCosts, ids: Sequence[str
         into = tuple(at for at, (_, b) in enumerate(pairs) if b == worker)
         up, down = costs.up(worker), costs.down(worker)
         if up is not None and out:
-            found.append(Line(f"the line out of {ids[worker]}", up, out))
+            found.append(Line(f"the access line out of {ids[worker]}", up, out))
         if down is not None and into:
-            found.append(Line(f"the line into {ids[worker]}", down, into))
+            found.append(Line(f"the access line into {ids[worker]}", down, into))
     return tuple(found)

@@ -1,11 +1,11 @@
-"""Which codec pair each link of a plan gets, and planning for links that are compressed.
+"""Choose the codec pair of each link of a plan, and plan for links that use codecs.
 
-What is not a float with a gradient (integers, masks, model inputs) always travels as it is, so a link's ratio
-is that of all its bytes together, as its codecs declare them.
+Only floats with a gradient are compressed. Integers, masks and model inputs are not, so a link's ratio is
+that of all its bytes together, as its codecs declare them.
 
-A scheduler knows nothing of codecs, and the codecs of a plan depend on the plan. So the scheduler is asked
-several times, each time with all lines as much faster as codecs might make them; each answer gets the codecs
-that the policy gives it on the true topology, and the one with the shortest simulated step is taken.
+Schedulers do not know of codecs, and the codecs of a plan depend on the plan. So the scheduler runs several
+times, each time with all links faster by a factor that codecs might achieve. Each plan then gets the codecs
+that the policy chooses on the true topology, and the plan with the shortest simulated step wins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farflung.planner.codecs.auto import choose
 from farflung.planner.codecs.codec_context import Carried
 from farflung.planner.codecs.ladder import ladder
 from farflung.planner.codecs.limits import Limits
-from farflung.planner.codecs.plan_context import gathered
+from farflung.planner.codecs.plan_context import codec_context
 from farflung.plans import FEEDER, LinkCodec, Plan, Topology
 from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.plans.codec_policy import nearest, require_ratio, topk
@@ -36,7 +36,7 @@ Policy = Callable[[Plan, Topology], tuple[LinkCodec, ...]]
 
 
 def traffic(plan: Plan) -> dict[Pair, Carried]:
-    """For each ordered pair of workers that values or gradients travel between: what for a microbatch."""
+    """What each link carries for a microbatch, by source and target."""
     found: dict[Pair, Carried] = {}
     for edge in plan.edges:
         if edge.source == FEEDER:
@@ -55,7 +55,7 @@ def traffic(plan: Plan) -> dict[Pair, Carried]:
 
 
 def ratio_of(carried: Carried, rung: CodecPair) -> float:
-    """Of all that a link carries, floats in fp32, over its bytes on the wire if `rung` writes them."""
+    """The ratio of all that a link carries, with floats in fp32, to its bytes on the wire with `rung`."""
     wire = _wire_bytes(carried, rung)
     return max(1.0, carried.fp32_bytes / wire) if wire else 1.0
 
@@ -65,13 +65,12 @@ def _wire_bytes(carried: Carried, rung: CodecPair) -> float:
 
 
 def dense(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-    """Nothing is compressed."""
+    """A policy without codecs: every link is dense."""
     return ()
 
 
 def uniform(rung: str) -> Policy:
-    """Every link writes activations and gradients by this rung (`ACTIVATION/GRADIENT`, or one codec for
-    both).
+    """A policy that gives every link this codec pair (`ACTIVATION/GRADIENT`, or one codec for both).
 
     Raises
     ------
@@ -89,7 +88,7 @@ def uniform(rung: str) -> Policy:
 
 
 def uniform_topk(ratio: float) -> Policy:
-    """TopK on every link alike: one element of `ratio` is kept; raises what `adatopk` does."""
+    """A policy that keeps one element in `ratio` on every link; raises what `adatopk` raises."""
     require_ratio(ratio)
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
@@ -101,18 +100,19 @@ def uniform_topk(ratio: float) -> Policy:
 def adatopk(ratio: float) -> Policy:
     """FusionLLM's AdaTopK (arXiv 2410.12707), as far as its formula could be established.
 
-    Link i keeps one element of r_i = max(1, 3 r R_i / max_j R_j), R_i its estimated transfer time (latency
-    and bytes over bandwidth) and r the user's `ratio`: the slowest link is compressed most, a fast one not at
-    all. The 3 makes up for the index that travels with each value there (12 bytes in place of 4), so that the
-    slowest link's bytes shrink by r. The formula is taken as it is, but here values are bfloat16 and gaps
-    between indices are coded, so bytes shrink by more than r: 12 bytes become less than 4. The paper's text
-    could not be read; whether gradients follow the mask of the activations is not known. The plain reading is
-    the default: largest elements of the tensor, activations and gradients each on their own.
+    Link i keeps one element in r_i = max(1, 3 r R_i / max_j R_j), where R_i is its estimated transfer time
+    (latency plus bytes over bandwidth) and r the user's `ratio`: the slowest link is compressed most, a fast
+    one not at all. In the paper the factor 3 makes up for the index that travels with each value (12 bytes
+    instead of 4), so that the slowest link's bytes shrink by r. This policy uses the same formula, but here
+    values are bfloat16 and indices are coded as gaps, so bytes shrink by more than r: 12 bytes become less
+    than 4. The paper's text was not available; whether gradients reuse the mask of the activations is not
+    known. This policy takes the plain reading: the largest elements of each tensor, activations and gradients
+    independently.
 
     Raises
     ------
     CodecError
-        The ratio is below 1 or beyond all bounds.
+        The ratio is below 1 or too large.
     """
     require_ratio(ratio)
 
@@ -120,24 +120,24 @@ def adatopk(ratio: float) -> Policy:
         links = traffic(plan)
         seconds = _seconds(topology, links)
         slowest = max(seconds.values(), default=0.0)
-        kept = {link: 3 * ratio * took / slowest if slowest else 1.0 for link, took in seconds.items()}
-        chosen = {link: topk(nearest(one, 3 * ratio)) for link, one in kept.items()}
+        selections = {link: 3 * ratio * one / slowest if slowest else 1.0 for link, one in seconds.items()}
+        chosen = {link: topk(nearest(selection, 3 * ratio)) for link, selection in selections.items()}
         return named(chosen, plan)
 
     return policy
 
 
 def auto(limits: Limits, conditions: Conditions) -> Policy:
-    """The gentlest rungs that hide each link's messages, within `limits`: see `compression.auto`."""
+    """A policy of the gentlest rungs that hide each link's messages, within `limits`: see `codecs.auto`."""
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-        scene, rungs = gathered(plan, topology, conditions), ladder()
-        choice = choose(scene, rungs, limits)
+        context, rungs = codec_context(plan, topology, conditions), ladder()
+        choice = choose(context, rungs, limits)
         links = (
-            LinkCodec(way.source, way.target, rung.name, scene.ratio_of_all(number, rung))
-            for number, way in enumerate(scene.ways)
+            LinkCodec(link.source, link.target, rung.name, context.ratio_of_all(number, rung))
+            for number, link in enumerate(context.links)
             if (rung := rungs[choice.levels[number]]).name != DENSE
-            and scene.wire_bytes(number, rung) < scene.wire_bytes(number, rungs[0])
+            and context.wire_bytes(number, rung) < context.wire_bytes(number, rungs[0])
         )
         return tuple(sorted(links, key=lambda one: (one.source, one.target)))
 
@@ -145,7 +145,7 @@ def auto(limits: Limits, conditions: Conditions) -> Policy:
 
 
 def named(chosen: Mapping[Pair, CodecPair], plan: Plan) -> tuple[LinkCodec, ...]:
-    """Links in order, each with what its rung makes of its bytes, without those that are dense."""
+    """The codec of each link with its ratio, in order, without links that are dense."""
     links = traffic(plan)
     return tuple(
         LinkCodec(*link, rung.name, ratio_of(links[link], rung))
@@ -155,7 +155,7 @@ def named(chosen: Mapping[Pair, CodecPair], plan: Plan) -> tuple[LinkCodec, ...]
 
 
 def _seconds(topology: Topology, links: Mapping[Pair, Carried]) -> dict[Pair, float]:
-    """How long each link takes for its bytes of one microbatch when it is alone."""
+    """Seconds of each link for its bytes of one microbatch if nothing else is sent."""
     numbers = {id: number for number, id in enumerate(topology.ids)}
     found = {}
     for pair, carried in links.items():
@@ -179,14 +179,14 @@ def compressed(
     conditions: Conditions,
     speedups: Sequence[float] = (1.0,),
 ) -> Schedule:
-    """The scheduler's best answer with the codecs of `policy`; never worse, so simulated, than the incumbent.
+    """The scheduler's best answer with the codecs of `policy`; never slower than the incumbent.
 
     Parameters
     ----------
     conditions
-        What the simulator is told, costs of codecs included.
+        The conditions of the simulation, with the speed of codecs.
     speedups
-        How many times as fast all lines are taken to be, one call of the scheduler for each.
+        Factors by which all links are assumed to be faster; the scheduler runs once for each.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def _assignments(found: Sequence[Schedule], options: Options) -> Iterator[tuple[
 def _with_codecs(
     schedule: Schedule, assignment: Assignment, policy: Policy, topology: Topology, conditions: Conditions
 ) -> Schedule:
-    """The schedule of an assignment with its plan's codecs; a lower bound is for dense links only."""
+    """The schedule of an assignment with its plan's codecs; the lower bound holds for dense links only."""
     plan = plan_of(schedule.workload, replace(assignment, codecs=()))
     assignment = replace(assignment, codecs=policy(plan, topology))
     plan = plan_of(schedule.workload, assignment)
@@ -234,7 +234,7 @@ def _with_codecs(
 
 
 def _faster(topology: Topology, speedup: float) -> Topology:
-    """All lines `speedup` times as fast, up to the most that a topology can state."""
+    """The topology with all rates `speedup` times as fast, up to the largest that a topology may state."""
     fastest = max(max(row) for row in topology.bandwidth_mbps)
     possible = min(speedup, MOST_MBPS / fastest, _MOST_SPEEDUP)
     if possible <= 1:

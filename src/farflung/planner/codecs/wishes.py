@@ -1,4 +1,4 @@
-"""Links encoded as the user asks: by a policy, by pairs for all or named links, and in phases."""
+"""Plan with the codecs that the user asks for: by a policy, by codec pairs, in phases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.codecs.auto import choose
 from farflung.planner.codecs.ladder import ladder
 from farflung.planner.codecs.limits import MOST_NOTES, Limits
-from farflung.planner.codecs.plan_context import gathered
+from farflung.planner.codecs.plan_context import codec_context
 from farflung.planner.codecs.policies import (
     Policy,
     adatopk,
@@ -44,11 +44,11 @@ from farflung.workload.coding import CodingMemory
 
 ALIKE_MBPS = 1000.0
 LONG = 10**9
-"""Steps of which every rung in turn has some."""
+"""A number of steps so large that every codec phase has some."""
 
 
 def fixed(plan: Plan, wishes: CodecWishes, step: int = 0, steps: int = LONG) -> tuple[LinkCodec, ...]:
-    """The codec of each link of `plan` that is not dense, where no policy chooses, at a step of so many."""
+    """The codecs of all links that are not dense at `step` of `steps`, for wishes without a policy."""
     own = {(wish.source, wish.target): phases_of(wish.codec_pair) for wish in wishes.links}
     links, every = traffic(plan), phases_of(wishes.every)
     chosen = {
@@ -62,9 +62,9 @@ def fixed(plan: Plan, wishes: CodecWishes, step: int = 0, steps: int = LONG) -> 
 
 
 def unplanned(plan: Plan, wishes: CodecWishes) -> tuple[LinkCodec, ...]:
-    """The codecs of a plan where nothing is known of workers and links: all links count alike.
+    """The codecs of a plan without a topology: all links count as equal.
 
-    `auto` begins dense there, and decides by what the run measures.
+    `auto` starts dense in this case, and chooses by what the run measures.
     """
     policy = wishes.policy
     if policy is None:
@@ -75,42 +75,43 @@ def unplanned(plan: Plan, wishes: CodecWishes) -> tuple[LinkCodec, ...]:
 
 
 def alike(workers: Sequence[str]) -> Topology:
-    """Workers and links of which nothing is known, as on one fast network."""
+    """A topology of equal workers on one fast network, for workers without measurements."""
     rows = tuple((ALIKE_MBPS,) * len(workers) for _ in workers)
     still = tuple((0.0,) * len(workers) for _ in workers)
     return Topology(tuple(WorkerSpec(id, "", 1.0, 1.0) for id in workers), still, rows)
 
 
 def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditions) -> Scheduler:
-    """The scheduler, asked with what these codecs will save; itself where they save nothing."""
+    """A scheduler that takes these codecs into account; `scheduler` itself if they are dense."""
     if not wishes.codebook:
         return scheduler
     policy, memory = _policy(wishes, conditions), memory_of(wishes)
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
-        joined = connected_part(topology)[0]
+        connected = connected_part(topology)[0]
         speedups = _speedups(wishes, workload)
-        receivers = len(joined.workers) - 1
-        asked = replace(
+        receivers = len(connected.workers) - 1
+        coded_options = replace(
             options,
             seconds=None if options.seconds is None else options.seconds / len(speedups),
             alternatives=tuple(other.coded(memory, receivers) for other in options.alternatives),
         )
         coded = workload.coded(memory, receivers)
-        found = compressed(scheduler, policy, joined, coded, asked, conditions, speedups)
-        return replace(found, notes=(*found.notes, *_notes(wishes, found.plan, joined, conditions)))
+        schedule = compressed(scheduler, policy, connected, coded, coded_options, conditions, speedups)
+        notes = _notes(wishes, schedule.plan, connected, conditions)
+        return replace(schedule, notes=(*schedule.notes, *notes))
 
     return search
 
 
 def memory_of(wishes: CodecWishes) -> CodingMemory | None:
-    """What these codecs take of workers; those that `auto` chooses among are all tried."""
+    """The memory that these codecs need on workers; with `auto` all of its codecs are tried."""
     policy = wishes.policy
     return CodingMemory.of(wishes.codebook, policy is not None and policy.kind == "auto")
 
 
 def limits_of(wishes: CodecWishes) -> Limits:
-    """How far `auto` may go."""
+    """The limits of `auto`."""
     policy = wishes.policy
     return Limits(wishes.max_loss_gap, roughest=policy.roughest if policy else "")
 
@@ -125,7 +126,7 @@ def _policy(wishes: CodecWishes, conditions: Conditions) -> Policy:
 
 
 def _speedups(wishes: CodecWishes, workload: Workload) -> list[float]:
-    """How many times as fast lines may become, for schedulers that know nothing of codecs."""
+    """Factors by which codecs may speed up links, for schedulers that do not know of codecs."""
     return sorted({1.0, max(1.0, _most_ratio(wishes) * _share_of_fp32(workload))})
 
 
@@ -139,22 +140,22 @@ def _most_ratio(wishes: CodecWishes) -> float:
 
 
 def _share_of_fp32(workload: Workload) -> float:
-    """What floats that may cross take, of what they would in fp32: a half of those in bfloat16."""
+    """The size of the floats that may cross, relative to fp32: a half for bfloat16."""
     forms = [span.tensor for span in workload.spans if span.gradient and span.tensor.is_codable]
     elements = sum(form.elements for form in forms)
     return sum(form.nbytes for form in forms) / (FP32_BYTES * elements) if elements else 1.0
 
 
 def _notes(wishes: CodecWishes, plan: Plan, topology: Topology, conditions: Conditions) -> tuple[str, ...]:
-    """Of `auto`: why links have their rungs, and which stay slow because of the limits."""
+    """Notes of `auto`: why links have their codec pairs, and which links stay slow because of the limits."""
     policy = wishes.policy
     if policy is None or policy.kind != "auto":
         return ()
-    scene = gathered(plan, topology, conditions)
-    choice = choose(scene, ladder(), limits_of(wishes))
+    context = codec_context(plan, topology, conditions)
+    choice = choose(context, ladder(), limits_of(wishes))
     reasons = [
-        f"{way.name} is written by {ladder()[level].name}: {reason}"
-        for way, level, reason in zip(scene.ways, choice.levels, choice.reasons, strict=True)
+        f"{link.name} uses {ladder()[level].name}: {reason}"
+        for link, level, reason in zip(context.links, choice.levels, choice.reasons, strict=True)
         if level
     ]
     more = [f"{len(reasons) - MOST_NOTES} more links have a codec"] if len(reasons) > MOST_NOTES else []
@@ -162,12 +163,12 @@ def _notes(wishes: CodecWishes, plan: Plan, topology: Topology, conditions: Cond
 
 
 def require_known(wishes: CodecWishes, workers: Sequence[str], codebook: Sequence[str]) -> None:
-    """Refuse what no plan can keep.
+    """Check that codecs and links of these wishes exist.
 
     Raises
     ------
     PlanError
-        There is no such codec, the job's codebook lacks it, or a link is named that ends at nobody.
+        A codec does not exist or is not in the job's codebook, or an end of a link is not a worker.
     """
     try:
         names = wishes.codebook
@@ -177,12 +178,12 @@ def require_known(wishes: CodecWishes, workers: Sequence[str], codebook: Sequenc
         raise PlanError(str(error)) from None
     for name in names:
         if name not in codebook:
-            raise PlanError(f"links are to be written with {name}, which is not in the job's codebook")
+            raise PlanError(f"the codec {name} is not in the job's codebook")
     wishes.require_ends(workers)
 
 
 def unused(plan: Plan, wishes: CodecWishes) -> list[str]:
-    """For the user: links that were given a codec and over which this plan sends nothing."""
+    """Notes on links with a codec of their own over which this plan sends nothing."""
     links = traffic(plan)
     return [
         f"the plan sends nothing from {wish.source} to {wish.target}: its codec {wish.codec_pair} is not used"
@@ -192,10 +193,7 @@ def unused(plan: Plan, wishes: CodecWishes) -> list[str]:
 
 
 def phased(plan: Plan, wishes: CodecWishes, steps: int) -> Plan:
-    """The plan of a run of so many steps: what links are written by as it begins, and later.
-
-    Where rungs do not come in turn, the plan itself.
-    """
+    """The plan with the codecs of each phase in a run of `steps` steps; unchanged without phases."""
     if not wishes.is_fixed:
         return plan
     texts = (wishes.every, *(wish.codec_pair for wish in wishes.links))
@@ -208,7 +206,7 @@ def phased(plan: Plan, wishes: CodecWishes, steps: int) -> Plan:
 
 
 def unused_phases(wishes: CodecWishes, steps: int) -> list[str]:
-    """For the user: rungs in turn of which none of so many steps comes."""
+    """Notes on codec phases that get none of the `steps` steps."""
     if not wishes.is_fixed:
         return []
     found = []
@@ -226,12 +224,12 @@ def unused_phases(wishes: CodecWishes, steps: int) -> list[str]:
 
 
 def phase_notes(plan: Plan, steps: int, topology: Topology, conditions: Conditions) -> tuple[str, ...]:
-    """For the user: what a step takes once links are written otherwise."""
+    """Notes on the step time after each change of codecs."""
     found = []
     for later in (later for later in plan.later if later.step < steps):
         then = simulate(msgspec.structs.replace(plan, codecs=later.codecs), topology, conditions)
         found.append(
-            f"from step {later.step + 1} of {steps} on links are written otherwise: a step then takes "
+            f"from step {later.step + 1} of {steps} on, links use other codecs: a step then takes "
             f"{format_seconds(then.step_seconds)}"
         )
     return tuple(found)

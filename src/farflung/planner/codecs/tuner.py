@@ -1,0 +1,177 @@
+"""Codec tuning of one job, by its controller and its guard: units in, codec changes out. Pure.
+
+The planner's process provides the initial state as bytes. The broker calls the tuner once for each unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from farflung.codec.catalogue import recipe
+from farflung.planner.codecs.codec_context import LinkSample
+from farflung.planner.codecs.controller import (
+    CodecsSampled,
+    Controller,
+    Event,
+    LinkMeasured,
+    LinkWritten,
+    Relax,
+    Switch,
+    UnitMeasured,
+)
+from farflung.planner.codecs.decisions import on_event
+from farflung.planner.codecs.guard import Alarm, Evidence, Guard, HeldOutLoss, RougherCodec, TrainingLoss
+from farflung.planner.codecs.ladder import ladder, number_of
+from farflung.planner.codecs.limits import Limits
+from farflung.planner.codecs.plan_context import codec_context
+from farflung.plans import LinkCodec, Plan, Topology
+from farflung.plans.codec_pair import DENSE
+from farflung.simulator import Conditions
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """The inputs of a plan, from which codec tuning starts."""
+
+    plan: Plan
+    topology: Topology
+    conditions: Conditions
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class FinishedUnit:
+    """A finished unit with its loss, after `step` steps; a `plain` evaluation used no codecs.
+
+    `links`, `computing`, `written` and `sampled` hold its measurements; seconds are per microbatch.
+    """
+
+    unit: int
+    train: bool
+    step: int
+    loss: float
+    links: tuple[LinkMeasured, ...] = ()
+    computing: Mapping[str, float] = field(default_factory=dict)
+    written: tuple[LinkWritten, ...] = ()
+    plain: bool = False
+    sampled: tuple[LinkSample, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The changes for later units. `codecs` are those of all links from `switches[0].unit` on; without
+    switches nothing changes. `words` are warnings that ask for no change.
+    """
+
+    switches: tuple[Switch, ...]
+    codecs: tuple[LinkCodec, ...]
+    words: tuple[str, ...]
+
+    @property
+    def is_news(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self.switches or self.words)
+
+    def then(self, later: Verdict) -> Verdict:
+        """Both together; of several changes of a link, the last one."""
+        switches = _last((*self.switches, *later.switches))
+        codecs = later.codecs if later.switches else self.codecs
+        return Verdict(switches, codecs, (*self.words, *later.words))
+
+
+def tuning_basis(plan: Plan, topology: Topology, conditions: Conditions, limits: Limits) -> bytes:
+    """The initial state for `CodecTuner.start`, as bytes."""
+    return msgspec.msgpack.encode(Basis(plan, topology, conditions, limits))
+
+
+@dataclass(frozen=True)
+class CodecTuner:
+    """Codec tuning of one job; `in_loop` is the last held-out loss with codecs."""
+
+    controller: Controller
+    guard: Guard
+    in_loop: float | None = None
+
+    @staticmethod
+    def start(basis: bytes) -> CodecTuner:
+        """The tuner before the first unit, with the codecs that the plan names.
+
+        Raises
+        ------
+        PlanError, CodecError
+            Plan and topology do not match, or the plan has a codec pair that is not on the ladder.
+        """
+        known = msgspec.msgpack.decode(basis, type=Basis)
+        context = codec_context(known.plan, known.topology, known.conditions)
+        named = {(codec.source, codec.target): codec.codec for codec in known.plan.codecs}
+        levels = tuple(
+            number_of(rung, ladder()) if (rung := named.get((link.source, link.target))) else 0
+            for link in context.links
+        )
+        controller = Controller.with_levels(context, ladder(), known.limits, levels)
+        return CodecTuner(controller, Guard(known.limits.max_loss_gap))
+
+    def unchanged(self) -> tuple[CodecTuner, Verdict]:
+        """This tuner with an empty verdict."""
+        return self, Verdict((), (), ())
+
+    def on_units(self, units: Sequence[FinishedUnit]) -> tuple[CodecTuner, Verdict]:
+        """The tuner after these units in order, and the changes to make."""
+        tuner, verdict = self.unchanged()
+        for unit in units:
+            tuner, more = tuner.on_unit(unit)
+            verdict = verdict.then(more)
+        return tuner, verdict
+
+    def on_unit(self, finished: FinishedUnit) -> tuple[CodecTuner, Verdict]:
+        """The tuner after a unit, and the changes to make."""
+        before = self.controller.levels
+        measured = UnitMeasured(finished.unit, finished.links, finished.computing, finished.written)
+        controller = _with_samples(self.controller, finished)
+        controller, switches = on_event(controller, measured)
+        guard, alarms = self._check(finished)
+        words = [alarm.reason for alarm in alarms if not alarm.relax]
+        for event in _relaxations(finished.unit, alarms):
+            controller, more = on_event(controller, event)
+            switches = (*switches, *more)
+        if any(new > old for new, old in zip(controller.levels, before, strict=True)):
+            guard, _ = guard.on_evidence(RougherCodec(finished.step))
+        verdict = Verdict(_last(switches), controller.codecs() if switches else (), tuple(words))
+        looped = self.in_loop if finished.train or finished.plain else finished.loss
+        return replace(self, controller=controller, guard=guard, in_loop=looped), verdict
+
+    def _check(self, finished: FinishedUnit) -> tuple[Guard, tuple[Alarm, ...]]:
+        found: list[Evidence] = []
+        if finished.train:
+            found = [TrainingLoss(finished.step, finished.loss), *filter(_is_used, finished.sampled)]
+        elif finished.plain and self.in_loop is not None:
+            found = [HeldOutLoss(finished.step, self.in_loop, finished.loss)]
+        guard, alarms = self.guard, list[Alarm]()
+        for evidence in found:
+            guard, more = guard.on_evidence(evidence)
+            alarms.extend(more)
+        return guard, tuple(alarms)
+
+
+def _is_used(link: LinkSample) -> bool:
+    return link.sample.used and link.sample.codec != DENSE
+
+
+def _with_samples(controller: Controller, finished: FinishedUnit) -> Controller:
+    """The controller with the unit's samples, except those of codecs that learn.
+
+    Such codecs are poor at first, and the bytes that links carry (`written`) say more about them.
+    """
+    samples = tuple(link for link in finished.sampled if not recipe(link.sample.codec).learns)
+    return on_event(controller, CodecsSampled(finished.unit, samples))[0] if samples else controller
+
+
+def _relaxations(unit: int, alarms: tuple[Alarm, ...]) -> list[Event]:
+    return [Relax(unit, alarm.reason, alarm.source, alarm.target) for alarm in alarms if alarm.relax]
+
+
+def _last(switches: tuple[Switch, ...]) -> tuple[Switch, ...]:
+    """Of several changes of a link, the last one."""
+    return tuple({(switch.source, switch.target): switch for switch in switches}.values())

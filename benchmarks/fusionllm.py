@@ -158,8 +158,9 @@ def picture(cells: Sequence[Cell]) -> Figure:
             bars = axes.barh(places, rates, 0.25, color=colour, label=compressor)
             axes.bar_label(bars, [format_number(rate) for rate in rates], padding=4, fontsize=7.5)
         axes.set_xscale("log")
-        axes.set_xlim(min(cell.samples_per_second for cell in mine) / 2, None)
-        axes.margins(x=0.1)
+        rates = [cell.samples_per_second for cell in mine]
+        axes.set_xlim(min(rates) / 2, 2 * max(rates))
+        axes.xaxis.set_major_formatter(lambda rate, _: format_number(rate))
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.set_title(model, loc="left")

@@ -29,13 +29,9 @@ def chart(title: str, panels: Mapping[str, Mapping[str, Sequence[Point]]], enoug
             axes.plot(rates, ratios, color=colour, lw=1.8, label=plain_text(codec))
         axes.axhline(enough, color=PALE, ls="--", lw=1)
         axes.set_xscale("log")
-        axes.set(title=plain_text(name), xlabel="line of each home", ylim=(0, 1.02))
-        axes.xaxis.set_major_formatter(lambda mbps, _: _rate(mbps))
+        axes.set(title=plain_text(name), xlabel="access line of each home, Gbit/s", ylim=(0, 1.02))
+        axes.xaxis.set_major_formatter(lambda mbps, _: f"{mbps / 1000:g}")
         axes.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:.0%}")
         axes.grid()
     every[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
-
-
-def _rate(mbps: float) -> str:
-    return f"{mbps / 1000:g} Gbit/s" if mbps >= 1000 else f"{mbps:g} Mbit/s"

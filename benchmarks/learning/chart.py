@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 GOALS = ((8.0, 0.5), (12.0, 1.0), (20.0, 2.0))
 """Ratios, and the percent of loss that they may cost."""
 MOST_GAP = 25.0
+PLACES = tuple(((x, y), side) for y in (4, -10, 12, -18, -3) for x, side in ((7, "left"), (-7, "right")))
+"""Where a label may stand beside its point, in points, the best first."""
 
 
 @style()
@@ -75,14 +77,19 @@ def draw(name: str, found: Sequence[Row]) -> Figure:
 
 def _label_rows(axes: Axes, shown: Sequence[Row]) -> None:
     """The codecs of each point beside it, left out where they would cover those of another."""
-    space = Space()
+    from matplotlib.transforms import Bbox
+
+    space, zero = Space(), axes.transData.transform((1, 0))[1]
+    space.taken.append(Bbox([(axes.bbox.x0, zero), (axes.bbox.x1, zero + 1)]))
+    for row in shown:
+        _claim_marks(axes, row, space)
     for row in shown:
         assert row.plain_gap is not None
         text = axes.annotate(
             plain_text(row.name, 42), (row.ratio, min(row.plain_gap.mean, MOST_GAP)), (6, 4),
             textcoords="offset points", fontsize=7, color=INK,
         )  # fmt: skip
-        for place, side in (((6, 4), "left"), ((6, -10), "left"), ((-6, 4), "right"), ((-6, -10), "right")):
+        for place, side in PLACES:
             text.set_position(place)
             text.set_horizontalalignment(side)
             box = extent(text)
@@ -90,3 +97,15 @@ def _label_rows(axes: Axes, shown: Sequence[Row]) -> None:
                 break
         else:
             text.remove()
+
+
+def _claim_marks(axes: Axes, row: Row, space: Space) -> None:
+    """Keep the row's points and the bars of their seeds free of labels."""
+    from matplotlib.transforms import Bbox
+
+    for gap in (row.plain_gap, row.in_loop_gap):
+        assert gap is not None
+        for least, most, width in ((gap.mean, gap.mean, 5), (gap.least, gap.most, 2)):
+            ends = [(row.ratio, min(value, MOST_GAP)) for value in (least, most)]
+            (x, bottom), (_, top) = axes.transData.transform(ends)
+            space.taken.append(Bbox([(x - width, bottom - width), (x + width, top + width)]))

@@ -25,13 +25,13 @@ def loss_chart(title: str, lines: Mapping[str, Sequence[Point]], target: float) 
     if not any(lines.values()):
         raise ValueError("a chart needs at least one point, found none")
     figure = new_figure(640, 340)
-    axes = figure.add_axes((0.085, 0.13, 0.68, 0.76))
+    axes = figure.add_axes((0.085, 0.13, 0.89, 0.76))
     for number, (name, line) in enumerate(lines.items()):
         colour = COLOURS[1:][number % (len(COLOURS) - 1)]
         axes.plot(*zip(*line, strict=True), color=colour, lw=1.8, label=plain_text(name))
     axes.axhline(target, color=PALE, ls="--", lw=1, label=f"target {target:.3g}")
     axes.set_title(plain_text(title), loc="left")
-    axes.set(xlabel="seconds of training", xlim=(0, None))
+    axes.set(xlabel="seconds of training", ylabel="validation loss", xlim=(0, None))
     axes.grid()
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(loc="upper right")
     return figure

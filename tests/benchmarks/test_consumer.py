@@ -41,4 +41,4 @@ def test_mixed_precision_halves_what_is_kept_and_nothing_else() -> None:
 def test_the_picture_is_well_formed() -> None:
     points = [Point("m", "int8", 20.0, rate, 1.0, 0.5, 1, 1, 1, False, "a line") for rate in (100.0, 1e5)]
     words = svg_text(chart("A & B", {"m": {"int8": points}}, 0.9))
-    assert {"A & B", "int8", "m", "line of each home"} <= set(words)
+    assert {"A & B", "int8", "m", "access line of each home, Gbit/s"} <= set(words)

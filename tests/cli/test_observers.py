@@ -209,6 +209,17 @@ def test_the_words_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture
     assert "[b]lab?[2J" in shown and "\x1b[2J" not in shown
 
 
+@pytest.mark.parametrize("kind", [PlainObserver, LiveObserver])
+def test_a_run_that_starts_its_own_workers_gives_no_advice(
+    kind: type[PlainObserver | LiveObserver], capsys: pytest.CaptureFixture[str]
+) -> None:
+    observer = kind(1, is_local=True)
+    observer.waiting("waiting for 1 more worker (have 0, the job needs 1)")
+    observer.close()
+    printed = capsys.readouterr().err
+    assert "waiting for 1 more worker" in printed and "farflung join" not in printed
+
+
 def test_a_step_that_python_decides_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
     prediction = Prediction("auto", 1.93e-4, "device a, busy 50%", brief=True)

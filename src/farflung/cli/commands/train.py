@@ -100,7 +100,7 @@ def train(
     prepared = capture_model(declared, target, emulated)
     with closing(_open_run_folder(run_path)) as run:
         warn_if_disk_is_short(prepared, run)
-        with closing(_observer(declared, as_json)) as observer:
+        with closing(_observer(declared, bool(target.local), as_json)) as observer:
             summary = _run(prepared, target, identity, run, observer)
     report_run(summary, prepared, run, as_json)
 
@@ -118,11 +118,12 @@ def _open_run_folder(path: Path) -> RunFolder:
     return run
 
 
-def _observer(job: Job, as_json: bool) -> Observer:
+def _observer(job: Job, is_local: bool, as_json: bool) -> Observer:
     from farflung.cli.render.live import LiveObserver
     from farflung.cli.render.progress import PlainObserver, is_terminal
 
-    return LiveObserver(job.steps) if is_terminal() and not as_json else PlainObserver(job.steps)
+    kind = LiveObserver if is_terminal() and not as_json else PlainObserver
+    return kind(job.steps, is_local=is_local)
 
 
 def _run(

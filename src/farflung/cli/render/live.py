@@ -50,8 +50,8 @@ class _Left(ProgressColumn):
 class LiveObserver(Observer):
     """Draws on standard error. A bar belongs to one phase: loading, validating, training, collecting."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, is_local: bool = False) -> None:
+        self._steps, self._is_local = steps, is_local
         self._total_bytes = 0
         # Neither markup nor emoji: parts of the text come from workers and the broker.
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -75,7 +75,7 @@ class LiveObserver(Observer):
         self._waiting = words
         self._clock.close()
         self._console.print(printable(words))
-        if advice := advice_on(words):
+        if advice := advice_on(words, self._is_local):
             self._console.print(advice)
         self._tell = self._clock.enter_context(moving_line())
         self._tell(printable(words).partition(" ")[0])

@@ -75,9 +75,9 @@ class RemainingTime:
 PAUSE_SECONDS = 5.0
 
 
-def advice_on(words: str) -> str:
-    """Advice for a job that waits for workers; empty for any other message."""
-    if not waits_for_more(words):
+def advice_on(words: str, is_local: bool) -> str:
+    """Advice for a job that waits for workers; empty for other messages, and where the run starts them."""
+    if is_local or not waits_for_more(words):
         return ""
     return "start more workers with `farflung join`, press Ctrl-C to cancel, or lower --workers"
 
@@ -113,8 +113,10 @@ class PlainObserver(Observer):
     step or an evaluation only if that alone takes longer.
     """
 
-    def __init__(self, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._steps = steps
+    def __init__(
+        self, steps: int, clock: Callable[[], float] = time.monotonic, is_local: bool = False
+    ) -> None:
+        self._steps, self._is_local = steps, is_local
         self._bytes, self._rows, self._unit = _Pause(clock), _Pause(clock), _Pause(clock)
         self._search = _Pause(clock)
         self._waiting = ""
@@ -128,7 +130,7 @@ class PlainObserver(Observer):
             self._waiting = words
             self._search.begin()
             note(words)
-            if advice := advice_on(words):
+            if advice := advice_on(words, self._is_local):
                 note(advice)
 
     def planned(self, planned: Planned) -> None:

@@ -16,7 +16,7 @@ from farflung.planner.codecs.policies import adatopk, uniform_topk
 from farflung.plans import FEEDER, LinkCodec, Plan, Topology, WorkerSpec
 from farflung.plans.codec_pair import DENSE
 from farflung.simulator import Conditions
-from farflung.simulator.costs import routes_of, segment_seconds
+from farflung.simulator.costs import segment_seconds, transfers_of
 
 MBPS = (8, 16, 32, 100)
 TFLOPS = 0.05
@@ -64,13 +64,15 @@ def _auto(plan: Plan, topology: Topology) -> tuple[str, ...]:
     """What `auto` takes between neighbours, by the rate-loss table of this installation."""
     stages = range(len(plan.placements))
     rates = topology.bandwidth_mbps
-    routes = {
-        (route.source, route.target): route for route in routes_of(plan.edges) if route.source != FEEDER
+    transfers = {
+        (transfer.source, transfer.target): transfer
+        for transfer in transfers_of(plan.edges)
+        if transfer.source != FEEDER
     }
     boundaries = [
         Boundary(
-            routes[a, b].backward_bytes, rates[a][b], rates[b][a], LATENCY_MS / 1e3,
-            routes[a, b].forward_bytes - routes[a, b].backward_bytes,
+            transfers[a, b].backward_bytes, rates[a][b], rates[b][a], LATENCY_MS / 1e3,
+            transfers[a, b].forward_bytes - transfers[a, b].backward_bytes,
         )
         for a, b in pairwise(stages)
     ]  # fmt: skip

@@ -176,7 +176,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt-dropout", "resnet", "chain", "frozen", "shared-module"])
-def test_gradients_leave_before_those_of_weights_are_computed(name: str) -> None:
+def test_gradients_of_values_are_sent_before_weight_gradients_are_computed(name: str) -> None:
     """By what is run on the device: of matrices and kernels, whatever op reads them."""
     pair = Pair(name)
     owned = pair.second.state()

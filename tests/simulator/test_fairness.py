@@ -17,7 +17,7 @@ def networks(draw: st.DrawFn) -> tuple[list[float], list[tuple[float, list[int]]
 
 
 @given(networks())
-def test_whoever_lacks_has_as_much_as_anybody_on_a_full_line(
+def test_a_flow_below_its_limit_has_the_largest_share_of_a_full_line(
     network: tuple[list[float], list[tuple[float, list[int]]]],
 ) -> None:
     most, lines = network
@@ -34,6 +34,6 @@ def test_whoever_lacks_has_as_much_as_anybody_on_a_full_line(
             )
 
 
-def test_what_one_cannot_take_the_others_get() -> None:
+def test_capacity_that_one_flow_cannot_use_goes_to_the_others() -> None:
     assert max_min([1.0, 10.0, 10.0], [(9.0, [0, 1, 2])]) == pytest.approx([1.0, 4.0, 4.0])
     assert max_min([10.0, 10.0, 10.0], [(6.0, [0, 1]), (4.0, [1, 2])]) == pytest.approx([4.0, 2.0, 2.0])

@@ -48,7 +48,7 @@ def order_of_the_link(posts: Posts) -> list[int]:
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(Priority), st.integers(1, 4), st.integers(0, 3)), max_size=12))
-def test_messages_leave_as_they_leave_the_outbox(posts: Posts) -> None:
+def test_messages_are_sent_in_the_order_of_the_outbox(posts: Posts) -> None:
     assert order_of_the_link(posts) == order_of_the_outbox(posts)
 
 
@@ -67,7 +67,7 @@ def arrivals(line: Line | None, sizes: list[float], starts: list[float]) -> list
     return [found[number] for number in range(len(sizes))]
 
 
-def test_alone_a_message_takes_its_size_and_the_latency() -> None:
+def test_a_single_message_takes_its_transfer_time_and_the_latency() -> None:
     assert arrivals(None, [20.0, 40.0], [0.0, 1.0]) == pytest.approx([2.5, 5.5])
 
 
@@ -76,12 +76,12 @@ def test_links_share_a_line_while_both_send() -> None:
     assert arrivals(Line(10.0), [20.0, 40.0], [0.0, 1.0]) == pytest.approx([3.5, 6.5])
 
 
-def test_a_wide_line_is_shared_by_nobody() -> None:
+def test_a_wide_line_limits_no_link() -> None:
     assert arrivals(Line(20.0), [20.0, 40.0], [0.0, 1.0]) == pytest.approx([2.5, 5.5])
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(0, 20)), min_size=1, max_size=6), st.floats(5, 60))
-def test_a_line_carries_everything_and_no_more_than_it_can(
+def test_a_line_carries_everything_within_its_capacity(
     messages: list[tuple[float, float]], capacity: float
 ) -> None:
     line = Line(capacity)

@@ -33,7 +33,7 @@ def test_workers_of_one_machine_compute_on_its_cores() -> None:
     assert one.line() == "the 1 core(s) of w0, w1, busy 100%"
 
 
-def test_a_line_of_two_takes_fill_and_transfers_and_drain() -> None:
+def test_a_pipeline_of_two_takes_fill_transfers_and_drain() -> None:
     """The first microbatch's way there, seven transfers more, the last one's way back."""
     found = simulate(chain([0.01, 0.02], [MB], 8), topology([1.0, 1.0], 8.0, 50.0))
     there = 0.01 + 8 * SECONDS_OF_A_MEGABYTE + 0.05
@@ -43,27 +43,27 @@ def test_a_line_of_two_takes_fill_and_transfers_and_drain() -> None:
     assert found.bottleneck.bytes == 8 * MB
 
 
-def test_both_directions_of_a_link_are_apart() -> None:
+def test_both_directions_of_a_link_are_independent() -> None:
     rates = [[0.0, 8.0], [80.0, 0.0]]
     found = simulate(chain([0.0, 0.0], [MB], 4), topology([1.0, 1.0], rates))
     assert found.step_seconds == pytest.approx(4 * SECONDS_OF_A_MEGABYTE + 0.1)
 
 
-def test_the_window_makes_rounds() -> None:
+def test_a_small_window_adds_round_trips() -> None:
     plan, places = chain([0.1, 0.1], [MB], 6, window=2), topology([1.0, 1.0], 80.0, 450.0)
     round_trip = 2 * (0.45 + 0.1) + 0.3 + 0.2  # the weights of the second device fill its pauses
     assert simulate(plan, places).step_seconds > 3 * round_trip
     assert simulate(plan, places, Conditions(window=6)).step_seconds < 3 * round_trip
 
 
-def test_workers_far_from_the_broker_make_the_commit_long() -> None:
+def test_distant_workers_lengthen_the_commit() -> None:
     latency = [[0.0, 10.0], [30.0, 0.0]]
     plan, places = chain([0.1], [], 2, workers=["w1"]), topology([1.0, 1.0], 8.0, latency)
     assert simulate(plan, places).step_seconds == pytest.approx(0.6 + 0.04)
     assert simulate(plan, places, Conditions(commit=False)).step_seconds == pytest.approx(0.6)
 
 
-def test_messages_share_the_line_of_their_sender() -> None:
+def test_messages_share_the_access_line_of_their_sender() -> None:
     """w0 sends to two segments at once over a line of 8 Mbit/s, each path could carry it all."""
     placements = [Placement(n, [f"w{n}"], 0, 0, 1) for n in range(3)]
     edges = [Edge(0, FEEDER, 0, 0, False), Edge(1, 0, 1, MB, False), Edge(2, 0, 2, MB, False)]
@@ -72,21 +72,21 @@ def test_messages_share_the_line_of_their_sender() -> None:
     shared = simulate(plan, topology([1.0] * 3, 8.0, up_mbps=[8.0, None, None]))
     assert alone.step_seconds == pytest.approx(2.0)
     assert shared.step_seconds == pytest.approx(4.0)
-    assert shared.line() == "the line of w0 up, busy 100%"
+    assert shared.line() == "the access line of w0 up, busy 100%"
 
 
-def test_inputs_use_the_line_of_the_submitters_home() -> None:
+def test_inputs_use_the_access_line_of_the_submitters_home() -> None:
     """In the steady state inputs of 1 MB pass a line of 8 Mbit/s once a microbatch, whatever runs else."""
     plan = chain([0.01], [], 4, workers=["w1"], fed_bytes=MB)
     places = topology([1.0, 1.0], 80.0, up_mbps=[8.0, None])
     found = simulate(plan, places)
     assert found.step_seconds == pytest.approx(4.0, rel=0.05)
-    assert found.bottleneck.name == "the line of w0 up"
+    assert found.bottleneck.name == "the access line of w0 up"
     at_home = simulate(chain([0.01], [], 4, workers=["w0"], fed_bytes=MB), places)
     assert at_home.step_seconds == pytest.approx(0.12)
 
 
-def test_of_steps_that_take_turns_the_mean_counts() -> None:
+def test_steps_that_alternate_are_averaged() -> None:
     """Whenever a step is long, the feeder sends part of the next one ahead over the line that both need."""
     chained = chain([0.5, 0.0, 0.0], [2 * MB, 5 * MB], 2)
     fed = [Edge(9, FEEDER, 1, 2 * MB, False), Edge(10, FEEDER, 2, 4 * MB, False)]
@@ -95,7 +95,7 @@ def test_of_steps_that_take_turns_the_mean_counts() -> None:
     found = simulate(plan, places)
     assert found.steps == MOST_STEPS
     assert found.step_seconds == pytest.approx(2 * (2 + 2 + 4))
-    assert found.line() == "the line of w0 up, busy 100%"
+    assert found.line() == "the access line of w0 up, busy 100%"
     assert found.bottleneck.bytes == pytest.approx(2 * 8 * MB)
 
 
@@ -113,7 +113,7 @@ def test_recomputing_costs_a_forward_pass_more() -> None:
     assert simulate(again, topology([1.0])).step_seconds == pytest.approx(4 * 0.4)
 
 
-def test_gradients_leave_before_those_of_weights_are_computed() -> None:
+def test_gradients_of_values_are_sent_before_weight_gradients_are_computed() -> None:
     """The last segment's weights are done while the first one, which sends nothing, does all of its own."""
     plan, places = chain([0.1, 0.1], [0], 1), topology([1.0, 1.0], 8.0, 0.0)
     whole, split = simulate(plan, places, Conditions(split_backward=False)), simulate(plan, places)
@@ -121,7 +121,7 @@ def test_gradients_leave_before_those_of_weights_are_computed() -> None:
     assert split.step_seconds == pytest.approx(0.5)
 
 
-def test_weights_wait_until_nothing_else_is_ready() -> None:
+def test_weight_gradients_wait_until_nothing_else_is_ready() -> None:
     found = simulate(chain([0.1, 0.1], [0], 3), topology([1.0, 1.0], 8.0, 0.0), timeline=True)
     tasks = [(span.kind, span.microbatch) for span in found.timeline if span.row == "w1"]
     assert tasks[-1] == ("accumulate", 2)
@@ -138,7 +138,7 @@ def test_equal_stages_idle_no_longer_than_until_the_first_microbatch_reaches_the
     assert found.step_seconds == pytest.approx(32 * 0.3 + (stages - 1) * 0.1)
 
 
-def test_a_codec_shrinks_messages_and_takes_its_time() -> None:
+def test_a_codec_shrinks_messages_and_takes_time() -> None:
     plan, places = chain([0.0, 0.0], [MB], 1), topology([1.0, 1.0], 8.0)
     codecs = [LinkCodec("w0", "w1", "int8", 4.0)]
     coded = Plan(plan.placements, plan.edges, 1, 1, [], codecs)
@@ -168,7 +168,7 @@ def test_a_replica_without_microbatches_still_takes_part() -> None:
     assert found.step_seconds == pytest.approx(2 * 0.3 + 2 * 0.5)
 
 
-def test_an_update_takes_time_by_the_bytes() -> None:
+def test_an_update_takes_time_in_proportion_to_its_bytes() -> None:
     found = simulate(replicated([1], MB), topology([1.0]), Conditions(update_bytes_per_second=MB / 2))
     assert found.step_seconds == pytest.approx(2.3)
 
@@ -188,17 +188,17 @@ def test_equal_inputs_give_equal_answers(seed: int) -> None:
     assert simulate(plan, places, timeline=True) == simulate(plan, places, timeline=True)
 
 
-def test_a_plan_over_a_link_that_leads_nowhere_is_refused() -> None:
+def test_a_plan_over_a_missing_link_is_refused() -> None:
     plan = chain([0.1, 0.1], [MB], 2, fed_bytes=1)
     one_way = topology([1.0, 1.0], [[0.0, 8.0], [0.0, 0.0]])
-    with pytest.raises(PlanError, match=r"needs the link w1 -> w0, and no way leads there \(0 Mbit/s\)"):
+    with pytest.raises(PlanError, match=r"needs the link w1 -> w0, but the topology has none \(0 Mbit/s\)"):
         simulate(plan, one_way)
     away = msgspec.structs.replace(one_way, submitter="w1")
     with pytest.raises(PlanError, match="needs the link w1 -> w0"):
         simulate(chain([0.1], [], 2, fed_bytes=1), away)
 
 
-def test_a_plan_that_takes_no_time_has_a_bottleneck_all_the_same() -> None:
+def test_a_plan_that_takes_no_time_still_has_a_bottleneck() -> None:
     found = simulate(chain([0.0], [], 2), topology([1.0]))
     assert found.step_seconds == 0
     assert found.line() == "latency and waiting; the busiest is the device of w0, busy 0%"

@@ -1,4 +1,4 @@
-"""What a plan does on a topology, event by event, driven by the policy that the runtime runs by."""
+"""Simulate a plan on a topology, event by event, with the schedule policy of the runtime."""
 
 from farflung.simulator.conditions import PAYLOAD_SHARE, Conditions
 from farflung.simulator.simulate import simulate

@@ -1,11 +1,11 @@
-"""What a step depends on beside plan and topology."""
+"""The conditions of a simulation besides plan and topology."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PAYLOAD_SHARE = 0.954
-"""Of a line's rate, what is no header of Ethernet, IP and TCP (66 of 1514 bytes), TLS or frame."""
+"""Fraction of a link's rate without headers of Ethernet, IP and TCP (66 of 1514 bytes), TLS and frames."""
 
 
 @dataclass(frozen=True)
@@ -15,22 +15,22 @@ class Conditions:
     Parameters
     ----------
     efficiency
-        The part of its TFLOP/s that a device reaches.
+        The fraction of its TFLOP/s that a device sustains.
     split_backward
-        Whether gradients of what was received are computed and sent before those of parameters, as the
-        runtime does. Without, a backward pass is one task.
+        Whether gradients of received values are computed and sent before those of parameters, as in the
+        runtime. If false, a backward pass is one task.
     window
-        W of the admission rule in place of the plan's.
+        W of the admission rule; None uses the plan's.
     payload_share
-        The part of a link's rate that is payload; headers take the rest. A topology states the rates of
-        lines, headers included, as the lab does and as a probe finds them.
+        The fraction of a link's rate that is payload; headers use the rest. A topology states rates with
+        headers, as the lab emulates and probes measure them.
     commit
-        Whether a step ends with a round trip to the broker, which stands in `topology.home`.
+        Whether a step ends with a round trip to the broker, which is in `topology.home`.
     update_bytes_per_second
-        Parameter bytes that an optimizer updates in a second; None for no time at all.
+        Parameter bytes that an optimizer updates in a second; None if updates take no time.
     codec_speed
-        How many times as fast as one core of a CPU devices write and read what codecs declare; inf for no
-        time at all. A worker has a codec thread beside the one that computes; it takes one message at a time.
+        The speed of codecs relative to what they declare for one CPU core; inf if they take no time. Each
+        worker has one codec thread besides its compute thread; it handles one message at a time.
     """
 
     efficiency: float = 1.0

@@ -18,14 +18,14 @@ from farflung.workload.workload import BACKWARD_FACTOR, WEIGHT_FACTOR
 
 
 class Codable(NamedTuple):
-    """Floats that codecs may write: what they take as they are, and in fp32, of which codecs' ratios are."""
+    """Bytes of floats that codecs may write: in their own dtype, and in fp32, on which ratios are based."""
 
     bytes: float = 0
     fp32_bytes: float = 0
 
     @staticmethod
     def of(edge: Edge) -> Codable:
-        """What codecs may write of a value, and again of its gradient."""
+        """The floats that codecs may write of a value; its gradient has the same size."""
         if not edge.is_codable:
             return NOTHING
         return Codable(edge.bytes, edge.bytes * FP32_BYTES / edge.element_bytes)
@@ -35,7 +35,7 @@ class Codable(NamedTuple):
         return Codable(self.bytes + other.bytes, self.fp32_bytes + other.fp32_bytes)
 
     def wire_bytes(self, ratio: float) -> float:
-        """What a codec of that ratio makes of them; what would grow goes as it is."""
+        """Bytes on the wire with a codec of that ratio; values that would grow are sent dense."""
         return min(self.bytes, self.fp32_bytes / ratio)
 
 
@@ -45,7 +45,7 @@ NOTHING = Codable()
 class LinkCosts:
     """Rates of payload in bytes a second and latencies in seconds, by the numbers of workers.
 
-    The feeder (-1) and the broker stand in the home of worker number `home`.
+    The feeder (-1) and the broker are in the home of worker number `home`.
     """
 
     def __init__(self, plan: Plan, topology: Topology, conditions: Conditions) -> None:
@@ -62,32 +62,32 @@ class LinkCosts:
                 pair = numbers.get(codec.source, -1), numbers.get(codec.target, -1)
                 self._ratios[pair] = codec.ratio
                 for gradient, name in enumerate(CodecPair.of(codec.codec)):
-                    if name != DENSE:  # which goes as it lies in memory
+                    if name != DENSE:  # dense values need no codec
                         self._codecs[*pair, bool(gradient)] = catalogue.declared(name)
 
     def rate(self, source: int, target: int) -> float:
-        """Of a pair's own path; PlanError where no way leads there."""
+        """The rate of a link itself; raises PlanError if there is no such link."""
         place = self._place(source)
         mbps = self._topology.bandwidth_mbps[place][target]
         if not mbps:
             ids = self._topology.ids
             raise PlanError(
-                f"the plan needs the link {ids[place]} -> {ids[target]}, and no way leads there (0 Mbit/s)"
+                f"the plan needs the link {ids[place]} -> {ids[target]}, but the topology has none (0 Mbit/s)"
             )
         return mbps * self._bytes_of_a_mbit
 
     def up(self, worker: int) -> float | None:
-        """Of a worker's shared line out; None where each link has its own."""
+        """The rate of a worker's access line out; None if its links share none."""
         mbps = self._topology.workers[self._place(worker)].up_mbps
         return None if mbps is None else mbps * self._bytes_of_a_mbit
 
     def down(self, worker: int) -> float | None:
-        """Of its shared line in."""
+        """The rate of a worker's access line in; None if its links share none."""
         mbps = self._topology.workers[worker].down_mbps
         return None if mbps is None else mbps * self._bytes_of_a_mbit
 
     def most(self, source: int, target: int) -> float:
-        """Of a pair's path and the lines at its ends, with nothing else on them."""
+        """The rate of a link with the access lines at its ends, if nothing else uses them."""
         rates = (self.rate(source, target), self.up(source), self.down(target))
         return min(rate for rate in rates if rate is not None)
 
@@ -97,16 +97,16 @@ class LinkCosts:
         return 0.0 if source == target else self._topology.latency_ms[source][target] / 1e3
 
     def is_near(self, source: int, target: int) -> bool:
-        """Whether there is nothing between them: one worker, or the feeder and the worker of its home."""
+        """Whether no link lies between them: one worker, or the feeder and the worker of its home."""
         return source == target or (source == FEEDER and target == self.home)
 
     def wire_bytes(self, source: int, target: int, size: float, floats: Codable) -> float:
-        """Of a message of `size` bytes in memory, of which `floats` may be written by a codec."""
+        """Bytes on the wire of a message with `size` bytes in memory, of which codecs may write `floats`."""
         ratio = self._ratios.get((source, target))
         return size if ratio is None else (size - floats.bytes + floats.fp32_bytes) / ratio
 
     def codec_seconds(self, source: int, target: int, floats: Codable, gradient: bool) -> tuple[float, float]:
-        """What the link's codec takes to write activations or gradients, and to read them back."""
+        """Seconds that the link's codec needs to encode activations or gradients, and to decode them."""
         codec = self._codecs.get((source, target, gradient))
         if codec is None:
             return 0.0, 0.0
@@ -118,10 +118,10 @@ class LinkCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Transfer:
     """All values that one segment or the feeder sends to another for one microbatch, and their gradients.
 
-    `floats` are those of them that a codec may write, as many there as back.
+    `floats` are those that a codec may write, the same in both directions.
     """
 
     source: int
@@ -133,40 +133,41 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class TaskSeconds:
-    """What the tasks of one segment take on one device."""
+    """Seconds of the tasks of one segment on one device."""
 
     forward: float
     backward: float
     accumulate: float
 
     def of(self, kind: TaskKind) -> float:
-        """What a task of this kind takes."""
+        """Seconds of a task of this kind."""
         if kind is TaskKind.FORWARD:
             return self.forward
         return self.backward if kind is TaskKind.BACKWARD else self.accumulate
 
 
-def routes_of(edges: Sequence[Edge]) -> list[Route]:
-    """One route for each pair of segments between which edges run, in the order of their first edges."""
-    found: dict[tuple[int, int], Route] = {}
+def transfers_of(edges: Sequence[Edge]) -> list[Transfer]:
+    """One transfer for each pair of segments with edges between them, in the order of their first edges."""
+    transfers: dict[tuple[int, int], Transfer] = {}
     for edge in edges:
         pair = edge.source, edge.target
-        so_far = found.get(pair, Route(*pair, 0, 0))
-        found[pair] = Route(
+        so_far = transfers.get(pair, Transfer(*pair, 0, 0))
+        transfers[pair] = Transfer(
             *pair,
             so_far.forward_bytes + edge.bytes,
             so_far.backward_bytes + (edge.bytes if edge.differentiable else 0),
             so_far.floats.plus(Codable.of(edge)),
         )
-    return list(found.values())
+    return list(transfers.values())
 
 
 def task_seconds(
     placement: Placement, sends_back: bool, tflops: float, conditions: Conditions
 ) -> TaskSeconds:
-    """How long a segment's tasks take on a device of `tflops`; with `sends_back` it sends gradients upstream.
+    """Seconds of a segment's tasks on a device of `tflops`.
 
-    One that does not has gradients of parameters only, for which nobody waits.
+    With `sends_back` the segment sends gradients upstream. Otherwise it only has gradients of parameters,
+    for which no other worker waits.
     """
     forward = placement.flops / (tflops * 1e12 * conditions.efficiency)
     whole = forward * (BACKWARD_FACTOR + placement.recompute)
@@ -207,21 +208,21 @@ def numbers_of(plan: Plan, topology: Topology) -> list[list[int]]:
 
 
 def throughput_seconds(
-    plan: Plan, replicas: Sequence[Sequence[int]], routes: Sequence[Route], costs: LinkCosts
+    plan: Plan, replicas: Sequence[Sequence[int]], transfers: Sequence[Transfer], costs: LinkCosts
 ) -> float:
-    """What a step must take, as long as the next one, so that every line carries its messages and inputs."""
+    """The least step time in which every access line can carry the messages and inputs of a step."""
     busy: dict[tuple[str, int], float] = defaultdict(float)
     for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
-        for route in routes:
-            b = workers[route.target]
-            a = FEEDER if route.source == FEEDER else workers[route.source]
+        for transfer in transfers:
+            b = workers[transfer.target]
+            a = FEEDER if transfer.source == FEEDER else workers[transfer.source]
             if costs.is_near(a, b):
                 continue
             start = costs.home if a == FEEDER else a
-            there = costs.wire_bytes(a, b, route.forward_bytes, route.floats)
+            there = costs.wire_bytes(a, b, transfer.forward_bytes, transfer.floats)
             _carry(busy, costs, start, b, share * there)
             if a != FEEDER:
-                back = costs.wire_bytes(b, a, route.backward_bytes, route.floats)
+                back = costs.wire_bytes(b, a, transfer.backward_bytes, transfer.floats)
                 _carry(busy, costs, b, start, share * back)
     return max(busy.values(), default=0.0)
 

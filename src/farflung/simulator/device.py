@@ -1,4 +1,4 @@
-"""A worker's device: runs one task at a time, as the policy says; and its codec thread."""
+"""A worker's device, which runs one task at a time in the order of the policy, and its codec thread."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Report = Callable[[Task], None]
 
 
 class Cores:
-    """The cores of one machine, for as many of its workers at a time; who waits longest is next."""
+    """The cores of one machine. Each task of its workers needs one; the task that waits longest is next."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = count
         self._waiting: deque[Callable[[], None]] = deque()
 
-    def ask(self, run: Callable[[], None]) -> None:
-        """Call `run` on a core of its own, now or when one is free; it must `leave` the core."""
+    def acquire(self, run: Callable[[], None]) -> None:
+        """Call `run` on a core of its own, now or when one is free; it must `release` the core."""
         if self._free:
             self._free -= 1
             run()
         else:
             self._waiting.append(run)
 
-    def leave(self) -> None:
-        """A task is over."""
+    def release(self) -> None:
+        """Give back the core of a finished task."""
         if self._waiting:
             self._waiting.popleft()()
         else:
@@ -37,9 +37,9 @@ class Cores:
 
 
 class Device:
-    """The segments of one worker. `send` takes a task whose results leave, `ended` any task that is over.
+    """The segments of one worker. It calls `send` for tasks with results to send, and `ended` for every task.
 
-    `cores` are those that it shares with others, if it has none of its own.
+    `cores` are the cores that it shares with other workers; None if it has its own.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Device:
         self._microbatches = microbatches
         self._window = window
         self._send = send
-        self._tell_ended = ended
+        self._report_ended = ended
         self._is_free = False
         self._policy = Policy((), 0, 1)
         self.busy = 0.0
@@ -72,13 +72,13 @@ class Device:
         return [needs.segment for needs in self._needs]
 
     def begin(self, seconds: float) -> None:
-        """A step begins here at the time `seconds`; what arrives before that waits."""
+        """Begin a step at the time `seconds`; messages that arrive earlier wait."""
         self._policy = Policy(self._needs, self._microbatches, self._window)
         self._is_free = False
         self._clock.at(seconds, self._freed)
 
     def arrived(self, segment: int, microbatch: int, gradient: bool) -> None:
-        """A message has come."""
+        """Count a message that has arrived."""
         self._policy.arrived(segment, microbatch, gradient)
         if self._is_free:
             self._run_next()
@@ -94,11 +94,11 @@ class Device:
         if self.cores is None:
             self._run()
         else:
-            self.cores.ask(self._run)
+            self.cores.acquire(self._run)
 
     def _run(self) -> None:
         task = self._policy.next()
-        assert task is not None, "what is ready stays ready"
+        assert task is not None, "a ready task stays ready"
         seconds = self._seconds[task.segment].of(task.kind)
         now = self._clock.now
         self.busy += seconds
@@ -109,21 +109,21 @@ class Device:
     def _done(self, task: Task) -> None:
         if task.kind is not TaskKind.ACCUMULATE:
             self._send(task)
-        self._tell_ended(task)
+        self._report_ended(task)
         self._policy.finished(task)
         if self.cores is not None:
-            self.cores.leave()
+            self.cores.release()
         self._freed(None)
 
 
 class Coder:
-    """A worker's codec thread: one message after the other."""
+    """A worker's codec thread, which handles one message after the other."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._free_at = 0.0
 
-    def take(self, seconds: float, action: Action, argument: object) -> None:
-        """Run `action(argument)` when a message that takes `seconds` has been worked on."""
+    def submit(self, seconds: float, action: Action, argument: object) -> None:
+        """Run `action(argument)` once a message that takes `seconds` has been coded."""
         self._free_at = max(self._clock.now, self._free_at) + seconds
         self._clock.at(self._free_at, action, argument)

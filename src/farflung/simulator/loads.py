@@ -1,4 +1,4 @@
-"""How busy devices, links and lines were in a step, in words."""
+"""Measure how busy devices, links and access lines were in a step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _KINDS: dict[int, Kind] = {
 
 
 class Loads:
-    """Counts from the beginning of a step."""
+    """Counts the work of every resource from the beginning of a step."""
 
     def __init__(
         self, topology: Topology, wiring: Wiring, pipelines: Sequence[Pipeline], payload_share: float
     ) -> None:
-        self._mbps = 8e-6 / payload_share  # of a line with all its headers, for a byte of payload a second
+        self._mbps = 8e-6 / payload_share  # Mbit/s with headers for one byte of payload a second
         self._ids = topology.ids
         self._home = topology.ids.index(topology.home.id)
         self._wiring = wiring
@@ -33,15 +33,15 @@ class Loads:
         }
         self._began = 0.0
 
-    def begin(self, seconds: float, timeline: bool, goes_on: bool = False) -> None:
-        """A step begins: forget what was, or only what ran when if the count `goes_on`."""
+    def begin(self, seconds: float, timeline: bool, continues: bool = False) -> None:
+        """Begin a step: reset all counts, or, if the count `continues`, only the timeline."""
         self._count_so_far()
         self._began = seconds
         for device in self._devices.values():
             device.tasks = [] if timeline else None
         for link in self._wiring.links.values():
             link.pieces = [] if timeline else None
-        if not goes_on:
+        if not continues:
             self._forget()
 
     def _count_so_far(self) -> None:
@@ -57,16 +57,16 @@ class Loads:
             line.carried = 0.0
 
     def of(self, step_seconds: float, steps: int = 1) -> tuple[Load, ...]:
-        """All that was busy in `steps` of `step_seconds`, the busiest first; a line before its links."""
+        """The loads in `steps` of `step_seconds`, the busiest first; access lines before their links."""
         self._count_so_far()
         seconds = step_seconds * steps or math.inf
-        found = [
-            Load("line", f"the line of {self._ids[worker]} {way}", (self._ids[worker],),
+        loads = [
+            Load("line", f"the access line of {self._ids[worker]} {direction}", (self._ids[worker],),
                  line.carried / line.capacity / seconds, line.carried / steps, line.capacity * self._mbps)
-            for way, lines in (("up", self._wiring.up), ("down", self._wiring.down))
+            for direction, lines in (("up", self._wiring.up), ("down", self._wiring.down))
             for worker, line in lines.items()
         ]  # fmt: skip
-        found += [
+        loads += [
             Load(
                 "device",
                 f"the device of {self._ids[worker]}",
@@ -75,13 +75,13 @@ class Loads:
             )
             for worker, device in self._devices.items()
         ]
-        found += [
+        loads += [
             self._link(pair, link.carried, seconds, steps)
             for pair, link in self._wiring.links.items()
             if link.carried
         ]
-        found += self._machines(seconds)
-        return tuple(sorted(found, key=lambda load: -load.share))
+        loads += self._machines(seconds)
+        return tuple(sorted(loads, key=lambda load: -load.share))
 
     def _machines(self, seconds: float) -> list[Load]:
         shared: dict[Cores, list[int]] = {}
@@ -99,7 +99,7 @@ class Loads:
         ]
 
     def timeline(self) -> tuple[Span, ...]:
-        """What ran since the step began, devices in the order of their first segments."""
+        """Everything that ran since the step began, devices in the order of their first segments."""
         spans = [
             Span(self._ids[worker], task.kind.value, task.microbatch,
                  start - self._began, end - self._began)

@@ -1,8 +1,8 @@
 """Links that carry one message at a time, and access lines that several links share fairly.
 
-A link takes gradients before activations before state, each in the order of their coming, and leaves off a
-message for a more urgent one, as `transport.outbox` does chunk by chunk. Links that cross one line at the
-same time share it max-min fairly, like fluid; only what a change can reach is computed again.
+A link sends gradients before activations before state, each in order of arrival, and interrupts a message for
+a more urgent one, as `transport.link.outbox` does chunk by chunk. Links that use an access line at the same
+time share it max-min fairly, like a fluid; a change recomputes only the rates that it can affect.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from farflung.simulator.costs import LinkCosts
 
 
 def max_min(most: Sequence[float], lines: Sequence[tuple[float, Sequence[int]]]) -> list[float]:
-    """The rate of each flow, by progressive filling.
+    """The max-min fair rate of each flow, by progressive filling.
 
     Parameters
     ----------
     most
-        What each flow can take at most.
+        The largest rate of each flow.
     lines
-        For each shared line its capacity, and the numbers of the flows that cross it.
+        For each access line its capacity, and the numbers of the flows that use it.
     """
     rates = [0.0] * len(most)
     is_open = [True] * len(most)
@@ -57,7 +57,7 @@ _ROOM = 1 + 1e-9
 
 
 class Priority(IntEnum):
-    """What leaves first."""
+    """The order in which a link sends messages; lower numbers first."""
 
     GRADIENT = 0
     ACTIVATION = 1
@@ -66,7 +66,7 @@ class Priority(IntEnum):
 
 @dataclass(slots=True)
 class Message:
-    """`size` bytes; on arrival `action(argument)` runs. `microbatch` is for pictures."""
+    """A message of `size` bytes; on arrival `action(argument)` runs. `microbatch` is used by pictures."""
 
     size: float
     priority: int
@@ -76,38 +76,38 @@ class Message:
 
 
 class Line:
-    """What the links of one worker share in one direction, or those of one pair of homes."""
+    """Capacity that links share: a worker's access line in one direction, or the path of two homes."""
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         self.carried = 0.0
-        self.links: dict[Link, None] = {}  # that send now, in the order in which they began
-        self.asked = 0.0
+        self.links: dict[Link, None] = {}  # those that send now, in the order in which they began
+        self.demand = 0.0
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether the links that send now could fill it."""
-        return self.asked > self.capacity * _ROOM
+    def is_saturated(self) -> bool:
+        """Whether the links that send now could exceed the capacity."""
+        return self.demand > self.capacity * _ROOM
 
     def add(self, link: Link) -> None:
-        """`link` begins to send."""
+        """Count `link` as sending."""
         self.links[link] = None
-        self.asked += link.most
+        self.demand += link.most
 
     def remove(self, link: Link) -> None:
-        """`link` has nothing more to send."""
+        """Count `link` as no longer sending."""
         del self.links[link]
-        self.asked = self.asked - link.most if self.links else 0.0
+        self.demand = self.demand - link.most if self.links else 0.0
 
 
 class Piece(tuple[int, int, float, float]):
-    """A message's (priority, microbatch, start, end) on a link, for pictures."""
+    """A part of a message on a link, for pictures: (priority, microbatch, start, end)."""
 
     __slots__ = ()
 
 
 class Link:
-    """One ordered pair's messages. `rate` is in bytes a second, `latency` in seconds."""
+    """The messages of one directed pair. `rate` is in bytes a second, `latency` in seconds."""
 
     __slots__ = (
         "_began",
@@ -139,39 +139,39 @@ class Link:
         self._left = 0.0
         self._rate = self.most
         self._since = self._began = 0.0
-        self._number = 0  # of the current end; what was due under an older one is void
+        self._number = 0  # of the scheduled end; ends with older numbers are ignored
 
     def post(self, message: Message) -> None:
-        """Queue a message; it leaves when everything before it has left."""
+        """Queue a message; it is sent after everything before it."""
         current = self._current
         if current is None:
             if message.size <= 0:
                 self._arrive(message)
             else:
                 self._begin(message)
-                self._join()
+                self._start_sending()
         elif message.priority >= current.priority:
             self._queues[message.priority].append(message)
         elif message.size <= 0:
             self._arrive(message)
         else:
-            self._leave_off()
+            self._interrupt()
             self._begin(message)
-            self._due()
+            self._schedule_end()
 
     def set_rate(self, rate: float) -> None:
         """Send at `rate` from now on."""
         if rate != self._rate:
-            self._settle()
+            self._update_left()
             self._rate = rate
-            self._due()
+            self._schedule_end()
 
     def count_so_far(self) -> None:
-        """Count what has been sent of the message under way."""
+        """Count the part of the current message that has been sent."""
         message = self._current
         if message is None or self._began == self._clock.now:
             return
-        self._settle()
+        self._update_left()
         self._count(message, message.size - self._left)
         message.size, self._began = self._left, self._clock.now
 
@@ -180,18 +180,18 @@ class Link:
         self._left = message.size
         self._since = self._began = self._clock.now
 
-    def _settle(self) -> None:
+    def _update_left(self) -> None:
         now = self._clock.now
         self._left -= self._rate * (now - self._since)
         self._since = now
 
-    def _due(self) -> None:
+    def _schedule_end(self) -> None:
         self._number += 1
         self._clock.at(self._since + max(0.0, self._left) / self._rate, self._ended, self._number)
 
-    def _leave_off(self) -> None:
-        """A more urgent message has come; the rest of this one stands first in its queue."""
-        self._settle()
+    def _interrupt(self) -> None:
+        """Stop for a more urgent message; the rest of the current one becomes first in its queue."""
+        self._update_left()
         message = self._current
         assert message is not None
         self._count(message, message.size - self._left)
@@ -205,16 +205,16 @@ class Link:
         assert message is not None
         self._count(message, message.size)
         self._arrive(message)
-        while (following := self._take()) is not None:
+        while (following := self._next_message()) is not None:
             if following.size > 0:
                 self._begin(following)
-                self._due()
+                self._schedule_end()
                 return
             self._arrive(following)
         self._current = None
-        self._part()
+        self._stop_sending()
 
-    def _take(self) -> Message | None:
+    def _next_message(self) -> Message | None:
         for queue in self._queues:
             if queue:
                 return queue.popleft()
@@ -231,24 +231,24 @@ class Link:
         if self.pieces is not None:
             self.pieces.append(Piece((message.priority, message.microbatch, self._began, self._clock.now)))
 
-    def _join(self) -> None:
-        """Begin to send: whoever shares a line with this link gets less of it."""
+    def _start_sending(self) -> None:
+        """Begin to send; other links on the same lines get less."""
         shares = False
         for line in self.lines:
             line.add(self)
-            shares = shares or line.is_narrow
+            shares = shares or line.is_saturated
         if shares:
             self._rate = 0.0
             _share([self])
         else:
             self._rate = self.most
-            self._due()
+            self._schedule_end()
 
-    def _part(self) -> None:
-        """Nothing to send: the others get more."""
+    def _stop_sending(self) -> None:
+        """Stop sending; other links on the same lines get more."""
         freed: dict[Link, None] | None = None
         for line in self.lines:
-            if line.is_narrow:
+            if line.is_saturated:
                 freed = {**(freed or {}), **line.links}
             line.remove(self)
         if freed:
@@ -257,13 +257,13 @@ class Link:
 
 
 def _share(links: Iterable[Link]) -> None:
-    """Divide anew what these links can reach over lines that are narrow now."""
+    """Recompute the rates of these links and of all that share saturated lines with them."""
     reached = dict.fromkeys(links)
     lines: dict[Line, None] = {}
     waiting = list(reached)
     while waiting:
         for line in waiting.pop().lines:
-            if line not in lines and line.is_narrow:
+            if line not in lines and line.is_saturated:
                 lines[line] = None
                 fresh = [link for link in line.links if link not in reached]
                 reached.update(dict.fromkeys(fresh))
@@ -275,7 +275,7 @@ def _share(links: Iterable[Link]) -> None:
 
 
 class Wiring:
-    """Links by the numbers of their workers; the feeder shares its home's line, and its paths to others."""
+    """Links by worker numbers; the feeder shares the access line and the paths of its home."""
 
     def __init__(self, clock: Clock, costs: LinkCosts) -> None:
         self._clock = clock
@@ -286,14 +286,14 @@ class Wiring:
         self._paths: dict[int, Line] = {}
 
     def link(self, source: int, target: int) -> Link | None:
-        """The link between two workers, or from the feeder to one; None where there is nothing between."""
+        """The link between two workers, or from the feeder to one; None if they need none."""
         if self.costs.is_near(source, target):
             return None
         if (source, target) not in self.links:
-            self.links[source, target] = self._made(source, target)
+            self.links[source, target] = self._make_link(source, target)
         return self.links[source, target]
 
-    def _made(self, source: int, target: int) -> Link:
+    def _make_link(self, source: int, target: int) -> Link:
         costs = self.costs
         start = costs.home if source == FEEDER else source
         lines = []

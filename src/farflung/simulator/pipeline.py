@@ -1,4 +1,4 @@
-"""One replica of a plan's segments: their devices, what they send to each other, and their feeder."""
+"""One replica of a plan's segments: their devices, their messages to each other, and their feeder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from farflung.plans import FEEDER
 from farflung.schedule import Feeding, Task, TaskKind, needs_of
 from farflung.simulator.clock import Clock
-from farflung.simulator.costs import Codable, Route, TaskSeconds
+from farflung.simulator.costs import Codable, TaskSeconds, Transfer
 from farflung.simulator.device import Coder, Cores, Device
 from farflung.simulator.network import Link, Message, Priority, Wiring
 
@@ -16,8 +16,8 @@ Arrival = tuple[int, int, bool]  # segment, microbatch, whether it is a gradient
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """How the messages of a segment to another one go: their bytes on the wire, and what writes them."""
+class _Channel:
+    """The link and the codec of a segment's messages to another segment, with their bytes on the wire."""
 
     target: int
     link: Link | None
@@ -30,17 +30,17 @@ class _Way:
 
 
 class Pipeline:
-    """A replica in steps of `microbatches`; `segment_ended` hears when a segment has run them all.
+    """A replica that runs steps of `microbatches`; it calls `segment_ended` when a segment has run them all.
 
-    `workers` are the numbers of the segments' workers, `seconds` what their tasks take, `recomputing` those
-    segments that run forward twice, `cores` what workers of one machine share.
+    `workers` holds the number of each segment's worker, `seconds` the times of its tasks, `recomputing` the
+    segments that recompute, and `cores` the cores that workers of one machine share.
     """
 
     def __init__(
         self,
         clock: Clock,
         wiring: Wiring,
-        routes: Sequence[Route],
+        transfers: Sequence[Transfer],
         workers: Sequence[int],
         microbatches: int,
         window: int,
@@ -58,7 +58,7 @@ class Pipeline:
         segments: dict[int, list[int]] = {}
         for segment, worker in enumerate(workers):
             segments.setdefault(worker, []).append(segment)
-        all_needs = needs_of(range(len(workers)), routes, recomputing)
+        all_needs = needs_of(range(len(workers)), transfers, recomputing)
         self.devices = {
             worker: Device(
                 clock,
@@ -73,11 +73,11 @@ class Pipeline:
             for worker, here in segments.items()
         }
         self._device_of = [self.devices[worker] for worker in workers]
-        self._forward, self._backward = self._ways(routes)
-        self.feeder = Feeder(clock, wiring, routes, workers, microbatches, window, self._arrived)
+        self._forward, self._backward = self._channels(transfers)
+        self.feeder = Feeder(clock, wiring, transfers, workers, microbatches, window, self._arrived)
 
     def begin(self, ready_at: Callable[[int], float]) -> None:
-        """The next step begins at each worker when `ready_at` says."""
+        """Begin the next step, on each worker at the time that `ready_at` gives."""
         for worker, device in self.devices.items():
             device.begin(ready_at(worker))
             if not self._microbatches:
@@ -85,23 +85,27 @@ class Pipeline:
                     self._segment_ended(segment)
         self.feeder.begin()
 
-    def _ways(self, routes: Sequence[Route]) -> tuple[list[list[_Way]], list[list[_Way]]]:
-        forward: list[list[_Way]] = [[] for _ in self._workers]
-        backward: list[list[_Way]] = [[] for _ in self._workers]
-        for route in routes:
-            if route.source != FEEDER:
-                forward[route.source].append(
-                    self._way(route.source, route.target, route.forward_bytes, route.floats, False)
+    def _channels(self, transfers: Sequence[Transfer]) -> tuple[list[list[_Channel]], list[list[_Channel]]]:
+        forward: list[list[_Channel]] = [[] for _ in self._workers]
+        backward: list[list[_Channel]] = [[] for _ in self._workers]
+        for transfer in transfers:
+            if transfer.source != FEEDER:
+                forward[transfer.source].append(
+                    self._channel(
+                        transfer.source, transfer.target, transfer.forward_bytes, transfer.floats, False
+                    )
                 )
-                backward[route.target].append(
-                    self._way(route.target, route.source, route.backward_bytes, route.floats, True)
+                backward[transfer.target].append(
+                    self._channel(
+                        transfer.target, transfer.source, transfer.backward_bytes, transfer.floats, True
+                    )
                 )
         return forward, backward
 
-    def _way(self, source: int, target: int, size: int, floats: Codable, gradient: bool) -> _Way:
+    def _channel(self, source: int, target: int, size: int, floats: Codable, gradient: bool) -> _Channel:
         a, b = self._workers[source], self._workers[target]
         encode_seconds, decode_seconds = self._wiring.costs.codec_seconds(a, b, floats, gradient)
-        return _Way(
+        return _Channel(
             target=target,
             link=self._wiring.link(a, b),
             wire_bytes=self._wiring.costs.wire_bytes(a, b, size, floats),
@@ -113,17 +117,19 @@ class Pipeline:
         )
 
     def _send(self, task: Task) -> None:
-        """The results of `task` leave."""
+        """Send the results of `task`."""
         segment, kind, microbatch = task
         is_backward = kind is TaskKind.BACKWARD
-        for way in (self._backward if is_backward else self._forward)[segment]:
-            arrival = (way.target, microbatch, is_backward)
-            if way.link is None:
+        for channel in (self._backward if is_backward else self._forward)[segment]:
+            arrival = (channel.target, microbatch, is_backward)
+            if channel.link is None:
                 self._arrived(arrival)
-            elif not way.encode_seconds and not way.decode_seconds:
-                way.link.post(Message(way.wire_bytes, way.priority, self._arrived, arrival, microbatch))
+            elif not channel.encode_seconds and not channel.decode_seconds:
+                channel.link.post(
+                    Message(channel.wire_bytes, channel.priority, self._arrived, arrival, microbatch)
+                )
             else:
-                self._send_coded(way, way.link, arrival)
+                self._send_coded(channel, channel.link, arrival)
 
     def _ended(self, task: Task) -> None:
         segment, kind, microbatch = task
@@ -132,14 +138,14 @@ class Pipeline:
             if microbatch == self._microbatches - 1:
                 self._segment_ended(segment)
 
-    def _send_coded(self, way: _Way, link: Link, arrival: Arrival) -> None:
-        """Through the codec threads at both ends."""
+    def _send_coded(self, channel: _Channel, link: Link, arrival: Arrival) -> None:
+        """Send through the codec threads at both ends."""
 
-        def came(_: object) -> None:
-            way.decoder.take(way.decode_seconds, self._arrived, arrival)
+        def on_received(_: object) -> None:
+            channel.decoder.submit(channel.decode_seconds, self._arrived, arrival)
 
-        message = Message(way.wire_bytes, way.priority, came, None, arrival[1])
-        way.coder.take(way.encode_seconds, link.post, message)
+        message = Message(channel.wire_bytes, channel.priority, on_received, None, arrival[1])
+        channel.coder.submit(channel.encode_seconds, link.post, message)
 
     def _arrived(self, arrival: Arrival) -> None:
         segment, microbatch, gradient = arrival
@@ -147,16 +153,13 @@ class Pipeline:
 
 
 class Feeder:
-    """Feeds one replica, step after step.
-
-    Microbatches are numbered on from step to step.
-    """
+    """Feeds one replica, step after step; microbatch numbers continue from step to step."""
 
     def __init__(
         self,
         clock: Clock,
         wiring: Wiring,
-        routes: Sequence[Route],
+        transfers: Sequence[Transfer],
         workers: Sequence[int],
         microbatches: int,
         window: int,
@@ -167,41 +170,43 @@ class Feeder:
         self._microbatches = microbatches
         self._window = window
         self._first = -microbatches
-        fed = [route for route in routes if route.source == FEEDER]
-        self._bytes = {route.target: route.forward_bytes for route in fed}
-        self._links = {route.target: wiring.link(FEEDER, workers[route.target]) for route in fed}
-        self._away = {route.target: wiring.costs.seconds_away(workers[route.target], FEEDER) for route in fed}
-        self._feeding = Feeding([route.target for route in fed], window)
+        fed = [transfer for transfer in transfers if transfer.source == FEEDER]
+        self._bytes = {transfer.target: transfer.forward_bytes for transfer in fed}
+        self._links = {transfer.target: wiring.link(FEEDER, workers[transfer.target]) for transfer in fed}
+        self._away = {
+            transfer.target: wiring.costs.seconds_away(workers[transfer.target], FEEDER) for transfer in fed
+        }
+        self._feeding = Feeding([transfer.target for transfer in fed], window)
         self._sent = dict.fromkeys(self._bytes, 0)
-        self._here = dict.fromkeys(self._bytes, 0)
+        self._delivered = dict.fromkeys(self._bytes, 0)
 
     @property
     def under_way(self) -> int:
-        """The most microbatches that have been fed to a segment and have not come."""
-        return max((sent - self._here[segment] for segment, sent in self._sent.items()), default=0)
+        """The largest number of microbatches that were fed to a segment and have not arrived."""
+        return max((sent - self._delivered[segment] for segment, sent in self._sent.items()), default=0)
 
     def start(self, is_ahead: bool) -> None:
-        """Feed the first windows; if the feeder `is_ahead`, they are there at once."""
+        """Feed the first windows; if the feeder `is_ahead`, they arrive at once."""
         if not is_ahead:
             self._feed()
         while (turn := self._feeding.next()) is not None:
             self._feeding.fed()
             self._sent[turn[0]] += 1
-            self._here[turn[0]] += 1
+            self._delivered[turn[0]] += 1
 
     def begin(self) -> None:
-        """The next step begins: tell of what is there of it."""
+        """Begin the next step: report its microbatches that have arrived already."""
         self._first += self._microbatches
-        for segment, here in self._here.items():
+        for segment, here in self._delivered.items():
             for number in range(self._first, min(here, self._first + self._microbatches)):
                 self._arrived((segment, number - self._first, False))
 
     def finished(self, segment: int) -> None:
-        """`segment` has finished a microbatch, and says so if it is fed."""
+        """Report to the feeder that `segment` has finished a microbatch, if the feeder feeds it."""
         if segment in self._bytes:
-            self._clock.at(self._clock.now + self._away[segment], self._told, segment)
+            self._clock.at(self._clock.now + self._away[segment], self._on_finished, segment)
 
-    def _told(self, segment: int) -> None:
+    def _on_finished(self, segment: int) -> None:
         self._feeding.finished(segment)
         self._feed()
 
@@ -211,13 +216,13 @@ class Feeder:
             self._sent[turn[0]] += 1
             link = self._links[turn[0]]
             if link is None:
-                self._came(turn)
+                self._on_delivered(turn)
             else:
                 size = self._bytes[turn[0]]
-                link.post(Message(size, Priority.ACTIVATION, self._came, turn, turn[1] - self._first))
+                link.post(Message(size, Priority.ACTIVATION, self._on_delivered, turn, turn[1] - self._first))
 
-    def _came(self, turn: tuple[int, int]) -> None:
+    def _on_delivered(self, turn: tuple[int, int]) -> None:
         segment, number = turn
-        self._here[segment] = number + 1
+        self._delivered[segment] = number + 1
         if 0 <= number - self._first < self._microbatches:
             self._arrived((segment, number - self._first, False))

@@ -1,5 +1,6 @@
-"""The replicas of a segment add up their gradients, as DT-FM has it: every pair exchanges shards, twice.
+"""Simulate a plan: its pipelines, and the exchange of gradients between replicas of a segment as in DT-FM.
 
+Every pair of replicas exchanges shards, twice:
 arXiv 2206.01288, section 3.3: worker i takes sum over j of 2 (latency_ij + gradients / (R bandwidth_ij)).
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from farflung.plans import Plan, Topology
 from farflung.simulator.clock import Clock
 from farflung.simulator.conditions import Conditions
-from farflung.simulator.costs import LinkCosts, numbers_of, routes_of, segment_seconds, throughput_seconds
+from farflung.simulator.costs import LinkCosts, numbers_of, segment_seconds, throughput_seconds, transfers_of
 from farflung.simulator.device import Cores
 from farflung.simulator.loads import Loads
 from farflung.simulator.network import Message, Priority, Wiring
@@ -20,10 +21,10 @@ from farflung.simulator.simulation import Simulation
 
 
 class Sync:
-    """One segment's exchange in one step: begins when all replicas have said `ended`, ends with `done`.
+    """One segment's exchange in one step: begins once all replicas have called `ended`, ends with `done`.
 
-    Each worker sends one shard after the other, the next when the last has come, beginning with the worker
-    after it, so that at no time two of them send to a third unless some are slower.
+    Each worker sends its shards one by one, each after the last has arrived, starting with the next worker in
+    the row. So no two workers send to the same third one at a time, unless some are slower.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Sync:
         self._sending = len(workers)
 
     def ended(self) -> None:
-        """The segment has run its last microbatch in one replica."""
+        """Note that one replica of the segment has run its last microbatch."""
         self._running -= 1
         if not self._running:
             for replica in range(len(self._workers)):
@@ -65,7 +66,7 @@ class Sync:
 
 MOST_STEPS = 8
 TURNS = 4
-"""Steps that wait for the feeder may take turns, a long one and a short one: the mean of so many is meant."""
+"""Steps that wait for the feeder can alternate between long and short: take the mean of this many."""
 _ALIKE = 1e-3
 
 _DEFAULT = Conditions()
@@ -74,11 +75,11 @@ _DEFAULT = Conditions()
 def simulate(
     plan: Plan, topology: Topology, conditions: Conditions = _DEFAULT, *, timeline: bool = False
 ) -> Simulation:
-    """One step of `plan` in a run that goes on; with `timeline` also what ran when.
+    """Simulate one step of `plan` in a steady run; with `timeline` the result says when everything ran.
 
-    A step begins with the broker's decision about the one before. Its first inputs are there, because the
-    feeder works ahead. Where it cannot keep up, steps are simulated from a cold start on until one is like
-    the one before; if none is, the mean of the last `TURNS` counts.
+    A step begins with the broker's decision on the one before. Its first inputs have arrived already, because
+    the feeder works ahead. If the feeder cannot keep up, steps are simulated from a cold start until two in a
+    row take equally long; if none do, the result is the mean of the last `TURNS` steps.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def simulate(
 
 
 class _Run:
-    """The parts of a simulation, and the steps they take together."""
+    """The parts of a simulation, and its steps."""
 
     def __init__(self, plan: Plan, topology: Topology, conditions: Conditions, is_ahead: bool) -> None:
         self._plan = plan
@@ -100,14 +101,14 @@ class _Run:
         self._costs = LinkCosts(plan, topology, conditions)
         self._wiring = Wiring(self._clock, self._costs)
         self._replicas = numbers_of(plan, topology)
-        self._routes = routes_of(plan.edges)
+        self._transfers = transfers_of(plan.edges)
         self._window = conditions.window or plan.window
         cores = _shared_cores(topology)
         self._pipelines = [
             Pipeline(
                 self._clock,
                 self._wiring,
-                self._routes,
+                self._transfers,
                 workers,
                 share,
                 self._window,
@@ -125,40 +126,40 @@ class _Run:
             for placement, worker in zip(plan.placements, workers, strict=True):
                 self._owned[worker] += placement.parameter_bytes
         self._loads = Loads(topology, self._wiring, self._pipelines, conditions.payload_share)
-        self._least = throughput_seconds(plan, self._replicas, self._routes, self._costs)
+        self._least = throughput_seconds(plan, self._replicas, self._transfers, self._costs)
         self._syncs: list[Sync] = []
         self._unfinished: dict[int, int] = {}
         self._unready = 0
 
     def once(self, timeline: bool) -> Simulation | None:
-        """One step; None if the feeder could not have kept up with it."""
+        """Simulate one step; None if the feeder could not have kept up with it."""
         seconds = self._step(timeline)
         behind = max(pipeline.feeder.under_way for pipeline in self._pipelines)
         if behind > self._window or seconds < self._least * (1 - _ALIKE):
             return None
-        return self._found(seconds, 1)
+        return self._result(seconds, 1)
 
     def until_steady(self, timeline: bool) -> Simulation:
-        """Steps until one takes as long as the one before, or they take turns."""
+        """Simulate steps until one takes as long as the one before, or until they alternate."""
         before = 0.0
         for steps in range(1, MOST_STEPS - TURNS + 2):
             seconds = self._step(timeline)
             if abs(seconds - before) <= _ALIKE * seconds:
-                return self._found(seconds, steps)
+                return self._result(seconds, steps)
             before = seconds
         began = self._clock.now - seconds
         for _ in range(TURNS - 1):
-            self._step(timeline, goes_on=True)
-        return self._found((self._clock.now - began) / TURNS, MOST_STEPS, TURNS)
+            self._step(timeline, continues=True)
+        return self._result((self._clock.now - began) / TURNS, MOST_STEPS, TURNS)
 
-    def _found(self, seconds: float, steps: int, counted: int = 1) -> Simulation:
-        """What the last `counted` of the simulated `steps` say."""
-        seconds = max(seconds, self._least)  # which a single step can undercut by what was fed before it
+    def _result(self, seconds: float, steps: int, counted: int = 1) -> Simulation:
+        """The result of the last `counted` of the simulated `steps`."""
+        seconds = max(seconds, self._least)  # a single step can be shorter thanks to inputs fed before it
         return Simulation(seconds, self._loads.of(seconds, counted), steps, self._loads.timeline())
 
-    def _step(self, timeline: bool, goes_on: bool = False) -> float:
+    def _step(self, timeline: bool, continues: bool = False) -> float:
         began = self._clock.now
-        self._loads.begin(began, timeline, goes_on)
+        self._loads.begin(began, timeline, continues)
         self._syncs = [
             Sync(
                 self._clock,
@@ -181,7 +182,7 @@ class _Run:
         return self._clock.now - began
 
     def _ready_at(self, worker: int) -> float:
-        """When a worker begins: it hears the decision and updates what it owns."""
+        """When a worker begins: after it got the decision and updated its parameters."""
         away = self._costs.seconds_away(self._costs.home, worker) if self._conditions.commit else 0.0
         rate = self._conditions.update_bytes_per_second
         return self._clock.now + away + (self._owned[worker] / rate if rate else 0.0)
@@ -207,11 +208,11 @@ class _Run:
 
 
 def _shared_cores(topology: Topology) -> dict[int, Cores]:
-    """For each worker that has no core of its own, the cores of its machine."""
-    found = {}
+    """The cores of the machine, for each worker that has no core of its own."""
+    cores = {}
     for numbers in topology.machines().values():
         count = topology.workers[numbers[0]].cores
         assert count is not None
         if count < len(numbers):
-            found.update(dict.fromkeys(numbers, Cores(count)))
-    return found
+            cores.update(dict.fromkeys(numbers, Cores(count)))
+    return cores

@@ -1,4 +1,4 @@
-"""The result of a simulation, and a note where it says too little."""
+"""The result of a simulation, and a note if it is not reliable."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 BUSY = 0.2
-"""Of a step; what works for less of it holds nothing up."""
+"""A resource that is busy for a smaller fraction of a step than this is no bottleneck."""
 
 Kind = Literal["forward", "backward", "accumulate", "gradient", "activation", "state"]
 
@@ -15,10 +15,10 @@ Kind = Literal["forward", "backward", "accumulate", "gradient", "activation", "s
 class Load:
     """How busy one resource was in a step.
 
-    `kind` is device, machine (whose cores several workers share), link or line; `name` says which in words,
-    `workers` by id: the one whose device or line it is, those on the machine, or sender and receiver (the
-    submitter is where the topology's home is). `bytes` are those on the wire, `mbps` the rate that the
-    topology states, both 0 for a device. `share` is the part of the step for which it worked at its full
+    `kind` is device, machine (with cores that several workers share), link or line (an access line). `name`
+    describes it; `workers` holds the ids of its worker, of the workers on the machine, or of sender and
+    receiver (the submitter is in the topology's home). `bytes` counts bytes on the wire, `mbps` is the rate
+    in the topology; both are 0 for a device. `share` is the fraction of the step for which it worked at full
     rate.
     """
 
@@ -32,7 +32,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time: a task on a device, or a message on a link. Microbatch -1 belongs to none."""
+    """A task on a device or a message on a link, in seconds. Microbatch -1 stands for none."""
 
     row: str
     kind: Kind
@@ -50,11 +50,11 @@ class Simulation:
     step_seconds
         From one decision of the broker to the next; without commit, until the last worker has ended.
     loads
-        Of every device, link and line that did something, the busiest first.
+        The loads of every device, link and access line that was used, the busiest first.
     steps
-        How many steps were simulated until one was like the one before.
+        How many steps were simulated until the time was steady.
     timeline
-        What ran when, in seconds from the start of the step, if that was asked for.
+        What ran when, in seconds from the start of the step, if requested.
     """
 
     step_seconds: float
@@ -68,7 +68,7 @@ class Simulation:
         return self.loads[0]
 
     def line(self) -> str:
-        """The bottleneck in words."""
+        """The bottleneck as messages write it."""
         busiest = f"{self.bottleneck.name}, busy {self.bottleneck.share:.0%}"
         return busiest if self.bottleneck.share >= BUSY else f"latency and waiting; the busiest is {busiest}"
 
@@ -77,11 +77,13 @@ BRIEF_SECONDS = 1e-3
 
 
 def brief_notes(busy: float, step_seconds: float, microbatches: int) -> list[str]:
-    """A note where the busiest device computes for less than 1 ms a microbatch, else nothing.
+    """A note if the busiest device computes for less than 1 ms a microbatch, else nothing.
 
-    It computes for the part `busy` of a step.
+    `busy` is the fraction of a step for which that device computes.
     """
     if busy * step_seconds >= BRIEF_SECONDS * microbatches:
         return []
-    words = "only arithmetic and messages are counted, and no device needs 1 ms for a microbatch: what Python"
-    return [f"{words} takes for each task and message decides, and a step may take hundreds of times as long"]
+    return [
+        "every device needs less than 1 ms for a microbatch, and the simulation leaves out Python's overhead"
+        " for each task and message: real steps may take hundreds of times as long"
+    ]

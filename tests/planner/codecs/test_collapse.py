@@ -41,7 +41,7 @@ class OneWay:
             end = self.now + MESSAGE_BYTES / rate
             burst(self.capacity, self.now, MESSAGE_BYTES, rate, read=PACKET_BYTES / rate)
             self.now = end + 0.05
-        self.capacity.came(1, self.now, was_due=False)
+        self.capacity.on_bytes(1, self.now, was_due=False)
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])

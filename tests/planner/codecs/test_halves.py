@@ -20,7 +20,7 @@ from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
-from farflung.simulator.costs import Codable, LinkCosts, routes_of
+from farflung.simulator.costs import Codable, LinkCosts, transfers_of
 
 SAMPLES, MICROBATCHES = 4, 2
 CONDITIONS = Conditions(payload_share=1.0, codec_speed=1e9)
@@ -40,9 +40,11 @@ def wire_bytes(plan: Plan, net: Topology) -> list[float]:
     costs, ids = LinkCosts(plan, net, CONDITIONS), net.ids
     place = {placement.segment: ids.index(placement.worker) for placement in plan.placements}
     return [
-        costs.wire_bytes(place[route.source], place[route.target], route.forward_bytes, route.floats)
-        for route in routes_of(plan.edges)
-        if route.source != FEEDER
+        costs.wire_bytes(
+            place[transfer.source], place[transfer.target], transfer.forward_bytes, transfer.floats
+        )
+        for transfer in transfers_of(plan.edges)
+        if transfer.source != FEEDER
     ]
 
 
@@ -93,7 +95,7 @@ def test_double_precision_stays_dense_in_both_directions() -> None:
     context = codec_context(plan, topology({}, 2), CONDITIONS)
     assert [carried.exact for carried in context.carried] == [800, 800]
     assert uniform("int8")(plan, topology({}, 2)) == ()
-    assert routes_of(plan.edges)[1].floats == Codable()
+    assert transfers_of(plan.edges)[1].floats == Codable()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from farflung.planner.codecs.codec_context import (
 )
 from farflung.plans import FEEDER, Plan, Topology
 from farflung.simulator import Conditions
-from farflung.simulator.costs import LinkCosts, Route, numbers_of, routes_of, segment_seconds
+from farflung.simulator.costs import LinkCosts, Transfer, numbers_of, segment_seconds, transfers_of
 
 _Numbers = dict[tuple[int, int], int]
 
@@ -30,14 +30,14 @@ def codec_context(plan: Plan, topology: Topology, conditions: Conditions) -> Cod
         See `simulator.simulate`.
     """
     costs, ids = LinkCosts(plan, topology, conditions), topology.ids
-    routes = [route for route in routes_of(plan.edges) if route.source != FEEDER]
+    transfers = [transfer for transfer in transfers_of(plan.edges) if transfer.source != FEEDER]
     numbers: _Numbers = {}
     pipelines = []
     for workers, (_, share) in zip(numbers_of(plan, topology), plan.pipelines(), strict=True):
         seconds = segment_seconds(plan, topology, conditions, workers)
         stages = tuple(Stage(ids[worker], each) for worker, each in zip(workers, seconds, strict=True))
         if share:
-            hops = tuple(_hop(route, workers, numbers) for route in routes)
+            hops = tuple(_hop(transfer, workers, numbers) for transfer in transfers)
             pipelines.append(Pipeline(stages, hops, share))
     machines = tuple(
         Machine(tuple(ids[number] for number in members), topology.workers[members[0]].cores or 1)
@@ -53,14 +53,16 @@ def codec_context(plan: Plan, topology: Topology, conditions: Conditions) -> Cod
     )
 
 
-def _hop(route: Route, workers: Sequence[int], numbers: _Numbers) -> Hop:
-    a, b = workers[route.source], workers[route.target]
+def _hop(transfer: Transfer, workers: Sequence[int], numbers: _Numbers) -> Hop:
+    a, b = workers[transfer.source], workers[transfer.target]
     forward = backward = NOWHERE
     if a != b:
         forward = numbers.setdefault((a, b), len(numbers))
         backward = numbers.setdefault((b, a), len(numbers))
-    exact, returned = (size - route.floats.bytes for size in (route.forward_bytes, route.backward_bytes))
-    return Hop(route.source, route.target, forward, backward, route.floats, exact, returned)
+    exact, returned = (
+        size - transfer.floats.bytes for size in (transfer.forward_bytes, transfer.backward_bytes)
+    )
+    return Hop(transfer.source, transfer.target, forward, backward, transfer.floats, exact, returned)
 
 
 def _lines(pairs: Sequence[tuple[int, int]], costs: LinkCosts, ids: Sequence[str]) -> tuple[Line, ...]:

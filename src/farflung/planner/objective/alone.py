@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from farflung.plans import FEEDER
-from farflung.simulator.costs import Codable, LinkCosts, Route, TaskSeconds
+from farflung.simulator.costs import Codable, LinkCosts, TaskSeconds, Transfer
 
 _NEVER = float("inf")
 
@@ -58,7 +58,7 @@ class Alone:
 
     workers: Sequence[int]
     seconds: Sequence[TaskSeconds]
-    routes: Sequence[Route]
+    transfers: Sequence[Transfer]
     costs: LinkCosts
     begins: dict[int, float]
     ends: list[float]
@@ -81,7 +81,7 @@ class Alone:
         return best
 
     def _paths(self) -> None:
-        inner = [route for route in self.routes if route.source != FEEDER]
+        inner = [transfer for transfer in self.transfers if transfer.source != FEEDER]
         self._up = [self._hop(r.source, r.target, r.forward_bytes, r.floats, False) for r in inner]
         self._down = [self._hop(r.target, r.source, r.backward_bytes, r.floats, True) for r in inner]
         self._up.sort(key=lambda hop: hop.source)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from farflung.planner.objective.alone import Alone
 from farflung.plans import Plan, Topology
 from farflung.simulator import Conditions
-from farflung.simulator.costs import LinkCosts, numbers_of, routes_of, segment_seconds, throughput_seconds
+from farflung.simulator.costs import LinkCosts, numbers_of, segment_seconds, throughput_seconds, transfers_of
 from farflung.workload import BACKWARD_FACTOR
 
 _WHOLE = 1 + BACKWARD_FACTOR
@@ -46,18 +46,18 @@ def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAU
     """
     replicas = numbers_of(plan, topology)
     costs = LinkCosts(plan, topology, conditions)
-    routes = routes_of(plan.edges)
+    transfers = transfers_of(plan.edges)
     ends = _ends(plan, replicas, costs, conditions)
     begins = _begins(plan, replicas, costs, conditions)
     best = max(ends)
     for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
         if share:
             seconds = segment_seconds(plan, topology, conditions, workers)
-            alone = Alone(workers, seconds, routes, costs, begins, ends)
+            alone = Alone(workers, seconds, transfers, costs, begins, ends)
             best = max(best, alone.bound(share, conditions.window or plan.window))
     begun, ended = min(begins.values(), default=0.0), min(ends)
     best = max(best, begun + _machine_seconds(plan, topology, replicas, conditions) + ended)
-    return max(best, throughput_seconds(plan, replicas, routes, costs))
+    return max(best, throughput_seconds(plan, replicas, transfers, costs))
 
 
 def _machine_seconds(

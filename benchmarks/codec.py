@@ -31,13 +31,13 @@ from farflung.codec import (
     Blocked,
     Codec,
     Context,
-    Even,
     Hadamard,
     Lossless,
     Mask,
     Masked,
     Recipe,
     Reference,
+    ScalarQuantizer,
     TopK,
 )
 
@@ -58,8 +58,8 @@ CODECS: dict[str, Codec] = {
     "hadamard 3": Hadamard(3),
     "hadamard 2": Hadamard(2),
     "hadamard 1": Hadamard(1),
-    "even 30 %": Even(0.3),
-    "even 100 %, dithered": Even(1.0, dithered=True),
+    "even 30 %": ScalarQuantizer(0.3),
+    "even 100 %, dithered": ScalarQuantizer(1.0, dithered=True),
     "topk 1 %": TopK(0.01),
     "topk 10 %": TopK(0.1),
     "topk 30 % of rows, int4": TopK(0.3, rows=True, values=Blocked(4)),
@@ -194,9 +194,9 @@ def _yardstick(model: str, name: str, tensor: np.ndarray) -> Yardstick:
     copying, _ = _least(lambda: np.copyto(copy, tensor))
     selecting, _ = _least(lambda: torch.topk(flat.abs(), count), repeats=2)
     ours, _ = _least(lambda: CODECS["topk 1 %"].encode(tensor))
-    pressing, pressed = _least(lambda: zstandard.ZstdCompressor(level=1).compress(tensor.data), repeats=2)
+    pressing, compress = _least(lambda: zstandard.ZstdCompressor(level=1).compress(tensor.data), repeats=2)
     return Yardstick(
-        model, name, tensor.size, gigabytes / copying, selecting, ours, tensor.nbytes / len(pressed),
+        model, name, tensor.size, gigabytes / copying, selecting, ours, tensor.nbytes / len(compress),
         gigabytes / pressing,
     )  # fmt: skip
 
@@ -208,12 +208,14 @@ def _learned(model: Captured) -> Iterator[Row]:
         mean = Recipe(hadamard, Reference(256, width))  # type: ignore[arg-type]
         yield _after_steps(model, "activation", "token mean, hadamard 4, least error", mean)
         for step in (0.1, 0.3):
-            both = Recipe(Even(step), Reference(256, width), Axes())
+            both = Recipe(ScalarQuantizer(step), Reference(256, width), Axes())
             yield _after_steps(model, "activation", f"token mean, axes {step * 100:.0f} %", both)
     for step in (0.1, 0.3):
-        yield _after_steps(model, "activation", f"axes {step * 100:.0f} %", Recipe(Even(step), axes=Axes()))
+        yield _after_steps(
+            model, "activation", f"axes {step * 100:.0f} %", Recipe(ScalarQuantizer(step), axes=Axes())
+        )
     for step in (0.5, 1.0):
-        recipe = Recipe(Even(step, dithered=True), axes=Axes())
+        recipe = Recipe(ScalarQuantizer(step, dithered=True), axes=Axes())
         yield _after_steps(model, "gradient", f"axes {step * 100:.0f} %, dithered", recipe)
 
 

@@ -7,13 +7,13 @@ from farflung.codec import (
     Axes,
     Bfloat16,
     Blocked,
-    Even,
     Hadamard,
     Lossless,
     Masked,
     Plain,
     Recipe,
     Reference,
+    ScalarQuantizer,
     TopK,
 )
 from farflung.codec.catalogue import EXAMPLES, KEYS, declared, gives_mask, needs_mask, recipe
@@ -44,17 +44,17 @@ def test_a_name_means_a_recipe(name: str, codec: object) -> None:
 
 
 def test_even_levels_may_stand_along_axes() -> None:
-    assert recipe("even30") == Recipe(Even(0.3))
-    assert recipe("even100-dithered") == Recipe(Even(1.0, dithered=True))
-    assert recipe("axes20") == Recipe(Even(0.2), axes=Axes())
-    assert recipe("axes150-dithered") == Recipe(Even(1.5, dithered=True), axes=Axes())
+    assert recipe("even30") == Recipe(ScalarQuantizer(0.3))
+    assert recipe("even100-dithered") == Recipe(ScalarQuantizer(1.0, dithered=True))
+    assert recipe("axes20") == Recipe(ScalarQuantizer(0.2), axes=Axes())
+    assert recipe("axes150-dithered") == Recipe(ScalarQuantizer(1.5, dithered=True), axes=Axes())
     assert declared("axes20").ratio > 1.5 * declared("even20").ratio
     assert declared("axes20").usual_error == declared("even20").usual_error
 
 
 def test_any_of_them_may_be_less_the_mean_of_each_rows_token() -> None:
     assert recipe("token-mean:int8+zstd") == Recipe(Lossless(Blocked(8)), Reference(KEYS, 0))
-    assert recipe("token-mean:axes34") == Recipe(Even(0.34), Reference(KEYS, 0), Axes())
+    assert recipe("token-mean:axes34") == Recipe(ScalarQuantizer(0.34), Reference(KEYS, 0), Axes())
     assert 0.9 < declared("token-mean:axes34").ratio / declared("axes34").ratio < 1
     with pytest.raises(CodecError, match="too large"):
         recipe("token-mean:int8").coder(2**21)

@@ -88,7 +88,7 @@ def test_a_huge_number_comes_back_finite(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_integers_and_double_precision_are_refused_in_one_line(name: str) -> None:
     for dtype in (np.int64, np.bool_, np.float64, np.int32):
-        with pytest.raises(CodecError, match="travel as they are") as refused:
+        with pytest.raises(CodecError, match="without a codec") as refused:
             FAMILIES[name].encode(np.zeros(3, dtype))  # type: ignore[arg-type]
         assert "\n" not in str(refused.value)
 

@@ -15,23 +15,26 @@ from farflung.codec import (
     Blocked,
     Coder,
     Context,
-    Even,
     Feedback,
     Hadamard,
     Lossless,
     Plain,
     Recipe,
     Reference,
+    ScalarQuantizer,
     TopK,
 )
 from farflung.codec.encoding.floats import Floats
 
 KEYS = 5
-AXES, DITHERED = Recipe(Even(0.3), axes=Axes(every=2)), Recipe(Even(1.0, dithered=True), axes=Axes(every=2))
+AXES, DITHERED = (
+    Recipe(ScalarQuantizer(0.3), axes=Axes(every=2)),
+    Recipe(ScalarQuantizer(1.0, dithered=True), axes=Axes(every=2)),
+)
 MEANS = {
     "token mean, hadamard4": Hadamard(4, fresh=False, unbiased=False),
     "token mean, int8": Blocked(8),
-    "token mean, even": Even(0.3),
+    "token mean, even": ScalarQuantizer(0.3),
     "token mean, topk rows": TopK(0.3, rows=True, values=Blocked(4)),
     "token mean, lossless": Lossless(Blocked(4)),
 }
@@ -39,8 +42,10 @@ RECIPES: dict[str, Recipe] = {
     "axes": AXES,
     "axes, dithered": DITHERED,
     **{name: Recipe(codec, Reference(KEYS, width=0)) for name, codec in MEANS.items()},
-    "token mean, axes": Recipe(Even(0.3), Reference(KEYS, width=0), Axes(every=2)),
-    "token mean, axes, dithered": Recipe(Even(1.0, dithered=True), Reference(KEYS, width=0), Axes(every=2)),
+    "token mean, axes": Recipe(ScalarQuantizer(0.3), Reference(KEYS, width=0), Axes(every=2)),
+    "token mean, axes, dithered": Recipe(
+        ScalarQuantizer(1.0, dithered=True), Reference(KEYS, width=0), Axes(every=2)
+    ),
 }
 NAMES = st.sampled_from(sorted(RECIPES))
 DTYPES, LAYOUTS = ("float32", "float16", "bfloat16"), ("contiguous", "transposed", "strided", "reversed")
@@ -167,9 +172,9 @@ def test_error_feedback_conserves_mass(name: str, given_steps: list[tuple[Floats
         total += wide(array)
         sent += wide(read)
         most += float(np.linalg.norm(wide(array)) + np.linalg.norm(wide(read)))
-    kept = np.frombuffer(coder.snapshot(), np.float32).astype(np.float64)
-    kept = kept if kept.size else np.zeros_like(total)
-    assert np.linalg.norm(sent + kept - total) <= most * 2**-21 + 1e-18 * total.size**0.5
+    stored = np.frombuffer(coder.snapshot(), np.float32).astype(np.float64)
+    stored = stored if stored.size else np.zeros_like(total)
+    assert np.linalg.norm(sent + stored - total) <= most * 2**-21 + 1e-18 * total.size**0.5
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))

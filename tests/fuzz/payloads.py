@@ -13,8 +13,8 @@ import numpy as np
 import zstandard
 from tests.support.arrays import FAMILIES
 
-from farflung.codec import Axes, Codec, Context, Even, Hadamard, Mask, Recipe, Reference
-from farflung.codec.state.coder import Forgetful
+from farflung.codec import Axes, Codec, Context, Hadamard, Mask, Recipe, Reference, ScalarQuantizer
+from farflung.codec.state.coder import StatelessCoder
 from farflung.errors import CodecError
 
 SIZES = [0, 1, 2, 3, 7, 31, 32, 33, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1]
@@ -23,10 +23,10 @@ MOST_BYTES = 9 * 4 * SHAPE[0] * SHAPE[1]
 """Of memory while one tensor of SHAPE is read: where nearly all are kept, 8.4 times its own."""
 
 LEARNING: dict[str, Recipe] = {
-    "axes": Recipe(Even(0.3), axes=Axes()),
-    "axes, dithered": Recipe(Even(1.0, dithered=True), axes=Axes()),
+    "axes": Recipe(ScalarQuantizer(0.3), axes=Axes()),
+    "axes, dithered": Recipe(ScalarQuantizer(1.0, dithered=True), axes=Axes()),
     "token mean": Recipe(Hadamard(4), Reference(9, SHAPE[1])),
-    "token mean, axes": Recipe(Even(0.3), Reference(9, SHAPE[1]), Axes()),
+    "token mean, axes": Recipe(ScalarQuantizer(0.3), Reference(9, SHAPE[1]), Axes()),
 }
 """What reads by a state; payloads carry axes, too."""
 
@@ -47,7 +47,7 @@ class Target:
     def __init__(self, name: str, recipe: Recipe | Codec, learned: int = 0) -> None:
         random = np.random.default_rng(0)
         self.name = name
-        self._coder = recipe.coder() if isinstance(recipe, Recipe) else Forgetful(recipe)
+        self._coder = recipe.coder() if isinstance(recipe, Recipe) else StatelessCoder(recipe)
         mask = Mask.of(np.arange(0, SHAPE[0] * SHAPE[1], 5), SHAPE[0] * SHAPE[1])
         keys = random.integers(0, 9, SHAPE[0])
         learns = learned > 0

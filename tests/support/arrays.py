@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from farflung.codec import Bfloat16, Blocked, Codec, Even, Hadamard, Lossless, Masked, Plain, TopK
+from farflung.codec import Bfloat16, Blocked, Codec, Hadamard, Lossless, Masked, Plain, ScalarQuantizer, TopK
 from farflung.codec.encoding.floats import Floats, as_float32, flat, to_bfloat16
 
 FAMILIES: dict[str, Codec] = {
@@ -17,8 +17,8 @@ FAMILIES: dict[str, Codec] = {
     "int4 stochastic": Blocked(4, stochastic=True),
     **{f"hadamard{bits}": Hadamard(bits) for bits in (1, 2, 3, 4)},
     "hadamard4 least error": Hadamard(4, fresh=False, unbiased=False),
-    "even": Even(0.3),
-    "even, dithered": Even(1.0, dithered=True),
+    "even": ScalarQuantizer(0.3),
+    "even, dithered": ScalarQuantizer(1.0, dithered=True),
     "topk": TopK(0.1),
     "topk, int8": TopK(0.25, values=Blocked(8)),
     "topk rows": TopK(0.3, rows=True, values=Blocked(4)),

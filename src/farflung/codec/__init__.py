@@ -15,17 +15,17 @@ memory.
 """
 
 from farflung.codec.base import Codec, Declared, Encoded, Part
-from farflung.codec.context import NOWHERE, Context, Mask
+from farflung.codec.context import NO_CONTEXT, Context, Mask
 from farflung.codec.families.blocked import Blocked
 from farflung.codec.families.dense import Bfloat16, Plain
 from farflung.codec.families.hadamard import Hadamard
 from farflung.codec.families.lossless import Lossless
-from farflung.codec.families.scalar_quantizer import Even
+from farflung.codec.families.scalar_quantizer import ScalarQuantizer
 from farflung.codec.families.topk import Masked, TopK
 from farflung.codec.recipe import Axes, Coder, Family, Feedback, Recipe, Reference
 
 __all__ = [
-    "NOWHERE",
+    "NO_CONTEXT",
     "Axes",
     "Bfloat16",
     "Blocked",
@@ -34,7 +34,7 @@ __all__ = [
     "Context",
     "Declared",
     "Encoded",
-    "Even",
+    "ScalarQuantizer",
     "Family",
     "Feedback",
     "Hadamard",

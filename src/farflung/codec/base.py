@@ -1,4 +1,4 @@
-"""The interface of every codec, and how a payload begins."""
+"""The interface of every codec, and the header of their payloads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Literal, Protocol
 import msgspec
 import numpy as np
 
-from farflung.codec.context import NOWHERE, Context, Mask
+from farflung.codec.context import NO_CONTEXT, Context, Mask
 from farflung.codec.encoding.floats import Floats, flat, flat_target
 from farflung.codec.encoding.payload import Part, Payload, Reader
 from farflung.errors import CodecError
 
 _HEADER = struct.Struct("<II")
 HEADER_BYTES = _HEADER.size
-_CODED, _AS_IT_IS = 0, 1
+_CODED, _UNCOMPRESSED = 0, 1
 _MOST_SIZE = 2**32 - 1
 
 Why = Literal["", "not finite", "no smaller"]
@@ -88,7 +88,7 @@ class Declared:
 class Codec(Protocol):
     """Encodes tensors as bytes and decodes them, without state between tensors."""
 
-    def encode(self, array: Floats, context: Context = NOWHERE) -> Encoded:
+    def encode(self, array: Floats, context: Context = NO_CONTEXT) -> Encoded:
         """Encode a tensor of any shape and strides.
 
         Raises
@@ -97,7 +97,7 @@ class Codec(Protocol):
             Its elements are not floating-point numbers, or the context does not fit it.
         """
 
-    def decode(self, payload: Payload, into: Floats, context: Context = NOWHERE) -> Mask | None:
+    def decode(self, payload: Payload, into: Floats, context: Context = NO_CONTEXT) -> Mask | None:
         """Fill `into`, contiguous and of the tensor's shape, with what `encode` wrote in an equal context.
 
         Returns which elements were sent, if not all. All machines decode a payload to the same bits.
@@ -118,29 +118,31 @@ class Codec(Protocol):
 class Lossy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of lossy codecs; a tensor that they cannot encode in fewer bytes is sent uncompressed."""
 
-    def encode(self, array: Floats, context: Context = NOWHERE) -> Encoded:
+    def encode(self, array: Floats, context: Context = NO_CONTEXT) -> Encoded:
         """See `Codec`."""
         elements = flat(array)
         if not len(elements):
-            return _as_it_is(elements, "no smaller")
+            return _uncompressed(elements, "no smaller")
         with np.errstate(over="ignore", invalid="ignore"):
             written = self._write(elements, array.shape, context)
         if written is None:
-            return _as_it_is(elements, "not finite")
+            return _uncompressed(elements, "not finite")
         if written.nbytes >= elements.nbytes:
-            return _as_it_is(elements, "no smaller")
+            return _uncompressed(elements, "no smaller")
         return Encoded((_header(_CODED, elements), *written.parts), written.mask)
 
-    def decode(self, payload: Payload, into: Floats, context: Context = NOWHERE) -> Mask | None:
+    def decode(self, payload: Payload, into: Floats, context: Context = NO_CONTEXT) -> Mask | None:
         """See `Codec`."""
         elements, reader = flat_target(into), Reader(payload)
         kind, size = _HEADER.unpack(reader.bytes(HEADER_BYTES))
         if size != len(elements) & _MOST_SIZE:
-            raise CodecError(f"a payload is of {size} elements, not {len(elements)}: it is another tensor's")
+            raise CodecError(
+                f"expected a payload of {len(elements)} elements, found {size}: it belongs to another tensor"
+            )
         if kind == _CODED:
             with np.errstate(over="ignore", invalid="ignore"):
                 mask = self._read(reader, elements, into.shape, context)
-        elif kind == _AS_IT_IS:
+        elif kind == _UNCOMPRESSED:
             mask = None
             elements[:] = reader.take(elements.dtype, len(elements))
         else:
@@ -163,8 +165,8 @@ class Lossy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Fill `elements` with the decoded ones; returns which they are, if not all."""
 
 
-def _as_it_is(elements: Floats, why: Why) -> Encoded:
-    return Encoded((_header(_AS_IT_IS, elements), Part.of(elements)), exact=why)
+def _uncompressed(elements: Floats, why: Why) -> Encoded:
+    return Encoded((_header(_UNCOMPRESSED, elements), Part.of(elements)), exact=why)
 
 
 def _header(kind: int, elements: Floats) -> Part:

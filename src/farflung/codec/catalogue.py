@@ -11,7 +11,7 @@ from farflung.codec.families.blocked import Blocked
 from farflung.codec.families.dense import Bfloat16, Plain
 from farflung.codec.families.hadamard import Hadamard
 from farflung.codec.families.lossless import Inner, Lossless
-from farflung.codec.families.scalar_quantizer import Even
+from farflung.codec.families.scalar_quantizer import ScalarQuantizer
 from farflung.codec.families.topk import Masked, TopK, Values
 from farflung.codec.recipe import Axes, Recipe, Reference
 from farflung.errors import CodecError
@@ -30,9 +30,9 @@ EXAMPLES = (
 TOKEN_MEAN = "token-mean:"
 KEYS = 256
 """Number of keys; tokens of a larger vocabulary share them."""
-_PRESSED = "+zstd"
+_ZSTD_SUFFIX = "+zstd"
 _SPARSE = re.compile(r"(topk|row-topk|masked)(\d{1,3}(?:\.\d{1,4})?)-(bf16|int8|int4)")
-_EVEN = re.compile(r"(even|axes)(\d{1,3})(-dithered)?")
+_QUANTIZER = re.compile(r"(even|axes)(\d{1,3})(-dithered)?")
 _FAMILIES: dict[str, Inner] = {
     "dense": Plain(),
     "bf16": Bfloat16(),
@@ -66,19 +66,19 @@ def recipe(name: str) -> Recipe:
     CodecError
         There is no such codec; the message suggests similar names and says where all are listed.
     """
-    if even := _EVEN.fullmatch(name):
+    if even := _QUANTIZER.fullmatch(name):
         family, percent, dithered = even.groups()
         if 1 <= int(percent) <= 800:
-            codec = Even(int(percent) / 100, bool(dithered))
+            codec = ScalarQuantizer(int(percent) / 100, bool(dithered))
             return Recipe(codec, axes=Axes() if family == "axes" else None)
     if name.startswith(TOKEN_MEAN) and (rest := name.removeprefix(TOKEN_MEAN)) not in ("", "dense"):
         inner_recipe = recipe(rest)
         if inner_recipe.memory is None:
             return Recipe(inner_recipe.codec, Reference(KEYS, width=0), inner_recipe.axes)
-    inner = _inner(name.removesuffix(_PRESSED))
+    inner = _inner(name.removesuffix(_ZSTD_SUFFIX))
     if inner is None:
         raise CodecError(_unknown(name[:64]))
-    return Recipe(Lossless(inner) if name.endswith(_PRESSED) else inner)
+    return Recipe(Lossless(inner) if name.endswith(_ZSTD_SUFFIX) else inner)
 
 
 def declared(name: str) -> Declared:
@@ -100,7 +100,7 @@ def _unknown(name: str) -> str:
     close = get_close_matches(name, (*_FAMILIES, *EXAMPLES, "topk1-bf16", "even30"), 1)
     hint = f"did you mean {close[0]}? " if close else ""
     examples = ", ".join(EXAMPLES)
-    return f"there is no codec {name!r}: {hint}there are {examples} and others (docs/reference/codecs.md)"
+    return f"there is no codec {name!r}: {hint}available are {examples} and others (docs/reference/codecs.md)"
 
 
 def _innermost(name: str) -> Inner:

@@ -1,6 +1,6 @@
 """What both ends of a link know about a tensor without sending it.
 
-`Context` is its position in the run; `Mask` says which elements of an activation were sent, and is kept from
+`Context` is its position in the run. `Mask` says which elements of an activation were sent; it is stored from
 the forward to the backward pass.
 """
 
@@ -23,7 +23,7 @@ class Mask:
 
     elements: int
     count: int
-    _kept: NDArray[np.uint8] | NDArray[np.uint32]
+    _stored: NDArray[np.uint8] | NDArray[np.uint32]
 
     @staticmethod
     def of(positions: NDArray[np.int64], elements: int) -> Mask:
@@ -36,13 +36,13 @@ class Mask:
     def positions(self) -> NDArray[np.int64]:
         """Ascending."""
         if self.count * _BITS_A_POSITION <= self.elements:
-            return self._kept.astype(np.int64)
-        return from_bits(self._kept.astype(np.uint8, copy=False), self.elements)
+            return self._stored.astype(np.int64)
+        return from_bits(self._stored.astype(np.uint8, copy=False), self.elements)
 
     @property
     def nbytes(self) -> int:
         """Memory of the mask in bytes."""
-        return self._kept.nbytes
+        return self._stored.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,4 +91,4 @@ class Context:
         return Context(seed, train, mask, keys)
 
 
-NOWHERE = Context()
+NO_CONTEXT = Context()

@@ -1,4 +1,4 @@
-"""Recipes: how one value is encoded on one link (what is subtracted, the codec, what is kept)."""
+"""Recipes: how one value is encoded on one link (the reference, the codec, and state that is kept)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from farflung.codec.base import Declared
-from farflung.codec.families.axes import Turned
+from farflung.codec.families.axes import AxesCoder
 from farflung.codec.families.dense import Plain
 from farflung.codec.families.lossless import Inner, Lossless
-from farflung.codec.families.scalar_quantizer import Even
-from farflung.codec.state.coder import Coder, Forgetful
+from farflung.codec.families.scalar_quantizer import ScalarQuantizer
+from farflung.codec.state.coder import Coder, StatelessCoder
 from farflung.codec.state.feedback import ErrorFeedback
-from farflung.codec.state.reference import Referenced, key_type, most_referenced_bytes
+from farflung.codec.state.reference import ReferenceCoder, key_type, most_referenced_bytes
 from farflung.codec.state.running_mean import RunningMean
 from farflung.errors import CodecError
 
@@ -23,14 +23,17 @@ Family: TypeAlias = Inner | Lossless
 
 _MOST_NUMBERS = 2**28
 _ACTIVATION_BITS, _GRADIENT_BITS = (0.78, -1.52), (0.5, 0.54)
-"""So many of those that even levels alone take, and so many more: whole runs of 450 steps of a GPT 128 wide
-(docs/measurements/convergence.md), axes and headers included, lie within 8 % of that from axes3 to axes40
-and from axes30-dithered to axes200-dithered."""
+"""Factor and offset from the bits of even levels alone to those along axes. Runs of 450 steps of a GPT of
+width 128 (docs/measurements/convergence.md), axes and headers included, lie within 8 % of that from axes3 to
+axes40 and from axes30-dithered to axes200-dithered.
+"""
 _LEAST_SHARE = 0.3
 _ACTIVATION_GBPS, _GRADIENT_GBPS = (0.37, 0.38), (0.27, 0.34)
-"""Writing and reading features 256 wide; 0.11 and 0.16 of 1024, 0.49 of 64."""
+"""For encoding and decoding 256 features; 0.11 and 0.16 for 1024, 0.49 for 64."""
 _SUBTRACTING, _ADDING = 2.9, 2.5
-"""Seconds a GB that a reference takes: who writes reads back, too, for both ends learn from what was read."""
+"""Seconds per GB that a reference takes. The sender decodes as well, because both ends learn from decoded
+values.
+"""
 _TURNED_ERROR = 1.5
 """Axes are integers up to 127 and so not exactly orthogonal: rotating back may increase errors."""
 _USUAL_WIDTH = 256
@@ -62,7 +65,7 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="re
 
 
 class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="axes"):
-    """Encode along principal axes, which the sender learns and sends at intervals; with `Even` only."""
+    """Encode with `ScalarQuantizer` along principal axes, which the sender learns and sends at intervals."""
 
     every: Annotated[int, Meta(ge=1, le=2**20)] = 8
 
@@ -79,10 +82,10 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     axes: Axes | None = None
 
     def __post_init__(self) -> None:
-        if self.axes and not isinstance(self.codec, Even):
-            raise ValueError("only evenly spaced levels are written along principal axes")
+        if self.axes and not isinstance(self.codec, ScalarQuantizer):
+            raise ValueError("only evenly spaced levels can be encoded along principal axes")
         if self.axes and isinstance(self.memory, Feedback):
-            raise ValueError("what is written along principal axes has no error feedback")
+            raise ValueError("principal axes cannot be combined with error feedback")
 
     def coder(self, width: int = 0) -> Coder:
         """A new coder for one end, without state yet, for tensors whose last dimension is `width`.
@@ -98,7 +101,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if memory.keys * width > _MOST_NUMBERS:
                 raise CodecError(f"a reference of {memory.keys} keys and width {width} is too large")
             means = RunningMean(memory.keys, width, memory.horizon)
-            return Referenced(self._inner(), means, memory.keys, memory.send_keys)
+            return ReferenceCoder(self._inner(), means, memory.keys, memory.send_keys)
         return ErrorFeedback(self.codec) if memory else self._inner()
 
     @property
@@ -118,7 +121,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Bits along axes were measured on a GPT (`benchmarks/codec.py`); other models may differ.
         """
         declared = self.codec.declared()
-        if self.axes and isinstance(self.codec, Even):
+        if self.axes and isinstance(self.codec, ScalarQuantizer):
             declared = _along_axes(declared, self.codec.dithered)
         if not isinstance(self.memory, Reference):
             return declared
@@ -133,13 +136,13 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _inner(self) -> Coder:
         """The coder without references and feedback."""
-        if self.axes and isinstance(self.codec, Even):
-            return Turned(self.codec, self.axes.every)
-        return Forgetful(self.codec)
+        if self.axes and isinstance(self.codec, ScalarQuantizer):
+            return AxesCoder(self.codec, self.axes.every)
+        return StatelessCoder(self.codec)
 
 
 def _along_axes(declared: Declared, dithered: bool) -> Declared:
-    """Fewer bits; and a matrix product at each end, on a core with AVX-512."""
+    """Fewer bits, and a matrix product at each end, measured on a core with AVX-512."""
     share, more = _GRADIENT_BITS if dithered else _ACTIVATION_BITS
     bits = min(declared.bits, max(_LEAST_SHARE * declared.bits, share * declared.bits + more))
     worst = _TURNED_ERROR * declared.worst_error

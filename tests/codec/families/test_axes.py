@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from farflung.codec import Axes, Context, Even, Feedback, Hadamard, Recipe, Reference
+from farflung.codec import Axes, Context, Feedback, Hadamard, Recipe, Reference, ScalarQuantizer
 from farflung.codec.state.coder import Coder
 from farflung.errors import CodecError
 
 WIDTH, ROWS = 32, 500
 STEPS = 6
-RECIPE = Recipe(Even(0.2), axes=Axes(every=4))
-WITH_MEANS = Recipe(Even(0.2), Reference(16, WIDTH), Axes(every=4))
-DITHERED = Recipe(Even(1.0, dithered=True), axes=Axes(every=4))
+RECIPE = Recipe(ScalarQuantizer(0.2), axes=Axes(every=4))
+WITH_MEANS = Recipe(ScalarQuantizer(0.2), Reference(16, WIDTH), Axes(every=4))
+DITHERED = Recipe(ScalarQuantizer(1.0, dithered=True), axes=Axes(every=4))
 
 
 def tensor(step: int, rows: int = ROWS) -> np.ndarray:
@@ -179,7 +179,7 @@ def test_only_even_levels_have_axes() -> None:
     with pytest.raises(ValueError):
         Recipe(Hadamard(4), axes=Axes())
     with pytest.raises(ValueError):
-        Recipe(Even(1.0), Feedback(), Axes())
+        Recipe(ScalarQuantizer(1.0), Feedback(), Axes())
 
 
 def test_a_tensor_with_more_features_than_are_learned_is_written_by_levels_alone(

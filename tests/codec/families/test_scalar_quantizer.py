@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.codec import Context, Even
+from farflung.codec import Context, ScalarQuantizer
 from farflung.codec.encoding import integer_coding
 from farflung.codec.encoding.payload import Reader
 from farflung.errors import CodecError
@@ -22,7 +22,7 @@ def normal(seed: int = 0, size: int = SIZE) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
 
 
-def read(codec: Even, payload: bytes, array: np.ndarray, context: Context) -> np.ndarray:
+def read(codec: ScalarQuantizer, payload: bytes, array: np.ndarray, context: Context) -> np.ndarray:
     into = np.empty_like(array)
     codec.decode(payload, into, context)
     return into
@@ -31,7 +31,7 @@ def read(codec: Even, payload: bytes, array: np.ndarray, context: Context) -> np
 @pytest.mark.parametrize("dithered", [False, True])
 @pytest.mark.parametrize("step", [0.05, 0.5, 1.0, 2.0])
 def test_no_element_is_further_away_than_half_a_step(step: float, dithered: bool) -> None:
-    array, codec, context = 3 * normal(), Even(step, dithered), Context(seed=5)
+    array, codec, context = 3 * normal(), ScalarQuantizer(step, dithered), Context(seed=5)
     got = read(codec, codec.encode(array, context).joined(), array, context)
     distance = step * float(np.sqrt(np.mean(array**2)))
     assert np.abs(got - array).max() <= distance / 2 * (1 + 1e-4)
@@ -40,14 +40,14 @@ def test_no_element_is_further_away_than_half_a_step(step: float, dithered: bool
 @pytest.mark.parametrize("dithered", [False, True])
 @pytest.mark.parametrize("step", [0.3, 0.7, 1.0, 1.5, 2.5])
 def test_normal_numbers_take_the_bits_that_are_declared(step: float, dithered: bool) -> None:
-    array, codec = normal(size=2**20), Even(step, dithered)
+    array, codec = normal(size=2**20), ScalarQuantizer(step, dithered)
     bits = 8 * codec.encode(array, Context(seed=1)).nbytes / len(array)
     assert bits == pytest.approx(codec.declared().bits, rel=0.05)
 
 
 @pytest.mark.parametrize("step", [0.5, 1.5])
 def test_the_error_of_a_dithered_tensor_is_as_declared_and_no_part_of_it(step: float) -> None:
-    array, codec, context = normal(), Even(step, dithered=True), Context(seed=2)
+    array, codec, context = normal(), ScalarQuantizer(step, dithered=True), Context(seed=2)
     error = read(codec, codec.encode(array, context).joined(), array, context) - array
     assert np.linalg.norm(error) / np.linalg.norm(array) == pytest.approx(
         codec.declared().usual_error, rel=0.02
@@ -56,7 +56,7 @@ def test_the_error_of_a_dithered_tensor_is_as_declared_and_no_part_of_it(step: f
 
 
 def test_the_mean_over_many_draws_is_the_tensor() -> None:
-    array, codec = normal(size=512), Even(2.0, dithered=True)
+    array, codec = normal(size=512), ScalarQuantizer(2.0, dithered=True)
     draws = 400
     total = np.zeros(512)
     for seed in range(draws):
@@ -70,13 +70,13 @@ def test_the_mean_over_many_draws_is_the_tensor() -> None:
 
 def test_what_is_rarely_large_takes_fewer_bits() -> None:
     heavy = normal() ** 3
-    codec = Even(0.5)
+    codec = ScalarQuantizer(0.5)
     assert codec.encode(heavy).nbytes < 0.7 * codec.encode(normal()).nbytes
 
 
 @pytest.mark.parametrize("array", [np.zeros(100, np.float32), np.full(3, 1e-35, np.float32)])
 def test_nothing_stays_nothing(array: np.ndarray) -> None:
-    codec = Even(1.0, dithered=True)
+    codec = ScalarQuantizer(1.0, dithered=True)
     context = Context(seed=3)
     assert not np.abs(read(codec, codec.encode(array, context).joined(), array, context)).max() > 1e-18
 
@@ -134,7 +134,7 @@ def test_numbers_that_all_say_more_take_no_more_memory_than_usual_ones() -> None
 
 
 def test_cut_and_changed_payloads_are_refused_or_read() -> None:
-    array, codec, context = normal(size=1000), Even(0.7, dithered=True), Context(seed=4)
+    array, codec, context = normal(size=1000), ScalarQuantizer(0.7, dithered=True), Context(seed=4)
     payload = codec.encode(array, context).joined()
     random = np.random.default_rng(0)
     for cut in range(0, len(payload), 7):

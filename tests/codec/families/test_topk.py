@@ -101,11 +101,11 @@ def test_indices_at_random_places_take_within_5_percent_of_their_entropy(share: 
     size = 2_000_000
     positions = np.flatnonzero(np.random.default_rng(1).random(size) < share)
     bits = 8 * sum(len(part.data) for part in indices.write(positions, size))
-    kept = len(positions) / size
-    entropy = -size * (kept * np.log2(kept) + (1 - kept) * np.log2(1 - kept))
+    stored = len(positions) / size
+    entropy = -size * (stored * np.log2(stored) + (1 - stored) * np.log2(1 - stored))
     limit = 1.05 if share <= 0.5 else size / entropy + 0.001  # a bit for each place
     assert bits <= limit * entropy
-    assert bits / len(positions) == pytest.approx(index_bits(kept), rel=0.01)
+    assert bits / len(positions) == pytest.approx(index_bits(stored), rel=0.01)
 
 
 def test_a_gradient_travels_where_its_activation_did_without_indices() -> None:
@@ -124,9 +124,9 @@ def test_a_gradient_travels_where_its_activation_did_without_indices() -> None:
     assert len(payload) == headers + blocks * (256 + 2)
     got = np.empty_like(gradient)
     backward.decode(payload, got, Context(seed=2, mask=encoded.mask))
-    kept = read != 0
-    assert not got[~kept].any()
-    np.testing.assert_allclose(got[kept], gradient[kept], atol=0.03)
+    stored = read != 0
+    assert not got[~stored].any()
+    np.testing.assert_allclose(got[stored], gradient[stored], atol=0.03)
 
 
 def test_a_gradient_that_the_mask_would_hide_stops_a_run_that_diverged() -> None:

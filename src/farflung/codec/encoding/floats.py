@@ -1,6 +1,6 @@
-"""Floating-point arrays as codecs see them: flat, in float32 and piece by piece, which keeps work in cache.
+"""Floating-point arrays as codecs process them: flat, in float32, in pieces that fit the cache.
 
-NumPy has no bfloat16, so an array of uint16 is one: the upper halves of float32.
+NumPy has no bfloat16, so arrays of uint16 represent it: the upper halves of float32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from farflung.errors import CodecError
 
 PIECE = 2**16
-"""Elements worked on at once: 256 KiB in float32."""
+"""Elements processed at once: 256 KiB in float32."""
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]
 Float32 = NDArray[np.float32]
@@ -26,38 +26,38 @@ _MOST_FLOAT16 = np.float32(65504)
 
 
 def flat(array: Floats) -> Floats:
-    """The elements in row-major order, contiguous; a view where that can be.
+    """The elements in row-major order, contiguous; a view if possible.
 
     Raises
     ------
     CodecError
-        The elements are none that a codec may change.
+        The element type is not one that codecs handle.
     """
     if array.dtype not in _NAMES:
         raise CodecError(
-            f"a codec got {array.dtype}, expected float32, float16 or (as uint16) bfloat16: "
-            "integers, masks and float64 travel as they are"
+            f"expected float32, float16 or (as uint16) bfloat16, found {array.dtype}: send integers, masks "
+            "and float64 without a codec"
         )
     return cast(Floats, np.ascontiguousarray(array).reshape(-1))
 
 
 def flat_target(into: Floats) -> Floats:
-    """A view of the array that is decoded into, flat.
+    """A flat view of the array to decode into.
 
     Raises
     ------
     CodecError
-        It cannot be written to, or is no row-major whole.
+        It is read-only or not contiguous.
     """
     if into.dtype not in _NAMES or not into.flags.c_contiguous or not into.flags.writeable:
-        raise CodecError("a tensor is decoded into a contiguous, writable float32, float16 or bfloat16 array")
+        raise CodecError("expected a contiguous, writable float32, float16 or bfloat16 array to decode into")
     return into.reshape(-1)
 
 
 def pieces(elements: Floats, block: int) -> Iterator[tuple[int, Float32]]:
-    """Where each piece begins and its float32; the last one is filled up with zeros to whole blocks.
+    """The start of each piece and its float32 numbers; the last piece is padded with zeros to whole blocks.
 
-    `block` divides `PIECE`. A piece may be a view of `elements`, or memory that the next piece needs.
+    `block` divides `PIECE`. A piece may be a view of `elements`, or memory that the next piece reuses.
     """
     scratch = np.empty(0, np.float32)
     for start in range(0, len(elements), PIECE):
@@ -73,7 +73,7 @@ def pieces(elements: Floats, block: int) -> Iterator[tuple[int, Float32]]:
 
 
 def places(into: Floats, block: int) -> Iterator[tuple[int, Float32]]:
-    """Where each piece begins and memory for its float32, in whole blocks; stored once it was filled."""
+    """The start of each piece and memory for its float32 numbers, in whole blocks; stored once filled."""
     scratch = np.empty(0, np.float32)
     for start in range(0, len(into), PIECE):
         place = into[start : start + PIECE]
@@ -88,7 +88,7 @@ def places(into: Floats, block: int) -> Iterator[tuple[int, Float32]]:
 
 
 def widen(elements: Floats, into: Float32) -> None:
-    """The same numbers in float32."""
+    """Convert the numbers to float32."""
     if elements.dtype == np.uint16:
         np.left_shift(elements, 16, out=into.view(np.uint32), dtype=np.uint32, casting="unsafe")
     else:
@@ -96,7 +96,7 @@ def widen(elements: Floats, into: Float32) -> None:
 
 
 def as_float32(elements: Floats) -> Float32:
-    """The same numbers in float32: the array itself, where that is what it holds."""
+    """The numbers in float32; the array itself if it has that type."""
     if elements.dtype == np.float32:
         return cast(Float32, elements)
     wide = np.empty(elements.shape, np.float32)
@@ -105,7 +105,9 @@ def as_float32(elements: Floats) -> Float32:
 
 
 def narrow(numbers: Float32, into: Floats) -> None:
-    """The nearest numbers of the other type; float32 is copied. Finite numbers stay finite in float16."""
+    """Convert to the nearest numbers of the other type; float32 is copied. Finite numbers stay finite in
+    float16.
+    """
     if into.dtype == np.uint16:
         to_bfloat16(numbers, cast(Bfloat16Bits, into))
     elif into.dtype == np.float16:
@@ -117,7 +119,7 @@ def narrow(numbers: Float32, into: Floats) -> None:
 
 
 def to_bfloat16(numbers: Float32, into: Bfloat16Bits) -> bool:
-    """Round to the nearest bfloat16, to even in the middle; whether all of them are finite there."""
+    """Round to the nearest bfloat16, ties to even; returns whether all are finite."""
     words = numbers.view(np.uint32)
     rounded = words >> 16
     rounded &= 1
@@ -127,10 +129,10 @@ def to_bfloat16(numbers: Float32, into: Bfloat16Bits) -> bool:
     np.copyto(into, rounded, casting="unsafe")
     if int((into & 0x7FFF).max(initial=0)) < _INFINITY:
         return True
-    into[np.isnan(numbers)] = _QUIET_NAN  # of which the carry may have made another number
+    into[np.isnan(numbers)] = _QUIET_NAN  # the carry may have turned a NaN into a number
     return False
 
 
 def all_finite(elements: Floats) -> bool:
-    """Whether there is neither an infinity nor a NaN."""
+    """Whether the elements contain neither infinity nor NaN."""
     return all(bool(np.isfinite(piece).all()) for _, piece in pieces(elements, 1))

@@ -1,7 +1,7 @@
-"""Where the elements are that were sent: Golomb-Rice coded gaps, or a bit for each place if that is smaller.
+"""Positions of the elements that were sent: Golomb-Rice coded gaps, or a bitmap if that is smaller.
 
 Golomb, "Run-length encodings" (1966); Rice and Plaunt (1971). A gap is a quotient, in unary, and a remainder
-of fixed width; all remainders stand before all quotients, so that both are read and written as arrays.
+of fixed width. All remainders precede all quotients, so that both are read and written as arrays.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Positions = NDArray[np.int64]
 
 _HEADER = np.dtype([("count", "<u4"), ("unary_bits", "<u4"), ("width", "<u4")])
 _BITMAP = 32
-"""In place of a width of remainders: there are no gaps, but a bit for each place."""
+"""Stands for the width of remainders if the positions are a bitmap."""
 MOST_ELEMENTS = 2**31
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """How long the coded gaps are: `count` remainders of `width` bits, then `unary_bits`."""
+    """The length of the coded gaps: `count` remainders of `width` bits, then `unary_bits`."""
 
     count: int
     unary_bits: int
@@ -36,7 +36,7 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 def write(positions: Positions, elements: int) -> list[Part]:
-    """Ascending positions in a tensor of `elements`.
+    """Encode ascending positions in a tensor of `elements`.
 
     Raises
     ------
@@ -54,12 +54,12 @@ def write(positions: Positions, elements: int) -> list[Part]:
 
 
 def read(reader: Reader, elements: int) -> Positions:
-    """The positions that `write` wrote, ascending and each within the tensor.
+    """The positions that `write` encoded, ascending and within the tensor.
 
     Raises
     ------
     CodecError
-        They are none of a tensor of so many elements.
+        They cannot be positions in a tensor of that many elements.
     """
     count, unary_bits, width = (int(number) for number in reader.take(_HEADER, 1)[0])
     if count > elements:
@@ -67,9 +67,9 @@ def read(reader: Reader, elements: int) -> Positions:
     if width == _BITMAP:
         positions = from_bits(reader.take(np.uint8, byte_count(elements)), elements)
         if len(positions) != count:
-            raise _damaged(f"{len(positions)} elements where there should be {count}")
+            raise _damaged(f"{len(positions)} elements, expected {count}")
         return positions
-    # `write` has no gaps that take as much as a bit for each place; unpacked, such would fill the memory.
+    # `write` never uses gaps that are longer than a bitmap; unpacked, such gaps could fill the memory.
     coded_bytes = _Shape(count, unary_bits, width).bytes
     if width > _BITMAP or unary_bits > count + (elements >> width) or coded_bytes >= byte_count(elements):
         raise _damaged(f"{count} gaps in {unary_bits} bits and remainders of {width}")
@@ -86,7 +86,7 @@ def read(reader: Reader, elements: int) -> Positions:
 
 
 def _shortest(gaps: Positions, elements: int) -> _Shape:
-    """The best width is next to the logarithm of the mean gap."""
+    """The shortest shape; its width is close to the logarithm of the mean gap."""
     count = len(gaps)
     if not count:
         return _Shape(0, 0, 0)
@@ -117,7 +117,7 @@ def _read_remainders(reader: Reader, count: int, width: int) -> Positions:
 
 
 def _unary(quotients: Positions) -> NDArray[np.uint8]:
-    """So many zeros and a one for each; `quotients` are used up."""
+    """That many zeros and a one for each quotient; `quotients` are overwritten."""
     quotients += 1
     ends = np.cumsum(quotients, out=quotients)
     ends -= 1
@@ -127,9 +127,9 @@ def _unary(quotients: Positions) -> NDArray[np.uint8]:
 def _read_unary(reader: Reader, count: int, bits: int) -> Positions:
     ends = from_bits(reader.take(np.uint8, byte_count(bits)), bits)
     if len(ends) != count or (count and ends[-1] != bits - 1):
-        raise _damaged(f"{len(ends)} gaps where there should be {count}")
+        raise _damaged(f"{len(ends)} gaps, expected {count}")
     return np.diff(ends, prepend=-1) - 1
 
 
 def _damaged(what: str) -> CodecError:
-    return CodecError(f"a payload lists {what}: it is damaged or another tensor's")
+    return CodecError(f"a payload lists {what}: it is damaged or belongs to another tensor")

@@ -1,8 +1,8 @@
-"""Random signs and roundings from a seed: a table once for each tensor, and a window of it for each piece.
+"""Random signs and roundings from a seed: one table per tensor, and a window of it per piece.
 
-Whole tensors of fresh random numbers cost more than all else that a codec does. A window that begins
-anywhere in a table gives every element a fair draw of its own; draws are shared between pieces, which no
-mean over elements of one piece, steps or microbatches notices.
+Drawing fresh random numbers for whole tensors would cost more than everything else that a codec does. A
+window at a random place of a table gives every element a fair draw of its own. Pieces share draws, which does
+not affect any mean over the elements of one piece, steps or microbatches.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from farflung.codec.encoding.floats import PIECE, Float32
 
 _STEPS = 2**16
 _WINDOWS = 2**14
-"""So many places in a table there are to begin at."""
+"""Number of places in a table at which a window may begin."""
 
 
 class Noise:
-    """Draws for the pieces of one tensor; two with the same seed give the same ones on every machine."""
+    """Random draws for the pieces of one tensor; equal seeds give equal draws on every machine."""
 
     def __init__(self, seed: int, elements: int) -> None:
-        # PCG64 and the integers it gives are covered by NumPy's promise that streams stay as they are.
+        # NumPy guarantees that PCG64's integer stream never changes.
         self._random = np.random.PCG64(seed)
-        # One piece needs no windows, and tensors are as small as a gradient's kept elements.
+        # One piece needs no windows, and tensors can be as small as a gradient's selected elements.
         self._size = elements if elements <= PIECE else PIECE + _WINDOWS
         self._table: Float32 | None = None
 
     def signs(self, count: int) -> Float32:
-        """`count` times 1 or -1."""
+        """`count` values, each 1 or -1."""
         if self._table is None:
             bits = np.unpackbits(self._raw(64).view(np.uint8), count=self._size, bitorder="little")
             self._table = bits.astype(np.float32)
@@ -37,7 +37,7 @@ class Noise:
         return self._window(self._table, count)
 
     def dither(self, count: int) -> Float32:
-        """`count` numbers evenly between -1/2 and 1/2, both excluded, in steps of 2^-16."""
+        """`count` numbers uniform between -1/2 and 1/2, both excluded, in steps of 2^-16."""
         if self._table is None:
             self._table = self._raw(4).view(np.uint16)[: self._size].astype(np.float32)
             self._table += np.float32(0.5) - _STEPS // 2
@@ -45,7 +45,7 @@ class Noise:
         return self._window(self._table, count)
 
     def _raw(self, draws: int) -> NDArray[np.uint64]:
-        """Bits for a table, where each word makes so many draws."""
+        """Random bits for a table, where each word makes `draws` draws."""
         return np.asarray(self._random.random_raw(-(-self._size // draws)), np.uint64)
 
     def _window(self, table: Float32, count: int) -> Float32:

@@ -1,8 +1,7 @@
-"""Payloads: parts that are written one after the other, and a reader that trusts none of them.
+"""Payloads: parts written one after another, and a reader that checks every bound.
 
-The bfloat16 scales of blocks, as payloads hold them.
-
-Small integers and flags in as few bytes as they take; the first one in the lowest bits.
+Also the bfloat16 scales of blocks, and small integers and flags in as few bytes as possible, the first one in
+the lowest bits.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a payload, made of items of `item_bytes` each: who compresses further looks at these."""
+    """Bytes of a payload, made of items of `item_bytes` each, which tells a further compressor their
+    structure.
+    """
 
     data: memoryview
     item_bytes: int
@@ -34,19 +35,19 @@ class Part:
 
     @staticmethod
     def raw(data: Payload) -> Part:
-        """Bytes of no particular structure."""
+        """Bytes without a particular structure."""
         return Part(memoryview(data).cast("B"), 1)
 
 
 class Reader:
-    """Takes a payload apart from its beginning."""
+    """Reads a payload from its beginning."""
 
     def __init__(self, payload: Payload) -> None:
         self._left = memoryview(payload).cast("B")
 
     @property
     def left(self) -> int:
-        """Bytes that were not taken yet."""
+        """Number of bytes that are not read yet."""
         return len(self._left)
 
     def take(self, dtype: type[Item] | np.dtype[Item], count: int) -> NDArray[Item]:
@@ -55,32 +56,32 @@ class Reader:
         Raises
         ------
         CodecError
-            Fewer are there.
+            Fewer are left.
         """
         size = np.dtype(dtype).itemsize * count
         return np.frombuffer(self.bytes(size), dtype)
 
     def bytes(self, size: int) -> memoryview:
-        """The next `size` bytes; CodecError if fewer are there."""
+        """The next `size` bytes; CodecError if fewer are left."""
         if not 0 <= size <= len(self._left):
             raise CodecError(
-                f"a payload ends {size - self.left} bytes too early: it was cut or is another tensor's"
+                f"a payload ends {size - self.left} bytes too early: it was cut or belongs to another tensor"
             )
-        taken, self._left = self._left[:size], self._left[size:]
-        return taken
+        data, self._left = self._left[:size], self._left[size:]
+        return data
 
     def rest(self) -> memoryview:
-        """All that is left."""
+        """Everything that is left."""
         return self.bytes(self.left)
 
     def end(self) -> None:
         """Raise CodecError if anything is left."""
         if self.left:
-            raise CodecError(f"a payload goes on for {self.left} bytes after its end: it is another tensor's")
+            raise CodecError(f"a payload has {self.left} extra bytes: it belongs to another tensor")
 
 
 def as_scales(bits: Bfloat16Bits) -> Float32:
-    """Scales in float32."""
+    """Scales converted to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -100,12 +101,12 @@ _WORDS = {2: np.uint32, 4: np.uint16}
 def packed(codes: Bytes, bits: int) -> Bytes:
     """Contiguous `codes` of 1, 2 or 4 bits each, 8 / `bits` to a byte; their number must fill the last byte.
 
-    `codes` of 2 and 4 bits are used up.
+    `codes` of 2 and 4 bits are overwritten.
     """
     if bits == 1:
         return np.packbits(codes, bitorder="little")
     words = codes.view(_WORDS[bits])
-    # The lowest byte of a word gathers what its other bytes say; the rest of the word is dropped.
+    # The lowest byte of a word collects the codes of its other bytes; the rest of the word is dropped.
     if bits == 2:
         words |= words >> 12
     words |= words >> (8 - bits)
@@ -120,10 +121,10 @@ def to_bits(positions: NDArray[np.int64], size: int) -> Bytes:
 
 
 def from_bits(bits: Bytes, size: int) -> NDArray[np.int64]:
-    """Where the first `size` bits are set, ascending."""
+    """The positions of the first `size` bits that are set, ascending."""
     return np.flatnonzero(np.unpackbits(bits, count=size, bitorder="little").view(np.bool_))
 
 
 def byte_count(bits: int) -> int:
-    """Bytes that hold so many bits."""
+    """The bytes needed for that many bits."""
     return -(-bits // 8)

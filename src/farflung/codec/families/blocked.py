@@ -1,4 +1,4 @@
-"""Blocks of integers with a scale each: 8 bits for low error at a quarter of the bytes, or 4 bits."""
+"""Blocks of integers that share a scale: 8 bits for a low error at a quarter of the bytes, or 4 bits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from farflung.codec.encoding.noise import Noise
 from farflung.codec.encoding.payload import Part, Reader, as_scales, packed, read_scales
 
 BLOCKS = {8: 256, 4: 128}
-"""Elements that share a scale. Of 8 bits 128 would make errors 7 % smaller, and encoding a tenth slower."""
+"""Elements that share a scale. With 8 bits, blocks of 128 would make errors 7 % smaller and encoding a tenth
+slower.
+"""
 _MAGIC = np.float32(1.5 * 2**23)
-"""A float32 of this size has units in its lowest bits: adding it rounds, its lowest byte is the integer."""
+"""A float32 of this size has units in its lowest bits: adding it rounds, and its lowest byte is the integer.
+"""
 _MOST = np.float32(1e38)
 _LEAST_SCALE = np.float32(2**-120)
 _SHRINK = np.float32(1 - 2**-10)
@@ -30,8 +33,8 @@ class Blocked(Lossy, frozen=True, tag="blocked"):
     Attributes
     ----------
     stochastic
-        Round up or down at random, so that the mean over many roundings is the number itself. For gradients;
-        it makes the error of one tensor larger.
+        Round up or down at random, so that the mean over many roundings is exact. For gradients; it
+        increases the error of a single tensor.
     """
 
     bits: Literal[4, 8] = 8
@@ -100,18 +103,20 @@ class Blocked(Lossy, frozen=True, tag="blocked"):
 
 
 _NIBBLES = np.stack(np.divmod(np.arange(256), 16)[::-1], axis=1).astype(np.float32) - 8
-"""Of each byte: the integers in its lower and in its upper half."""
+"""For each byte, the integers in its lower and upper half."""
 
 
 def _scales(magnitudes: Float32, levels: int, into: NDArray[np.uint16]) -> Float32 | None:
-    """Stores a bfloat16 scale for each block and returns what to multiply it by; None if one cannot be."""
-    # Magnitudes are in the order of their bits (NaN last), and NumPy finds the largest of integers sooner.
+    """Store a bfloat16 scale for each block; returns the factors to multiply by, None if a block is too
+    large.
+    """
+    # Magnitudes order like their bits (NaN last), and NumPy finds the largest integer faster.
     bits = np.maximum.reduce(magnitudes.view(np.int32), axis=1)
     largest = bits.view(np.float32)
     if not largest.max() < _MOST:
         return None
     scales = largest / (levels * _SHRINK)
-    # Rounded up, so that no element exceeds the levels; what is too small for its inverse becomes zero.
+    # Rounded up, so that no element exceeds the levels; scales too small to invert become zero.
     np.copyto(into, (scales.view(np.uint32) >> 16) + 1, casting="unsafe")
     into[scales < _LEAST_SCALE] = 0
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""Every element: as it is, or in bfloat16."""
+"""Every element, unchanged or in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from farflung.codec.base import Declared, Encoded, Lossy
-from farflung.codec.context import NOWHERE, Context, Mask
+from farflung.codec.context import NO_CONTEXT, Context, Mask
 from farflung.codec.encoding.floats import (
     Bfloat16Bits,
     Floats,
@@ -23,13 +23,13 @@ from farflung.codec.encoding.payload import Part, Payload, Reader
 
 
 class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plain"):
-    """The tensor's own bytes, row major, with nothing before them: what a link without a codec carries."""
+    """The tensor's own bytes, row major, without a header: what a link without a codec carries."""
 
-    def encode(self, array: Floats, context: Context = NOWHERE) -> Encoded:
+    def encode(self, array: Floats, context: Context = NO_CONTEXT) -> Encoded:
         """See `Codec`; copies nothing if the array is contiguous."""
         return Encoded((Part.of(flat(array)),))
 
-    def decode(self, payload: Payload, into: Floats, context: Context = NOWHERE) -> Mask | None:
+    def decode(self, payload: Payload, into: Floats, context: Context = NO_CONTEXT) -> Mask | None:
         """See `Codec`."""
         elements, reader = flat_target(into), Reader(payload)
         elements[:] = reader.take(elements.dtype, len(elements))
@@ -46,7 +46,7 @@ class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plain"
 
 
 class Bfloat16(Lossy, frozen=True, tag="bfloat16"):
-    """The upper half of each float32, rounded to nearest; bfloat16 itself goes as it is."""
+    """The upper half of each float32, rounded to nearest; bfloat16 itself is sent unchanged."""
 
     def declared(self) -> Declared:
         """See `Codec`."""

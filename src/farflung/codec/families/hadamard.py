@@ -1,18 +1,16 @@
-"""1 to 4 bits of a tensor that was rotated at random: DRIVE and EDEN for blocks of 64.
+"""1 to 4 bits per element of a randomly rotated tensor: DRIVE and EDEN for blocks of 64.
 
 Vargaftik et al., "DRIVE: One-bit Distributed Mean Estimation" (NeurIPS 2021) and "EDEN:
 Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning" (ICML 2022). Random
-signs and a Hadamard transform make the elements of a block nearly normally distributed, so one quantiser
-fits all; the scale is chosen such that the mean over all signs is the tensor itself.
+signs and a Hadamard transform make the elements of a block nearly normally distributed, so one quantiser fits
+all. The scale is chosen such that the mean over all signs is the tensor itself.
 
-That is proven for rotations drawn from all there are. Signs and one transform come close: over 1600 draws no
-bias was seen at 3 and 4 bits; at 2 bits 1 % of a block with the tails of a Laplace distribution and 3 % where
-few elements outweigh the others (cubes of normal numbers), at 1 bit 2 % and 16 %.
+That is proven for uniformly random rotations. Signs and one transform come close: over 1600 draws there was
+no bias at 3 and 4 bits; at 2 bits it was 1 % of a block with the tails of a Laplace distribution and 3 % if
+few elements dominate (cubes of normal numbers), at 1 bit 2 % and 16 %.
 
-Quantisers for normally distributed numbers: which levels there are, and how they stand in bytes.
-
-The levels are Lloyd's and Max's (Max, "Quantizing for Minimum Distortion", 1960), rounded to whole numbers
-up to 127, so that adding up a hundred of them in float32 makes no rounding error.
+The levels are Lloyd's and Max's (Max, "Quantizing for Minimum Distortion", 1960) for normally distributed
+numbers, rounded to integers up to 127, so that adding up a hundred of them in float32 is exact.
 """
 
 from __future__ import annotations
@@ -39,14 +37,16 @@ _POSITIVE = {
 }
 _DISTORTION = {1: 0.3634, 2: 0.1175, 3: 0.03455, 4: 0.009501}
 _PLANES = {1: (1,), 2: (2,), 3: (1, 2), 4: (4,)}
-"""Bits of a code in each plane of bytes; where there are two, their levels are multiplied."""
+"""Bits of a code in each plane of bytes; with two planes, their levels are multiplied."""
 _FINE = {1: 15.8, 2: 15.8, 3: 14.7, 4: 14.3}
-"""By these numbers become bytes: of 64, none exceeds 8 deviations, and these cost the least error."""
+"""Factors that turn numbers into bytes: within 64 elements none exceeds 8 deviations, and these factors give
+the least error.
+"""
 _MAGIC = np.float32(1.5 * 2**23 + 128)
 
 
 class Quantiser:
-    """Levels as whole numbers, symmetrical about zero; `unit` of them are one standard deviation."""
+    """Levels as integers, symmetrical about zero; `unit` of them are one standard deviation."""
 
     def __init__(self, bits: int) -> None:
         self.unit = _LARGEST / _POSITIVE[bits][-1]
@@ -64,15 +64,15 @@ class Quantiser:
         self._chosen = _coded_levels(self._codes, plane_levels)
 
     def planes(self, elements: int) -> list[NDArray[np.uint8]]:
-        """Memory for the codes of so many elements, a multiple of 8."""
+        """Memory for the codes of this many elements, a multiple of 8."""
         return [np.empty(elements * width // 8, np.uint8) for width in self._widths]
 
     def write(self, numbers: Float32, planes: Sequence[NDArray[np.uint8]], start: int) -> None:
-        """Store the codes of `numbers`, the tensor's from element `start` on.
+        """Store the codes of `numbers`, which begin at element `start` of the tensor.
 
-        `numbers` are flat, `fine` times standard deviations and below 127. They become the levels chosen.
+        `numbers` are flat, `fine` times standard deviations and below 127. They are replaced by their levels.
         """
-        # A number becomes a byte first, and a table makes that a code.
+        # A number is first converted to a byte, and then by a table to a code.
         numbers += _MAGIC
         fine = bytearray(numbers.view(np.uint32).astype(np.uint8))
         for codes, plane, width in zip(self._codes, planes, self._widths, strict=True):
@@ -82,7 +82,7 @@ class Quantiser:
         np.copyto(numbers, np.frombuffer(fine.translate(self._chosen), np.int8))
 
     def read(self, planes: Sequence[NDArray[np.uint8]], start: int, into: Float32) -> None:
-        """Fill `into`, flat, with the levels of the elements from `start` on."""
+        """Fill `into`, flat, with the levels of the elements from `start`."""
         coded = [
             plane[start * width // 8 : (start + len(into)) * width // 8]
             for plane, width in zip(planes, self._widths, strict=True)
@@ -96,19 +96,19 @@ class Quantiser:
 
 @cache
 def quantiser(bits: int) -> Quantiser:
-    """The quantiser of so many bits, made once."""
+    """The quantiser for this many bits, created once."""
     return Quantiser(bits)
 
 
 def _levels(positive: NDArray[np.float64], planes: int) -> list[NDArray[np.float64]]:
-    """The levels that a code stands for, plane by plane: all of them, or signs and magnitudes."""
+    """The levels of the codes, by plane: all of them, or signs and magnitudes."""
     if planes == 1:
         return [np.concatenate((-positive[::-1], positive))]
     return [np.array([-1.0, 1.0]), positive]
 
 
 def _fine_codes(numbers: NDArray[np.floating], plane_levels: Sequence[NDArray[np.float64]]) -> list[bytes]:
-    """For each plane the code of every byte, which stands for one of `numbers`."""
+    """For each plane, the code of every byte, which represents one of `numbers`."""
     if len(plane_levels) == 1:
         return [_nearest(numbers, plane_levels[0])]
     signs, magnitudes = plane_levels
@@ -116,7 +116,7 @@ def _fine_codes(numbers: NDArray[np.floating], plane_levels: Sequence[NDArray[np
 
 
 def _coded_levels(codes: Sequence[bytes], plane_levels: Sequence[NDArray[np.float64]]) -> bytes:
-    """For every byte the level that its codes stand for, as int8."""
+    """For every byte, the level of its codes, as int8."""
     chosen = np.ones(256)
     for coded, levels in zip(codes, plane_levels, strict=True):
         chosen *= levels[np.frombuffer(coded, np.uint8)]
@@ -144,16 +144,16 @@ _LEAST = np.float32(1e-37)
 
 
 class Hadamard(Lossy, frozen=True, tag="hadamard"):
-    """Blocks of 64, rotated, with a bfloat16 scale and `bits` for each element.
+    """Blocks of 64, rotated, with a bfloat16 scale and `bits` per element.
 
     Attributes
     ----------
     fresh
-        Draw new signs for each context. Gradients need that: under fixed signs the same error is made at
+        Draw new signs for each context. Gradients need that: with fixed signs the same error occurs at
         every step and adds up.
     unbiased
-        A scale with which the mean over all signs is the tensor itself; else the one with the least error.
-        Gradients want the former, activations the latter.
+        Use the scale with which the mean over all signs is the tensor itself; else the one with the least
+        error. Use the former for gradients, the latter for activations.
     """
 
     bits: Literal[1, 2, 3, 4] = 4
@@ -201,7 +201,7 @@ class Hadamard(Lossy, frozen=True, tag="hadamard"):
         for start, place in places(elements, BLOCK):
             numbers = scratch[: len(place)]
             levels.read(planes, start, numbers)
-            # Levels are whole numbers, so these sums are exact in any order, on any machine.
+            # Levels are integers, so these sums are exact in any order, on any machine.
             np.matmul(_rows(numbers), _rotation(), out=_rows(place))
             _rows(place)[:] *= scales[start // BLOCK : (start + len(place)) // BLOCK, None]
             place *= noise.signs(len(place))
@@ -218,14 +218,14 @@ def _products(one: Float32, other: Float32, into: Float32) -> None:
 
 
 def _scales(squares: Float32, products: Float32, lengths: Float32 | None) -> Bfloat16Bits | None:
-    """What to multiply the levels of each block by, in bfloat16; None if a block is too large to be squared.
+    """The factors of the levels of each block, in bfloat16; None if a block is too large to be squared.
 
-    Of the rotated block there are its own `squares` and its `products` with its levels, whose squares are
-    `lengths`: with them the scale is the one with the least error, without them the unbiased one.
+    `squares` are those of the rotated block, `products` those with its levels, and `lengths` the squares of
+    the levels. With `lengths` the scale is the one with the least error, otherwise the unbiased one.
     """
     if not np.isfinite(squares).all():
         return None
-    # What is too small to be squared is taken for zero.
+    # Blocks too small to be squared count as zero.
     squares[squares < _LEAST] = 0
     if lengths is None:
         scales = squares / (np.maximum(products, _LEAST) * BLOCK)
@@ -237,7 +237,7 @@ def _scales(squares: Float32, products: Float32, lengths: Float32 | None) -> Bfl
 
 @cache
 def _rotation() -> Float32:
-    """The Hadamard matrix of Sylvester's construction: symmetric, and its square is 64 times the unit."""
+    """The Hadamard matrix of Sylvester's construction: symmetric, and its square is 64 times the identity."""
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < BLOCK:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

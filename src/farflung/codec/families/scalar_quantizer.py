@@ -1,13 +1,13 @@
-"""Evenly spaced levels, one distance for the whole tensor, and as many bits as each element is worth.
+"""Evenly spaced levels with one distance for the whole tensor, and an entropy code.
 
-At equal error an even quantiser with an entropy code takes fewer bits than the best levels of equal length (a
-quarter to a third of a bit less, of normally distributed numbers), and the rarer large numbers are, the
-fewer. One distance for all means that rows which hardly matter, such as the gradients of tokens that the
-model expected, take hardly any bits.
+At equal error, an even quantiser with an entropy code needs fewer bits than the best levels of equal length
+(a quarter to a third of a bit less for normally distributed numbers), and the more so the rarer large numbers
+are. With one distance for all, rows that hardly matter, such as the gradients of tokens that the model
+expected, need hardly any bits.
 
 With subtractive dither (Roberts, "Picture Coding Using Pseudo-Random Noise", 1962) both ends add the same
-random numbers: the error is evenly distributed and does not depend on what was written, so the mean over many
-draws is the number itself.
+random numbers. The error is then uniformly distributed and independent of the tensor, so the mean over many
+draws is exact.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LEAST, _MOST = 1e-30, 1e30
 _OFFSETS = 8
 
 
-class Even(Lossy, frozen=True, tag="even"):
-    """The nearest multiple of a distance, `step` times the root of the tensor's mean square.
+class ScalarQuantizer(Lossy, frozen=True, tag="even"):
+    """The nearest multiple of a distance: `step` times the root of the tensor's mean square.
 
     Attributes
     ----------
     dithered
-        Subtract fresh dither, for gradients; without it the same number always becomes the same.
+        Subtract fresh dither, for gradients; without it equal numbers are always encoded equally.
     """
 
     step: Annotated[float, Meta(ge=0.01, le=8)]
@@ -49,10 +49,10 @@ class Even(Lossy, frozen=True, tag="even"):
         usual = self.step / math.sqrt(12)
         return Declared(max(_normal_bits(self.step, self.dithered), 0.3), self.step / 2, usual, 0.33, 0.56)
 
-    def levels(self, numbers: Float32, context: Context) -> tuple[float, integer_coding.Wholes] | None:
-        """The distance, and the level of every number, in the shape of `numbers`; None if one is not finite.
+    def levels(self, numbers: Float32, context: Context) -> tuple[float, integer_coding.Integers] | None:
+        """The distance and the level of every number, in the shape of `numbers`; None if one is not finite.
 
-        Numbers are contiguous.
+        `numbers` must be contiguous.
         """
         flat_numbers = numbers.reshape(-1)
         squares = sum(float(np.vdot(piece, piece)) for _, piece in pieces(flat_numbers, 1))
@@ -71,19 +71,19 @@ class Even(Lossy, frozen=True, tag="even"):
             np.rint(scaled, out=scaled)
         return float(distance), levels.reshape(numbers.shape)
 
-    def values(self, levels: integer_coding.Wholes, context: Context) -> Float32:
-        """What the contiguous levels stand for, in distances, in their place."""
+    def values(self, levels: integer_coding.Integers, context: Context) -> Float32:
+        """Replace the contiguous levels by the values they represent, in units of the distance."""
         if noise := self._noise(context, levels.size):
             for _, piece in pieces(levels.reshape(-1), 1):
                 piece -= noise.dither(len(piece))
         return levels
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
-        # Neighbours are of neighbouring planes.
-        found = self.levels(as_float32(elements), context)
-        if found is None:
+        # Neighbouring elements go to neighbouring planes.
+        coded = self.levels(as_float32(elements), context)
+        if coded is None:
             return None
-        distance, levels = found
+        distance, levels = coded
         planes = (
             np.pad(levels, (0, -len(levels) % integer_coding.PLANES)).reshape(-1, integer_coding.PLANES).T
         )
@@ -105,14 +105,14 @@ class Even(Lossy, frozen=True, tag="even"):
 
 
 def require_distance(distance: float) -> float:
-    """The distance itself; CodecError if levels cannot be so far apart."""
+    """The distance itself; CodecError if it is not a possible one."""
     if not 0 <= distance < _MOST:
-        raise CodecError(f"a payload has levels {distance} apart: it is damaged")
+        raise CodecError(f"a payload has the distance {distance} between levels: it is damaged")
     return distance
 
 
 def _normal_bits(step: float, dithered: bool) -> float:
-    """Entropy of the levels of normally distributed numbers, of their mean distribution over all dither."""
+    """Entropy of the levels of normally distributed numbers, averaged over all dither."""
     normal, far = NormalDist(), math.ceil(6 / step) + 1
     offsets = [(n + 0.5) / _OFFSETS - 0.5 for n in range(_OFFSETS)] if dithered else [0.0]
     shares = [

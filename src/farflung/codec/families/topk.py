@@ -1,14 +1,12 @@
-"""The elements of largest magnitude and where they are.
+"""The elements of largest magnitude with their positions (`TopK`), and gradients at the same positions
+(`Masked`).
 
-The largest magnitudes of a tensor, exactly, and most of the time without looking at more than they need.
+A sample estimates a magnitude that slightly more elements exceed than are wanted; only those are examined
+closely. The result is always that of a full sort, with the first of equal elements; the sample only affects
+how long it takes.
 
-A sample says above which magnitude a few more lie than are wanted; only these are looked at closely. The
-answer is that of a full sort, with the first of equal ones, whatever the sample said: it decides only how
-long it takes.
-
-A gradient where its activation was sent: the exact gradient of the network with the mask in it.
-
-No indices travel, for both ends have the mask: `TopK` gave it to who wrote the activation and to who read it.
+`Masked` sends a gradient at the elements of its activation that were sent, which is the exact gradient of the
+network with the mask in it. It sends no positions, because both ends have the mask from `TopK`.
 """
 
 from __future__ import annotations
@@ -36,11 +34,13 @@ Keys = NDArray[np.unsignedinteger]
 
 _SAMPLE = 2**15
 _DEVIATIONS = 4
-"""So many standard deviations more than wanted are expected above the sampled magnitude."""
+"""The sampled magnitude is chosen so that this many standard deviations more elements than wanted are
+expected above it.
+"""
 
 
 def largest(elements: Floats, count: int) -> Positions:
-    """Where the `count` largest magnitudes are, ascending; never zeros. NaN exceeds infinity."""
+    """The positions of the `count` largest magnitudes, ascending; never of zeros. NaN exceeds infinity."""
     if count >= len(elements):
         return np.flatnonzero(keys(elements))
     positions, magnitudes = _above(elements, _floor(elements, count))
@@ -52,7 +52,7 @@ def largest(elements: Floats, count: int) -> Positions:
 
 
 def largest_in_rows(elements: Floats, width: int, count: int) -> Positions:
-    """The same in each row of `width` elements, `count` at most of each."""
+    """The same in each row of `width` elements, with at most `count` per row."""
     if count >= width:
         return np.flatnonzero(keys(elements))
     found = []
@@ -64,14 +64,14 @@ def largest_in_rows(elements: Floats, width: int, count: int) -> Positions:
 
 
 def keys(elements: Floats) -> Keys:
-    """Unsigned integers in the order of the magnitudes."""
+    """Unsigned integers that order like the magnitudes."""
     if elements.dtype == np.float32:
         return elements.view(np.uint32) & np.uint32(0x7FFFFFFF)
     return elements.view(np.uint16) & np.uint16(0x7FFF)
 
 
 def _floor(elements: Floats, count: int) -> int:
-    """A key that `count` elements reach, and few more."""
+    """A key that at least `count` elements reach, and few more."""
     if len(elements) <= 2 * _SAMPLE:
         return 1
     random = np.random.Generator(np.random.PCG64(count))
@@ -84,7 +84,7 @@ def _floor(elements: Floats, count: int) -> int:
 
 
 def _above(elements: Floats, floor: int) -> tuple[Positions, Keys]:
-    """Where the keys are at least `floor`, and these keys."""
+    """The positions of keys of at least `floor`, and these keys."""
     positions: list[Positions] = []
     magnitudes: list[Keys] = []
     for start in range(0, len(elements), PIECE):
@@ -97,37 +97,37 @@ def _above(elements: Floats, floor: int) -> tuple[Positions, Keys]:
 
 
 def _first_largest(magnitudes: Keys, count: int) -> NDArray[np.bool_]:
-    """Which are the `count` largest of more; of equal ones the first."""
+    """Flags of the `count` largest; the first ones among equals."""
     least = np.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
-    kept = magnitudes > least
-    kept[np.flatnonzero(magnitudes == least)[: count - np.count_nonzero(kept)]] = True
-    return kept
+    selected = magnitudes > least
+    selected[np.flatnonzero(magnitudes == least)[: count - np.count_nonzero(selected)]] = True
+    return selected
 
 
 def _rows_first_largest(magnitudes: Keys, count: int) -> NDArray[np.bool_]:
     width = magnitudes.shape[1]
     least = np.partition(magnitudes, width - count, axis=1)[:, width - count, None]
-    kept = magnitudes >= np.maximum(least, 1)
-    crowded = np.flatnonzero(np.count_nonzero(kept, axis=1) > count)
+    selected = magnitudes >= np.maximum(least, 1)
+    crowded = np.flatnonzero(np.count_nonzero(selected, axis=1) > count)
     for row in crowded:
-        kept[row] = _first_largest(magnitudes[row], count)
-    return kept
+        selected[row] = _first_largest(magnitudes[row], count)
+    return selected
 
 
 Values = Bfloat16 | Blocked
 
 
 class TopK(Lossy, frozen=True, tag="topk"):
-    """A `share` of the elements, the largest; all others are zero at the other end.
+    """The largest elements, a `share` of all; the others are zero at the receiver.
 
     Attributes
     ----------
     share
         Of the tensor, or of each row, rounded up to whole elements.
     rows
-        Take the share of each row: of the elements with the same place in all dimensions but the last.
+        Select the share in each row: elements that differ only in the last dimension.
     values
-        How what is kept is written.
+        The codec for the selected elements.
     """
 
     share: Annotated[float, Meta(gt=0, le=1)]
@@ -147,7 +147,7 @@ class TopK(Lossy, frozen=True, tag="topk"):
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
         positions = self._choose(elements, shape)
-        # NaN and infinity are the largest of all, so if there are any, some were chosen.
+        # NaN and infinity are the largest, so if there are any, some were selected.
         values = self.values.encode(as_float32(elements[positions]), context)
         if values.exact == "not finite":
             return None
@@ -172,20 +172,20 @@ class TopK(Lossy, frozen=True, tag="topk"):
 def scatter(
     values: Values, reader: Reader, positions: np.ndarray, elements: Floats, context: Context
 ) -> None:
-    """Read one value for each position from all that is left, and zero everything else."""
-    kept = np.empty(len(positions), np.float32)
-    values.decode(reader.rest(), kept, context)
+    """Decode a value for each position from the rest of the payload, and set everything else to zero."""
+    selected = np.empty(len(positions), np.float32)
+    values.decode(reader.rest(), selected, context)
     elements.fill(0)
     if elements.dtype == np.float32:
-        elements[positions] = kept
+        elements[positions] = selected
         return
-    narrowed = np.empty(len(kept), elements.dtype)
-    narrow(kept, narrowed)
+    narrowed = np.empty(len(selected), elements.dtype)
+    narrow(selected, narrowed)
     elements[positions] = narrowed
 
 
 def index_bits(share: float) -> float:
-    """Bits that say where one kept element is, at random places: coded gaps, or a bit for every place."""
+    """Bits for the position of one selected element at random places: coded gaps, or a bitmap."""
     if share >= 1:
         return 1.0
     widths = range(32)
@@ -194,7 +194,7 @@ def index_bits(share: float) -> float:
 
 
 def _left_out(share: float) -> float:
-    """The share of a normal distribution's variance that lies in its smallest magnitudes."""
+    """The share of a normal distribution's variance in its smallest magnitudes."""
     if share >= 1:
         return 0.0
     edge = NormalDist().inv_cdf(1 - share / 2)
@@ -202,9 +202,9 @@ def _left_out(share: float) -> float:
 
 
 class Masked(Lossy, frozen=True, tag="masked"):
-    """The elements at `context.mask`; all of them where there is none, since all of the activation was sent.
+    """The elements at `context.mask`; all of them without a mask, since all of the activation was sent.
 
-    `share` is that of the `TopK` before it, for what is declared.
+    `share` is that of the corresponding `TopK`, for `declared`.
     """
 
     share: float = 1.0
@@ -219,11 +219,11 @@ class Masked(Lossy, frozen=True, tag="masked"):
         )
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
-        # What the mask hides may be infinite, too, and a run that diverged must not go on unnoticed.
+        # Hidden elements may be infinite too, and a run that diverged must be noticed.
         if not all_finite(elements):
             return None
-        kept = elements[_positions(context.mask, elements)]
-        values = self.values.encode(as_float32(kept), context)
+        selected = elements[_positions(context.mask, elements)]
+        values = self.values.encode(as_float32(selected), context)
         return None if values.exact == "not finite" else Encoded(values.parts, context.mask)
 
     def _read(self, reader: Reader, elements: Floats, shape: Sequence[int], context: Context) -> Mask | None:
@@ -236,7 +236,7 @@ def _positions(mask: Mask | None, elements: Floats) -> np.ndarray:
         return np.arange(len(elements))
     if mask.elements != len(elements):
         raise CodecError(
-            f"a gradient of {len(elements)} elements got the mask of an activation of {mask.elements}: "
+            f"a gradient of {len(elements)} elements has the mask of an activation of {mask.elements}: "
             "both must be of one value and microbatch"
         )
     return mask.positions

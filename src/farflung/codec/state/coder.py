@@ -1,4 +1,4 @@
-"""One end of a link for one value: a codec, and whatever must be remembered from one tensor to the next."""
+"""One end of a link for one value: a codec with its state between tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from farflung.errors import CodecError
 
 
 class Coder(Protocol):
-    """Writes or reads the tensors of one value, in step with the coder at the other end.
+    """Encodes or decodes the tensors of one value, in step with the coder at the other end.
 
-    State has versions, as a segment's has: what encoding and decoding learn is pending until the step is
-    applied. So a step that is dropped and run again starts from the same state and gives the same bytes.
+    State has versions, like that of a segment: what encoding and decoding learn is pending until the step is
+    applied. So a step that is dropped and run again starts from the same state and produces the same bytes.
     """
 
     def encode(self, array: Floats, context: Context) -> Encoded:
@@ -28,25 +28,25 @@ class Coder(Protocol):
         """See `Codec`."""
 
     def commit(self) -> None:
-        """The step is applied: what it taught is the state from now on."""
+        """The step is applied: make its pending state current."""
 
     def discard(self) -> None:
-        """The step is dropped: what it taught is forgotten."""
+        """The step is dropped: discard its pending state."""
 
     def snapshot(self) -> bytes:
-        """The state as of the last commit, to be kept with a segment's."""
+        """The state as of the last commit, to store with a segment's."""
 
     def restore(self, snapshot: bytes) -> None:
-        """Go back to a snapshot; what is pending is forgotten.
+        """Restore a snapshot and discard pending state.
 
         Raises
         ------
         CodecError
-            It is not one of such a coder.
+            It is not a snapshot of such a coder.
         """
 
 
-class Forgetful:
+class StatelessCoder:
     """A coder without state."""
 
     def __init__(self, codec: Codec) -> None:
@@ -65,18 +65,16 @@ class Forgetful:
         return self._codec.most_bytes(nbytes)
 
     def commit(self) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def discard(self) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def snapshot(self) -> bytes:
-        """Nothing to keep."""
+        """Return an empty snapshot."""
         return b""
 
     def restore(self, snapshot: bytes) -> None:
         """See `Coder`."""
         if snapshot:
-            raise CodecError(
-                f"a codec without state got a snapshot of {len(snapshot)} bytes: it is another codec's"
-            )
+            raise CodecError(f"expected no snapshot for a codec without state, found {len(snapshot)} bytes")

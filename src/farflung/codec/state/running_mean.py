@@ -1,7 +1,7 @@
-"""The mean of the rows seen for each key, kept equal to the last bit on two machines.
+"""The mean of the rows seen for each key, kept bit-equal on two machines.
 
-Rows of one step may come in any order, so they are added up as whole numbers, where order does not matter.
-The mean moves when the step is applied, by operations whose rounding IEEE 754 fixes.
+Rows of one step may arrive in any order, so they are summed as integers, where order does not matter. The
+mean is updated when the step is applied, by operations whose rounding IEEE 754 specifies.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Keys = NDArray[np.int64]
 _UNIT = 2.0**-22
 _MOST = 2.0**18
 MOST_ROWS = 2**22
-"""Of one step: so many rows of the largest magnitude add up without overflow."""
+"""Limit for one step: this many rows of the largest magnitude add up without overflow."""
 _ROWS_AT_ONCE = 256
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Snapshot(msgspec.Struct, frozen=True):
     """A snapshot."""
 
     keys: int
@@ -35,10 +35,10 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class RunningMean:
-    """Means of `width` numbers for keys 0 to `keys` - 1, all zero at first.
+    """Means of `width` numbers for keys 0 to `keys` - 1, initially zero.
 
-    A key's mean moves towards that of its rows in the step by one over the steps that had the key, or one
-    over `horizon` where these are more, so that it follows a model that changes.
+    In each step, a key's mean moves towards the mean of its rows by 1/n, where n is the number of steps that
+    had the key, at most `horizon`, so that it follows a model that changes.
     """
 
     def __init__(self, keys: int, width: int, horizon: int) -> None:
@@ -58,8 +58,8 @@ class RunningMean:
         """The mean for each key, as of the last commit: (keys, width)."""
         return self._means[keys]
 
-    def note(self, keys: Keys, rows: Float32) -> None:
-        """Rows of the step that is running; rows that are not finite are left out.
+    def add_rows(self, keys: Keys, rows: Float32) -> None:
+        """Add rows of the current step; rows that are not finite are ignored.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class RunningMean:
             self._add(keys[start : start + _ROWS_AT_ONCE], rows[start : start + _ROWS_AT_ONCE], self._sums)
 
     def commit(self) -> None:
-        """Move the means of the keys that the step had."""
+        """Update the means of the keys that the step had."""
         seen = np.flatnonzero(self._counts)
         if len(seen) and self._sums is not None:
             means = self._sums[seen] * (_UNIT / self._counts[seen])[:, None]
@@ -89,7 +89,7 @@ class RunningMean:
         self.discard()
 
     def discard(self) -> None:
-        """Forget the rows of the step that is running."""
+        """Discard the rows of the current step."""
         if self._sums is not None:
             self._sums[np.flatnonzero(self._counts)] = 0
         self._counts.fill(0)
@@ -97,28 +97,28 @@ class RunningMean:
     def snapshot(self) -> bytes:
         """Means, visits and version as of the last commit."""
         keys, width = self._means.shape
-        kept = _Kept(keys, width, self.version, self._means.tobytes(), self._visits.tobytes())
-        return msgspec.msgpack.encode(kept)
+        stored = _Snapshot(keys, width, self.version, self._means.tobytes(), self._visits.tobytes())
+        return msgspec.msgpack.encode(stored)
 
     def restore(self, snapshot: bytes) -> None:
-        """Go back to a snapshot; CodecError if it is of other keys or another width, or damaged."""
+        """Restore a snapshot; CodecError if it has other keys or another width, or is damaged."""
         try:
-            kept = msgspec.msgpack.decode(snapshot, type=_Kept)
+            stored = msgspec.msgpack.decode(snapshot, type=_Snapshot)
         except msgspec.DecodeError as error:
             raise CodecError(f"a snapshot of running means cannot be read: {error}") from error
         keys, width = self._means.shape
-        sizes = (len(kept.means), len(kept.visits))
-        if (kept.keys, kept.width) != (keys, width) or sizes != (self._means.nbytes, self._visits.nbytes):
+        sizes = (len(stored.means), len(stored.visits))
+        if (stored.keys, stored.width) != (keys, width) or sizes != (self._means.nbytes, self._visits.nbytes):
             raise CodecError(
-                f"a snapshot of running means is of {kept.keys} keys and width {kept.width}, "
+                f"a snapshot of running means is of {stored.keys} keys and width {stored.width}, "
                 f"expected {keys} and {width}: it belongs to another value"
             )
-        means = np.frombuffer(kept.means, np.float32).reshape(keys, width).copy()
-        visits = np.frombuffer(kept.visits, np.int64).copy()
-        if not _can_be(means, visits, kept.version):
-            raise CodecError("a snapshot of running means holds what no step leaves behind: it is damaged")
+        means = np.frombuffer(stored.means, np.float32).reshape(keys, width).copy()
+        visits = np.frombuffer(stored.visits, np.int64).copy()
+        if not _is_valid(means, visits, stored.version):
+            raise CodecError("a snapshot of running means has impossible contents: it is damaged")
         self.discard()
-        self._means, self._visits, self.version = means, visits, kept.version
+        self._means, self._visits, self.version = means, visits, stored.version
 
     def _add(self, keys: Keys, rows: Float32, sums: NDArray[np.int64]) -> None:
         usable = np.isfinite(rows).all(axis=1)
@@ -132,8 +132,8 @@ class RunningMean:
         self._counts[unique] += np.diff(starts, append=len(keys))
 
 
-def _can_be(means: Float32, visits: NDArray[np.int64], version: int) -> bool:
-    """Whether commits can have led there: a key that no step had still has the mean zero."""
+def _is_valid(means: Float32, visits: NDArray[np.int64], version: int) -> bool:
+    """Whether commits can have led to this state: a key that no step had still has the mean zero."""
     if not np.isfinite(means).all() or np.abs(means).max(initial=0.0) > _MOST or not 0 <= version < 2**32:
         return False
     return bool(visits.min(initial=0) >= 0 and not means[visits == 0].any())

@@ -2,6 +2,10 @@
 
 `import torch` takes two core-seconds and 200 MB in each process; forked workers start at once and share that
 memory. The fork server computes nothing, so it has one thread and can be forked safely.
+
+The standard library's (`multiprocessing.forkserver`) is no replacement: it passes a child's work as a pickle,
+which farflung uses nowhere, it serves one process with one set of streams, and its children belong to no
+network namespace and no log file of their own.
 """
 
 from __future__ import annotations

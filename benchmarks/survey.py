@@ -69,7 +69,7 @@ async def surveyed(topology: Topology, network: RunningLab) -> tuple[dict[str, A
         await fleet.start_workers()
         assert fleet.broker is not None
         log, deadline = fleet.broker.log, time.monotonic() + LONGEST_SECONDS
-        while "survey: over" not in log.read_text():
+        while "survey: finished" not in log.read_text():
             if time.monotonic() > deadline:
                 raise SystemExit(f"no survey within {LONGEST_SECONDS:g} s: {log.read_text()[-2000:]}")
             await asyncio.sleep(0.5)

@@ -282,9 +282,9 @@ def test_an_expired_certificate_is_named_with_its_cure(hub: Hub) -> None:
     _expire(on.folder / "hub" / "broker", folder)
     for arguments in (["status"], ["status", "--broker", on.address]):
         line = on.fails("late", *arguments)
-        assert "the certificate of" in line and "ended at" in line and "farflung token create" in line
+        assert "the certificate of" in line and "expired at" in line and "farflung token create" in line
     findings = _findings(on, "late")
-    assert not findings["certificate"]["ok"] and "ended at" in findings["certificate"]["found"]
+    assert not findings["certificate"]["ok"] and "expired at" in findings["certificate"]["found"]
 
 
 def _expire(authority: Path, holder: Path) -> None:

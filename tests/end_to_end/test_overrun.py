@@ -62,7 +62,7 @@ def test_a_worker_whose_pass_does_not_end_leaves_its_job_and_offers_its_device_a
     )
     assert len(run.rows) == 3
 
-    slow.says("segment", "has taken over 30 s", "starting anew")
+    slow.says("segment", "has taken over 30 s", "restarting")
     on.idle("good", "slow")
     again = train(on, "again", "--broker", on.address, "--on", "good,slow", "--steps", "3")
     assert again.command.code() == 0, again.command.err

@@ -85,7 +85,7 @@ def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
     with homes(tmp_path, *nodes, line=LinkSettings(None, LATENCY_MS)) as on:
         broker = on.broker()
         workers = [on.worker(name, "--site", f"home {name}", *EMULATED) for name in LINES]
-        broker.says("survey: over")
+        broker.says("survey: finished")
         found = topology(on.on, "--token", on.on.token("submitter"), "--broker", on.on.address)
         for _ in range(MOST_REFRESHED):
             if off(found):
@@ -156,7 +156,7 @@ def test_a_jobs_traffic_refreshes_the_rate_of_a_link(tmp_path: Path, lab_machine
         on.network.set("a", "b", bandwidth_mbps=slow)
         broker = on.broker()
         workers = [on.worker(name) for name in "ab"]
-        broker.says("survey: over")
+        broker.says("survey: finished")
         where = ["--token", on.on.token("submitter"), "--broker", on.on.address]
         before = way(topology(on.on, *where), "a", "b")
         for _ in range(MOST_REFRESHED):

@@ -295,7 +295,7 @@ def test_a_step_of_nearly_nothing_says_what_is_not_counted(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan("--no-what-if", "--workers", "2") == 0
-    assert "only arithmetic" not in capsys.readouterr().out
+    assert "less than 1 ms for a microbatch" not in capsys.readouterr().out
     workers = [worker(id, tflops=1) for id in ("home-1", "home-2", "lab")]
     (folder / "fleet.json").write_text(json.dumps(fleet("home-1", "home-2", "lab", workers=workers)))
     assert plan("--no-what-if", "--save", "plan.json") == 0

@@ -5,8 +5,8 @@ numbers; `*` results means a list. Types: Tensor, Tensor? (may be absent), Tenso
 int, float, bool, Scalar (any number), Operand (a Tensor or a number), ScalarType (an element type), `str(a|b)`
 (one of), `int(16)` (at most 16: kernels repeat their work that many times), each with `[]` or `?`.
 
-A line is never changed or removed. A new one ends in `since N`, where N is the opset version in progress (3);
-a line without it belongs to version 1. So each version has all ops of those before it.
+A line is never changed or removed. A new one ends in `since N`, where N is one more than the newest released
+version (3); a line without it belongs to version 1. So each version has all ops of those before it.
 
 Arguments that PyTorch has and the table lacks (device, layout, memory format, sparse gradients) do not exist
 on the wire. A test compares the table with torch's own schemas.

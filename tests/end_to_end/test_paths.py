@@ -95,7 +95,7 @@ def test_where_no_way_leads_the_run_fails_and_says_what_was_tried(place: Place) 
     doctor = place.on.on.start("desk", "doctor")
     assert doctor.code() == 1
     (line,) = [line for line in doctor.out.splitlines() if "FAIL" in line]
-    assert "b to c: no way" in line
+    assert "b to c: no route" in line
 
 
 def test_workers_that_have_ipv6_only_train(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from farflung.lab.run.report import LabReport
 from farflung.lab.switch import control
 from farflung.lab.switch.process import Start, Started
 from farflung.local.findings import Finding
-from farflung.local.forkserver import Birth, News
+from farflung.local.forkserver import ForkRequest, ServerMessage
 from farflung.planner.advice.forecast import Expected, Forecast
 from farflung.planner.codecs import ladder
 from farflung.planner.codecs.tuner import Basis, tuning_basis
@@ -108,8 +108,8 @@ FORMATS: Mapping[str, Format] = {
     "lab answer": _prefixed(control.Answer),
     "lab start": _packed(Start),
     "lab started": _document(Started),
-    "nursery birth": _packed(Birth),
-    "nursery news": _packed(News),
+    "nursery birth": _packed(ForkRequest),
+    "nursery news": _packed(ServerMessage),
     # Files that people and scripts read.
     "plan.json": _document(Plan),
     "topology file": Format(Topology, encode_topology, decode_topology, True),

@@ -67,7 +67,7 @@ print(json.dumps(said))
 """
 
 
-def test_bbr_begins_anew_and_is_held_to_its_rate_until_it_has_found_it_again() -> None:
+def test_bbr_restarts_and_is_paced_until_it_has_measured_its_rate_again() -> None:
     if "bbr" not in AVAILABLE.read_text().split():
         pytest.skip("this kernel has no BBR")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}

@@ -89,7 +89,7 @@ def wait_until_gone(lab: str) -> None:
     assert left_behind(lab) == []
 
 
-def test_packets_travel_with_the_latency_that_was_set_and_nothing_stays() -> None:
+def test_packets_have_the_set_latency_and_nothing_is_left_behind() -> None:
     before = host_state()
     links = {("a", "b"): LinkSettings(8, 20), ("b", "a"): LinkSettings(50, 30)}
     with Network(LabSpec(PAIR.nodes, links)) as network:
@@ -175,7 +175,7 @@ def test_a_running_lab_is_found_and_taken_down_from_outside() -> None:
             network.stats()
 
 
-def test_mistakes_are_told_in_one_line_and_change_nothing() -> None:
+def test_mistakes_are_errors_of_one_line_and_change_nothing() -> None:
     with Network(PAIR) as network:
         for mistake, words in (
             (lambda: network.set("a", "b", bandwidth_mbps=-1), "bandwidth_mbps must be from 0.001"),
@@ -250,7 +250,7 @@ peer.recv(1)
 """
 
 
-def test_who_leaves_can_say_so_over_the_network() -> None:
+def test_ending_programs_can_still_send_over_the_network() -> None:
     with Network(PAIR) as network:
         processes = []
         for node, program in (("b", HEARER), ("a", FAREWELL)):
@@ -280,7 +280,7 @@ def started_owner(lab: str) -> tuple[subprocess.Popen[str], int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_lab_ends_with_its_owner_however_that_ends(number: signal.Signals) -> None:
+def test_a_lab_ends_with_its_owner(number: signal.Signals) -> None:
     before = host_state()
     lab = a_name()
     owner, _ = started_owner(lab)
@@ -290,7 +290,7 @@ def test_a_lab_ends_with_its_owner_however_that_ends(number: signal.Signals) -> 
     assert host_state() == before
 
 
-def test_a_switch_that_is_told_to_end_while_it_starts_leaves_nothing() -> None:
+def test_a_switch_that_is_stopped_while_it_starts_leaves_nothing() -> None:
     lab = a_name()
     spec = LabSpec((Node("a", behind_nat=True), Node("b"), Node("c")))
     start = msgspec.msgpack.encode(Start(lab, spec, os.getpid()))
@@ -330,7 +330,7 @@ def test_a_lab_whose_switch_was_killed_is_cleaned_by_the_next_start() -> None:
     assert host_state() == before
 
 
-def test_a_device_that_somebody_deletes_is_let_go() -> None:
+def test_a_deleted_device_is_dropped() -> None:
     with Network(LabSpec((Node("a"), Node("b"), Node("c")))) as network:
         network.popen("a", ["ip", "link", "del", "wan0"]).wait()
         network.stats(reset=True)
@@ -349,7 +349,7 @@ def test_the_switch_loads_no_torch_or_numpy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_garbage_on_the_control_socket_harms_nobody() -> None:
+def test_garbage_on_the_control_socket_does_no_harm() -> None:
     with Network(PAIR) as network:
         for noise in (b"\xff" * 100, b"\0\0\0\5abcde", os.urandom(5000)):
             with socket.socket(socket.AF_UNIX) as client:
@@ -361,7 +361,7 @@ def test_garbage_on_the_control_socket_harms_nobody() -> None:
         assert reaches(network, "a", network.address("b"))
 
 
-def test_a_client_that_reads_no_answers_is_not_served_for_ever() -> None:
+def test_a_client_that_reads_no_answers_is_not_served_forever() -> None:
     with Network(PAIR) as network, socket.socket(socket.AF_UNIX) as client:
         client.connect(str(registry.socket_path(network.name)))
         client.settimeout(1)
@@ -394,7 +394,7 @@ print(digest.hexdigest())
 
 @pytest.mark.parametrize("behind_nat", [False, True])
 @pytest.mark.parametrize("offload", [False, True])
-def test_bytes_arrive_as_they_were_sent_and_are_counted_as_on_a_wire(offload: bool, behind_nat: bool) -> None:
+def test_bytes_arrive_intact_and_are_counted_as_on_a_wire(offload: bool, behind_nat: bool) -> None:
     nodes = (Node("a", behind_nat=behind_nat), Node("b"))
     links = {("a", "b"): LinkSettings(200, 1), ("b", "a"): LinkSettings(200, 1)}
     with Network(LabSpec(nodes, links, segmentation_offload=offload)) as network:

@@ -24,7 +24,7 @@ def test_a_name_is_claimed_once_and_free_again() -> None:
     registry.claim("one", ["farflung-one-a"])
 
 
-def test_a_process_with_the_number_of_a_dead_owner_is_not_taken_for_it(folder: Path) -> None:
+def test_a_reused_process_id_does_not_own_a_lab(folder: Path) -> None:
     registry.claim("old", ["farflung-old-a"])
     path = folder / "old.json"
     path.write_text(path.read_text().replace('"started_ticks":', '"started_ticks":1'))
@@ -43,14 +43,14 @@ for _ in range(300):
 """
 
 
-def test_labs_that_come_and_go_at_once_do_not_see_each_other_half_gone(folder: Path) -> None:
+def test_labs_that_start_and_end_at_once_do_not_interfere(folder: Path) -> None:
     argv = [sys.executable, "-c", CHURN, str(folder)]
     churning = [subprocess.Popen([*argv, name], stderr=subprocess.PIPE) for name in ("one", "two", "three")]
     assert [process.communicate()[1] for process in churning] == [b""] * 3
 
 
 @pytest.mark.parametrize("name", ["", "A", "a-b", "../x", "thirteenletters"])
-def test_a_name_that_no_lab_can_have_is_refused(name: str) -> None:
+def test_an_invalid_lab_name_is_refused(name: str) -> None:
     with pytest.raises(LabError, match="cannot name a lab"):
         registry.claim(name, [])
 
@@ -64,7 +64,7 @@ def test_a_name_that_no_lab_can_have_is_refused(name: str) -> None:
         '{"name":"x","process_id":1,"started_ticks":1,"namespaces":["farflung-/../host"]}',
     ],
 )
-def test_a_record_that_no_lab_wrote_removes_nothing(folder: Path, text: str) -> None:
+def test_a_record_that_no_lab_wrote_causes_no_removal(folder: Path, text: str) -> None:
     (folder / "bad.json").write_text(text)
     with pytest.raises(LabError, match=r"bad\.json .*: remove it"):
         registry.claim("one", [])
@@ -75,7 +75,7 @@ def make_stale(folder: Path, name: str) -> None:
     path.write_text(path.read_text().replace('"started_ticks":', '"started_ticks":1'))
 
 
-def test_labs_come_and_go_while_what_a_dead_one_left_is_removed(
+def test_labs_start_and_end_while_a_dead_one_is_removed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.claim("old", ["farflung-old-a"])
@@ -96,7 +96,7 @@ def test_labs_come_and_go_while_what_a_dead_one_left_is_removed(
     registry.claim("old", ["farflung-old-a"])
 
 
-def test_what_could_not_be_removed_is_still_stale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_removal_leaves_the_lab_stale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.claim("old", ["farflung-old-a"])
     make_stale(folder, "old")
 

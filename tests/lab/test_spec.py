@@ -25,12 +25,12 @@ def test_impossible_settings_are_refused(settings: dict[str, float], words: str)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "a+router", "-a", "n" * 64, "näh"])
-def test_a_name_that_no_namespace_can_have_is_refused(name: str) -> None:
+def test_an_invalid_node_name_is_refused(name: str) -> None:
     with pytest.raises(LabError, match="cannot name a node"):
         Node(name)
 
 
-def test_an_impossible_line_is_refused() -> None:
+def test_an_impossible_access_line_is_refused() -> None:
     with pytest.raises(LabError, match="up_mbps of a must be from 0"):
         Node("a", up_mbps=0)
 
@@ -51,17 +51,17 @@ def test_a_link_joins_two_nodes_of_the_lab(link: tuple[str, str]) -> None:
         LabSpec((Node("a"), Node("b")), {link: LinkSettings()})
 
 
-def test_a_line_is_shared_with_a_node_that_has_one() -> None:
+def test_an_access_line_is_shared_with_a_node_that_owns_one() -> None:
     with pytest.raises(LabError, match="which is no node"):
         LabSpec((Node("broker", shares_line_with="x"),))
-    with pytest.raises(LabError, match="shares the line of a"):
+    with pytest.raises(LabError, match="shares that of a"):
         LabSpec((Node("a"), Node("b", shares_line_with="a"), Node("c", shares_line_with="b")))
-    with pytest.raises(LabError, match="leave its up_mbps"):
+    with pytest.raises(LabError, match="leave out its up_mbps"):
         Node("b", up_mbps=5, shares_line_with="a")
 
 
 @pytest.mark.parametrize("mtu", [0, 576, 65536])
-def test_an_mtu_that_ip_cannot_use_is_refused(mtu: int) -> None:
+def test_an_invalid_mtu_is_refused(mtu: int) -> None:
     with pytest.raises(LabError, match="mtu must be from 1280"):
         LabSpec((Node("a"),), mtu=mtu)
 

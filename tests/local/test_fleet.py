@@ -135,7 +135,7 @@ def test_backends_are_given_out_in_turns(tmp_path: Path) -> None:
     assert LocalFleet(3, tmp_path).computing() == {}
 
 
-def test_a_run_learns_and_brings_its_weights_home(
+def test_a_run_learns_and_saves_its_weights(
     run: Callable[..., Summary], prepared: Prepared, tmp_path: Path
 ) -> None:
     initial = {name: tensor.clone() for name, tensor in prepared.job.model.state_dict().items()}
@@ -170,9 +170,7 @@ def test_a_run_that_recomputes_has_the_same_losses(run: Callable[..., Summary], 
     assert [plan.recomputing() for plan in plans] == [set(), {0, 1}]
 
 
-def test_stopping_brings_the_weights_of_the_last_step_home(
-    run: Callable[..., Summary], tmp_path: Path
-) -> None:
+def test_stopping_saves_the_weights_of_the_last_step(run: Callable[..., Summary], tmp_path: Path) -> None:
     summary = run(tmp_path / "run", lambda submitter: submitter.stop("enough"), steps=ENDLESS)
     assert (summary.state, summary.reason) == ("cancelled", "enough")
     assert summary.weights_step == summary.steps == len(rows(tmp_path / "run")) >= 3
@@ -226,11 +224,11 @@ def test_a_disk_that_fills_ends_the_run(run: Callable[..., Summary], tmp_path: P
     assert len(rows(tmp_path / "run")) == 2
 
 
-def test_the_fleet_serves_on_after_all_that(run: Callable[..., Summary], tmp_path: Path) -> None:
+def test_the_fleet_still_serves_after_failed_runs(run: Callable[..., Summary], tmp_path: Path) -> None:
     assert run(tmp_path / "run", steps=2).state == "done"
 
 
-def test_what_is_killed_is_named(prepared: Prepared, temporary: Path, tmp_path: Path) -> None:
+def test_a_killed_process_is_named(prepared: Prepared, temporary: Path, tmp_path: Path) -> None:
     async def scenario() -> tuple[Summary, Summary]:
         async with LocalFleet(3, tmp_path / "logs") as fleet:
             ids = {child.name: await child.process_id() for child in fleet.children()}
@@ -269,12 +267,12 @@ def test_a_broker_that_cannot_start_says_why(
     assert folders(temporary) == before
 
 
-def test_a_worker_that_dies_early_is_told(temporary: Path, tmp_path: Path) -> None:
+def test_a_worker_that_dies_early_is_reported(temporary: Path, tmp_path: Path) -> None:
     async def scenario() -> list[str]:
-        told: list[str] = []
+        notify: list[str] = []
         async with LocalFleet(1, tmp_path / "logs", memory_bytes=0) as fleet:
-            await fleet.watch(told.append)
-        return told
+            await fleet.watch(notify.append)
+        return notify
 
     assert "worker-0 exited with code 2: error: --memory must be" in asyncio.run(scenario())[0]
 

@@ -22,7 +22,7 @@ import pytest
 from tests.support.processes import eventually
 
 from farflung.local.fleet import LocalFleet
-from farflung.local.forkserver import Birth, Forked, ForkServer, is_possible
+from farflung.local.forkserver import Forked, ForkRequest, ForkServer, is_possible
 
 pytestmark = [
     pytest.mark.processes,
@@ -33,7 +33,7 @@ pytestmark = [
 Start = Callable[..., Forked]
 
 
-def nurseries() -> set[psutil.Process]:
+def fork_servers() -> set[psutil.Process]:
     """All of this process: tests of commands keep some."""
     found = set()
     for child in psutil.Process().children():
@@ -43,24 +43,24 @@ def nurseries() -> set[psutil.Process]:
 
 
 @pytest.fixture
-def nursery() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     """One that has imported nothing, and fails to import what there is not."""
-    before = nurseries()
-    nursery = ForkServer(["no_such_module"], {"INHERITED": "of the nursery", "REMOVED": "too"})
-    yield nursery
-    nursery.close(10.0)
-    assert nurseries() <= before
+    before = fork_servers()
+    fork_server = ForkServer(["no_such_module"], {"INHERITED": "of the nursery", "REMOVED": "too"})
+    yield fork_server
+    fork_server.close(10.0)
+    assert fork_servers() <= before
 
 
 @pytest.fixture
-def start(nursery: ForkServer, tmp_path: Path) -> Iterator[Start]:
+def start(fork_server: ForkServer, tmp_path: Path) -> Iterator[Start]:
     """Starts a command, whose output goes to a file; its standard input ends with the test."""
     inner, outer = os.pipe()
 
     def start(*arguments: str, **environment: str | None) -> Forked:
         with (tmp_path / "said").open("ab") as said:
             files = (inner, said.fileno(), said.fileno())
-            return nursery.fork(Birth(list(arguments), environment, str(tmp_path)), files)
+            return fork_server.fork(ForkRequest(list(arguments), environment, str(tmp_path)), files)
 
     yield start
     os.close(inner)
@@ -74,13 +74,13 @@ def said(log: Path, words: str) -> bool:
 def code(forked: Forked) -> int | None:
     while not forked.is_over:
         assert select.select([forked.fileno()], [], [], 60)[0], "it does not end"
-        forked.hear()
+        forked.read_message()
     return forked.code
 
 
 def running(forked: Forked) -> psutil.Process:
     while forked.process_id is None:
-        forked.hear()
+        forked.read_message()
     return psutil.Process(forked.process_id)
 
 
@@ -91,7 +91,7 @@ def a_broker(start: Start, folder: Path) -> tuple[Forked, psutil.Process]:
     return broker, process
 
 
-def test_it_is_the_command_in_all_that_it_says(start: Start, tmp_path: Path) -> None:
+def test_a_forked_child_behaves_as_the_command(start: Start, tmp_path: Path) -> None:
     assert code(start("--version")) == 0
     assert code(start("status", FARFLUNG_HOME=str(tmp_path))) == 2
     plain = [
@@ -107,7 +107,7 @@ def test_it_is_the_command_in_all_that_it_says(start: Start, tmp_path: Path) -> 
     assert (tmp_path / "said").read_text() == "".join(done.stdout + done.stderr for done in plain)
 
 
-def test_it_is_shown_and_signalled_as_the_command(start: Start, tmp_path: Path) -> None:
+def test_a_forked_child_is_listed_and_signalled_as_the_command(start: Start, tmp_path: Path) -> None:
     broker, process = a_broker(start, tmp_path)
     assert process.cmdline()[1:4] == ["-m", "farflung", "broker"]
     assert process.cwd() == str(tmp_path) and os.getsid(process.pid) == process.pid
@@ -120,26 +120,26 @@ def test_it_is_shown_and_signalled_as_the_command(start: Start, tmp_path: Path) 
     broker.signal(signal.SIGKILL)  # nobody is there; nobody else is hit
 
 
-def test_who_is_still_to_be_born_gets_the_signal_then(start: Start, tmp_path: Path) -> None:
+def test_a_child_that_is_not_forked_yet_gets_the_signal_later(start: Start, tmp_path: Path) -> None:
     forked = start("broker", "--listen", "127.0.0.1:0", "--folder", "broker")
     assert forked.process_id is None
     forked.signal(signal.SIGTERM)
     assert code(forked) == -signal.SIGTERM
 
 
-def test_its_environment_is_that_of_the_nursery_with_changes(start: Start, tmp_path: Path) -> None:
+def test_a_childs_environment_is_that_of_the_fork_server_with_changes(start: Start, tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text("""
 import json, os, pathlib, sys
 pathlib.Path("told").write_text(json.dumps({**os.environ, "argv": sys.orig_argv[1:]}))
 raise SystemExit(3)
 """)
     assert code(start("check", "tell.py", GIVEN="anew", REMOVED=None)) not in (None, 0)
-    told = json.loads((tmp_path / "told").read_text())
-    assert (told["GIVEN"], told["INHERITED"]) == ("anew", "of the nursery") and "REMOVED" not in told
-    assert told["argv"] == ["-m", "farflung", "check", "tell.py"]  # with which it begins anew
+    report = json.loads((tmp_path / "told").read_text())
+    assert (report["GIVEN"], report["INHERITED"]) == ("anew", "of the nursery") and "REMOVED" not in report
+    assert report["argv"] == ["-m", "farflung", "check", "tell.py"]  # with which it begins anew
 
 
-def test_what_an_import_makes_threads_for_is_not_inherited(tmp_path: Path) -> None:
+def test_children_import_themselves_if_an_import_starts_threads(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text("""
 import threading, time
 threading.Thread(target=time.sleep, args=(99,), daemon=True).start()
@@ -149,19 +149,19 @@ import os, pathlib, sys
 pathlib.Path("told").write_text(f"busy: {'busy' in sys.modules}, GIVEN: {'GIVEN' in os.environ}")
 raise SystemExit(3)
 """)
-    nursery = ForkServer(
+    fork_server = ForkServer(
         ["busy"], {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     )
     with (tmp_path / "said").open("w+b") as said, Path(os.devnull).open("rb") as nothing:
         files = nothing.fileno(), said.fileno(), said.fileno()
-        forked = nursery.fork(Birth(["check", "tell.py"], {"GIVEN": "anew"}, str(tmp_path)), files)
+        forked = fork_server.fork(ForkRequest(["check", "tell.py"], {"GIVEN": "anew"}, str(tmp_path)), files)
         assert code(forked) == 2
     assert (tmp_path / "told").read_text() == "busy: False, GIVEN: True"
-    nursery.kill()
-    nursery.close(0.0)
+    fork_server.kill()
+    fork_server.close(0.0)
 
 
-def test_no_two_have_the_same_random_numbers_and_keys(tmp_path: Path) -> None:
+def test_children_have_different_random_numbers_and_keys(tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text("""
 import os, pathlib, random, ssl
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -171,23 +171,25 @@ said = f"{boot()} {random.random()} {ssl.RAND_bytes(16).hex()} {key}"
 pathlib.Path(f"told-{os.getpid()}").write_text(said)
 raise SystemExit(3)
 """)
-    nursery = ForkServer(["farflung.transport.endpoint", "farflung.transport.security.enrolment"], {})
+    fork_server = ForkServer(["farflung.transport.endpoint", "farflung.transport.security.enrolment"], {})
     with Path(os.devnull).open("r+b") as nothing:
         files = (nothing.fileno(),) * 3
-        for forked in [nursery.fork(Birth(["check", "tell.py"], {}, str(tmp_path)), files) for _ in range(3)]:
+        for forked in [
+            fork_server.fork(ForkRequest(["check", "tell.py"], {}, str(tmp_path)), files) for _ in range(3)
+        ]:
             assert code(forked) == 2
-    nursery.close(10.0)
-    told = [path.read_text().split() for path in tmp_path.glob("told-*")]
-    assert len(told) == 3 and all(len(set(column)) == 3 for column in zip(*told, strict=True))
+    fork_server.close(10.0)
+    report = [path.read_text().split() for path in tmp_path.glob("told-*")]
+    assert len(report) == 3 and all(len(set(column)) == 3 for column in zip(*report, strict=True))
 
 
-def test_what_is_too_much_for_a_message_is_refused_and_the_nursery_lives_on(start: Start) -> None:
-    with pytest.raises(OSError, match="at most 131072 may be"):
+def test_a_request_that_is_too_large_is_refused_and_the_server_lives_on(start: Start) -> None:
+    with pytest.raises(OSError, match="the limit is 131072"):
         start("--version", LARGE="x" * 2**17)
     assert code(start("--version")) == 0
 
 
-def test_who_lacks_room_for_descriptors_hears_no_more_of_it(
+def test_a_child_without_a_descriptor_ends_without_an_exit_code(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, forked = a_broker(start, tmp_path)
@@ -213,7 +215,7 @@ def test_who_lacks_room_for_descriptors_hears_no_more_of_it(
     assert code(start("--version")) == 0
 
 
-def test_a_system_without_descriptors_of_processes_has_no_nurseries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_process_descriptors_has_no_fork_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(process: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -221,12 +223,10 @@ def test_a_system_without_descriptors_of_processes_has_no_nurseries(monkeypatch:
     assert not is_possible()
 
 
-def test_who_was_forked_outlives_a_nursery_that_is_killed(
-    nursery: ForkServer, start: Start, tmp_path: Path
-) -> None:
+def test_children_outlive_a_killed_fork_server(fork_server: ForkServer, start: Start, tmp_path: Path) -> None:
     broker, process = a_broker(start, tmp_path)
-    nursery.kill()
-    broker.hear()
+    fork_server.kill()
+    broker.read_message()
     assert not broker.is_over and process.is_running()
     broker.signal(signal.SIGTERM)
     assert code(broker) is None
@@ -235,29 +235,31 @@ def test_who_was_forked_outlives_a_nursery_that_is_killed(
             start("--version")
 
 
-def test_a_fleet_whose_nursery_is_killed_goes_on_and_leaves_nobody(temporary: Path, tmp_path: Path) -> None:
+def test_a_fleet_whose_fork_server_is_killed_goes_on_and_leaves_no_process(
+    temporary: Path, tmp_path: Path
+) -> None:
     async def scenario() -> list[str]:
         async with LocalFleet(2, tmp_path / "logs") as fleet:
             ids = [await child.process_id() for child in fleet.workers]
-            (nursery,) = {psutil.Process(number).ppid() for number in ids}
-            assert "forkserver" in " ".join(psutil.Process(nursery).cmdline())
-            os.kill(nursery, signal.SIGKILL)
+            (fork_server,) = {psutil.Process(number).ppid() for number in ids}
+            assert "forkserver" in " ".join(psutil.Process(fork_server).cmdline())
+            os.kill(fork_server, signal.SIGKILL)
             for child in fleet.workers:
                 listens = partial(said, child.log, "listens on")
                 await asyncio.to_thread(eventually, "it listens", listens)
             os.kill(ids[1], signal.SIGKILL)
-            told: list[str] = []
-            await fleet.watch(told.append)
+            report: list[str] = []
+            await fleet.watch(report.append)
             processes = [psutil.Process(ids[0])]
         psutil.wait_procs(processes, 60)
         assert not any(process.is_running() for process in processes)
-        return told
+        return report
 
-    told = asyncio.run(scenario())
-    assert len(told) == 1 and told[0].startswith("worker-1 ended")
+    report = asyncio.run(scenario())
+    assert len(report) == 1 and report[0].startswith("worker-1 ended")
 
 
-def test_a_fleet_that_is_left_at_once_has_forked_nobody(
+def test_a_fleet_that_is_left_at_once_has_forked_no_process(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its nursery has imported what workers need, however long the broker takes to begin."""

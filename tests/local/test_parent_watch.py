@@ -27,7 +27,7 @@ threading.Thread(target=lambda: (folder / "worker").mkdir(parents=True)).start()
 """
 
 
-def test_a_thread_that_was_about_to_begin_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_starting_thread_leaves_no_folder_behind(tmp_path: Path) -> None:
     folder = tmp_path / "family"
     folder.mkdir()
     argv = [sys.executable, "-c", PROGRAM, str(folder)]

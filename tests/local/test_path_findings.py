@@ -15,7 +15,7 @@ def view(holder: str, peer: str, port: int, path: str | None, tried: str = TRIED
     return LinkView(holder, "job-1", LinkReport(peer, tried, port, link))
 
 
-def test_after_a_link_in_reverse_the_port_of_the_one_that_was_dialled_in_vain_is_named() -> None:
+def test_a_reverse_link_names_the_port_that_could_not_be_dialled() -> None:
     views = [
         view("desk", "home-2", 9000, "reverse", "dialled: no"),
         view("home-2", "desk", 7002, "reverse", ""),
@@ -26,7 +26,7 @@ def test_after_a_link_in_reverse_the_port_of_the_one_that_was_dialled_in_vain_is
     assert "let TCP port 7002 through to home-2 (" in finding.details[1] and "9000" not in finding.details[1]
 
 
-def test_for_a_relayed_or_missing_link_either_worker_may_open_its_port_but_no_submitter() -> None:
+def test_for_a_relayed_or_missing_link_either_worker_may_open_its_port() -> None:
     views = [view("home-1", "home-2", 7001, "relay through broker"), view("desk", "home-1", 9000, None)]
     relayed, missing = path_findings(None, views, {"home-1", "home-2"})
     assert relayed.details[:2] == [
@@ -37,7 +37,7 @@ def test_for_a_relayed_or_missing_link_either_worker_may_open_its_port_but_no_su
     assert not missing.ok and "let TCP port 7001 through to home-1 (" in missing.helps
 
 
-def test_links_that_are_all_direct_are_one_finding() -> None:
+def test_direct_links_give_one_finding() -> None:
     views = [view("a", "b", 1, "direct", ""), view("b", "a", 2, "direct", "")]
     (finding,) = path_findings("a", views, {"a", "b"})
     assert (

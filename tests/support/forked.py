@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from farflung.local.fleet import ONE_THREAD
-from farflung.local.forkserver import WORKER_MODULES, Birth, Forked, ForkServer, is_possible
+from farflung.local.forkserver import WORKER_MODULES, Forked, ForkRequest, ForkServer, is_possible
 
 __all__ = ["ForkedCommand", "forked", "is_possible"]
 
@@ -47,12 +47,12 @@ class ForkedCommand:
 
     def poll(self) -> int | None:
         """The code, if it has ended."""
-        self._hear(0.0)
+        self._on_readable(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the code; subprocess.TimeoutExpired after so long."""
-        self._hear(timeout)
+        self._on_readable(timeout)
         if not self._process.is_over:
             raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
         assert self.returncode is not None, "its nursery is gone"
@@ -62,7 +62,7 @@ class ForkedCommand:
         """Send it a signal, if it has not ended."""
         self._process.signal(number)
 
-    def _hear(self, seconds: float | None) -> None:
+    def _on_readable(self, seconds: float | None) -> None:
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._process.is_over:
             rest = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -79,18 +79,18 @@ def forked(
     namespace: str,
 ) -> ForkedCommand:
     """Start `farflung ARGUMENTS` in a folder, with this whole environment."""
-    nursery, inherited = _nursery(SERVICE_MODULES if arguments[0] in SERVICES else SUBMITTER_MODULES)
+    fork_server, inherited = _fork_server(SERVICE_MODULES if arguments[0] in SERVICES else SUBMITTER_MODULES)
     changes: dict[str, str | None] = {
         key: value for key, value in environment.items() if inherited.get(key) != value
     }
     changes |= {key: None for key in inherited if key not in environment}
-    birth = Birth(list(arguments), changes, str(folder), own_session=False, namespace=namespace)
-    return ForkedCommand(arguments[0], nursery.fork(birth, files))
+    fork_request = ForkRequest(list(arguments), changes, str(folder), own_session=False, namespace=namespace)
+    return ForkedCommand(arguments[0], fork_server.fork(fork_request, files))
 
 
 @cache
-def _nursery(modules: tuple[str, ...]) -> tuple[ForkServer, dict[str, str]]:
+def _fork_server(modules: tuple[str, ...]) -> tuple[ForkServer, dict[str, str]]:
     """One for this test process, and the environment that it has."""
-    nursery = ForkServer(modules, ONE_THREAD, own_session=False)
-    atexit.register(nursery.close, 10.0)
-    return nursery, {**os.environ, **ONE_THREAD}
+    fork_server = ForkServer(modules, ONE_THREAD, own_session=False)
+    atexit.register(fork_server.close, 10.0)
+    return fork_server, {**os.environ, **ONE_THREAD}

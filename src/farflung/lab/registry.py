@@ -66,9 +66,9 @@ def claim(name: str, names: Sequence[str]) -> None:
     with _locked():
         if _path(name).exists():
             raise LabError(_in_the_way(_read(_path(name))))
-        taken = next((room for room in names if (namespaces.NAMESPACES / room).exists()), None)
-        if taken is not None:
-            raise LabError(f"the namespace {taken} exists and belongs to no lab: ip netns del {taken}")
+        existing = next((room for room in names if (namespaces.NAMESPACES / room).exists()), None)
+        if existing is not None:
+            raise LabError(f"the namespace {existing} exists and belongs to no lab: ip netns del {existing}")
         _write(Record(name, os.getpid(), _started_ticks(os.getpid()) or 0, tuple(names)))
 
 
@@ -85,7 +85,7 @@ def clean_stale() -> list[str]:
     owns what it removes, which becomes stale again if this process is killed.
     """
     with _locked():
-        stale = _taken_over()
+        stale = _take_over()
     for at, record in enumerate(stale):
         try:
             namespaces.remove(record.namespaces)
@@ -99,9 +99,9 @@ def clean_stale() -> list[str]:
     return [record.name for record in stale]
 
 
-def _taken_over() -> list[Record]:
+def _take_over() -> list[Record]:
     """Take over labs whose owner is gone; returns their records as they were."""
-    found = []
+    records = []
     for path in sorted(FOLDER.glob("*.json")):
         record = _read(path)
         if _started_ticks(record.process_id) != record.started_ticks:
@@ -113,8 +113,8 @@ def _taken_over() -> list[Record]:
                 is_removed=True,
             )
             _write(own)
-            found.append(msgspec.structs.replace(record, name=path.stem))
-    return found
+            records.append(msgspec.structs.replace(record, name=path.stem))
+    return records
 
 
 def _in_the_way(owner: Record) -> str:

@@ -109,7 +109,7 @@ class RunningLab:
     def stats(self, *, reset: bool = False) -> Stats:
         """Counts since the start or the last reset; with `reset`, set them to zero afterwards."""
         answer = self._ask(control.AskStats(reset))
-        assert isinstance(answer, control.Told)
+        assert isinstance(answer, control.StatsAnswer)
         return answer.stats
 
     def down(self) -> None:
@@ -152,7 +152,7 @@ def find(name: str | None = None) -> RunningLab:
     Raises `LabError` if there is none, or this process may not use labs.
     """
     check_machine()
-    name = _meant() if name is None else name
+    name = _default_name() if name is None else name
     registry.check_name(name)
     if not registry.socket_path(name).exists():
         names = ", ".join(registry.names())
@@ -161,6 +161,6 @@ def find(name: str | None = None) -> RunningLab:
     return RunningLab(name)
 
 
-def _meant() -> str:
+def _default_name() -> str:
     names = registry.names()
     return names[0] if len(names) == 1 else registry.DEFAULT_NAME

@@ -82,10 +82,10 @@ class LinkSettings:
     def words(self) -> str:
         """All settings as one line of text, named like the options of `farflung lab set`."""
         rate = "no rate of its own" if self.bandwidth_mbps is None else f"{self.bandwidth_mbps:g} Mbit/s"
-        told = f"{rate}, {self.latency_ms:g} ms"
-        told += f", jitter {self.jitter_ms:g} ms" if self.jitter_ms else ""
-        told += f", loss {self.loss:g}" if self.loss else ""
-        return f"{told}, queue {self.queue_limit_ms:g} ms"
+        text = f"{rate}, {self.latency_ms:g} ms"
+        text += f", jitter {self.jitter_ms:g} ms" if self.jitter_ms else ""
+        text += f", loss {self.loss:g}" if self.loss else ""
+        return f"{text}, queue {self.queue_limit_ms:g} ms"
 
 
 HOME_LAN = LinkSettings(bandwidth_mbps=1000.0, latency_ms=0.2)  # between nodes that share an access line
@@ -133,7 +133,8 @@ class Node:
         _check_queue(self.queue_ms)
         if self.shares_line_with is not None and (self.up_mbps, self.down_mbps) != (None, None):
             raise LabError(
-                f"{self.name} shares the line of {self.shares_line_with}: leave its up_mbps and down_mbps out"
+                f"{self.name} shares the access line of {self.shares_line_with}:"
+                " leave out its up_mbps and down_mbps"
             )
 
 
@@ -186,9 +187,10 @@ def _check_owner(node: Node, by_name: Mapping[str, Node]) -> None:
         return
     owner = by_name.get(node.shares_line_with)
     if owner is None or owner.shares_line_with is not None:
-        found = "no node" if owner is None else f"a node that shares the line of {owner.shares_line_with}"
+        found = "no node" if owner is None else f"a node that shares that of {owner.shares_line_with}"
         raise LabError(
-            f"{node.name} shares the line of {node.shares_line_with}, which is {found}: name one with a line"
+            f"{node.name} shares the access line of {node.shares_line_with}, which is {found}:"
+            " name a node with its own access line"
         )
 
 

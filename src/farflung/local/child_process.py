@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import RunFailed
-from farflung.local.forkserver import Birth, Forked, ForkServer
+from farflung.local.forkserver import Forked, ForkRequest, ForkServer
 
 
 class ForkedProcess:
@@ -24,13 +24,13 @@ class ForkedProcess:
     def __init__(self, forked: Forked) -> None:
         self._forked = forked
         self._loop = asyncio.get_running_loop()
-        self._born: asyncio.Future[int | None] = self._loop.create_future()
+        self._started: asyncio.Future[int | None] = self._loop.create_future()
         self._over: asyncio.Future[int | None] = self._loop.create_future()
         self._listen()
 
     async def process_id(self) -> int | None:
         """Wait until the process runs and return its id; None if it never ran."""
-        return await asyncio.shield(self._born)
+        return await asyncio.shield(self._started)
 
     async def wait(self) -> int | None:
         """Wait for the end of the process; returns its exit code, or None if that is unknown."""
@@ -45,20 +45,20 @@ class ForkedProcess:
         self._forked.signal(signal.SIGTERM)
 
     @property
-    def is_born(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the process was started, or never will be."""
-        return self._born.done()
+        return self._started.done()
 
     def _listen(self) -> None:
         descriptor = self._forked.fileno()
-        self._loop.add_reader(descriptor, self._hear, descriptor)
+        self._loop.add_reader(descriptor, self._on_readable, descriptor)
 
-    def _hear(self, descriptor: int) -> None:
+    def _on_readable(self, descriptor: int) -> None:
         self._loop.remove_reader(descriptor)
-        self._forked.hear()
+        self._forked.read_message()
         is_over = self._forked.is_over
-        if not self._born.done() and (is_over or self._forked.process_id is not None):
-            self._born.set_result(self._forked.process_id)
+        if not self._started.done() and (is_over or self._forked.process_id is not None):
+            self._started.set_result(self._forked.process_id)
         if is_over:
             self._over.set_result(self._forked.code)
         else:
@@ -87,17 +87,17 @@ class ChildProcess:
     """
 
     def __init__(
-        self, name: str, process: asyncio.subprocess.Process | ForkedProcess, held: int, log: Path
+        self, name: str, process: asyncio.subprocess.Process | ForkedProcess, open_end: int, log: Path
     ) -> None:
         self.name = name
         self.log = log
         self._process = process
-        self._held = held
+        self._open_end = open_end
 
     @classmethod
     async def start(cls, command: Command, prefix: Sequence[str] = ()) -> ChildProcess:
         """Start a command; `prefix` is a command that executes its arguments elsewhere (as `exec` does)."""
-        with _files(command.log) as (lent, held, output):
+        with _files(command.log) as (lent, open_end, output):
             process = await asyncio.create_subprocess_exec(
                 *prefix,
                 sys.executable,
@@ -110,31 +110,31 @@ class ChildProcess:
                 env={**os.environ, **command.environment},
                 start_new_session=True,
             )
-        return cls(command.name, process, held, command.log)
+        return cls(command.name, process, open_end, command.log)
 
     @classmethod
-    def fork(cls, command: Command, nursery: ForkServer, namespace: str = "") -> ChildProcess:
+    def fork(cls, command: Command, fork_server: ForkServer, namespace: str = "") -> ChildProcess:
         """Have the fork server start a command, in `namespace` if given; OSError if the server is gone."""
         changes: dict[str, str | None] = {**command.environment}
         arguments = _bound(command.arguments, command.folder)
-        birth = Birth(arguments, changes, str(Path.cwd()), namespace=namespace)
-        with _files(command.log) as (lent, held, output):
-            forked = nursery.fork(birth, (lent, output, output))
-        return cls(command.name, ForkedProcess(forked), held, command.log)
+        fork_request = ForkRequest(arguments, changes, str(Path.cwd()), namespace=namespace)
+        with _files(command.log) as (lent, open_end, output):
+            forked = fork_server.fork(fork_request, (lent, output, output))
+        return cls(command.name, ForkedProcess(forked), open_end, command.log)
 
     async def process_id(self) -> int:
         """Wait until the process runs and return its id; RunFailed if it never runs."""
         if isinstance(self._process, asyncio.subprocess.Process):
             return self._process.pid
-        found = await self._process.process_id()
-        if found is None:
+        process_id = await self._process.process_id()
+        if process_id is None:
             raise RunFailed(await self.ended())
-        return found
+        return process_id
 
     @property
-    def is_born(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the process exists; false while the fork server has not forked it yet."""
-        return isinstance(self._process, asyncio.subprocess.Process) or self._process.is_born
+        return isinstance(self._process, asyncio.subprocess.Process) or self._process.has_started
 
     async def ended(self) -> str:
         """Wait for the end of the process; returns how it ended, in one line with the last of its log."""
@@ -161,9 +161,9 @@ class ChildProcess:
             self.kill()
             await self._process.wait()
         finally:
-            if self._held >= 0:
-                os.close(self._held)
-                self._held = -1
+            if self._open_end >= 0:
+                os.close(self._open_end)
+                self._open_end = -1
 
     def _last_words(self) -> str:
         """The last line of the log; in a traceback, that is the one that names the error."""
@@ -185,15 +185,15 @@ def _files(log: Path) -> Iterator[tuple[int, int, int]]:
 
     All but that pipe end are closed at the end of the block.
     """
-    lent, held = os.pipe()
+    lent, open_end = os.pipe()
     try:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            yield lent, held, output
+            yield lent, open_end, output
         finally:
             os.close(output)
     except BaseException:
-        os.close(held)
+        os.close(open_end)
         raise
     finally:
         os.close(lent)

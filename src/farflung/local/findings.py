@@ -38,7 +38,9 @@ def opset_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
             yield Finding("opset", False, found, helps)
         if worker.lacks:
             named = and_more(worker.lacks, NAMED)
-            yield Finding("opset", True, f"{worker.worker} takes no model with {named}: its backend lacks it")
+            yield Finding(
+                "opset", True, f"{worker.worker} cannot run models with {named}: its backend lacks it"
+            )
 
 
 DIRECT, REVERSE = "direct", "reverse"
@@ -55,9 +57,9 @@ def path_findings(
     mine = [view for view in views if holder in (None, view.holder, view.report.peer)]
     odd = [view for view in mine if view.report.link is None or view.report.tried]
     if mine and not odd:
-        ways = sorted({view.report.link.path for view in mine if view.report.link is not None})
+        routes = sorted({view.report.link.path for view in mine if view.report.link is not None})
         links = count_of(len({frozenset((view.holder, view.report.peer)) for view in mine}), "link")
-        yield Finding("path", True, f"{links} between members of jobs, as last reported: {', '.join(ways)}")
+        yield Finding("path", True, f"{links} between members of jobs, as last reported: {', '.join(routes)}")
     ports = {view.holder: view.report.port for view in views}
     for view in odd:
         yield _explained(view, {name: ports.get(name, 0) for name in _closed(view) if name in workers})
@@ -75,8 +77,8 @@ def _explained(view: LinkView, closed: dict[str, int]) -> Finding:
     report = view.report
     ends, helps, tried = f"{view.holder} to {report.peer}", advice(closed), split_failures(report.tried)
     if report.link is None:
-        return Finding("path", False, f"{ends}: {'no way' if tried else 'the link is lost'}", helps, tried)
+        return Finding("path", False, f"{ends}: {'no route' if tried else 'the link is lost'}", helps, tried)
     path = report.link.path
     if path == DIRECT:
-        return Finding("path", True, f"{ends}: direct, after other ways failed", details=tried)
+        return Finding("path", True, f"{ends}: direct, after other routes failed", details=tried)
     return Finding("path", True, f"{ends}: {path}", details=[*tried, f"for a direct path: {helps}"])

@@ -46,7 +46,7 @@ class FleetProcesses(ABC):
         self._given_logs = logs
         self._timeouts = Timeouts()
         self._folder = Path()
-        self._nursery: ForkServer | None = None
+        self._fork_server: ForkServer | None = None
         self.broker: ChildProcess | None = None
         self.workers: list[ChildProcess] = []
         self.address = ""
@@ -126,16 +126,18 @@ class FleetProcesses(ABC):
     def _prepare_forks(self, backends: Sequence[str]) -> None:
         """Start a fork server for a framework that several of these backends import."""
         if is_possible() and sum(chosen(backend) in FRAMEWORKS for backend in backends) > 1:
-            self._nursery = ForkServer(WORKER_MODULES, ONE_THREAD)
+            self._fork_server = ForkServer(WORKER_MODULES, ONE_THREAD)
 
     def _forked(
         self, name: str, arguments: Sequence[str], environment: dict[str, str], namespace: str
     ) -> ChildProcess | None:
-        if self._nursery is None:
+        if self._fork_server is None:
             return None
         try:
-            return ChildProcess.fork(self._command(name, arguments, environment), self._nursery, namespace)
-        except OSError:  # it is gone: then as without one
+            return ChildProcess.fork(
+                self._command(name, arguments, environment), self._fork_server, namespace
+            )
+        except OSError:  # the server is gone: start a plain process
             return None
 
     async def _child(
@@ -154,14 +156,16 @@ class FleetProcesses(ABC):
     async def stop(self) -> None:
         """End all processes; leaving the block does this, too."""
         grace = self._timeouts.stop_seconds
-        if self._nursery is not None and not (self.workers and all(child.is_born for child in self.workers)):
-            self._nursery.kill()  # no more workers will be forked, and its import may take a while
+        if self._fork_server is not None and not (
+            self.workers and all(child.has_started for child in self.workers)
+        ):
+            self._fork_server.kill()  # no more workers will be forked, and its import may take a while
         # Workers first: they report their end to the broker.
         await asyncio.gather(*(child.stop(grace) for child in self.workers))
         if self.broker is not None:
             await self.broker.stop(grace)
-        if self._nursery is not None:
-            await asyncio.to_thread(self._nursery.close, grace)
+        if self._fork_server is not None:
+            await asyncio.to_thread(self._fork_server.close, grace)
 
     async def _stop(self) -> None:
         await self.stop()
@@ -215,10 +219,10 @@ class LocalFleet(FleetProcesses):
 
     def computing(self) -> dict[str, list[str]]:
         """The workers of each backend; empty if `backends` is."""
-        found: dict[str, list[str]] = {}
+        workers: dict[str, list[str]] = {}
         for number in range(self._count if self._backends else 0):
-            found.setdefault(self._backends[number % len(self._backends)], []).append(_name(number))
-        return found
+            workers.setdefault(self._backends[number % len(self._backends)], []).append(_name(number))
+        return workers
 
     async def _start(self) -> None:
         self._prepare_forks([self._backend(number) for number in range(self._count)])  # takes longest

@@ -36,7 +36,7 @@ ROOM_FOR_NAMES = " " * 1024
 """A filler argument, whose place a child overwrites with the command that `ps` shows for it."""
 
 
-class Birth(msgspec.Struct, frozen=True):
+class ForkRequest(msgspec.Struct, frozen=True):
     """A request to fork `farflung ARGUMENTS` in a folder, with changes to its environment.
 
     With `own_session` the child calls `setsid`. `namespace` is the file of the network namespace to run in;
@@ -50,7 +50,7 @@ class Birth(msgspec.Struct, frozen=True):
     namespace: str = ""
 
 
-class Born(msgspec.Struct, frozen=True, tag=True):
+class Started(msgspec.Struct, frozen=True, tag="Born"):
     """The child runs; the message carries a file descriptor of its process."""
 
     process_id: int
@@ -62,7 +62,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     code: int
 
 
-News = Born | Ended
+ServerMessage = Started | Ended
 
 
 def is_possible() -> bool:
@@ -94,14 +94,16 @@ class ForkServer:
             )
         self._line = ours
 
-    def fork(self, birth: Birth, files: tuple[int, int, int]) -> Forked:
+    def fork(self, fork_request: ForkRequest, files: tuple[int, int, int]) -> Forked:
         """Request another child with these files as standard input, output and error; does not wait for it.
 
         Raises OSError if the fork server is gone, or the request is larger than it reads at once.
         """
-        request = msgspec.msgpack.encode(birth)
+        request = msgspec.msgpack.encode(fork_request)
         if len(request) > MOST_BYTES:
-            raise OSError(errno.EMSGSIZE, f"a birth takes {len(request)} bytes, at most {MOST_BYTES} may be")
+            raise OSError(
+                errno.EMSGSIZE, f"a fork request has {len(request)} bytes, the limit is {MOST_BYTES}"
+            )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -128,8 +130,8 @@ class ForkServer:
 class Forked:
     """A forked child: its process id once it runs, its exit code once it has ended.
 
-    `is_over` without a code means that its fate is unknown: the fork server was killed, or no file descriptor
-    was left for the process. To wait, poll `fileno` and then call `hear`.
+    `is_over` without a code means that its exit code is unknown: the fork server was killed, or no file
+    descriptor was left for the process. To wait, poll `fileno` and then call `read_message`.
     """
 
     _line: socket.socket
@@ -140,10 +142,10 @@ class Forked:
     _asked: int = 0  # the last signal
 
     def fileno(self) -> int:
-        """A file descriptor that is readable when `hear` has something to read."""
+        """A file descriptor that is readable when `read_message` has something to read."""
         return self._line.fileno() if self._line.fileno() >= 0 else self._handle
 
-    def hear(self) -> None:
+    def read_message(self) -> None:
         """Read the next message of the fork server, or the end of the process; blocks until there is one."""
         if self._line.fileno() < 0:  # without the fork server, the process's own descriptor shows its end
             waiting = poll()
@@ -152,8 +154,8 @@ class Forked:
             self._end(None)
             return
         data, descriptors, _, _ = socket.recv_fds(self._line, MOST_BYTES, 1)
-        news = msgspec.msgpack.decode(data, type=News) if data else None
-        if isinstance(news, Born) and descriptors:
+        news = msgspec.msgpack.decode(data, type=ServerMessage) if data else None
+        if isinstance(news, Started) and descriptors:
             self.process_id, self._handle = news.process_id, descriptors[0]
             if self._asked:
                 self.signal(self._asked)

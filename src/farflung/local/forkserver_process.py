@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from farflung.local.forkserver import MOST_BYTES, Birth, Born, Ended, News
+from farflung.local.forkserver import MOST_BYTES, Ended, ForkRequest, ServerMessage, Started
 
 _LINE = 0  # standard input, on which the parent requests forks
 _FILES = 4  # per child: standard input, output and error, and the socket on which the parent follows it
@@ -43,9 +43,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # otherwise each child's first collection would write to, and so copy, all shared memory
     is_alone = len(list(_THREADS.iterdir())) == 1
-    birth = Forks().serve()
-    if birth is not None:
-        become(birth)
+    fork_request = Forks().serve()
+    if fork_request is not None:
+        become(fork_request)
         if not is_alone:
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
         runpy.run_module("farflung", run_name="__main__", alter_sys=True)
@@ -58,7 +58,7 @@ class Forks:
         self._line = socket.socket(fileno=os.dup(_LINE))
         self._lines: dict[int, tuple[int, socket.socket]] = {}
 
-    def serve(self) -> Birth | None:
+    def serve(self) -> ForkRequest | None:
         """Fork and reap; returns its request in each child, None in the server when all are gone."""
         is_asked = True
         while is_asked or self._lines:
@@ -72,9 +72,9 @@ class Forks:
                 request, files, _, _ = socket.recv_fds(self._line, MOST_BYTES, _FILES)
                 is_asked = bool(request)
                 if is_asked:
-                    birth = msgspec.msgpack.decode(request, type=Birth)
+                    fork_request = msgspec.msgpack.decode(request, type=ForkRequest)
                     if self._fork(files):
-                        return birth
+                        return fork_request
         return None
 
     def _fork(self, files: Sequence[int]) -> bool:
@@ -84,16 +84,16 @@ class Forks:
                 os.close(descriptor)
             return False
         *standard, last = files
-        told = socket.socket(fileno=last)
+        notify = socket.socket(fileno=last)
         try:
             process = os.fork()
         except OSError as error:
             os.write(standard[2], f"error: cannot be started: {error.strerror}\n".encode())
-            _tell(told, Ended(1))
-            told.close()
+            _tell(notify, Ended(1))
+            notify.close()
             process = -1
         if process == 0:
-            for line in (self._line, told, *(line for _, line in self._lines.values())):
+            for line in (self._line, notify, *(line for _, line in self._lines.values())):
                 line.close()
             for descriptor in self._lines:
                 os.close(descriptor)
@@ -101,8 +101,8 @@ class Forks:
                 os.dup2(descriptor, number)
         elif process > 0:
             handle = os.pidfd_open(process)
-            self._lines[handle] = process, told
-            _tell(told, Born(process), handle)
+            self._lines[handle] = process, notify
+            _tell(notify, Started(process), handle)
         for descriptor in standard:
             os.close(descriptor)
         return process == 0
@@ -115,28 +115,28 @@ class Forks:
         line.close()
 
 
-def _tell(line: socket.socket, news: News, *descriptors: int) -> None:
+def _tell(line: socket.socket, news: ServerMessage, *descriptors: int) -> None:
     with suppress(OSError):  # the parent is gone
         socket.send_fds(line, [msgspec.msgpack.encode(news)], descriptors)
 
 
-def become(birth: Birth) -> None:
+def become(fork_request: ForkRequest) -> None:
     """Run `farflung ARGUMENTS` in this process as if it had been started in that folder and environment."""
-    if birth.own_session:
+    if fork_request.own_session:
         os.setsid()
-    if birth.namespace:
-        _enter(birth.namespace)
-    os.chdir(birth.folder)
+    if fork_request.namespace:
+        _enter(fork_request.namespace)
+    os.chdir(fork_request.folder)
     if not sys.flags.safe_path:
-        sys.path[0] = birth.folder
-    for name, value in birth.environment.items():
+        sys.path[0] = fork_request.folder
+    for name, value in fork_request.environment.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None  # so that it is read from the environment again
-    sys.argv = ["farflung", *birth.arguments]
+    sys.argv = ["farflung", *fork_request.arguments]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
     _show_as(sys.orig_argv)
 

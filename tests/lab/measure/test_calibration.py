@@ -9,7 +9,7 @@ GLANCE = Effort(0.3, 0.5)
 
 @pytest.mark.lab
 @pytest.mark.usefixtures("lab_machine")
-def test_a_link_carries_no_more_and_no_sooner_than_was_asked() -> None:
+def test_a_link_keeps_its_rate_and_latency() -> None:
     link = LinkSettings(20, 5)
     spec = LabSpec((Node("a"), Node("b")), {("a", "b"): link, ("b", "a"): link})
     heard: list[Row] = []
@@ -25,14 +25,14 @@ def test_a_link_carries_no_more_and_no_sooner_than_was_asked() -> None:
 
 @pytest.mark.lab
 @pytest.mark.usefixtures("lab_machine")
-def test_a_lossy_link_is_seen_to_lose() -> None:
+def test_loss_of_a_link_is_measured() -> None:
     link = LinkSettings(10, 1, loss=0.2)
     spec = LabSpec((Node("a"), Node("b")), {("a", "b"): link, ("b", "a"): LinkSettings(10, 1)})
     (row,) = calibrate([Case("lossy", spec, (("a", "b"),), link)], GLANCE, lambda row: None).rows
     assert 0.1 < row.measured_loss < 0.3
 
 
-def test_the_standard_cases_hold_what_the_testbeds_are_made_of() -> None:
+def test_the_standard_cases_cover_the_settings_of_the_testbeds() -> None:
     cases = standard_cases(quick=False)
     asked = {(case.asked.bandwidth_mbps, case.asked.latency_ms, case.asked.loss) for case in cases}
     assert {(8, 50, 0), (20, 25, 0), (100, 20, 0), (100, 25, 0.01), (50, 50, 0), (1000, 5, 0)} <= asked
@@ -53,7 +53,7 @@ def test_a_topology_is_calibrated_once_for_each_kind_of_link() -> None:
     assert [(case.title, case.asked.bandwidth_mbps) for case in cases] == [("a -> b", 8), ("b -> a", 100)]
 
 
-def test_a_short_queue_is_measured_as_one() -> None:
+def test_a_short_queue_is_measured() -> None:
     link = LinkSettings(8, 20, queue_ms=30)
     (case,) = topology_cases(LabSpec((Node("a"), Node("b")), {("a", "b"): link}))
     assert case.asked == link

@@ -26,20 +26,20 @@ def topology(mbps: float, tflops: float = 2.0, **line: float) -> Topology:
     return Topology(workers, ((0.0, 5.0), (5.0, 0.0)), ((0.0, mbps), (mbps, 0.0)))
 
 
-def test_the_busiest_device_says_how_long_a_step_takes() -> None:
+def test_the_busiest_device_determines_the_step_time() -> None:
     seconds = 3 * MICROBATCHES * 2e11 / (2.0e12 * 0.5)
     assert traffic_mbps(PLAN, topology(1e5), 0.5) == pytest.approx(BYTES * 8e-6 / seconds)
 
 
 @pytest.mark.parametrize("line", [{}, {"up_mbps": 4.0}, {"down_mbps": 4.0}])
-def test_or_the_busiest_link_or_line(line: dict[str, float]) -> None:
+def test_the_busiest_link_or_access_line_determines_the_step_time(line: dict[str, float]) -> None:
     mbps = 1e5 if line else 4.0
     seconds = MICROBATCHES * 750_000 * 8e-6 / 4.0
     assert traffic_mbps(PLAN, topology(mbps, **line), 0.5) == pytest.approx(BYTES * 8e-6 / seconds)
 
 
 @given(mbps=st.floats(1.0, 1e5), tflops=st.floats(1e-2, 1e4), limit=st.floats(1.0, 1e3))
-def test_what_is_emulated_stays_within_the_limit_and_keeps_its_proportions(
+def test_an_emulation_stays_within_the_limit_and_keeps_its_proportions(
     mbps: float, tflops: float, limit: float
 ) -> None:
     full = topology(mbps, tflops)
@@ -52,14 +52,16 @@ def test_what_is_emulated_stays_within_the_limit_and_keeps_its_proportions(
     assert lines.link(0, 1).latency_ms == 5.0
 
 
-def test_a_divisor_that_leaves_more_than_can_be_carried_is_refused() -> None:
+def test_a_divisor_that_leaves_too_much_traffic_is_refused() -> None:
     asked_mbps = traffic_mbps(PLAN, topology(100.0), 0.5)
-    with pytest.raises(TopologyError, match=r"--scale 2 leaves .* in sum and 1 can be carried: ask for"):
+    with pytest.raises(
+        TopologyError, match=r"--scale 2 leaves .* in sum, and the lab carries only 1: use at least"
+    ):
         emulate(PLAN, topology(100.0), 0.5, 2.0, limit_mbps=1.0)
     emulate(PLAN, topology(100.0), 0.5, 2.0, limit_mbps=asked_mbps / 2)
 
 
-def test_a_divisor_that_was_asked_for_counts() -> None:
+def test_a_given_divisor_is_used() -> None:
     lines, found = emulate(PLAN, topology(100.0), 0.5, 4.0)
     assert lines.link(0, 1).bandwidth_mbps == 25.0
     assert found.divisor == 4.0 and found.tflops == {"a": 0.25, "b": 0.25}

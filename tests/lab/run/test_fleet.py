@@ -13,7 +13,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the kerne
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_a_listening_port_is_seen_and_a_connected_one_is_not(family: socket.AddressFamily, host: str) -> None:
+def test_a_listening_port_counts_and_a_connected_one_does_not(
+    family: socket.AddressFamily, host: str
+) -> None:
     with socket.create_server((host, 0), family=family) as server:
         port = server.getsockname()[1]
         assert listens(os.getpid(), port)
@@ -30,7 +32,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 """
 
 
-def test_somebody_elses_port_in_the_same_namespace_is_not_its_own() -> None:
+def test_another_process_listening_in_the_same_namespace_does_not_count() -> None:
     """A broker of a lab is asked before it has left the host, where another broker may listen."""
     with subprocess.Popen(
         [sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -41,5 +43,5 @@ def test_somebody_elses_port_in_the_same_namespace_is_not_its_own() -> None:
         assert not listens(os.getpid(), port)
 
 
-def test_a_process_that_is_gone_listens_nowhere() -> None:
+def test_an_ended_process_listens_nowhere() -> None:
     assert not listens(2**22 + 1, 80)

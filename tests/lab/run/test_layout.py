@@ -39,7 +39,7 @@ def test_every_testbed_can_be_laid_out(name: str) -> None:
     assert not any(node.behind_nat for node in spec.nodes[-2:])
 
 
-def test_a_link_keeps_its_direction_and_all_it_has() -> None:
+def test_a_link_keeps_its_direction_and_settings() -> None:
     spec = two(home("a"), home("b"), 8, jitter_ms=1.0, loss=((0.0, 0.1), (0.2, 0.0)), queue_ms=99.0)
     forward, back = spec.links["a", "b"], spec.links["b", "a"]
     assert (forward.latency_ms, forward.loss) == (30, 0.1)
@@ -51,7 +51,7 @@ RATES = st.none() | st.sampled_from([5.0, 10.0, 20.0])
 
 
 @given(RATES, RATES, st.sampled_from([5.0, 10.0, 20.0]))
-def test_a_pair_has_a_rate_of_its_own_only_below_both_lines(
+def test_a_pair_has_its_own_rate_only_below_both_access_lines(
     up: float | None, down: float | None, mbps: float
 ) -> None:
     spec = two(home("a", up_mbps=up), home("b", down_mbps=down), mbps)
@@ -62,11 +62,11 @@ def test_a_pair_has_a_rate_of_its_own_only_below_both_lines(
         assert own == mbps == narrowest
 
 
-def test_a_worker_cannot_take_the_name_of_the_labs_own_nodes() -> None:
+def test_a_worker_cannot_have_the_name_of_the_labs_own_nodes() -> None:
     with pytest.raises(LabError, match="a node called broker of its own"):
         two(home("broker"), home("b"), 8)
 
 
-def test_what_only_a_lab_cannot_do_is_its_error() -> None:
+def test_values_beyond_the_labs_limits_are_lab_errors() -> None:
     with pytest.raises(LabError, match="latency_ms must be"):
         lay_out(msgspec.structs.replace(load_testbed("nat"), latency_ms=((50_000.0,) * 4,) * 4))

@@ -80,7 +80,7 @@ def test_a_run_in_the_lab_is_bit_for_bit_the_run_on_loopback(on: Machines) -> No
     assert {log.stem for log in (lab.folder / "logs").iterdir()} == {"broker", "oslo", "bern"}
 
 
-def test_ctrl_c_brings_the_weights_home(on: Machines) -> None:
+def test_ctrl_c_saves_the_weights(on: Machines) -> None:
     run = lab_run(on, "run")
     run.reaches(2)
     run.command.signal(signal.SIGINT)
@@ -109,7 +109,7 @@ def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
     eventually("all of it has ended", lambda: not on.orphans())
 
 
-def test_a_lab_that_is_taken_down_ends_its_run_and_says_so(on: Machines) -> None:
+def test_taking_a_lab_down_ends_its_run_with_a_message(on: Machines) -> None:
     """The broker says goodbye to the submitter, who may still tell that and where its metrics are."""
     lab = secrets.token_hex(4)
     run = lab_run(on, "run", "--name", lab)
@@ -122,7 +122,7 @@ def test_a_lab_that_is_taken_down_ends_its_run_and_says_so(on: Machines) -> None
     assert len(before) <= 1 and all("the broker is shutting down; the metrics of" in line for line in before)
 
 
-def test_a_run_folder_that_cannot_be_taken_is_told_before_a_lab_is_laid_out(on: Machines) -> None:
+def test_an_unusable_run_folder_is_an_error_before_the_lab_starts(on: Machines) -> None:
     (on.folder / "run").mkdir()
     (on.folder / "run" / "thesis.txt").write_text("mine")
     command = on.start("desk", "lab", "run", "net.py", "--topology", "two.json", "--out", "run")
@@ -139,7 +139,7 @@ def test_a_killed_run_leaves_nothing(on: Machines) -> None:
     eventually("its files are gone", lambda: not on.left_behind())
 
 
-def test_a_job_that_cannot_be_trained_is_one_line(on: Machines) -> None:
+def test_a_job_that_cannot_be_trained_is_an_error_of_one_line(on: Machines) -> None:
     (on.folder / "wrong.py").write_text("def job():\n    return 7\n")
     line = on.fails("desk", "lab", "run", "wrong.py", "--topology", "two.json", "--out", "run")
     assert "must return a farflung.Job" in line
@@ -147,16 +147,14 @@ def test_a_job_that_cannot_be_trained_is_one_line(on: Machines) -> None:
 
 
 @pytest.mark.parametrize("emulated", [(), ("--emulate-devices",)], ids=["real", "emulated"])
-def test_more_workers_than_parts_of_the_model_are_told_with_the_number_that_does(
-    on: Machines, emulated: tuple[str, ...]
-) -> None:
+def test_too_many_workers_are_an_error_that_names_the_most(on: Machines, emulated: tuple[str, ...]) -> None:
     (on.folder / "one.py").write_text((on.folder / "net.py").read_text().replace("range(6)", "range(1)"))
     line = on.fails("desk", "lab", "run", "one.py", "--topology", "two.json", "--out", "run", *emulated)
     assert line.endswith("into at most 1 segment, 2 were asked for: use --workers 1")
     assert not (on.folder / "run").exists()
 
 
-def test_emulated_devices_take_the_steps_and_no_numbers(on: Machines) -> None:
+def test_emulated_devices_run_the_steps_without_losses(on: Machines) -> None:
     arguments = ("--emulate-devices", "--steps", "3", "--json", "--efficiency", "0.5", "--scale", "2")
     run = lab_run(on, "run", *arguments)
     assert run.command.code() == 0, run.command.err
@@ -216,7 +214,7 @@ def job():
 """
 
 
-def test_a_lab_is_planned_on_what_it_is(on: Machines) -> None:
+def test_a_lab_is_planned_on_its_own_topology(on: Machines) -> None:
     """Six workers share eight blocks: equal shares cut inside blocks, where 16 times the bytes cross."""
     (on.folder / "blocks.py").write_text(BLOCKS)
     arguments = ["lab", "run", "blocks.py", "--topology", "three-sites", "--out", "run", "--emulate-devices"]

@@ -28,7 +28,7 @@ def route(fabric: Fabric, source: str, target: str) -> Channel:
     return found
 
 
-def test_those_who_share_a_line_share_pipes_and_paths() -> None:
+def test_nodes_that_share_an_access_line_share_pipes_and_paths() -> None:
     fabric = Fabric(SPEC)
     own, shared = route(fabric, "a", "b"), route(fabric, "broker", "b")
     assert own.up is shared.up
@@ -37,7 +37,7 @@ def test_those_who_share_a_line_share_pipes_and_paths() -> None:
     assert own is not shared
 
 
-def test_within_a_home_no_line_is_used() -> None:
+def test_traffic_within_a_home_uses_no_access_line() -> None:
     channel = route(Fabric(SPEC), "broker", "a")
     assert (channel.up, channel.down) == (None, None)
     assert channel.path.settings == HOME_LAN
@@ -50,7 +50,7 @@ def test_a_named_pair_keeps_its_own_settings_in_a_shared_home() -> None:
     assert route(fabric, "a", "b").path.settings == LinkSettings(100, 20)
 
 
-def test_unknown_addresses_and_ones_own_lead_nowhere() -> None:
+def test_unknown_and_own_addresses_have_no_route() -> None:
     fabric = Fabric(SPEC)
     for address in ("10.99.0.1", "10.99.0.200", "8.8.8.8", "ff02::1"):
         assert fabric.route(0, packed(address)) is None
@@ -77,7 +77,7 @@ def test_the_shortest_latency_follows_changes() -> None:
     assert fabric.shortest_latency == 0.005
 
 
-def test_a_line_changes_for_all_who_share_it() -> None:
+def test_an_access_line_changes_for_all_nodes_that_share_it() -> None:
     fabric = Fabric(SPEC)
     fabric.set_line(replace(fabric.line("broker"), up_mbps=16))
     up = route(fabric, "a", "b").up

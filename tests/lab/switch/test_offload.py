@@ -17,11 +17,11 @@ def train(payload: int, segment: int) -> bytes:
 
 
 @given(st.integers(1, 60_000), st.integers(500, 1448))
-def test_a_train_counts_as_the_frames_it_stands_for(payload: int, segment: int) -> None:
+def test_an_offloaded_packet_counts_as_its_segments(payload: int, segment: int) -> None:
     frames = -(-payload // segment)
     on_wire = payload + frames * (IP + TCP + FRAME_OVERHEAD)
     assert wire_bytes(train(payload, segment)) + FRAME_OVERHEAD == on_wire
 
 
-def test_a_packet_that_is_not_cut_counts_as_itself() -> None:
+def test_a_packet_without_segments_counts_as_itself() -> None:
     assert wire_bytes(bytes(HEADER_BYTES) + bytes(84)) == 84

@@ -47,7 +47,7 @@ def test_a_pipe_is_never_faster_than_its_rate_and_keeps_order(
 
 
 @given(settings, rates, rates, st.data())
-def test_a_channel_loses_track_of_nothing(
+def test_a_channel_accounts_for_every_packet(
     link: LinkSettings, up: float | None, down: float | None, data: st.DataObject
 ) -> None:
     channel = Channel(0, 1, Pipe(up, 200), Path(link), Pipe(down, 200))
@@ -78,7 +78,7 @@ def test_a_path_adds_its_latency_and_at_most_its_jitter_to_a_lone_packet(
     assert least <= end <= least + link.jitter_ms / 1e3 + CLOSE
 
 
-def test_channels_that_share_a_line_share_its_rate() -> None:
+def test_channels_that_share_an_access_line_share_its_rate() -> None:
     line = Pipe(8, 200)
     first = Channel(0, 1, line, Path(LinkSettings()), None)
     second = Channel(0, 2, line, Path(LinkSettings()), None)
@@ -86,7 +86,7 @@ def test_channels_that_share_a_line_share_its_rate() -> None:
     assert ends == [0.001, 0.002]
 
 
-def test_all_is_lost_at_a_loss_of_one_and_none_at_zero() -> None:
+def test_a_loss_of_one_drops_all_packets_and_zero_none() -> None:
     for loss, lost in ((1.0, 20), (0.0, 0)):
         channel = Channel(0, 1, None, Path(LinkSettings(loss=loss)), None)
         for step in range(20):
@@ -94,7 +94,7 @@ def test_all_is_lost_at_a_loss_of_one_and_none_at_zero() -> None:
         assert channel.loss_drops == lost
 
 
-def test_a_cut_loses_packets_on_their_way_too() -> None:
+def test_a_cut_drops_packets_in_flight_too() -> None:
     channel = Channel(0, 1, None, Path(LinkSettings(latency_ms=50)), None)
     assert channel.send(100, 0.0, lambda: 0.5) == 0.05
     channel.is_cut = True

@@ -15,7 +15,7 @@ def collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_a_refused_priority_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_priority_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

@@ -18,14 +18,14 @@ from farflung.lab.switch.stats import VOID_ABOVE_MS
 TCP_HEADERS = 52  # IPv4, TCP and its timestamps: the headers of a TCP segment
 PROBE_BYTES = 72  # payload
 PROBE_FRAME_BYTES = PROBE_BYTES + traffic.UDP_HEADERS + FRAME_OVERHEAD
-PROBE_SHARE = 0.25  # of a rate, so that none waits
-RATE_TOLERANCE = (0.97, 1.01)  # of what was asked
+PROBE_SHARE = 0.25  # of a rate, so that no probe waits
+RATE_TOLERANCE = (0.97, 1.01)  # of the setting
 LATENCY_TOLERANCE_MS = 1.0
 LATENCY_TOLERANCE = 0.02
-LOSS_DEVIATIONS = 4.0  # of the share that so many probes lose by chance
+LOSS_DEVIATIONS = 4.0  # standard deviations of the share that probes lose by chance
 LATENCY_PROBES, LOSS_PROBES = 200, 8000
 PROBE_SECONDS, LOSS_SECONDS = 2.0, 4.0
-MOST_ROWS = 8  # of one topology
+MOST_ROWS = 8  # for one topology
 OVERHEAD = (
     "measured is goodput divided by the payload's share of a frame: 1448 of 1514 bytes for TCP at"
     " an MTU of 1500 (Ethernet, IPv4, TCP with timestamps), 1472 of 1514 for UDP, which measures lossy links"
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """All rows. `ok`: each is within tolerance, and the switch was never too late."""
+    """All rows. `ok` says that each is within tolerance and the switch was never too late."""
 
     rows: tuple[Row, ...]
     ok: bool
@@ -61,7 +61,7 @@ class Calibration(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Case:
-    """What to measure in one lab: flows at the same time that share `asked`."""
+    """One measurement in a lab: simultaneous flows that share the settings `asked`."""
 
     title: str
     spec: LabSpec
@@ -71,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look, in seconds: before the rate counts, and while it does."""
+    """How long to measure, in seconds: to skip at the start, and to count."""
 
     skip_seconds: float
     seconds: float
@@ -82,7 +82,7 @@ QUICK = Effort(2.0, 3.0)
 
 
 def standard_cases(quick: bool) -> list[Case]:
-    """The settings that the project's testbeds are made of; fewer when `quick`."""
+    """The settings that the project's testbeds use; fewer with `quick`."""
     cases = [
         _pair("8 Mbit/s, 50 ms", LinkSettings(8, 50)),
         _pair("100 Mbit/s, 20 ms", LinkSettings(100, 20)),
@@ -117,7 +117,7 @@ def topology_cases(spec: LabSpec) -> list[Case]:
 
 
 def calibrate(cases: Sequence[Case], effort: Effort, tell: Callable[[Row], None]) -> Calibration:
-    """Measure the cases one after the other; `tell` hears each row when it is there."""
+    """Measure the cases one after the other, and call `tell` with each row."""
     rows = []
     for row in _measured(cases, effort):
         tell(row)
@@ -146,7 +146,7 @@ def _shared_line() -> Case:
 
 
 def _measured(cases: Sequence[Case], effort: Effort) -> Iterator[Row]:
-    """Rows of consecutive cases in the same lab come from one start of it."""
+    """Measure the cases; consecutive cases with the same lab share one start of it."""
     at = 0
     while at < len(cases):
         spec = cases[at].spec
@@ -192,7 +192,7 @@ def _row(network: RunningLab, case: Case, effort: Effort) -> Row:
 
 
 def _probe_count(asked: LinkSettings) -> tuple[int, float]:
-    """How many probes in how many seconds: more to see a loss, at most PROBE_SHARE of the rate."""
+    """The number of probes, and seconds: more probes for links with loss, at most PROBE_SHARE of the rate."""
     assert asked.bandwidth_mbps is not None
     count, seconds = (LOSS_PROBES, LOSS_SECONDS) if asked.loss else (LATENCY_PROBES, PROBE_SECONDS)
     most = PROBE_SHARE * asked.bandwidth_mbps * 1e6 / 8 / PROBE_FRAME_BYTES * seconds

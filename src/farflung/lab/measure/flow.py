@@ -1,7 +1,7 @@
 """Plain traffic between two nodes, to measure a network with: a TCP bulk flow and UDP probes.
 
-`python -m farflung.lab.measure.flow ROLE ...` is one end of either. A receiving end says `ready` when it can
-be reached and then, in one line of JSON, what it saw. Nothing of farflung's own transport is in the way.
+`python -m farflung.lab.measure.flow ROLE ...` is one end of either. A receiving end prints `ready` when it
+can be reached, and then its result as one line of JSON. It does not use farflung's own transport.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import msgspec
 from farflung.transport.net.sockets import ask_for_congestion_control
 from farflung.transport.timeouts import Timeouts
 
-CONGESTION_CONTROL = "cubic"  # fills a queue and stays; the kernel's own where it is missing
+CONGESTION_CONTROL = "cubic"  # keeps a queue full; the kernel's default if it is missing
 READ_BYTES = 1 << 20
 BUFFER_BYTES = 1 << 22
 QUIET_SECONDS = 2.0
 LEAST_SLEEP_SECONDS = 1e-3
-NICENESS = -15  # what is measured is the network, not who gets the processor
+NICENESS = -15  # measure the network, not the competition for the processor
 _PROBE = struct.Struct("!Qd")
 
 
 class Bulk(msgspec.Struct, frozen=True):
-    """Payload that came over one TCP connection in a stretch of time, its first seconds left out."""
+    """Payload that one TCP connection delivered in a period, without its first seconds."""
 
     bytes: int
     seconds: float
@@ -41,9 +41,9 @@ class Bulk(msgspec.Struct, frozen=True):
 
 
 class Probes(msgspec.Struct, frozen=True):
-    """UDP packets that came, in how many seconds from the first to the last, and their median time one way.
+    """The UDP packets received, the seconds from first to last, and their median one-way latency.
 
-    Both ends read the same clock.
+    Both ends use the same clock.
     """
 
     received: int
@@ -52,10 +52,10 @@ class Probes(msgspec.Struct, frozen=True):
 
 
 def receive(port: int, window_bytes: int, skip_seconds: float, seconds: float) -> Bulk:
-    """Take one TCP connection and count what comes in `seconds`, from `skip_seconds` after its first byte.
+    """Accept one TCP connection and count bytes for `seconds`, from `skip_seconds` after its first byte.
 
-    A window that holds the line full and its queue half full keeps losses, and the bursts after them, away; 0
-    leaves it to the kernel.
+    A window that keeps the link full and its queue half full avoids losses and the bursts after them; 0
+    leaves the window to the kernel.
     """
     with socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,7 +82,7 @@ def receive(port: int, window_bytes: int, skip_seconds: float, seconds: float) -
 
 
 def send(address: str, port: int) -> None:
-    """Send to a receiver until it has enough."""
+    """Send to a receiver until it closes the connection."""
     block = bytes(READ_BYTES)
     with socket.socket() as connection, suppress(ConnectionError):
         ask_for_congestion_control(connection, CONGESTION_CONTROL)
@@ -92,7 +92,7 @@ def send(address: str, port: int) -> None:
 
 
 def listen(port: int, count: int) -> Probes:
-    """Take probes until the last of `count` has come, or none for two seconds after another."""
+    """Receive probes until the last of `count` has arrived, or none for two seconds."""
     arrivals: list[float] = []
     latencies: list[float] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server, suppress(TimeoutError):
@@ -128,7 +128,7 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """One end of a flow."""
+    """Run one end of a flow."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     match arguments:

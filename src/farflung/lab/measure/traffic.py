@@ -1,4 +1,4 @@
-"""Measure two nodes of a running lab with plain traffic: `flow` programs in the nodes, and ping."""
+"""Measure between nodes of a running lab with plain traffic: `flow` programs in the nodes, and ping."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from farflung.lab.switch.shaper import FRAME_OVERHEAD
 
 PORT = 7791
 UDP_HEADERS = 28  # IPv4 and UDP
-FLOOD = 1.25  # of the rate, to see what comes through
+FLOOD = 1.25  # of the rate, to measure what comes through
 PINGS = 5
-_Told = TypeVar("_Told", Bulk, Probes)
+_Result = TypeVar("_Result", Bulk, Probes)
 
 
 def bulk_mbps(
@@ -29,11 +29,11 @@ def bulk_mbps(
     skip_seconds: float,
     seconds: float,
 ) -> float:
-    """Payload of all flows together, each a TCP connection with such a window (0: as the kernel likes)."""
+    """Payload rate of all flows together, each a TCP connection with this window (0: the kernel's choice)."""
     times = (str(window_bytes), str(skip_seconds), str(seconds))
     receivers = [_start(network, target, "receive", str(PORT), *times) for _, target in flows]
     senders = [_send(network, source, "send", network.address(target), str(PORT)) for source, target in flows]
-    bulks = [_told(receiver, Bulk) for receiver in receivers]
+    bulks = [_result_of(receiver, Bulk) for receiver in receivers]
     for sender in senders:
         sender.wait()
     return sum(bulk.mbps for bulk in bulks)
@@ -42,7 +42,7 @@ def bulk_mbps(
 def flooded_mbps(
     network: RunningLab, flow: tuple[str, str], asked: LinkSettings, seconds: float, mtu: int
 ) -> float:
-    """Payload that comes of more UDP than the rate carries."""
+    """Payload rate that arrives if more UDP is sent than the rate allows."""
     assert asked.bandwidth_mbps is not None
     size = mtu - UDP_HEADERS
     count = round(FLOOD * asked.bandwidth_mbps * 1e6 / 8 / (mtu + FRAME_OVERHEAD) * seconds)
@@ -54,7 +54,7 @@ def probes(network: RunningLab, source: str, target: str, count: int, seconds: f
     listener = _start(network, target, "listen", str(PORT), str(count))
     counts = (str(count), str(seconds), str(size))
     _send(network, source, "probe", network.address(target), str(PORT), *counts).wait()
-    return _told(listener, Probes)
+    return _result_of(listener, Probes)
 
 
 def ping_ms(network: RunningLab, source: str, target: str) -> float:
@@ -67,7 +67,7 @@ def ping_ms(network: RunningLab, source: str, target: str) -> float:
 
 
 def _start(network: RunningLab, node: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A receiving end, once it can be reached."""
+    """Start a receiving end and wait until it can be reached."""
     process = network.popen(node, _program(*arguments), stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -82,8 +82,8 @@ def _program(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "farflung.lab.measure.flow", *arguments]
 
 
-def _told(receiver: subprocess.Popen[bytes], kind: type[_Told]) -> _Told:
-    """What a receiving end saw."""
+def _result_of(receiver: subprocess.Popen[bytes], kind: type[_Result]) -> _Result:
+    """The result that a receiving end prints."""
     output, _ = receiver.communicate()
     try:
         return msgspec.json.decode(output, type=kind)

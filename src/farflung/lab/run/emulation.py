@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from farflung.client.api.job import Job
 
 LIMIT_MBPS = 300.0
-"""What all links of a lab of emulated devices may carry in sum, on average over a step."""
+"""The most traffic that a lab of emulated devices may have, summed over links and averaged over a step."""
 
 TRAINING_FACTOR = 3
 """Forward and backward operations for each operation of a forward pass (runtime.emulated.segment)."""
 
 
 class Emulation(msgspec.Struct, frozen=True):
-    """What emulated devices do, and how much slower than life.
+    """How fast emulated devices are, and by how much the fleet is slowed down.
 
-    Rates of lines and devices are both divided by `divisor`, so a step takes `divisor` times as long while
-    the ratio of computing to sending stays; latencies are what they were. `tflops` is what each worker's
-    device then sustains, `efficiency` the part of its TFLOP/s that it reaches. `asked_mbps` is the traffic of
-    all links at full speed.
+    Rates of links and devices are divided by `divisor`, so a step takes `divisor` times as long, while the
+    ratio of computing to sending and all latencies stay the same. `tflops` is the speed that each worker's
+    device then sustains, `efficiency` the fraction of its TFLOP/s. `asked_mbps` is the traffic of all links
+    at full speed.
     """
 
     tflops: dict[str, float]
@@ -38,26 +38,26 @@ class Emulation(msgspec.Struct, frozen=True):
     asked_mbps: float
 
     def sustained_by(self, topology: Topology) -> Topology:
-        """The topology with devices that reach all of their TFLOP/s: those that are emulated."""
+        """The topology with the emulated devices, which sustain all of their TFLOP/s."""
         workers = tuple(
             msgspec.structs.replace(worker, tflops=self.tflops[worker.id]) for worker in topology.workers
         )
         return msgspec.structs.replace(topology, workers=workers)
 
     def line(self) -> str:
-        """What to know of the emulation, for the user."""
+        """The emulation as a line for the user."""
         devices = f"devices are emulated, at {self.efficiency:.0%} of their TFLOP/s: no losses, no weights"
         if self.divisor == 1:
             return f"{devices}; about {self.asked_mbps:.0f} Mbit/s in sum, at full speed"
         return (
-            f"{devices}; lines and devices {self.divisor:.3g} times slower, latencies as they are "
-            f"(full speed would be {self.asked_mbps:.0f} Mbit/s in sum, {LIMIT_MBPS:.0f} can be carried)"
+            f"{devices}; links and devices are {self.divisor:.3g} times slower, latencies unchanged "
+            f"(full speed needs {self.asked_mbps:.0f} Mbit/s in sum, the lab carries {LIMIT_MBPS:.0f})"
         )
 
 
 @dataclass(frozen=True)
 class EmulatedJob:
-    """A job's model as captured, `program`, the topology as slow as it must be, and its devices."""
+    """A job's captured model (`program`), the topology slowed down as needed, and its emulated devices."""
 
     program: bytes
     topology: Topology
@@ -72,12 +72,12 @@ def emulate_job(
     divisor: float | None,
     scheduler: str = AUTO,
 ) -> EmulatedJob:
-    """Capture a job's model, computing nothing, and see what its plan asks of the first `workers` workers.
+    """Capture a job's model by shapes alone, and compute the emulation for the first `workers` workers.
 
     Raises
     ------
     CaptureError, PlanError, JobError
-        The model cannot be captured, or cut for so many workers.
+        The model cannot be captured, or cut for this number of workers.
     TopologyError
         See `emulate`.
     """
@@ -97,9 +97,9 @@ def emulate_job(
 def emulate(
     plan: Plan, topology: Topology, efficiency: float, divisor: float | None, limit_mbps: float = LIMIT_MBPS
 ) -> tuple[Topology, Emulation]:
-    """The topology slowed by `divisor`, and its devices with it.
+    """The topology and its devices slowed down by `divisor`.
 
-    Without a divisor it is what keeps the plan's traffic within `limit_mbps`.
+    Without a divisor, it is the one that keeps the plan's traffic within `limit_mbps`.
 
     Raises
     ------
@@ -112,8 +112,8 @@ def emulate(
         divisor = max(1.0, least)
     elif divisor < least:
         raise TopologyError(
-            f"--scale {divisor:g} leaves {asked_mbps / divisor:.0f} Mbit/s in sum and {limit_mbps:g} can be"
-            f" carried: ask for at least {math.ceil(least * 100) / 100:g}, or leave it out"
+            f"--scale {divisor:g} leaves {asked_mbps / divisor:.0f} Mbit/s in sum, and the lab carries only"
+            f" {limit_mbps:g}: use at least {math.ceil(least * 100) / 100:g}, or leave --scale out"
         )
     tflops = {worker.id: worker.tflops * efficiency / divisor for worker in topology.workers}
     if divisor != 1:
@@ -125,14 +125,14 @@ def emulate(
 
 
 def traffic_mbps(plan: Plan, topology: Topology, efficiency: float) -> float:
-    """What all links carry in sum if a step takes no longer than its busiest device or link needs."""
+    """The traffic of all links if a step takes only as long as its busiest device or link needs."""
     carried = _bytes_a_step(plan, topology)
     seconds = max(_compute_seconds(plan, topology, efficiency), _network_seconds(carried, topology))
     return sum(carried.values()) * 8e-6 / seconds
 
 
 def _compute_seconds(plan: Plan, topology: Topology, efficiency: float) -> float:
-    """The busiest device's time for a step."""
+    """Seconds of a step for which the busiest device computes."""
     flops: dict[str, float] = defaultdict(float)
     for placement in plan.placements:
         flops[placement.worker] += TRAINING_FACTOR * plan.microbatches * placement.flops
@@ -141,7 +141,7 @@ def _compute_seconds(plan: Plan, topology: Topology, efficiency: float) -> float
 
 
 def _network_seconds(carried: dict[tuple[int, int], float], topology: Topology) -> float:
-    """The busiest link's or line's time for a step."""
+    """Seconds of a step for which the busiest link or access line is in use."""
     seconds = [size * 8e-6 / topology.link(*pair).bandwidth_mbps for pair, size in carried.items()]
     for number, worker in enumerate(topology.workers):
         for line_mbps, end in ((worker.up_mbps, 0), (worker.down_mbps, 1)):

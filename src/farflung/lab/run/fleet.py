@@ -1,7 +1,4 @@
-"""The broker and the workers of a topology, each in a node of a lab.
-
-Whether a process in another network namespace listens on a port, as the kernel lists it.
-"""
+"""Run the broker and the workers of a topology, each in a node of a lab."""
 
 from __future__ import annotations
 
@@ -26,17 +23,17 @@ _LISTEN = "0A"
 
 
 def listens(process_id: int, port: int) -> bool:
-    """Whether this process listens on TCP `port`, in whichever network namespace it is.
+    """Whether this process itself listens on TCP `port` in its network namespace.
 
-    Not whether anybody does where it is: before it has entered a namespace that is the host, where another
-    broker may have the same port.
+    Other listeners do not count: before the process has entered its namespace it is in the host's, where
+    another broker may use the same port.
     """
     listening = _listening(process_id, port)
     return bool(listening) and not listening.isdisjoint(_open_files(process_id))
 
 
 def _listening(process_id: int, port: int) -> set[str]:
-    """The sockets that listen on `port` in the namespace of a process, as links to open files name them."""
+    """The sockets that listen on `port` in a process's namespace, named as in /proc/PID/fd."""
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
@@ -60,20 +57,20 @@ LOOK_SECONDS = 0.05
 
 
 class LabFleet(FleetProcesses):
-    """A broker in the node `broker` and workers in theirs, called as the topology calls them.
+    """A broker in the node `broker`, and workers in nodes with their names in the topology.
 
-    Each runs as it would at home: `farflung broker`, and `farflung join` with the broker's address. Entering
-    the block starts the broker alone, so that a submitter can already make its job ready.
+    They run as they would at home: `farflung broker`, and `farflung join` with the broker's address. Entering
+    the block only starts the broker, so that a submitter can already prepare its job.
 
     Parameters
     ----------
     network
         The lab that `lay_out` describes.
     workers
-        Whom to start. Each offers the memory that it has, at most an equal share of this machine's.
+        The workers to start. Each offers its memory, at most an equal share of this machine's.
     emulated_tflops
-        By worker, what its device sustains: all devices are emulated, and offer the memory that they would
-        have. Without it they compute.
+        The speed that each worker's emulated device sustains; emulated devices offer the memory of the real
+        ones. None: the workers compute.
     """
 
     def __init__(
@@ -91,7 +88,7 @@ class LabFleet(FleetProcesses):
 
     @property
     def submitter_folder(self) -> Path:
-        """Where the submitter keeps its identity; removed with the fleet."""
+        """The folder of the submitter's identity; removed with the fleet."""
         return self._folder / "submitter"
 
     def keep(self, name: str, content: bytes) -> Path:
@@ -108,16 +105,21 @@ class LabFleet(FleetProcesses):
         await self._listening(await self._start_broker(f"[::]:{DEFAULT_PORT}", prefix=self._prefix(BROKER)))
 
     async def start_workers(self) -> None:
-        """Start everybody else."""
+        """Start the workers."""
         for spec in self._specs:
             prefix = self._prefix(spec.id)
             namespace = str(NAMESPACES / self._network.namespace(spec.id))
             await self._start_worker(
-                spec.id, self._worker_token, self._offer(spec), prefix, self._nursery is not None, namespace
+                spec.id,
+                self._worker_token,
+                self._offer(spec),
+                prefix,
+                self._fork_server is not None,
+                namespace,
             )
 
     def _offer(self, spec: WorkerSpec) -> list[str]:
-        """What a worker's owner would say to `farflung join`."""
+        """The options of `farflung join` with which a worker's owner would offer it."""
         if self._emulated_tflops is not None:
             device = ["--backend", "emulated", "--tflops", repr(self._emulated_tflops[spec.id])]
             return ["--site", spec.site, "--memory", repr(spec.memory_gb), *device]
@@ -136,6 +138,6 @@ class LabFleet(FleetProcesses):
                         raise RunFailed(f"the lab's {ended.result()}")
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
-            raise RunFailed(f"the lab's broker does not listen: {broker.log.read_text()[-500:]}") from None
+            raise RunFailed(f"the lab's broker did not start: {broker.log.read_text()[-500:]}") from None
         finally:
             ended.cancel()

@@ -1,4 +1,4 @@
-"""Lay a topology out as a lab: every worker is a node, broker and submitter in the home of one of them."""
+"""Lay a topology out as a lab: one node per worker, broker and submitter in the home of one of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BROKER, SUBMITTER = "broker", "submitter"
 def lay_out(topology: Topology) -> LabSpec:
     """The lab of a topology: its workers, and nodes called `broker` and `submitter`.
 
-    These two are machines of their own in the home of `topology.home`: they share its line, and its links to
-    others. They are not behind its NAT.
+    These two are machines of their own in the home of `topology.home`: they share its access line and its
+    links to others, but are not behind its NAT.
 
     Raises
     ------
     LabError
-        A worker's id is one of these two names, or a value is beyond what a lab can do.
+        A worker's id is one of these two names, or a value is beyond the lab's limits.
     """
-    taken = {BROKER, SUBMITTER}.intersection(topology.ids)
-    if taken:
-        raise LabError(f"the lab has a node called {taken.pop()} of its own: give that worker another id")
+    reserved = {BROKER, SUBMITTER}.intersection(topology.ids)
+    if reserved:
+        raise LabError(f"the lab has a node called {reserved.pop()} of its own: give that worker another id")
     home = topology.home.id
     return LabSpec(
         nodes=(
@@ -43,7 +43,7 @@ def lay_out(topology: Topology) -> LabSpec:
 
 
 def on_this_machine(topology: Topology) -> Topology:
-    """The topology of workers who really compute: all of them on the cores that this process may use."""
+    """The topology of workers that compute for real: all share the cores that this process may use."""
     cores = len(os.sched_getaffinity(0))
     workers = (msgspec.structs.replace(each, machine="the lab's", cores=cores) for each in topology.workers)
     return msgspec.structs.replace(topology, workers=tuple(workers))
@@ -54,12 +54,12 @@ def _node(worker: WorkerSpec, queue_ms: float | None) -> Node:
 
 
 def _link(topology: Topology, a: int, b: int) -> LinkSettings:
-    """A pair has a rate of its own only where that is slower than the lines at both ends."""
+    """A pair has a rate of its own only if that is slower than the access lines at both ends."""
     link = topology.link(a, b)
     lines = (topology.workers[a].up_mbps, topology.workers[b].down_mbps)
-    narrow = all(line is None or link.bandwidth_mbps < line for line in lines)
+    is_slower = all(line is None or link.bandwidth_mbps < line for line in lines)
     return LinkSettings(
-        bandwidth_mbps=link.bandwidth_mbps if narrow else None,
+        bandwidth_mbps=link.bandwidth_mbps if is_slower else None,
         latency_ms=link.latency_ms,
         jitter_ms=link.jitter_ms,
         loss=link.loss,

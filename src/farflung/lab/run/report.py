@@ -17,10 +17,10 @@ REPORT = "lab.json"
 
 
 class LabReport(msgspec.Struct, frozen=True):
-    """The topology that was laid out, by name, and what the switch counted. Keys are only ever added.
+    """The lab's topology by name, and the switch's counters. Keys are only ever added.
 
-    `void` says that the machine was too busy for the run's times to mean anything. `emulation` says what
-    emulated devices did; None where devices computed.
+    `void` says that the machine was too busy for valid times. `emulation` describes emulated devices; None if
+    devices computed.
     """
 
     topology: str
@@ -45,7 +45,7 @@ class LabReport(msgspec.Struct, frozen=True):
         )
 
     def lines(self) -> list[str]:
-        """The report in a few words."""
+        """The report as lines for the user."""
         stats = self.stats
         megabytes = sum(link.bytes for link in stats.links) / 1e6
         lost = sum(link.queue_drops + link.loss_drops + link.cut_drops for link in stats.links)
@@ -56,14 +56,14 @@ class LabReport(msgspec.Struct, frozen=True):
         ]
         if self.void:
             lines.append(
-                f"void: the switch was more than {VOID_ABOVE_MS:g} ms late, so this machine was too busy"
-                " for the times of this run to mean anything (fewer workers, or lower rates with --scale)"
+                f"void: the switch was more than {VOID_ABOVE_MS:g} ms late, because the machine was too busy;"
+                " do not use the times of this run (use fewer workers, or lower rates with --scale)"
             )
         return lines
 
 
 def run_in(folder: Path) -> tuple[int, int] | None:
-    """Which run a run folder holds, as long as that lies there; None if none."""
+    """An identifier of the run that a run folder holds; None if it holds none."""
     try:
         status = (folder / EVENTS).stat()
     except OSError:
@@ -77,7 +77,7 @@ def keep(folder: Path, logs: Path, report: LabReport | None) -> None:
     Raises
     ------
     RunFailed
-        The disk does not take them.
+        The files cannot be written.
     """
     try:
         shutil.copytree(logs, folder / LOGS, dirs_exist_ok=True)

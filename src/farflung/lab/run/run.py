@@ -22,12 +22,12 @@ from farflung.transport.timeouts import Timeouts
 
 @dataclass(frozen=True)
 class Request:
-    """What to train and on whom.
+    """What to train, and on which workers.
 
-    `workers` of the topology take part, the first ones. `out` is the run folder. `steps`, `text` and
+    The first `workers` workers of the topology take part. `out` is the run folder. `steps`, `text` and
     `precision` are as for `farflung train`. With `as_json` the submitter ends with a JSON document, which
-    `Outcome` then holds. With `emulated` devices are emulated, and `topology` is as slow as that asks for.
-    `scheduler` plans on the topology, whose devices then reach all of their TFLOP/s; `codecs` are as for
+    `Outcome` then holds. With `emulated`, devices are emulated and `topology` is slowed down for them.
+    `scheduler` plans on the topology, whose devices then sustain all of their TFLOP/s; `codecs` are as for
     `farflung train --codec`.
     """
 
@@ -44,14 +44,14 @@ class Request:
     codecs: tuple[str, ...] = ()
 
     def known(self) -> Topology:
-        """The topology of the nodes that take part, as it is given to the planner."""
+        """The topology of the workers that take part, as the planner gets it."""
         part = subtopology(self.topology, list(range(self.workers)))
         return on_this_machine(part) if self.emulated is None else self.emulated.emulation.sustained_by(part)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the submitter ended, its standard output if that was captured, and what the lab did."""
+    """The submitter's exit code, its standard output if captured, and the lab's report."""
 
     exit_code: int
     output: bytes
@@ -64,7 +64,7 @@ class LabRun:
     def __init__(self, network: Network, request: Request, tell: Callable[[str], None]) -> None:
         self._network = network
         self._request = request
-        self._tell = tell
+        self._reply = tell
         self._fleet: LabFleet | None = None
         self._submitter: LabSubmitter | None = None
         self._task: asyncio.Task[Outcome] | None = None
@@ -73,7 +73,7 @@ class LabRun:
     async def run(self) -> Outcome:
         """Train until the run ends in any state; afterwards no process of the fleet is left.
 
-        The run folder, where the submitter made one, also gets `lab.json` and what the fleet said, in `logs`.
+        If the submitter made a run folder, it also gets `lab.json` and the fleet's logs in `logs`.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class LabRun:
             ended.cancel()
 
     def interrupt(self) -> None:
-        """The user wants an end: the submitter sees to it, or nothing has begun yet."""
+        """Stop the run for the user: by the submitter, or at once if it has not begun."""
         if self._submitter is not None:
             self._submitter.interrupt()
         elif self._task is not None:
@@ -165,10 +165,10 @@ class LabRun:
         return arguments + ["--json"] * request.as_json
 
     async def _watch(self, fleet: LabFleet, submitter: LabSubmitter) -> None:
-        """Handle the loss of a process; the submitter first gets time to hear the broker's reason."""
+        """Handle the loss of a process; the submitter first gets time to receive the broker's reason."""
         lost: list[str] = []
         await fleet.watch(lost.append)
-        self._tell(lost[0])
+        self._reply(lost[0])
         await asyncio.sleep(2 * Timeouts().lease_seconds)
         self._lost = lost[0]
         await submitter.stop()

@@ -14,14 +14,14 @@ from farflung.transport.timeouts import Timeouts
 
 
 class LabSubmitter:
-    """A `farflung train` that writes where this process writes; with `captured`, its output is kept instead.
+    """A `farflung train` that writes to this process's output; with `captured`, its output is stored instead.
 
-    It is in a session of its own, so signals reach it only through this process.
+    It is in a process session of its own, so signals reach it only through this process.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        # Two of a kind may become one, and a third would end it before it has said how the run went.
+        # Two equal signals can merge into one, and a third would end it before it reports the result.
         self._signals = iter((signal.SIGINT, signal.SIGTERM))
         self._output: asyncio.Task[bytes] | None = None
         if process.stdout is not None:
@@ -31,7 +31,7 @@ class LabSubmitter:
     async def start(
         cls, prefix: Sequence[str], arguments: Sequence[str], token: str, captured: bool
     ) -> LabSubmitter:
-        """Start `farflung train ARGUMENTS` where the command `prefix` runs things."""
+        """Start `farflung train ARGUMENTS` by the command `prefix`."""
         process = await asyncio.create_subprocess_exec(
             *prefix,
             sys.executable,
@@ -47,24 +47,24 @@ class LabSubmitter:
         return cls(process)
 
     async def ended(self) -> int:
-        """Wait for its end; its exit code, negative if a signal ended it."""
+        """Wait for the end of the process; returns its exit code, negative if a signal ended it."""
         return await self._process.wait()
 
     async def output(self) -> bytes:
-        """All it wrote to standard output, once it has ended; nothing unless captured."""
+        """Its standard output, once it has ended; empty unless captured."""
         return b"" if self._output is None else await self._output
 
     def interrupt(self) -> None:
-        """What Ctrl-C is: the first asks for an orderly end, the second ends the run at once."""
+        """Act as Ctrl-C does: the first call asks for an orderly end, the second ends the run at once."""
         for number in itertools.islice(self._signals, 1):
             self._signal(number)
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill the process."""
         self._signal(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End it in any case, and reap it."""
+        """End the process in any case, and reap it."""
         if self._process.returncode is None:
             self.interrupt()
             self.interrupt()

@@ -20,7 +20,7 @@ _Limit = float | None | msgspec.UnsetType
 
 
 class SetLink(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Change what is set of one ordered pair."""
+    """Change the settings of one directed pair."""
 
     source: str
     target: str
@@ -32,7 +32,7 @@ class SetLink(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True)
 
 
 class SetLine(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Change what is set of one node's line."""
+    """Change a node's access line."""
 
     node: str
     up_mbps: _Limit = UNSET
@@ -54,34 +54,34 @@ class Heal(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
 
 
 class Renumber(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Give a node's port new addresses; who asks changes the namespace."""
+    """Give a node's port new addresses; the client changes the namespace."""
 
     node: str
 
 
 class AskNodes(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """Which nodes there are."""
+    """Ask for the nodes of the lab."""
 
 
 class AskStats(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """The counts since the start, or since they were last reset."""
+    """Ask for the counters since the start or the last reset."""
 
     reset: bool = False
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True, forbid_unknown_fields=True):
-    """End the lab; the connection closes when all is gone."""
+    """End the lab; the connection closes when everything is removed."""
 
 
 Request = SetLink | SetLine | Cut | Heal | Renumber | AskNodes | AskStats | Stop
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """It was done."""
+    """The request was carried out."""
 
 
 class Changed(msgspec.Struct, tag=True, frozen=True):
-    """A link or line is not what it was; in words."""
+    """A link or access line was changed; all fields are text for the user."""
 
     what: str
     was: str
@@ -89,19 +89,19 @@ class Changed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Pairs(msgspec.Struct, tag=True, frozen=True):
-    """Between which nodes nothing passes any more, or again."""
+    """The pairs that were cut or healed."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
-    """It was not, and why."""
+    """The request was refused, with the reason."""
 
     why: str
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """A node as it runs: its namespace, and the number that fixes its addresses."""
+    """A running node: its namespace, and the number that determines its addresses."""
 
     name: str
     namespace: str
@@ -115,26 +115,26 @@ class Nodes(msgspec.Struct, tag=True, frozen=True):
     nodes: tuple[NodeState, ...]
 
 
-class Told(msgspec.Struct, tag=True, frozen=True):
-    """The counts."""
+class StatsAnswer(msgspec.Struct, tag="Told", frozen=True):
+    """The counters."""
 
     stats: Stats
 
 
-Answer = Done | Changed | Pairs | Refused | Nodes | Told
+Answer = Done | Changed | Pairs | Refused | Nodes | StatsAnswer
 
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: Request | Answer) -> bytes:
-    """A message as it travels."""
+    """A message as bytes with its length."""
     body = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def has_request(received: bytearray) -> bool:
-    """Whether a whole request is there. Raises `LabError` if it will be too large."""
+    """Whether a whole request has arrived. Raises `LabError` if it is too large."""
     if len(received) < _LENGTH.size:
         return False
     (length,) = _LENGTH.unpack_from(received)
@@ -180,7 +180,7 @@ class Client:
             raise LabError(f"the lab at {path} does not answer: {error.strerror or error}") from None
 
     def ask(self, request: Request) -> Answer:
-        """Its answer. Raises `LabError` if the request was refused or the lab is gone."""
+        """Send a request; returns its answer. Raises `LabError` if it is refused or the lab is gone."""
         try:
             self._socket.sendall(encode(request))
             (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
@@ -192,7 +192,7 @@ class Client:
         return answer
 
     def wait_for_end(self) -> None:
-        """Until the switch closes the connection."""
+        """Wait until the switch closes the connection."""
         try:
             while self._socket.recv(4096):
                 pass
@@ -200,7 +200,7 @@ class Client:
             raise LabError(f"the lab does not end: {error}") from None
 
     def close(self) -> None:
-        """Let the connection go; the lab runs on."""
+        """Close the connection; the lab runs on."""
         self._socket.close()
 
     def _receive(self, count: int) -> bytes:

@@ -1,6 +1,6 @@
-"""The switch's side of its control socket, served between packets: it never waits for a client.
+"""Serve the switch's control socket between packets: never wait for a client.
 
-Does what requests ask of a running lab: changes its fabric, and tells what it did.
+Requests change the fabric of the running lab, or ask for its nodes and counters.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ControlServer:
         epoll.register(self._listening, select.EPOLLIN)
 
     def handle(self, descriptor: int) -> None:
-        """Do what an event on one of its descriptors asks for; others are none of its business."""
+        """Handle an event on one of its own descriptors; others are ignored."""
         if descriptor == self._listening.fileno():
             self._accept()
         elif connection := self._connections.get(descriptor):
@@ -64,9 +64,9 @@ class ControlServer:
             self._epoll.register(client, select.EPOLLIN)
 
     def _serve(self, connection: _Connection) -> None:
-        """Send what is left of an answer, else answer one request, else read.
+        """Send the rest of an answer, else answer one request, else read.
 
-        So packets wait for one request at a time, and a client that reads no answers is not read either.
+        So packets wait for one request at a time, and a client that reads no answers sends no more requests.
         """
         if not connection.unsent:
             request = take_request(connection.received)
@@ -74,7 +74,7 @@ class ControlServer:
                 self._read(connection)
                 request = take_request(connection.received)
             if request is not None:
-                connection.unsent += self._answered(request)
+                connection.unsent += self._encoded_answer(request)
         with suppress(BlockingIOError):
             while connection.unsent:
                 del connection.unsent[: connection.client.send(connection.unsent)]
@@ -88,7 +88,7 @@ class ControlServer:
                 raise OSError("gone")
             connection.received += part
 
-    def _answered(self, request: Request) -> bytes:
+    def _encoded_answer(self, request: Request) -> bytes:
         try:
             return encode(self._answer(request))
         except LabError as error:
@@ -101,7 +101,7 @@ class ControlServer:
 
 
 class ControlHandler:
-    """Answers requests one at a time, between two packets. `is_stopping` once one asked for the end."""
+    """Answers requests one at a time, between two packets; `is_stopping` is true after a `Stop`."""
 
     def __init__(self, lab: str, fabric: Fabric, meter: Meter) -> None:
         self._lab, self._fabric, self._meter = lab, fabric, meter
@@ -109,7 +109,7 @@ class ControlHandler:
         self.is_stopping = False
 
     def answer(self, request: control.Request) -> control.Answer:
-        """Do it. Raises `LabError` if it names what is not there, or a value that cannot be."""
+        """Carry out a request. Raises `LabError` if a node does not exist or a value is out of range."""
         match request:
             case control.SetLink():
                 return self._set_link(request)
@@ -127,7 +127,7 @@ class ControlHandler:
             case control.AskNodes():
                 return self._nodes()
             case control.AskStats(reset=reset):
-                return self._told(reset)
+                return self._stats_answer(reset)
             case control.Stop():
                 self.is_stopping = True
         return control.Done()
@@ -147,7 +147,7 @@ class ControlHandler:
         down_mbps = line.down_mbps if request.down_mbps is UNSET else request.down_mbps
         now = replace(line, up_mbps=up_mbps, down_mbps=down_mbps)
         self._fabric.set_line(now)
-        return control.Changed(f"the line of {line.name}", _line_words(line), _line_words(now))
+        return control.Changed(f"the access line of {line.name}", _line_words(line), _line_words(now))
 
     def _nodes(self) -> control.Nodes:
         nodes = zip(self._fabric.spec.nodes, self._fabric.numbers, strict=True)
@@ -160,17 +160,17 @@ class ControlHandler:
             )
         )
 
-    def _told(self, reset: bool) -> control.Told:
+    def _stats_answer(self, reset: bool) -> control.StatsAnswer:
         channels = [channel for channel in self._fabric.channels() if channel.seen() or channel.is_cut]
         links = tuple(self._link_stats(channel) for channel in channels)
         unread = self._unread()
-        told = control.Told(self._meter.stats(links, max(0, unread - self._unread_before)))
+        answer = control.StatsAnswer(self._meter.stats(links, max(0, unread - self._unread_before)))
         if reset:
             self._unread_before = unread
             self._meter.reset()
             for channel in channels:
                 channel.forget()
-        return told
+        return answer
 
     def _unread(self) -> int:
         """Sum over all nodes since the start, without nodes whose device was deleted."""

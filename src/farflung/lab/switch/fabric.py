@@ -1,4 +1,4 @@
-"""The switch's tables: which node has which address, and the pipes between nodes. No I/O."""
+"""The switch's tables: the address of each node, and the channels between nodes. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNLIMITED = LinkSettings()
 
 
 class Home:
-    """The line that a node has, alone or with others: None stands for no limit."""
+    """A home's access line, which one or several nodes use; a rate of None means no limit."""
 
     def __init__(self, owner: Node) -> None:
         self.owner = owner
@@ -23,7 +23,7 @@ class Home:
         self.down = Pipe(owner.down_mbps, self._queue_ms)
 
     def change(self, owner: Node) -> None:
-        """Another line for packets that come from now on."""
+        """Change the access line for packets that arrive from now on."""
         self.owner = owner
         self.up.change(owner.up_mbps, self._queue_ms)
         self.down.change(owner.down_mbps, self._queue_ms)
@@ -34,10 +34,10 @@ class Home:
 
 
 class Fabric:
-    """Channels between numbered ports, made when their first packet comes.
+    """Channels between numbered ports, created with their first packet.
 
-    Ports are the nodes in the order of the spec; `numbers[port]` fixes a port's addresses. `shortest_latency`
-    is the least of any named link so far, in seconds.
+    Ports are the nodes in the order of the spec; `numbers[port]` determines a port's addresses.
+    `shortest_latency` is the shortest latency of any link in the spec so far, in seconds.
     """
 
     def __init__(self, spec: LabSpec) -> None:
@@ -72,11 +72,11 @@ class Fabric:
         return channel
 
     def channels(self) -> Iterator[Channel]:
-        """Those made so far."""
+        """The channels created so far."""
         return iter(self._channels.values())
 
     def settings(self, source: str, target: str) -> LinkSettings:
-        """What holds for a pair now."""
+        """The current settings of a pair."""
         return self._pair(source, target).path.settings
 
     def set_link(self, source: str, target: str, settings: LinkSettings) -> None:
@@ -85,11 +85,11 @@ class Fabric:
         self.shortest_latency = min(self.shortest_latency, settings.latency_ms / 1e3)
 
     def line(self, name: str) -> Node:
-        """The node whose line a node uses, with what holds for that line now."""
+        """The owner of the access line that a node uses, with its current rates."""
         return self._homes[self._home_name(self.port(name))].owner
 
     def set_line(self, line: Node) -> None:
-        """Change the line of a node that has one, for all who share it."""
+        """Change the access line of a node that owns one, for all nodes that share it."""
         self._homes[line.name].change(line)
 
     def cut(self, first: str, second: str | None, is_cut: bool) -> list[tuple[str, str]]:
@@ -105,7 +105,7 @@ class Fabric:
         return changed
 
     def heal_all(self) -> list[tuple[str, str]]:
-        """No pair is cut any more; which were."""
+        """Undo all cuts; returns the pairs that were cut."""
         healed = []
         for channel in self._channels.values():
             if channel.is_cut and channel.source < channel.target:
@@ -158,7 +158,7 @@ class Fabric:
         return Channel(source, target, up, self._path(names, homes), down)
 
     def _path(self, names: tuple[str, str], homes: tuple[str, str]) -> Path:
-        """The pair's own path where the spec names it, else the one of their homes."""
+        """The pair's own path if the spec names it, else the path of their homes."""
         key = names if names in self.spec.links else homes
         if key not in self._paths:
             self._paths[key] = Path(self.spec.links.get(key, _UNLIMITED))
@@ -166,7 +166,7 @@ class Fabric:
 
 
 def _packed(node: Node, number: int) -> list[bytes]:
-    """All addresses under which a node's port is reached: behind a router, the router's IPv6 address too."""
+    """All addresses of a node's port; behind a router they include the router's IPv6 address."""
     packed = [
         socket.inet_pton(socket.AF_INET, spec.ipv4(number)),
         socket.inet_pton(socket.AF_INET6, spec.ipv6(number)),

@@ -1,9 +1,6 @@
-"""Network namespaces of a lab: made, given addresses, and removed with what runs in them.
+"""Create a lab's network namespaces, configure them, and remove them with the processes in them.
 
-Nothing of the host's own network is touched: a TUN device is made inside its namespace, a veth pair between
-two.
-
-The end of what runs in namespaces: it is asked to end, and what stays is ended.
+The host's own network is not changed: TUN devices are created inside namespaces, and veth pairs between two.
 """
 
 from __future__ import annotations
@@ -26,46 +23,46 @@ from farflung.transport.timeouts import Timeouts
 LOOK_SECONDS = 0.02
 
 
-class Leaving:
-    """SIGTERM to every process in the namespaces, once; SIGKILL to those that are there after a while.
+class ProcessReaper:
+    """Ends the processes in some namespaces: SIGTERM to each once, then SIGKILL to those that remain.
 
     It neither waits nor sleeps: the caller polls it until all `are_gone`.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         found = [(NAMESPACES / name).stat() for name in names if (NAMESPACES / name).exists()]
-        self._rooms = {(status.st_dev, status.st_ino) for status in found}
+        self._namespaces = {(status.st_dev, status.st_ino) for status in found}
         self._deadline = time.monotonic() + Timeouts().stop_seconds
-        self._asked: set[int] = set()  # a second SIGTERM would end them in the middle of tidying up
+        self._terminated: set[int] = set()  # a second SIGTERM would interrupt their cleanup
 
     def are_gone(self) -> bool:
         """Send SIGTERM to new processes and kill late ones; returns whether there were none."""
         running = self._running()
         late = time.monotonic() > self._deadline
         for process in running:
-            if late or process not in self._asked:
-                self._asked.add(process)
+            if late or process not in self._terminated:
+                self._terminated.add(process)
                 with suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL if late else signal.SIGTERM)
         return not running
 
     def _running(self) -> list[int]:
         found = []
-        for entry in Path("/proc").iterdir() if self._rooms else ():
+        for entry in Path("/proc").iterdir() if self._namespaces else ():
             if entry.name.isdecimal() and int(entry.name) != os.getpid():
                 with suppress(OSError):
                     status = (entry / "ns/net").stat()
-                    if (status.st_dev, status.st_ino) in self._rooms:
+                    if (status.st_dev, status.st_ino) in self._namespaces:
                         found.append(int(entry.name))
         return found
 
 
 PREFIX = "farflung-"
 HOME_INTERFACE = "lan0"
-QUEUE_PACKETS = 1000  # before the switch reads them; shorter than a drop-tail queue of the lab at any rate
+QUEUE_PACKETS = 1000  # before the switch reads them; shorter than any drop-tail queue of the lab
 
-# What each namespace's TCP uses, so that results do not hang on the host's settings: room for 1 Gbit/s times
-# 100 ms, and no memory of how earlier connections fared.
+# TCP settings of each namespace, so that results do not depend on the host's: buffers for 1 Gbit/s times
+# 100 ms, and no metrics of earlier connections.
 TCP_SETTINGS = {
     "tcp_rmem": "4096 131072 33554432",
     "tcp_wmem": "4096 65536 33554432",
@@ -97,22 +94,22 @@ def all_of(lab: str, nodes: Iterable[Node]) -> list[str]:
 
 
 def create(names: Sequence[str]) -> None:
-    """Make empty namespaces. Raises `LabError` if one cannot be made."""
+    """Create empty namespaces. Raises `LabError` if one cannot be created."""
     _ip(None, [f"netns add {name}" for name in names])
 
 
 def remove(names: Sequence[str]) -> None:
-    """End what runs in the namespaces, then remove those that exist."""
+    """End the processes in the namespaces, then remove those that exist."""
     present = [name for name in names if (NAMESPACES / name).exists()]
-    leaving = Leaving(present)
-    while not leaving.are_gone():
+    reaper = ProcessReaper(present)
+    while not reaper.are_gone():
         time.sleep(LOOK_SECONDS)
     if present:
         _ip(None, [f"netns del {name}" for name in present], force=True)
 
 
 def configure(lab: str, node: Node, number: int, mtu: int) -> None:
-    """Bring a node up, whose TUN device (its router's, behind NAT) exists, with the addresses of `number`."""
+    """Bring up a node with the addresses of `number`; its TUN device (behind NAT, its router's) exists."""
     outer = device_of(lab, node)
     for name in {outer, name_of(lab, node.name)}:
         _set_tcp(name)
@@ -123,7 +120,7 @@ def configure(lab: str, node: Node, number: int, mtu: int) -> None:
 
 
 def readdress(lab: str, node: Node, old: int, new: int) -> None:
-    """Replace a running node's addresses; behind NAT its router gets the new ones, the node a new prefix."""
+    """Replace a running node's addresses; behind NAT, the router gets them and the node a new prefix."""
     inner, outer = name_of(lab, node.name), router_of(lab, node.name)
     if not node.behind_nat:
         _ip(inner, [line.replace("addr add", "addr del") for line in _outer_addresses(old)])
@@ -146,7 +143,7 @@ def _outer_addresses(number: int) -> list[str]:
 
 
 def _configure_home(router: str, inner: str, number: int, mtu: int) -> None:
-    """A veth pair between node and router, and what makes the router one."""
+    """Connect node and router by a veth pair, and make the router forward."""
     lan, bits = HOME_INTERFACE, spec.HOME_PREFIX_BITS
     up = f"link set {lan} mtu {mtu} up"
     at_router = [f"link add {lan} type veth peer name {lan} netns {inner}"]
@@ -164,7 +161,7 @@ def _configure_home(router: str, inner: str, number: int, mtu: int) -> None:
 
 
 def _become_router(namespace: str) -> None:
-    """Forward and masquerade what comes from the home; let in only what answers it."""
+    """Forward and masquerade packets from the home; let in only answers to them."""
     if shutil.which("nft") is None:
         raise LabError("a node behind NAT needs nft, which is not installed: apt install nftables")
     rules = f"""

@@ -1,7 +1,7 @@
 """The process of a lab: it owns the namespaces and runs the switch between them.
 
-`python -m farflung.lab.switch.process` takes a `Start` on standard input, answers with a `Started` on
-standard output, and runs until a signal, a request or the end of its parent. Then it removes all.
+`python -m farflung.lab.switch.process` reads a `Start` from standard input, answers with a `Started` on
+standard output, and runs until a signal, a request or the end of its parent. Then it removes everything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farflung.lab.spec import LabSpec
 from farflung.lab.switch import namespaces, tun
 from farflung.lab.switch.control_server import ControlHandler, ControlServer
 from farflung.lab.switch.fabric import Fabric
-from farflung.lab.switch.namespaces import Leaving
+from farflung.lab.switch.namespaces import ProcessReaper
 from farflung.lab.switch.stats import Meter
 from farflung.lab.switch.switch import Switch, take_priority
 
@@ -35,13 +35,13 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What a switch answers: an empty `error` once the lab is up."""
+    """A switch's answer: an empty `error` once the lab is up."""
 
     error: str = ""
 
 
-def _heed_signals() -> int:
-    """A descriptor that can be read once a signal asked for the end, which so interrupts nothing."""
+def _open_signal_pipe() -> int:
+    """A descriptor that becomes readable after SIGINT or SIGTERM; the signals interrupt nothing."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -58,62 +58,64 @@ def _open_devices(start: Start) -> list[int]:
     return devices
 
 
-def _tell(started: Started) -> None:
+def _reply(started: Started) -> None:
     with suppress(BrokenPipeError):  # the parent is gone, which is detected elsewhere
         os.write(sys.stdout.fileno(), msgspec.json.encode(started) + b"\n")
 
 
-class _Farewell:
-    """The end of a lab: it can be asked nothing any more, and what runs in it is to end."""
+class _Shutdown:
+    """The end of a lab: closes its socket to new clients, and ends the processes in it."""
 
-    def __init__(self, lab: str, rooms: list[str]) -> None:
-        self._lab, self._rooms = lab, rooms
-        self._leaving: Leaving | None = None
+    def __init__(self, lab: str, namespaces_of_lab: list[str]) -> None:
+        self._lab, self._namespaces = lab, namespaces_of_lab
+        self._reaper: ProcessReaper | None = None
 
     def are_gone(self) -> bool:
-        """Whether no process is left in the lab; the first call begins to end them."""
-        if self._leaving is None:
+        """Whether no process is left in the lab; the first call starts to end them."""
+        if self._reaper is None:
             registry.socket_path(self._lab).unlink(missing_ok=True)
-            self._leaving = Leaving(self._rooms)
-        return self._leaving.are_gone()
+            self._reaper = ProcessReaper(self._namespaces)
+        return self._reaper.are_gone()
 
 
-def _serve(start: Start, parent: int, asked_to_end: int) -> None:
-    """Bring a lab up, run it until a descriptor says that it is enough, and take it down whatever happens."""
-    rooms = namespaces.all_of(start.name, start.spec.nodes)
-    registry.claim(start.name, rooms)
+def _serve(start: Start, parent: int, signal_pipe: int) -> None:
+    """Bring a lab up, run it until one of the descriptors is readable, and take it down in any case."""
+    namespaces_of_lab = namespaces.all_of(start.name, start.spec.nodes)
+    registry.claim(start.name, namespaces_of_lab)
     try:
-        namespaces.create(rooms)
+        namespaces.create(namespaces_of_lab)
         devices = _open_devices(start)
         fabric, meter = Fabric(start.spec), Meter(*take_priority())
-        attendant = ControlHandler(start.name, fabric, meter)
+        handler = ControlHandler(start.name, fabric, meter)
         with select.epoll() as epoll:
-            # Held until this function ends: that its connections close tells clients that all is removed.
-            server = ControlServer(registry.socket_path(start.name), epoll, attendant.answer)
-            _tell(Started())
-            switch = Switch(devices, fabric, attendant, meter)
-            switch.run(epoll, server, (parent, asked_to_end), _Farewell(start.name, rooms).are_gone)
+            # Its connections close when this function ends: so clients know that everything is removed.
+            server = ControlServer(registry.socket_path(start.name), epoll, handler.answer)
+            _reply(Started())
+            switch = Switch(devices, fabric, handler, meter)
+            switch.run(
+                epoll, server, (parent, signal_pipe), _Shutdown(start.name, namespaces_of_lab).are_gone
+            )
     finally:
         registry.socket_path(start.name).unlink(missing_ok=True)
-        namespaces.remove(rooms)
+        namespaces.remove(namespaces_of_lab)
         registry.release(start.name)
 
 
 def main() -> int:
-    """What the process does; its exit code."""
+    """Run the switch's process; returns its exit code."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor a node
-    told = sys.stdin.buffer.read()
-    asked_to_end = _heed_signals()  # nothing was made before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one descriptor per node
+    request = sys.stdin.buffer.read()
+    signal_pipe = _open_signal_pipe()  # before anything is created
     try:
-        start = msgspec.msgpack.decode(told, type=Start)
+        start = msgspec.msgpack.decode(request, type=Start)
         parent = os.pidfd_open(start.parent)
     except (msgspec.DecodeError, ProcessLookupError):  # the parent is gone
         return 1
     try:
-        _serve(start, parent, asked_to_end)
+        _serve(start, parent, signal_pipe)
     except LabError as error:
-        _tell(Started(str(error)))
+        _reply(Started(str(error)))
         return error.exit_code
     return 0
 

@@ -1,6 +1,6 @@
 """Compute when a packet arrives, or that it is lost. Pure arithmetic: no clock, no I/O.
 
-    up line of its home -> the pair's own rate -> loss -> delay and jitter -> down line of the other home
+    access line up -> the pair's own rate -> loss -> delay and jitter -> the other home's access line down
 
 Times are seconds on any one clock, sizes bytes. Calls on one object come in the order of their times.
 """
@@ -24,12 +24,12 @@ class Pipe:
         self.change(mbps, queue_ms)
 
     def change(self, mbps: float | None, queue_ms: float) -> None:
-        """Another rate and queue for packets that come from now on."""
+        """Change rate and queue for packets that arrive from now on."""
         self.seconds_per_byte = 8e-6 / mbps if mbps is not None else 0.0
         self.queue_seconds = queue_ms / 1e3
 
     def enter(self, size: int, now: float) -> float | None:
-        """When the packet's last bit is through; None if the queue is full."""
+        """The time when the packet's last bit has left; None if the queue is full."""
         start = self.free_at
         if start < now:
             start = now
@@ -40,7 +40,7 @@ class Pipe:
 
 
 class Path:
-    """What lies between two homes in one direction: a rate, then distance. Never reorders."""
+    """The path between two homes in one direction: a rate, then a delay. Packets stay in order."""
 
     __slots__ = ("delay", "jitter", "last_exit", "loss", "pipe", "settings")
 
@@ -50,7 +50,7 @@ class Path:
         self.change(settings)
 
     def change(self, settings: LinkSettings) -> None:
-        """Other settings for packets that come from now on."""
+        """Change the settings for packets that arrive from now on."""
         self.settings = settings
         self.pipe.change(settings.bandwidth_mbps, settings.queue_limit_ms)
         self.delay, self.jitter, self.loss = (
@@ -60,7 +60,7 @@ class Path:
         )
 
     def travel(self, start: float, draw: Callable[[], float]) -> float:
-        """When a packet that left the rate at `start` is at the far end."""
+        """The time when a packet that left the rate at `start` reaches the far end."""
         end = start + self.delay
         if self.jitter:
             end += draw() * self.jitter
@@ -71,7 +71,7 @@ class Path:
 
 
 class Channel:
-    """One ordered pair of nodes: the pipes and the path of its packets, and counts of their fate.
+    """One directed pair of nodes: the pipes and the path of its packets, and counts of drops and deliveries.
 
     Pipes and paths may be shared with other channels. `delivered_bytes` counts IP packets.
     """
@@ -88,7 +88,7 @@ class Channel:
         self.forget()
 
     def seen(self) -> bool:
-        """Whether any packet came."""
+        """Whether any packet was sent."""
         dropped = self.queue_drops + self.loss_drops + self.cut_drops
         return self.delivered_packets + dropped > 0
 
@@ -98,9 +98,9 @@ class Channel:
         self.queue_drops = self.loss_drops = self.cut_drops = 0
 
     def send(self, size: int, now: float, draw: Callable[[], float]) -> float | None:
-        """When a packet that leaves at `now` stands before the far down line; None if it is dropped.
+        """The time when a packet sent at `now` reaches the far access line; None if it is dropped.
 
-        `draw` gives numbers from 0 to 1. A packet that is lost has used the lines before the loss.
+        `draw` returns random numbers from 0 to 1. A lost packet has used the pipes before the loss.
         """
         if self.is_cut:
             self.cut_drops += 1
@@ -119,7 +119,7 @@ class Channel:
         return self.path.travel(start, draw)
 
     def arrive(self, size: int, now: float) -> float | None:
-        """When a packet that reached the far down line at `now` is delivered; None if its queue is full."""
+        """The time when a packet at the far access line is delivered; None if the line's queue is full."""
         if self.down is None:
             return now
         end = self.down.enter(size, now)

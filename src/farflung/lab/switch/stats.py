@@ -1,4 +1,4 @@
-"""Counters of a lab's switch: packets of each pair, and how late the switch was."""
+"""Counters of a lab's switch: packets of each pair, and the switch's lateness."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _BUCKETS = 5_000  # the last one holds all from 100 ms
 
 
 class LinkStats(msgspec.Struct, frozen=True):
-    """One ordered pair: what was delivered (bytes of IP packets), and what was dropped and why.
+    """The counters of one directed pair: packets delivered (bytes of IP packets), and dropped by reason.
 
-    `cut_drops` are packets of a pair, or of an interface, that was cut. `is_cut` and `settings`, in words,
-    are what holds now.
+    `cut_drops` are packets of a pair, or of an interface, that was cut. `is_cut` and `settings` (as text) are
+    the current state.
     """
 
     source: str
@@ -30,12 +30,12 @@ class LinkStats(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """What a switch did in `seconds`, over the pairs that had traffic.
+    """The counters of a switch over `seconds`, with the pairs that had traffic.
 
-    Lateness is how long after its due time a packet was handed over. With a 99th percentile above 5 ms the
-    emulation is `void`: the machine was too busy for its figures to mean anything. `real_time` says whether
-    the switch runs at real-time priority, `priority` in words. `unread_packets` are those that nodes sent
-    faster than the switch reads: they are dropped before it, and counted with no pair.
+    Lateness is the time from when a packet is due until it is delivered. If its 99th percentile is above
+    5 ms, the emulation is `void`: the machine was too busy for valid figures. `real_time` says whether the
+    switch runs at real-time priority, `priority` says so as text. `unread_packets` were sent faster than the
+    switch reads: they are dropped before it, and belong to no pair here.
     """
 
     seconds: float
@@ -58,7 +58,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Counts how late a switch is, in a histogram: one addition a packet."""
+    """Counts a switch's lateness in a histogram, with one addition per packet."""
 
     def __init__(self, real_time: bool, priority: str) -> None:
         self._real_time, self._priority = real_time, priority
@@ -75,7 +75,7 @@ class Meter:
         self._counts[bucket if bucket < _BUCKETS else -1] += 1
 
     def stats(self, links: tuple[LinkStats, ...], unread_packets: int = 0) -> Stats:
-        """All since the last reset."""
+        """The counters since the last reset."""
         late_p99_ms = self.quantile_ms(0.99)
         return Stats(
             seconds=time.monotonic() - self._since,

@@ -1,6 +1,6 @@
-"""Carries packets between TUN devices: reads what nodes send, and writes it where it goes when it is due.
+"""Carry packets between TUN devices: read what nodes send, and write it to its target when it is due.
 
-Packets with an offload header: one that stands for many segments, which the kernel never cut.
+With segmentation offload, a packet has a header and stands for many segments that the kernel did not split.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _HEADER = struct.Struct("=BBHHHH")  # flags, kind, headers, segment bytes, check
 
 
 def wire_bytes(packet: bytes) -> int:
-    """Bytes of the IP packets that a packet with an offload header becomes, and of frames around later ones.
+    """Bytes of the IP packets that an offloaded packet stands for, with Ethernet headers except the first.
 
-    The headers of each segment end after the TCP header, which starts where its checksum does.
+    The headers of each segment end with the TCP header, whose position is the start of its checksum.
     """
     _, kind, _, segment, start, _ = _HEADER.unpack_from(packet)
     size = len(packet) - HEADER_BYTES
@@ -40,8 +40,8 @@ def wire_bytes(packet: bytes) -> int:
     return size + (segments - 1) * (headers + FRAME_OVERHEAD)
 
 
-BATCH_PACKETS = 64  # from one device before due packets are looked at again
-SPIN_SECONDS = 20e-6  # below this, asking again is cheaper than sleeping
+BATCH_PACKETS = 64  # read from one device before due packets are delivered again
+SPIN_SECONDS = 20e-6  # below this, polling again is cheaper than sleeping
 MOST_NAP_SECONDS = 250e-6  # between two looks at the devices: halves the cost of a packet at 100 Mbit/s
 NAP_SHARE = 0.025  # of the shortest latency, so that no nap shows in a round trip
 PRIORITY = 10
@@ -50,14 +50,14 @@ _Event = tuple[float, int, Channel, bytes, int, bool]
 
 
 class Switch:
-    """The loop over one device a port.
+    """The event loop over one TUN device per port.
 
-    A packet's way is booked when it is read; an event in the heap is either its arrival before the far line
-    or, once it is through that, its delivery.
+    A packet is scheduled when it is read. An event in the heap is its arrival at the far access line or,
+    after that, its delivery.
     """
 
-    def __init__(self, devices: list[int], fabric: Fabric, attendant: ControlHandler, meter: Meter) -> None:
-        self._devices, self._fabric, self._attendant, self._meter = devices, fabric, attendant, meter
+    def __init__(self, devices: list[int], fabric: Fabric, handler: ControlHandler, meter: Meter) -> None:
+        self._devices, self._fabric, self._handler, self._meter = devices, fabric, handler, meter
         self._port_of = {descriptor: port for port, descriptor in enumerate(devices)}
         has_headers = fabric.spec.segmentation_offload
         self._offset = HEADER_BYTES if has_headers else 0
@@ -70,8 +70,8 @@ class Switch:
     ) -> None:
         """Carry packets until a request to stop, or until one of the descriptors `ends` can be read.
 
-        From then on `are_gone` is asked every few milliseconds, and packets are carried until it says so: who
-        is told to end may want to say so to others.
+        From then on `are_gone` is called every few milliseconds, and packets are carried until it returns
+        true: processes that are ending may still send messages to others.
         """
         timer, armed = tun.Timer(), 0.0
         epoll.register(timer.descriptor, select.EPOLLIN | select.EPOLLET)
@@ -103,17 +103,17 @@ class Switch:
                 if port is not None and mask & select.EPOLLERR:  # the device was deleted
                     epoll.unregister(descriptor)
                 elif port is not None:
-                    self._take(port, descriptor)
+                    self._read_packets(port, descriptor)
                     self._deliver()
                 elif descriptor in ends:
                     is_ending = True
                     epoll.unregister(descriptor)
                 else:
                     server.handle(descriptor)
-                    is_ending = is_ending or self._attendant.is_stopping
+                    is_ending = is_ending or self._handler.is_stopping
             self._deliver()
 
-    def _take(self, port: int, device: int) -> None:
+    def _read_packets(self, port: int, device: int) -> None:
         """Read packets from nodes and schedule their delivery."""
         routes, offset, largest, heap = self._fabric.routes[port], self._offset, self._largest, self._heap
         read, now, draw = os.read, time.monotonic, random.random
@@ -136,7 +136,7 @@ class Switch:
                 heapq.heappush(heap, (due, self._sequence, channel, packet, size, False))
 
     def _deliver(self) -> None:
-        """Write what is due."""
+        """Write the packets that are due."""
         heap, pop, now, late = self._heap, heapq.heappop, time.monotonic, self._meter.late
         until = now()
         while heap and heap[0][0] <= until:
@@ -158,9 +158,9 @@ class Switch:
 
 
 def take_priority() -> tuple[bool, str]:
-    """Run before everything else that wants the processor; whether that was allowed, and how in words."""
+    """Ask for real-time priority; returns whether that was allowed, and a text about it."""
     gc.freeze()
-    gc.disable()  # the loop makes no cycles, and a collection would stop it
+    gc.disable()  # the loop creates no reference cycles, and a collection would delay it
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(PRIORITY))
     except OSError as error:

@@ -27,7 +27,7 @@ _CLOCK_MONOTONIC = 1
 _TIMER_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _TIMER_ABSOLUTE = 1
 
-_DROPPED_COLUMN = 12  # of /proc/net/dev: what was to be sent and was not
+_DROPPED_COLUMN = 12  # of /proc/net/dev: packets that could not be sent
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,7 +82,7 @@ class Timer:
         self.descriptor: int = _check(_libc.timerfd_create(_CLOCK_MONOTONIC, _TIMER_FLAGS))
 
     def set(self, at: float) -> None:
-        """Make it readable at `at`, in seconds, instead of any earlier wish."""
+        """Make it readable at `at`, in seconds; replaces any earlier time."""
         seconds = int(at)
         spec = _TimerSpec(0, 0, seconds, max(1, int((at - seconds) * 1e9)))
         _check(_libc.timerfd_settime(self.descriptor, _TIMER_ABSOLUTE, ctypes.byref(spec), None))

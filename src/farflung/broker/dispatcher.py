@@ -63,6 +63,8 @@ from farflung.protocol.messages import (
 from farflung.text import format_seconds
 from farflung.transport.timeouts import Timeouts
 
+_log = logging.getLogger("farflung.broker")
+
 
 @dataclass(frozen=True)
 class Closed:
@@ -152,9 +154,6 @@ def _addresses_of(session: HolderSession, addresses: Sequence[str]) -> WorkerAdd
     return worker_addresses(addresses, session.remote)
 
 
-_log = logging.getLogger("farflung.broker")
-
-
 @dataclass
 class _Group:
     """Decisions that are stored together, and the actions that follow once they are stored."""
@@ -185,16 +184,6 @@ class Dispatcher:
         self._awake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
 
-    def topology_of(self, workers: Iterable[str]) -> MeasuredTopology:
-        """The topology of these workers, measured where possible, and what had to be assumed."""
-        return topology_of([self.state.workers[name] for name in workers], self.measurements)
-
-    def _measured_topology(self, workers: Sequence[str]) -> MeasuredTopology | None:
-        """The topology of these workers; None if none of their links was measured."""
-        if len(workers) > MOST_WORKERS or not self.measurements.among(workers):
-            return None
-        return self.topology_of(workers)
-
     def put(self, arrival: Arrival) -> None:
         """Queue an arrival."""
         self._arrivals.append(arrival)
@@ -219,35 +208,6 @@ class Dispatcher:
                 await self._append(group.records)
             for action in group.actions:
                 action()
-
-    async def _append(self, records: list[bytes]) -> None:
-        writing = asyncio.create_task(asyncio.to_thread(self._store.append, records))
-        cancelled = False
-        while not writing.done():
-            try:
-                await asyncio.wait([writing])
-            except asyncio.CancelledError:
-                cancelled = True  # the thread still writes, and the caller closes the store next
-        writing.result()
-        if cancelled:
-            raise asyncio.CancelledError
-
-    async def stop(self) -> None:
-        """Cancel all background tasks."""
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        self._tuning_thread.shutdown(wait=False, cancel_futures=True)
-
-    def close(self, session: HolderSession, reason: str) -> None:
-        """Close a session without waiting for it."""
-        self.spawn(session.close(reason))
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background; it is cancelled when the broker stops."""
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     def _process(self, arrival: Arrival, group: _Group) -> None:
         try:
@@ -305,15 +265,17 @@ class Dispatcher:
             else:
                 yield command
 
-    async def _tune_codecs(self, command: ConsiderCodecs) -> None:
-        """Run codec tuning on a thread: it takes up to a second for the largest plans."""
-        try:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._tuning_thread, command.steering.on_units, command.units)
-        except Exception:  # the job keeps its codecs, and tuning is tried again after the next unit
-            _log.exception("codecs of %s could not be chosen", command.job)
-            found = command.steering.unchanged()
-        self.put(Arrival(None, CodecsConsidered(self._clock(), command.job, command.attempt, *found)))
+    async def _append(self, records: list[bytes]) -> None:
+        writing = asyncio.create_task(asyncio.to_thread(self._store.append, records))
+        cancelled = False
+        while not writing.done():
+            try:
+                await asyncio.wait([writing])
+            except asyncio.CancelledError:
+                cancelled = True  # the thread still writes, and the caller closes the store next
+        writing.result()
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _plan(self, command: RunPlanner) -> None:
         async with self._planner_lock.turn(self.state.jobs[command.job].submitter):
@@ -344,3 +306,40 @@ class Dispatcher:
                 so_far += f", the best {format_seconds(searched.step_seconds)} a step"
             words = planning_words(job, len(command.workers), so_far)
             session.send_control(messages.encode(messages.Accepted(job.job, words)))
+
+    async def _tune_codecs(self, command: ConsiderCodecs) -> None:
+        """Run codec tuning on a thread: it takes up to a second for the largest plans."""
+        try:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._tuning_thread, command.steering.on_units, command.units)
+        except Exception:  # the job keeps its codecs, and tuning is tried again after the next unit
+            _log.exception("codecs of %s could not be chosen", command.job)
+            found = command.steering.unchanged()
+        self.put(Arrival(None, CodecsConsidered(self._clock(), command.job, command.attempt, *found)))
+
+    def topology_of(self, workers: Iterable[str]) -> MeasuredTopology:
+        """The topology of these workers, measured where possible, and what had to be assumed."""
+        return topology_of([self.state.workers[name] for name in workers], self.measurements)
+
+    def _measured_topology(self, workers: Sequence[str]) -> MeasuredTopology | None:
+        """The topology of these workers; None if none of their links was measured."""
+        if len(workers) > MOST_WORKERS or not self.measurements.among(workers):
+            return None
+        return self.topology_of(workers)
+
+    def close(self, session: HolderSession, reason: str) -> None:
+        """Close a session without waiting for it."""
+        self.spawn(session.close(reason))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background; it is cancelled when the broker stops."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def stop(self) -> None:
+        """Cancel all background tasks."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._tuning_thread.shutdown(wait=False, cancel_futures=True)

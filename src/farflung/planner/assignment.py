@@ -1,4 +1,4 @@
-"""What every scheduler answers with: where a model is cut, and who runs what; and what it is asked."""
+"""The interface of schedulers: `Options` in, `Schedule` out, with an `Assignment` of segments to workers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Assignment:
     cuts
         Positions of the cuts, ascending: one fewer than segments.
     workers
-        For each segment its workers' ids, one for each replica.
+        The ids of each segment's workers, one for each replica.
     microbatches
-        Of a step, over all replicas.
+        Microbatches of a step, over all replicas.
     window
-        W of the admission rule.
+        W of the admission rule (`schedule.policy`).
     shares
         Microbatches of each replica; empty without replicas.
     recompute
-        For each segment whether it runs forward once more in place of keeping its tape; empty for never.
+        For each segment, whether it recomputes activations instead of storing them; empty: none does.
     codecs
-        How links are written that are not dense.
+        Codec pairs of the links that are not dense.
     """
 
     cuts: tuple[int, ...]
@@ -50,17 +50,17 @@ class Assignment:
 
 
 Watch = Callable[[float, float], None]
-"""Hears of plans that a search has looked at: how many more, and the step time of the best one of them, inf
-where that is not known. It changes nothing."""
+"""A progress callback of a search: the number of further plans evaluated, and the best step time among them
+(infinite if unknown). It has no effect on the result."""
 
 
 def unwatched(plans: float, step_seconds: float) -> None:
-    """Nobody wants to hear."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a scheduler may do and how long it may search.
+    """What a scheduler may use and how long it may search.
 
     Parameters
     ----------
@@ -71,23 +71,23 @@ class Options:
     window
         W of the admission rule; None lets the scheduler choose.
     recompute
-        Whether segments may recompute in place of keeping what they computed.
+        Whether segments may recompute activations instead of storing them.
     efficiency
-        The part of its TFLOP/s that a device reaches.
+        The fraction of its TFLOP/s that a device sustains.
     budget
-        How many plans may be evaluated; what stops a search, so that equal inputs give equal plans.
+        How many plans may be evaluated. A search stops by this count, so equal inputs give equal plans.
     seconds
-        A cap on CPU seconds. A search that hit it says so, and may not repeat.
+        A cap on CPU seconds. A search that reaches it says so; its result may differ the next time.
     seed
-        Of every draw.
+        The seed of all random numbers.
     incumbent
-        A plan in use: the answer is never worse than it.
+        A plan in use; the answer is never worse.
     alternatives
-        The same model in other numbers of microbatches, from which a scheduler may choose instead.
+        The same model with other numbers of microbatches, from which a scheduler may choose.
     proven
-        What no plan of any of these workloads can undercut, if that is known; None: the scheduler finds out.
+        A known lower bound on the step time over all of these workloads; None: the scheduler computes one.
     watch
-        Hears how a long search gets on.
+        The progress callback of a long search.
     """
 
     workers: int | None = None
@@ -109,8 +109,8 @@ class Schedule:
     """A scheduler's answer.
 
     `step_seconds` is the simulated time of a step. No plan for the same inputs can take less than
-    `lower_bound_seconds` (0 where the scheduler proves nothing). `evaluated` counts plans that were looked
-    at; `capped` says that a cap on seconds ended the search. `notes` are for the user.
+    `lower_bound_seconds` (0 if the scheduler proves nothing). `evaluated` counts the plans that were
+    evaluated; `capped` says that a cap on seconds ended the search. `notes` are for the user.
     """
 
     scheduler: str
@@ -125,19 +125,19 @@ class Schedule:
 
     @property
     def gap(self) -> float | None:
-        """Step time over its lower bound; None where nothing is proven."""
+        """Step time divided by its lower bound; None if nothing is proven."""
         return self.step_seconds / self.lower_bound_seconds if self.lower_bound_seconds else None
 
 
 Scheduler = Callable[[Topology, Workload, Options], Schedule]
-"""A pure function: equal inputs, equal answers. Where there is no plan, PlanError says what is missing."""
+"""A pure function: equal inputs, equal answers. If there is no plan, PlanError says what is missing."""
 
 
 def plan_of(workload: Workload, assignment: Assignment) -> Plan:
-    """The plan that an assignment means, from costs alone: what `simulate` and a user look at.
+    """The plan of an assignment, from costs alone, for `simulate` and for the user.
 
-    Its edges are those of the plan that `planner.place` makes of the graph, with one difference: a value
-    that is cheaper to ship than to recompute is recomputed here.
+    Its edges are those that `planner.placing.place` derives from the graph, with one difference: it also
+    recomputes values that would be cheaper to send.
     """
     ranges = assignment.ranges(len(workload))
     recompute = assignment.recompute or (False,) * len(ranges)
@@ -163,12 +163,12 @@ def plan_of(workload: Workload, assignment: Assignment) -> Plan:
 
 
 def memory_of(workload: Workload, assignment: Assignment, worker: str) -> float:
-    """Bytes that all segments of `worker` need together; what it accepts if its owner gives as much."""
+    """Bytes that all segments of `worker` need together."""
     return memory_by_worker(workload, assignment, worker).get(worker, 0.0)
 
 
 def memory_by_worker(workload: Workload, assignment: Assignment, only: str | None = None) -> dict[str, float]:
-    """`memory_of` every worker that has a segment, or of one of them."""
+    """`memory_of` each worker that has a segment, or of `only` one."""
     recompute = assignment.recompute or (False,) * len(assignment.workers)
     ranges = assignment.ranges(len(workload))
     taken: dict[str, Footprint[float]] = {}
@@ -190,7 +190,7 @@ def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:
         for target in segments(feed.readers)
     ]
     first, last = np.searchsorted(cuts, workload.span_ends, side="right")
-    for at in np.flatnonzero(first != last).tolist():  # few of them, and schedulers ask often
+    for at in np.flatnonzero(first != last).tolist():  # there are few, and schedulers call this often
         span, source = workload.spans[at], int(first[at])
         each = span.tensor.element_bytes
         for target in segments(span.readers):

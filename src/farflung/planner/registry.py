@@ -15,8 +15,8 @@ from farflung.workload import Workload
 
 
 @dataclass(frozen=True)
-class _Lazily:
-    """A scheduler that is where its name says."""
+class _ImportedOnUse:
+    """A scheduler that is imported when it is first called."""
 
     module: str
     name: str
@@ -27,18 +27,18 @@ class _Lazily:
 
 
 SCHEDULERS: Mapping[str, Scheduler] = {
-    "equal-count": _Lazily("schedulers.baselines", "equal_count"),
-    "equal-compute": _Lazily("schedulers.baselines", "equal_compute"),
-    "op-fence": _Lazily("schedulers.opfence", "opfence"),
-    "op-fence-plus": _Lazily("schedulers.opfence", "opfence_plus"),
-    "evolutionary": _Lazily("schedulers.evolutionary", "evolutionary"),
-    "exact": _Lazily("schedulers.exact", "exact"),
-    AUTO: _Lazily("schedulers.auto", "auto"),
+    "equal-count": _ImportedOnUse("schedulers.baselines", "equal_count"),
+    "equal-compute": _ImportedOnUse("schedulers.baselines", "equal_compute"),
+    "op-fence": _ImportedOnUse("schedulers.opfence", "opfence"),
+    "op-fence-plus": _ImportedOnUse("schedulers.opfence", "opfence_plus"),
+    "evolutionary": _ImportedOnUse("schedulers.evolutionary", "evolutionary"),
+    "exact": _ImportedOnUse("schedulers.exact", "exact"),
+    AUTO: _ImportedOnUse("schedulers.auto", "auto"),
 }
 
 
 def scheduler(name: str) -> Scheduler:
-    """The scheduler of this name; PlanError says which there are."""
+    """The scheduler of this name; if there is none, PlanError lists those that exist."""
     if name not in SCHEDULERS:
         close = get_close_matches(name, SCHEDULERS, 1)
         hint = f"did you mean {close[0]}? " if close else ""

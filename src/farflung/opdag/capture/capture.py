@@ -1,8 +1,8 @@
-"""The route from a module to an OP-DAG: export in train mode, keep gradient modes, functionalise, normalise.
+"""From a module to an OP-DAG: export in train mode, keep gradient modes, functionalise, normalise.
 
-`torch.export` traces the module with fake tensors. Decomposing to Core ATen is avoided on purpose: it loses
-`no_grad` and `detach` without a word, breaks views and needs 1.4-3 times the nodes. An empty decomposition
-table only makes the graph functional; what the opset lacks is taken apart alone (`decomposing.py`).
+`torch.export` traces the module with fake tensors. We do not decompose to Core ATen: that silently
+loses `no_grad` and `detach`, breaks views and needs 1.4-3 times the nodes. An empty decomposition table only
+makes the graph functional; ops that the opset lacks are decomposed one by one (`decompose.py`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ from farflung.opdag.graph import Graph, Precision
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured model: the graph, where each node came from, and what each lint has to say.
+    """A captured model: the graph, the origin of each node, and the verdict of each lint.
 
     `origins` maps a node's number to the module path and source line. `draws` are the numbers of all nodes
-    that draw random numbers, with those that the graph lacks because nothing depends on them: eager has them.
+    that draw random numbers, including those that the graph lacks because nothing depends on them: eager
+    execution runs them.
     """
 
     graph: Graph
@@ -52,7 +53,7 @@ class Capture:
 
     @property
     def lints(self) -> tuple[str, ...]:
-        """What the user should know: remarks, which stop nothing."""
+        """Remarks for the user, which do not stop a run."""
         return tuple(verdict.words for verdict in self.verdicts if verdict.outcome == "remark")
 
 
@@ -71,9 +72,9 @@ def capture(
     Raises
     ------
     CaptureError
-        What a graph cannot hold: data-dependent control flow, a custom `autograd.Function`, an op outside the
-        opset, an input that nothing reads (all in docs/reference/capture-checks.md); names the op, the module
-        path and the user's source line.
+        The model has something that a graph cannot hold: data-dependent control flow, a custom
+        `autograd.Function`, an op outside the opset, an input that nothing reads
+        (docs/reference/capture-checks.md lists all). The message names the op, the module path and the line.
     """
     remarks = Remarks()
     require_capturable(module, remarks)
@@ -104,13 +105,13 @@ def capture(
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A copy, because export takes one tensor in two places for one input; zeros of a meta tensor."""
+    """A copy, because export takes a tensor that is given twice for one input; zeros for a meta tensor."""
     return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
 
 
 @contextmanager
 def _left_alone(module: nn.Module) -> Iterator[python_state.Attributes]:
-    """Train mode for a while; afterwards modes and attributes are what they were."""
+    """Train mode in this block; afterwards, modes and attributes are restored."""
     modes = [(part, part.training) for part in module.modules()]
     before = python_state.attributes(module)
     module.train()
@@ -123,7 +124,7 @@ def _left_alone(module: nn.Module) -> Iterator[python_state.Attributes]:
 
 
 def _is_same(graph: Graph, trace: Callable[[], Graph]) -> bool:
-    """Whether forward can be traced once more, to the same graph."""
+    """Whether tracing again gives the same graph."""
     try:
         return wire.dump(trace()) == wire.dump(graph)
     except CaptureError:
@@ -132,7 +133,7 @@ def _is_same(graph: Graph, trace: Callable[[], Graph]) -> bool:
 
 @dataclass(frozen=True)
 class _Traced:
-    """A graph, and what forward left behind in the module's attributes."""
+    """A graph, and the module's attributes after forward."""
 
     graph: Graph
     origins: Mapping[int, Origin]
@@ -141,7 +142,7 @@ class _Traced:
 
 
 class _Observed(LossModule):
-    """The loss, with every torch call of the user's code looked at."""
+    """The loss, with every torch call of the user's code observed."""
 
     def __init__(self, module: nn.Module, loss: LossFunction | None, precision: Precision) -> None:
         super().__init__(module, loss, precision)
@@ -191,7 +192,7 @@ def _trace(
 
 
 def _more_exact(error: CaptureError, dependent: str | None) -> CaptureError:
-    """Where forward asked for data, what that led to later has no better reason than that."""
+    """If forward depended on data, that explains later errors better than they do themselves."""
     if dependent is not None and error.lint in ("opset", "control-flow"):
         return CaptureError(dependent, "control-flow")
     return error
@@ -200,7 +201,7 @@ def _more_exact(error: CaptureError, dependent: str | None) -> CaptureError:
 def _export(
     wrapper: LossModule, batch: dict[str, Tensor], casts_to: torch.dtype | None, remarks: Remarks
 ) -> tuple[torch.export.ExportedProgram, list[bool]]:
-    """The functional program, and of each random node before whether anything depends on it.
+    """The functional program, and for each random node of the exported one, whether anything depends on it.
 
     Casts are made while the graph becomes functional: that keeps each node's source line.
     """

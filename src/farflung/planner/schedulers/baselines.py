@@ -1,12 +1,9 @@
-"""FusionLLM's baselines: contiguous segments with equally many operators or equal FLOPs for every worker.
+"""FusionLLM's baselines: contiguous segments with equally many operators, or equal FLOPs, for each worker.
 
-Workers keep their order. DT-FM's scheduler cuts its stages with `even_cut`, too.
+Workers keep their order. DT-FM's scheduler also cuts its stages with `even_cut`.
 
-A baseline of FusionLLM's evaluation (arXiv 2410.12707). How the paper breaks ties, and what it does where
-memory is short, could not be read; see `even_shares`.
-
-A baseline of FusionLLM's evaluation (arXiv 2410.12707). How the paper breaks ties, and what it does where
-memory is short, could not be read; see `even_shares`.
+The baselines are those of FusionLLM's evaluation (arXiv 2410.12707). We could not read how the paper breaks
+ties, or what it does when memory is short; `even_shares` says what we do.
 """
 
 from __future__ import annotations
@@ -40,10 +37,10 @@ def even_shares(
 ) -> Schedule:
     """Segments of equal weight (the operations of `weighed`) as far as memory allows.
 
-    Neither speeds nor links count; of several such cuts the one that the fewest bytes cross is taken (of
-    models with very many places to cut they are equal up to two of `parts`, see `Positions.of`). Where
-    nothing else is asked for all workers are used, or as many of the first as there can be segments; if some
-    are too small for any segment, they are left out.
+    Speeds and links do not count. Of several such cuts, it takes the one that the fewest bytes cross. (If a
+    model has very many places to cut, weights are equal up to two of `parts`; see `Positions.of`.) By default
+    it uses all workers, or the first ones if there are more workers than possible segments; workers that are
+    too small for any segment are left out.
 
     Raises
     ------
@@ -67,7 +64,7 @@ def even_cut(
     options: Options,
     parts: int = FINE,
 ) -> tuple[Devices, ChainCut, int]:
-    """The first of `chains`, each with the devices it may skip, that can be cut so; its cut, and the window.
+    """The first chain that can be cut evenly, with its cut and window; each may skip a number of devices.
 
     Raises
     ------
@@ -85,7 +82,7 @@ def even_cut(
 
 
 def windows(workload: Workload, options: Options, segments: int) -> Iterator[int]:
-    """Windows to cut for: twice the depth of the pipeline, then fewer microbatches as memory asks for it."""
+    """Windows to try: twice the depth of the pipeline, then halved until a cut fits into memory."""
     window = options.window or min(workload.microbatches, 2 * segments)
     yield window
     while window > 1 and options.window is None:
@@ -94,19 +91,19 @@ def windows(workload: Workload, options: Options, segments: int) -> Iterator[int
 
 
 ROUGH = 512
-"""Of how many parts of a model `nearly_equal_count` keeps the cheapest cuts."""
+"""Parts of a model for each of which `nearly_equal_count` keeps the cheapest cut."""
 
 
 def equal_count(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """The same number of operators for every worker, whatever they cost; see `even_shares`."""
+    """The same number of operators for each worker, regardless of their cost; see `even_shares`."""
     return _with_parts(topology, workload, options, FINE)
 
 
 def nearly_equal_count(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """The same to within a 256th of the model, in a tenth of the time where there are 1,500 places to cut.
+    """Like `equal_count` to within a 256th of the model, in a tenth of the time with 1,500 places to cut.
 
-    For who plans again and again: where every operator counts alike no place to cut can be told from its
-    neighbours, so `equal_count` looks at all of them, which takes longer than all other schedulers together.
+    For code that plans many times: `equal_count` has to look at every place to cut, because all operators
+    count alike, and takes longer than all other schedulers together.
     """
     return _with_parts(topology, workload, options, ROUGH)
 
@@ -121,5 +118,5 @@ def _counted(workload: Workload) -> Workload:
 
 
 def equal_compute(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """Equal FLOPs for every worker, whatever its speed and its links; see `even_shares`."""
+    """Equal FLOPs for each worker, regardless of its speed and links; see `even_shares`."""
     return even_shares("equal-compute", topology, workload, workload, options)

@@ -105,6 +105,7 @@ def test_what_jax_draws_is_told_with_the_plan(fleet: Fleet) -> None:
     assert any("draw other numbers on jax (worker-1) than on torch" in note for note in planned["notes"])
 
 
+@pytest.mark.full  # a GPT on two frameworks trains in every run of the tests
 def test_a_resnet_on_two_frameworks_trains_as_on_one(fleet: Fleet) -> None:
     """In float64, in microbatches of 16: BatchNorm over few numbers is chaotic.
 

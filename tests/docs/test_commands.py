@@ -6,31 +6,48 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import typer
 
-from farflung.cli.main import app
+from farflung.cli.main import app, run
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GENERATED = {ROOT / "docs/reference/cli.md"}
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_NOT_RUN = re.compile(r"<!-- not run by tests/docs: (\S[^>]*) -->\s*\Z")
 _LINK = re.compile(r"(?<!`)\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
-def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """The fence info and the text of each block of code."""
-    for match in _FENCE.finditer(page.read_text()):
-        yield match[2].strip(), match[3]
+class Block(NamedTuple):
+    """A block of code: the info of its fence, its text, and what stands before it on the page."""
+
+    info: str
+    text: str
+    before: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Each block of code of a page."""
+    text = page.read_text()
+    for match in _FENCE.finditer(text):
+        yield Block(match[2].strip(), match[3], text[: match.start()])
+
+
+def reason_not_to_run(block: Block) -> str:
+    """Why the commands of a block cannot run in tests, as the comment before it says; empty if they can."""
+    found = _NOT_RUN.search(block.before)
+    return found[1] if found else ""
 
 
 def farflung_commands(page: Path) -> Iterator[list[str]]:
     """The arguments of each `farflung` command in the shell blocks of a page; of two in one line, both."""
-    for info, text in blocks(page):
-        if info.split()[:1] != ["sh"]:
+    for block in blocks(page):
+        if block.info != "sh":
             continue
-        for line in text.replace("\\\n", " ").splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             starts = [
                 i
@@ -52,7 +69,7 @@ COMMANDS = [(page, command) for page in PAGES for command in farflung_commands(p
 def test_the_program_knows_every_documented_command(
     page: Path, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Only parsed: most need other machines, root or minutes. Files that a command reads must exist for that.
+    # Only parsed here; test_commands_run.py runs those that can run. Files that a command reads must exist.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for word in command:
@@ -69,13 +86,35 @@ def test_the_program_knows_every_documented_command(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_of_a_page_can_run_or_say_why_not(page: Path) -> None:
+    for block in blocks(page):
+        lines = block.text.replace("\\\n", " ").splitlines() if block.info == "sh" else []
+        others = [line for line in lines if line.split("#")[0].split()[:1] not in ([], ["farflung"])]
+        assert not others or reason_not_to_run(block), (
+            f"{page.name}: no test runs {others}, and no comment says why"
+        )
+        assert block.info in ("sh", "text", "json", "python", "python run"), (
+            f"{page.name}: a block of {block.info!r}"
+        )
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    todo = [([], typer.main.get_command(app))]
+    while todo:
+        words, command = todo.pop()
+        todo += [([*words, name], child) for name, child in getattr(command, "commands", {}).items()]
+        assert run([*words, "--help"]) == 0
+        assert capsys.readouterr().out.startswith(f"Usage: {' '.join(['farflung', *words])}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_of_a_page_compiles_and_runs_where_it_says_so(page: Path) -> None:
     space: dict[str, object] = {"__name__": "page"}
-    for info, text in blocks(page):
-        if info.split()[:1] != ["python"]:
+    for block in blocks(page):
+        if block.info.split()[:1] != ["python"]:
             continue
-        code = compile(text.replace(", ...)", ", **{})"), f"{page.name}", "exec")
-        if "run" in info.split():
+        code = compile(block.text.replace(", ...)", ", **{})"), f"{page.name}", "exec")
+        if "run" in block.info.split():
             exec(code, space)  # noqa: S102 - they are our own pages
 
 

@@ -28,11 +28,11 @@ def measure(size: str, folder: Path) -> dict[str, float]:
     from farflung.opdag.capture import capture
     from farflung.planner import plan_graph
     from farflung.runtime.jax_backend import backend
-    from farflung.runtime.jax_backend.background_compile import Wanted
+    from farflung.runtime.jax_backend.background_compile import CancelToken
     from farflung.runtime.jax_backend.compiled import TrainingFunctions
     from farflung.runtime.jax_backend.verify import verify_segment
 
-    backend.keep_in(folder)
+    backend.use_cache(folder)
     layers, width = SIZES[size]
     module = GPT(Config(symbols=256, sequence=SEQUENCE, layers=layers, heads=4, width=width, dropout=0.1))
     symbols = torch.zeros(SAMPLES, SEQUENCE, dtype=torch.int64)
@@ -41,7 +41,7 @@ def measure(size: str, folder: Path) -> dict[str, float]:
     begin = time.process_time()
     verify_segment(segment, SAMPLES)
     verified = time.process_time()
-    TrainingFunctions(segment, SAMPLES, Wanted())
+    TrainingFunctions(segment, SAMPLES, CancelToken())
     done = time.process_time()
     return {"nodes": len(segment.nodes), "verify": verified - begin, "compile": done - verified}
 

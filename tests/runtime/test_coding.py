@@ -85,13 +85,13 @@ def test_a_run_repeats_bit_for_bit_and_forgets_its_masks(name: str, rung: str) -
 def test_the_gradient_of_a_masked_activation_is_where_it_was_sent() -> None:
     run = side("gpt", "row-topk30-bf16/masked30-bf16")
     carried: list[tuple[Parcel[Tensor], Parcel[Tensor]]] = []
-    whole = run.pipeline._carried
+    whole = run.pipeline._transfer
 
     def noted(source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
         carried.append((parcel, whole(source, target, parcel)))
         return carried[-1][1]
 
-    run.pipeline._carried = noted  # type: ignore[method-assign]
+    run.pipeline._transfer = noted  # type: ignore[method-assign]
     train(run, "gpt", [0])
     kept = {p[1:5]: read.payload != 0 for p, read in carried if not p.gradient and p.payload is not None}
     gradients = [read for p, read in carried if p.gradient and read.payload is not None]
@@ -186,9 +186,9 @@ def test_a_damaged_payload_is_one_line_that_names_who_sent_it() -> None:
     sent = ends.sent(ends.numbers())
     assert sent.payload is not None
     cut = sent._replace(payload=Coded(1, sent.payload.data[:-1]))
-    with pytest.raises(CodecError, match=r"value \d+ of microbatch 0 from worker-0 cannot be read"):
+    with pytest.raises(CodecError, match=r"value \d+ of microbatch 0 from worker-0 cannot be decoded"):
         ends.read(cut)
-    with pytest.raises(CodecError, match="came with codec 2, which it cannot have"):
+    with pytest.raises(CodecError, match="has codec 2, which it cannot have"):
         ends.read(sent._replace(payload=Coded(2, sent.payload.data)))
 
 
@@ -196,7 +196,7 @@ def test_a_codec_that_the_job_did_not_name_is_refused() -> None:
     graph = captured(case("gpt"), SAMPLES)[1]
     job = planned(graph, training(), 2)
     plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, "int8"))
-    with pytest.raises(CodecError, match=r"worker-0 -> worker-1 is to be written with 'int8', which the job"):
+    with pytest.raises(CodecError, match=r"worker-0 -> worker-1 uses codec 'int8', which is not in the"):
         Coding("worker-0", plan, training("int4"), job.segments)
     with pytest.raises(CodecError, match="there is no codec 'int9'"):
         Coding("worker-0", job.plan, training("int9"), job.segments)

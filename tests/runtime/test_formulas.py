@@ -21,7 +21,7 @@ from farflung.runtime.optimizer import SGD
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.passes import SplitPass
-from farflung.runtime.torch_backend.recomputation import AgainPass
+from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import constant_tensor
 from farflung.runtime.training import Training
 
@@ -253,7 +253,7 @@ def test_a_forward_pass_that_keeps_nothing_makes_the_same_bits(op: Op) -> None:
     sides = sides_of(segment)
     assert sides is not None
     kept = SplitPass(segment, SAMPLES, sides, state)
-    again = AgainPass(kept)
+    again = RecomputingPass(kept)
     values = made_up(segment)
     given = [state[value] for value in kept.program.state]
     expected, found = (way.forward(given, values, SEED)[0] for way in (kept, again))

@@ -105,7 +105,7 @@ def test_an_index_out_of_range_is_told_with_its_key_and_who_takes_it(
         ran(backend, batch)
     words = str(caught.value)
     assert words.startswith(f"microbatch 1 holds index {index} in {name!r} where {taker}")
-    assert words.endswith(f" takes {taken}: the data has a token or class that the model has not")
+    assert words.endswith(f" takes {taken}: the data has a token or class that the model lacks")
     assert "\n" not in words
 
 

@@ -39,7 +39,7 @@ def test_what_capture_makes_passes_at_any_microbatch_size() -> None:
 )
 def test_a_declared_type_must_be_the_one_that_the_op_makes(stated: ValueType) -> None:
     segment = segment_of([ROW], [("tanh.default", {"self": Ref(0)}, [1])], [stated])
-    with pytest.raises(GraphError, match=r"node 0 .*makes value 1 as float32\[2, 4\], the graph states"):
+    with pytest.raises(GraphError, match=r"node 0 .*makes value 1 as float32\[2, 4\], the graph declares"):
         verify_segment(segment, 2)
 
 

@@ -21,7 +21,7 @@ from farflung.errors import CodecError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, LinkCodec, Plan
-from farflung.runtime.link_book import AnyParcel, LinkBook, Way, way_of
+from farflung.runtime.link_book import AnyParcel, EdgeKey, LinkBook, edge_key
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys
 from farflung.runtime.sample import is_sampled, samples
@@ -30,8 +30,8 @@ from farflung.schedule import Unit, UnitWindow
 from farflung.workload.coding import CodingMemory
 
 Allocate: TypeAlias = Callable[[int], memoryview]
-_Place: TypeAlias = tuple[int, int, Way]  # unit, microbatch
-_End: TypeAlias = tuple[Way, bool, str]  # whether of gradients, codec
+_Place: TypeAlias = tuple[int, int, EdgeKey]  # unit, microbatch
+_End: TypeAlias = tuple[EdgeKey, bool, str]  # whether of gradients, codec
 
 _DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
@@ -81,19 +81,19 @@ class Coding:
         data = parcel.payload
         if data is None:
             return Parcel(*parcel[:-1], None)
-        number, name = self._book.chosen(parcel)
+        number, name = self._book.codec_for(parcel)
         if not number or self._unit(parcel).plain:
             self._book.count(parcel, len(data))
             self._sample(parcel, data, mask, None)
             return Parcel(*parcel[:-1], Coded(0, data))
-        way, began = way_of(parcel), time.thread_time()
-        array = _over(data, self._book.forms[way])
-        coder = self._coder(way, parcel.gradient, name)
+        edge, began = edge_key(parcel), time.thread_time()
+        array = _over(data, self._book.forms[edge])
+        coder = self._coder(edge, parcel.gradient, name)
         encoded = coder.encode(array, self._context(parcel, mask))
         self._remember(parcel, encoded.mask)
         self._book.count(parcel, encoded.nbytes, encoded.exact == "not finite")
         payload = encoded.joined()
-        self._book.timed(parcel.target, time.thread_time() - began)
+        self._book.add_coding_seconds(parcel.target, time.thread_time() - began)
         self._sample(parcel, data, mask, (name, coder, payload))
         return Parcel(*parcel[:-1], Coded(number, memoryview(payload)))
 
@@ -111,23 +111,23 @@ class Coding:
             if coded is not None and not parcel.gradient:
                 self._note_input(parcel, coded.data)
             return Parcel(*parcel[:-1], None if coded is None else coded.data)
-        form, name = self._book.wrote(parcel, coded.codec)
+        form, name = self._book.codec_of(parcel, coded.codec)
         memory, began = allocate(form.nbytes), time.thread_time()
-        coder = self._coder(way_of(parcel), parcel.gradient, name)
+        coder = self._coder(edge_key(parcel), parcel.gradient, name)
         try:
             kept = coder.decode(coded.data, _over(memory, form), self._context(parcel, mask))
         except CodecError as error:
-            raise CodecError(f"{self._book.said(parcel)} cannot be read: {error}") from error
+            raise CodecError(f"{self._book.describe(parcel)} cannot be decoded: {error}") from error
         self._remember(parcel, kept)
         self._note_keys(parcel, name, coded.data, form)
-        self._book.timed(parcel.source, time.thread_time() - began)
+        self._book.add_coding_seconds(parcel.source, time.thread_time() - began)
         return Parcel(*parcel[:-1], memory)
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         """Whether a parcel must wait for its unit to begin, because its codec's state is still an old one."""
         if parcel.payload is None or not parcel.payload.codec or parcel.unit <= self._units.current:
             return False
-        return self._recipes[self._book.wrote(parcel, parcel.payload.codec)[1]].learns
+        return self._recipes[self._book.codec_of(parcel, parcel.payload.codec)[1]].learns
 
     def decided(self, unit: int, applied: bool) -> None:
         """End a unit: commit the codecs' state if it was applied, and drop its masks."""
@@ -163,13 +163,13 @@ class Coding:
         except msgspec.MsgspecError as error:
             raise CodecError(f"a snapshot of codecs is damaged: {error}") from None
         self._coders, self._masks = {}, {}
-        for (way, gradient, name), kept in ends:
-            if way not in self._book.forms or name not in self._recipes:
+        for (edge, gradient, name), kept in ends:
+            if edge not in self._book.forms or name not in self._recipes:
                 raise CodecError(
-                    f"a snapshot of codecs has {name[:64]!r} for value {way[2]}, which is not written so:"
+                    f"a snapshot of codecs has {name[:64]!r} for value {edge[2]}, which does not use it:"
                     " it belongs to another worker or job"
                 )
-            self._coder(way, gradient, name).restore(kept)
+            self._coder(edge, gradient, name).restore(kept)
 
     @property
     def remembered_bytes(self) -> int:
@@ -185,29 +185,29 @@ class Coding:
         used: tuple[str, Coder, bytes] | None,
     ) -> None:
         """If the job requests it, measure what codecs do to a few of its tensors."""
-        form = self._book.forms.get(way_of(parcel)) if self._samples else None
+        form = self._book.forms.get(edge_key(parcel)) if self._samples else None
         if form is None or parcel.target == FEEDER or not is_sampled(self._unit(parcel), parcel.microbatch):
             return
         array, context = _over(data, form), self._context(parcel, mask)
         self._book.note(parcel, samples(array, parcel.gradient, context, used, self._recipes))
 
-    def _coder(self, way: Way, gradient: bool, name: str) -> Coder:
-        end = (way, gradient, name)
+    def _coder(self, edge: EdgeKey, gradient: bool, name: str) -> Coder:
+        end = (edge, gradient, name)
         if end not in self._coders:
-            self._coders[end] = self._recipes[name].coder(self._book.forms[way].width)
+            self._coders[end] = self._recipes[name].coder(self._book.forms[edge].width)
         return self._coders[end]
 
     def _unit(self, parcel: AnyParcel) -> Unit:
         unit = self._units.get(parcel.unit)
         if unit is None:
             raise CodecError(
-                f"{self._book.said(parcel)} is of unit {parcel.unit}, which is over or never was"
+                f"{self._book.describe(parcel)} is of unit {parcel.unit}, which is over or does not exist"
             )
         return unit
 
     def _context(self, parcel: AnyParcel, mask: Mask | None) -> Context:
         unit = self._unit(parcel)
-        _, consumer, value = way_of(parcel)
+        _, consumer, value = edge_key(parcel)
         return Context.at(
             self._seed, unit.step, parcel.microbatch, value,
             train=unit.train, gradient=parcel.gradient, target=consumer, mask=mask,
@@ -217,7 +217,7 @@ class Coding:
     def _keys_of(self, parcel: AnyParcel) -> Keys | None:
         if self._keys is None:
             return None
-        rows = self._book.forms[way_of(parcel)].rows
+        rows = self._book.forms[edge_key(parcel)].rows
         return self._keys.of((parcel.unit, parcel.microbatch), parcel.source, rows)
 
     def _note_input(self, parcel: AnyParcel, data: memoryview) -> None:
@@ -237,11 +237,11 @@ class Coding:
 
     def _remember(self, parcel: AnyParcel, mask: Mask | None) -> None:
         if mask is not None and self._keeps_masks and not parcel.gradient and self._unit(parcel).train:
-            self._masks[parcel.unit, parcel.microbatch, way_of(parcel)] = mask
+            self._masks[parcel.unit, parcel.microbatch, edge_key(parcel)] = mask
 
     def _mask_of(self, gradient: AnyParcel) -> Mask | None:
         """Pop the mask of the activation whose gradient this is."""
-        return self._masks.pop((gradient.unit, gradient.microbatch, way_of(gradient)), None)
+        return self._masks.pop((gradient.unit, gradient.microbatch, edge_key(gradient)), None)
 
 
 def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> int:

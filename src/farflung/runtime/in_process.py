@@ -95,7 +95,7 @@ class InProcessPipeline:
                 and any(o.shares is None for o in self._outlets.values())
             ):
                 raise PlanError(
-                    "the plan cannot make progress: a segment waits for a value that nobody sends"
+                    "the plan cannot make progress: a segment waits for a value that no segment sends"
                 )
         shares = [s for outlet in self._outlets.values() for s in outlet.shares or ()]
         return sorted(shares, key=lambda share: share.segment)
@@ -108,9 +108,9 @@ class InProcessPipeline:
         for coding in self.codings.values():
             coding.decided(unit, applied=True)
         if self._plan.later:
-            self._write_as_planned(unit)
+            self._switch_codecs(unit)
 
-    def _write_as_planned(self, number: int) -> None:
+    def _switch_codecs(self, number: int) -> None:
         unit = self._units.get(number)
         self._units.advance()
         codecs = self._plan.codecs_from(unit.step + 1) if unit is not None and unit.train else None
@@ -149,10 +149,10 @@ class InProcessPipeline:
                 delivered = True
                 if parcel.target != FEEDER:
                     target = self._plan.worker_of(parcel.target)
-                    self._executors[target].receive(self._carried(worker, target, parcel))
+                    self._executors[target].receive(self._transfer(worker, target, parcel))
         return delivered
 
-    def _carried(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
+    def _transfer(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
         """The parcel as it arrives at the other end of the link."""
         if self._plain or not self.codings:
             return parcel

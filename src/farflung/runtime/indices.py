@@ -69,8 +69,8 @@ def require_in_range(expected: IndexRange, least: int, greatest: int, microbatch
     found = least if least < expected.least else greatest
     holder = "" if expected.key is None else f" in {expected.key[:60]!r}"
     raise JobError(
-        f"microbatch {microbatch + 1} holds index {found}{holder} where {expected.taker} takes "
-        f"{expected.least} to {expected.limit - 1}: the data has a token or class that the model has not"
+        f"microbatch {microbatch + 1} contains index {found}{holder} where {expected.taker} takes "
+        f"{expected.least} to {expected.limit - 1}: the data has a token or class that the model lacks"
     )
 
 

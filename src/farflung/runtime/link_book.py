@@ -13,11 +13,11 @@ from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.runtime.parcel import CodecSample, Coded, Parcel, Sent
 from farflung.runtime.training import Training
 
-Way: TypeAlias = tuple[int, int, int]  # producer segment, consumer segment, value
+EdgeKey: TypeAlias = tuple[int, int, int]  # producer segment, consumer segment, value
 AnyParcel: TypeAlias = Parcel[memoryview] | Parcel[Coded]
 
 
-def way_of(parcel: AnyParcel) -> Way:
+def edge_key(parcel: AnyParcel) -> EdgeKey:
     """The source, target and value of a parcel; for a gradient, those of its value."""
     ends = (parcel.target, parcel.source) if parcel.gradient else (parcel.source, parcel.target)
     return (*ends, parcel.value)
@@ -41,7 +41,7 @@ class LinkBook:
         self._numbers = {name: 1 + n for n, name in enumerate(training.codecs)} | {DENSE: 0}
         here = {segment.number: segment for segment in segments}
         self.forms = _forms(plan, here, training.microbatch_size)
-        self._fp32_bytes = {way: form.elements * FP32_BYTES for way, form in self.forms.items()}
+        self._fp32_bytes = {edge: form.elements * FP32_BYTES for edge, form in self.forms.items()}
         self._codec_pairs: dict[str, CodecPair] = {}
         self._sent: dict[str, Sent] = {}
         self._seconds: dict[str, float] = {}
@@ -61,28 +61,28 @@ class LinkBook:
             for name in CodecPair.of(link.codec):
                 if name not in self._numbers:
                     raise CodecError(
-                        f"the link {link.source} -> {link.target} is to be written with {name!r}, which the"
-                        " job did not name among its codecs"
+                        f"the link {link.source} -> {link.target} uses codec {name!r}, which is not in the"
+                        " job's codebook"
                     )
 
-    def chosen(self, parcel: AnyParcel) -> tuple[int, str]:
+    def codec_for(self, parcel: AnyParcel) -> tuple[int, str]:
         """Number and name of the codec with which to encode a parcel; 0 is dense."""
-        pair = self._codec_pairs.get(self._workers[parcel.target]) if way_of(parcel) in self.forms else None
+        pair = self._codec_pairs.get(self._workers[parcel.target]) if edge_key(parcel) in self.forms else None
         name = DENSE if pair is None else pair.gradient if parcel.gradient else pair.activation
         return self._numbers[name], name
 
-    def wrote(self, parcel: AnyParcel, number: int) -> tuple[Form, str]:
+    def codec_of(self, parcel: AnyParcel, number: int) -> tuple[Form, str]:
         """Form and codec of a received parcel, by the codec's number in its frame; CodecError if invalid."""
-        form = self.forms.get(way_of(parcel))
+        form = self.forms.get(edge_key(parcel))
         if form is None or not 0 < number <= len(self._codebook):
-            raise CodecError(f"{self.said(parcel)} came with codec {number}, which it cannot have")
+            raise CodecError(f"{self.describe(parcel)} has codec {number}, which it cannot have")
         return form, self._codebook[number - 1]
 
     def count(self, parcel: AnyParcel, payload_bytes: int, not_finite: bool = False) -> None:
         """Count an encoded payload, unless it goes to the feeder."""
         if parcel.target == FEEDER:
             return
-        tensor_bytes = self._fp32_bytes.get(way_of(parcel), payload_bytes)
+        tensor_bytes = self._fp32_bytes.get(edge_key(parcel), payload_bytes)
         target = self._workers[parcel.target]
         before = self._sent.get(target, Sent(target, 0, 0))
         self._sent[target] = before._replace(
@@ -91,7 +91,7 @@ class LinkBook:
             not_finite=before.not_finite + not_finite,
         )
 
-    def timed(self, segment: int, seconds: float) -> None:
+    def add_coding_seconds(self, segment: int, seconds: float) -> None:
         """Add the time that codecs took for a parcel to or from that segment."""
         if segment == FEEDER:
             return
@@ -113,7 +113,7 @@ class LinkBook:
         sent, self._sent = self._sent, {}
         return [one._replace(coding_seconds=self._seconds.pop(one.target, 0.0)) for one in sent.values()]
 
-    def said(self, parcel: AnyParcel) -> str:
+    def describe(self, parcel: AnyParcel) -> str:
         """Describe a parcel and its sender, for messages."""
         kind = "the gradient of value" if parcel.gradient else "value"
         peer = self._workers.get(parcel.source, "the submitter")
@@ -141,10 +141,10 @@ class PlainLinks:
         self._read, self._written = read, written
 
     def read(self, parcel: Parcel[Coded]) -> None:
-        """Take what came over a link; CodecError if a codec wrote it."""
+        """Pass on a received parcel; CodecError if it is encoded."""
         coded = parcel.payload
         if coded is not None and coded.codec:
-            self._book.wrote(parcel, coded.codec)
+            self._book.codec_of(parcel, coded.codec)
         self._read(Parcel(*parcel[:-1], None if coded is None else coded.data))
 
     def write(self, parcel: Parcel[memoryview]) -> None:
@@ -155,7 +155,7 @@ class PlainLinks:
         self._written(Parcel(*parcel[:-1], None if data is None else Coded(0, data)))
 
     def finish(self, report: Callable[[tuple[Sent, ...]], None]) -> None:
-        """Call `report` with what was sent of a unit."""
+        """Call `report` with what was sent in a unit."""
         report(tuple(self._book.take_sent()))
 
     def decided(self, unit: int, codecs: Sequence[LinkCodec] | None) -> None:
@@ -167,8 +167,8 @@ class PlainLinks:
         """Do nothing: no call is waiting."""
 
 
-def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[Way, Form]:
-    found: dict[Way, Form] = {}
+def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[EdgeKey, Form]:
+    found: dict[EdgeKey, Form] = {}
     for edge in plan.edges:
         here = segments.get(edge.source) or segments.get(edge.target)
         if here is None or edge.source == FEEDER or not edge.differentiable:

@@ -73,12 +73,12 @@ class AdamW(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
     @property
     def moments(self) -> int:
-        """Numbers that are kept for each trained one."""
+        """Numbers kept for each trained number."""
         return 2
 
     @property
     def rule(self) -> str:
-        """What the time of an update depends on."""
+        """The update rule, which determines an update's duration."""
         return "AdamW"
 
 
@@ -109,12 +109,12 @@ class SGD(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
     @property
     def moments(self) -> int:
-        """Numbers that are kept for each trained one."""
+        """Numbers kept for each trained number."""
         return 1 if self.momentum else 0
 
     @property
     def rule(self) -> str:
-        """What the time of an update depends on."""
+        """The update rule, which determines an update's duration."""
         return f"SGD{' with momentum' * bool(self.momentum)}{' decaying' * bool(self.weight_decay)}"
 
 

@@ -44,17 +44,17 @@ def samples(
     if used is not None:
         name, coder, payload = used
         coder.decode(payload, read, still)
-        yield _compared(name, gradient, True, elements, read, len(payload), context.mask)
+        yield _compare(name, gradient, True, elements, read, len(payload), context.mask)
     for other, recipe in recipes.items():
         if other == name or recipe.learns or needs_mask(other):
             continue
         coder = recipe.coder(array.shape[-1] if array.shape else 1)
         payload = coder.encode(array, still).joined()
         coder.decode(payload, read, still)
-        yield _compared(other, gradient, False, elements, read, len(payload), None)
+        yield _compare(other, gradient, False, elements, read, len(payload), None)
 
 
-def _compared(
+def _compare(
     codec: str,
     gradient: bool,
     used: bool,
@@ -64,22 +64,22 @@ def _compared(
     mask: Mask | None,
 ) -> CodecSample:
     width = read.shape[-1] if read.shape else 1
-    came = as_float32(flat(read))
+    decoded = as_float32(flat(read))
     ratio = 4 * sent.size / max(1, payload_bytes)
     if mask is not None and needs_mask(codec):  # the other elements were not sent on purpose
-        sent, came, width = sent[mask.positions], came[mask.positions], 1
-    error = _error(sent, came)
-    saturated = float(np.mean(np.abs(sent) > np.abs(came).max(initial=0))) if sent.size else 0.0
-    rows = came.reshape(-1, width)
+        sent, decoded, width = sent[mask.positions], decoded[mask.positions], 1
+    error = _error(sent, decoded)
+    saturated = float(np.mean(np.abs(sent) > np.abs(decoded).max(initial=0))) if sent.size else 0.0
+    rows = decoded.reshape(-1, width)
     dead = ~rows.any(axis=1) & sent.reshape(-1, width).any(axis=1) if width > 1 else np.zeros(1)
     return CodecSample(codec, gradient, used, ratio, error, saturated, float(np.mean(dead)))
 
 
-def _error(sent: Float32, came: Float32) -> float:
+def _error(sent: Float32, decoded: Float32) -> float:
     """The relative error; in a run that diverges, squares or the decoded tensor may be infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         whole = _norm(sent)
-        error = _norm(sent - came) / whole if whole else 0.0
+        error = _norm(sent - decoded) / whole if whole else 0.0
     return error if error < MOST_ERROR else MOST_ERROR  # also if it is NaN
 
 

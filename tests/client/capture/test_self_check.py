@@ -83,7 +83,7 @@ def test_a_loss_that_is_no_number_is_the_models_own(
     def scaled(count: int, seed: int) -> dict[str, torch.Tensor]:
         return {name: tensor * scale for name, tensor in entry.batch(count, seed).items()}
 
-    with pytest.raises(CaptureError, match=rf"^the model's own loss is {found} on the first batch, before"):
+    with pytest.raises(CaptureError, match=rf"^the model's loss is {found} on the first batch, before"):
         checked_by(job_of(Case("scaled", entry.build, scaled)))
 
 

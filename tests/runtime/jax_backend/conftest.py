@@ -13,7 +13,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # read
 
 from farflung.opdag import wire
 from farflung.runtime.jax_backend import segment as segments
-from farflung.runtime.jax_backend.background_compile import Wanted
+from farflung.runtime.jax_backend.background_compile import CancelToken
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, TrainingFunctions
 
 KEPT = 16
@@ -38,6 +38,6 @@ def compiled_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def _once(make: Any) -> Any:
     @lru_cache(KEPT)
     def made(program: bytes, batch: int) -> Any:
-        return make(wire.load_segment(program, batch), batch, Wanted())
+        return make(wire.load_segment(program, batch), batch, CancelToken())
 
     return lambda segment, batch, wanted: made(wire.dump(segment), batch)

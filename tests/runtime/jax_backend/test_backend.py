@@ -14,7 +14,7 @@ import sys, jax, jax.numpy as jnp
 from pathlib import Path
 from farflung.runtime.jax_backend import backend
 backend.WORTH_SECONDS = 0.0
-backend.keep_in(Path(sys.argv[1]))
+backend.use_cache(Path(sys.argv[1]))
 print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((8, 8)))[0, 0])
 """
 

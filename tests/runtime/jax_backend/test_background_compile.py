@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from farflung.runtime.jax_backend.background_compile import Later, NoLongerWanted, Wanted
+from farflung.runtime.jax_backend.background_compile import BackgroundBuild, Cancelled, CancelToken
 
 WAIT_SECONDS = 60.0
 
@@ -19,7 +19,7 @@ class Work:
         self.begun, self.go, self.over = threading.Event(), threading.Event(), threading.Event()
         self.second = False
 
-    def __call__(self, wanted: Wanted) -> int:
+    def __call__(self, wanted: CancelToken) -> int:
         try:
             self.begun.set()
             assert self.go.wait(WAIT_SECONDS)
@@ -32,7 +32,7 @@ class Work:
 
 def test_what_is_made_is_awaited() -> None:
     work = Work()
-    later = Later(work)
+    later = BackgroundBuild(work)
     work.go.set()
     assert later.get() == 7
     later.close()
@@ -40,16 +40,16 @@ def test_what_is_made_is_awaited() -> None:
 
 
 def test_what_fails_fails_where_it_is_awaited() -> None:
-    def fail(wanted: Wanted) -> int:
+    def fail(wanted: CancelToken) -> int:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        Later(fail).get()
+        BackgroundBuild(fail).get()
 
 
 def test_closing_waits_for_the_part_under_way_and_begins_no_other() -> None:
     work = Work()
-    later = Later(work)
+    later = BackgroundBuild(work)
     assert work.begun.wait(WAIT_SECONDS)
     closing = threading.Thread(target=later.close)
     closing.start()
@@ -58,13 +58,13 @@ def test_closing_waits_for_the_part_under_way_and_begins_no_other() -> None:
     work.go.set()
     closing.join(WAIT_SECONDS)
     assert not closing.is_alive() and not work.second
-    with pytest.raises(NoLongerWanted):
+    with pytest.raises(Cancelled):
         later.get()
 
 
 def test_what_is_forgotten_is_made_no_further() -> None:
     work = Work()
-    later = Later(work)
+    later = BackgroundBuild(work)
     assert work.begun.wait(WAIT_SECONDS)
     del later
     gc.collect()

@@ -16,7 +16,7 @@ from benchmarks.zoo.side_by_side import captured, microbatches, planned
 
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.backend import JaxBackend
-from farflung.runtime.jax_backend.background_compile import NoLongerWanted
+from farflung.runtime.jax_backend.background_compile import Cancelled
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parity.steps import named_state
@@ -215,7 +215,7 @@ def test_recomputation_gives_the_same_bits(name: str) -> None:
 def test_recomputation_keeps_no_tape() -> None:
     pair = Pair("chain", recompute=True)
     pair.forward(0)
-    assert all(kept.tape is None for kept in pair.second._kept.values())
+    assert all(kept.tape is None for kept in pair.second._microbatches.values())
 
 
 def test_a_gradient_that_nobody_had_is_left_out() -> None:
@@ -265,7 +265,7 @@ def test_evaluation_draws_nothing_and_keeps_nothing() -> None:
     pair = Pair("gpt-dropout")
     values = [next(iter(pair.forward(m, EVALUATION).values())) for m in (0, 0)]
     assert np.array_equal(values[0], values[1])
-    assert not pair.first._kept
+    assert not pair.first._microbatches
     assert pair.second.take_loss() > 0
 
 
@@ -287,7 +287,7 @@ def test_closing_before_anything_is_compiled_leaves_nothing_to_wait_for() -> Non
     segment = BACKEND.runner(*state_and_all("chain"))
     segment.close()
     assert not segment._train._thread.is_alive()
-    with suppress(NoLongerWanted):  # it may have been quick
+    with suppress(Cancelled):  # it may have been quick
         segment.compile()
 
 

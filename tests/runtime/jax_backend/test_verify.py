@@ -42,7 +42,7 @@ def test_what_capture_makes_passes_at_any_microbatch_size() -> None:
 )
 def test_a_declared_type_must_be_the_one_that_the_op_makes(stated: ValueType) -> None:
     segment = segment_of([ROW], [("tanh.default", {"self": Ref(0)}, [1])], [stated])
-    with pytest.raises(GraphError, match=r"node 0 .*makes value 1 as float32\[2, 4\], the graph states"):
+    with pytest.raises(GraphError, match=r"node 0 .*makes value 1 as float32\[2, 4\], the graph declares"):
         verify_segment(segment, 2)
 
 
@@ -159,7 +159,7 @@ def test_what_takes_much_on_the_way_to_little_is_refused(
     )
     made = ValueType("float32", [BatchSize(1), 1, *sizes])
     segment = segment_of([SMALL], [(op, {**arguments, **extra}, [1])], [made])
-    with pytest.raises(GraphError, match="on the way"):
+    with pytest.raises(GraphError, match="temporary elements"):
         verify_segment(segment, 2)
 
 
@@ -203,7 +203,7 @@ def test_what_belongs_to_channels_must_have_them(name: str) -> None:
     short = dict(segment.values)
     value = node.arguments[name].id  # type: ignore[union-attr]
     short[value] = msgspec.structs.replace(short[value], shape=[1])
-    with pytest.raises(GraphError, match="what belongs to channels"):
+    with pytest.raises(GraphError, match="tensors for channels"):
         verify_segment(msgspec.structs.replace(segment, values=short), 2)
 
 

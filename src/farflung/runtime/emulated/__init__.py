@@ -1,1 +1,1 @@
-"""The emulated device: takes as long as a real one, sends bytes of the right size, and computes nothing."""
+"""The emulated device: as slow as a real one, with messages of the right size, and no computation."""

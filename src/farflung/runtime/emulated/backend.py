@@ -1,4 +1,4 @@
-"""An emulated device as a backend of a worker.
+"""An emulated device as a backend of a worker: it takes the time of a real device, and sends random bytes.
 
 How long an emulated device takes for so many floating point operations.
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 class EmulatedDevice:
     """Sleeps flops / (tflops x 10^12) seconds for work of `flops` operations.
 
-    `tflops` is what the device sustains, so an efficiency below its peak and the scale of an emulation are
-    already in it. A sleep that ended late is made up for by the next ones, so that the time of many tasks is
-    exact even where one is not.
+    `tflops` is the sustained rate, so it already contains an efficiency below the peak and the scale of an
+    emulation. If a sleep ends late, the next ones are shorter, so that the total time of many tasks is exact.
     """
 
     def __init__(
@@ -44,15 +43,15 @@ class EmulatedDevice:
         self._late_seconds = 0.0
 
     def seconds(self, flops: float) -> float:
-        """How long `flops` operations take."""
+        """The duration of `flops` operations."""
         return flops / (self.tflops * 1e12)
 
     def work(self, flops: float) -> None:
-        """Return when `flops` operations would be done."""
+        """Sleep until `flops` operations would be done."""
         self.wait(self.seconds(flops))
 
     def wait(self, seconds: float) -> None:
-        """Return when that time has passed since the last work was done."""
+        """Sleep until this much time has passed since the last work was done."""
         due = self._clock() + seconds - self._late_seconds
         pause = due - self._clock()
         if pause > 0:
@@ -69,17 +68,17 @@ class Payload(NamedTuple):
     size: int
 
     def __add__(self, other: Any, /) -> Payload:
-        """A sum is as large as what was added."""
+        """The sum, which has the same size."""
         return self
 
 
 class EmulatedSegment:
     """See `runtime.backend.SegmentRunner`.
 
-    A forward pass takes as long as its operations take on the device, the gradients of what was received as
-    long again, those of parameters too. A segment that received none has all of it to do when it accumulates.
-    With `recompute` each microbatch takes one forward pass more. Optimizer steps, and the time that memory
-    takes, are left out.
+    A forward pass takes the time of its operations on the device, and the gradients of received values and of
+    parameters take the same time each. A segment without received gradients does all of it in `accumulate`.
+    With `recompute` each microbatch takes one more forward pass. Optimizer steps and memory accesses take no
+    time.
     """
 
     def __init__(self, segment: Segment, batch: int, device: EmulatedDevice, recompute: bool = False) -> None:
@@ -95,7 +94,7 @@ class EmulatedSegment:
         self._accumulate_flops = WEIGHT_FACTOR * self._flops + (0 if self._answered else again)
 
     def compile(self) -> None:
-        """There is nothing to compile."""
+        """Do nothing: there is nothing to compile."""
 
     def close(self) -> None:
         """Do nothing: there is no background work."""
@@ -119,7 +118,7 @@ class EmulatedSegment:
         self._device.work(self._accumulate_flops)
 
     def share_gradients(self, owners: Mapping[str, EmulatedSegment]) -> None:
-        """There are none."""
+        """Do nothing: there are no gradients."""
 
     def square_sum(self) -> float:
         return 0.0
@@ -128,10 +127,10 @@ class EmulatedSegment:
         return 0.0
 
     def apply(self, step: int, scale: float) -> None:
-        """Nothing to update."""
+        """Do nothing: there is no state."""
 
     def drop(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
     def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
         return {}
@@ -140,8 +139,8 @@ class EmulatedSegment:
 class EmulatedBackend:
     """See `runtime.backend.Backend`; arrays are `Payload`s.
 
-    What is received goes into one shared piece of memory, what is sent comes from another, of random bytes
-    that no compression shrinks: so a device's memory is not taken, however much of it the plan fills.
+    Received bytes go into one shared buffer, sent ones come from another, of random bytes that cannot be
+    compressed. So it needs little memory, whatever the plan's memory estimates say.
     """
 
     def __init__(self, tflops: float) -> None:
@@ -170,7 +169,7 @@ class EmulatedBackend:
         return self._noise[: array.size]
 
     def verify(self, segment: Segment, batch: int) -> None:
-        """Nothing of it will run."""
+        """Do nothing: the program will not run."""
 
     def runner(
         self, segment: Segment, state: Mapping[str, Payload], training: Training, recompute: bool = False

@@ -1,4 +1,4 @@
-"""Codecs of an emulated job: payloads as long and times as long as a codec declares, no tensors."""
+"""Codecs of an emulated job: payloads and times as a codec declares, without tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FP32_BYTES, LinkCodec, Plan
 from farflung.runtime.emulated.backend import EmulatedDevice
-from farflung.runtime.link_book import LinkBook, way_of
+from farflung.runtime.link_book import LinkBook, edge_key
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.training import Training
 
@@ -33,9 +33,9 @@ class EmulatedCoding:
         data = parcel.payload
         if data is None:
             return Parcel(*parcel[:-1], None)
-        number, name = self._book.chosen(parcel)
+        number, name = self._book.codec_for(parcel)
         if number:
-            form = self._book.forms[way_of(parcel)]
+            form = self._book.forms[edge_key(parcel)]
             self._device.wait(_gigabytes(form) / self._declared[name].encode_gbps)
             data = data[: HEADER_BYTES + int(form.elements * self._declared[name].bits / 8)]
         self._book.count(parcel, len(data))
@@ -44,7 +44,7 @@ class EmulatedCoding:
     def decode(self, parcel: Parcel[Coded], allocate: Callable[[int], memoryview]) -> Parcel[memoryview]:
         coded = parcel.payload
         if coded is not None and coded.codec:
-            form, name = self._book.wrote(parcel, coded.codec)
+            form, name = self._book.codec_of(parcel, coded.codec)
             self._device.wait(_gigabytes(form) / self._declared[name].decode_gbps)
         return Parcel(*parcel[:-1], None if coded is None else coded.data)
 
@@ -52,12 +52,12 @@ class EmulatedCoding:
         return False
 
     def decided(self, unit: int, applied: bool) -> None:
-        """Nothing was learned."""
+        """Do nothing: codecs keep no state here."""
 
     def take_sent(self) -> list[Sent]:
         return self._book.take_sent()
 
 
 def _gigabytes(form: Form) -> float:
-    """In fp32, as speeds are declared."""
+    """The size in fp32, as in declared speeds."""
     return form.elements * FP32_BYTES / 1e9

@@ -1,1 +1,1 @@
-"""Segments on JAX: lowerings of the opset, compiled segments, tapes, optimizer. No torch is imported here."""
+"""Segments on JAX: lowerings of the opset, compiled segments, tapes, optimizer. Nothing here needs torch."""

@@ -1,11 +1,11 @@
-"""Arrays and the bytes that travel: element types by name, memory that links fill and that kernels can use.
+"""Arrays and their bytes: element types by name, and memory that links fill and kernels can use.
 
-What has come over a link is a NumPy view of the link's memory, what a segment has made is a `jax.Array`; the
-compiled functions take both. So nothing is copied on a CPU, memory that is filled after it was given a shape
-(a job's state) is seen as it is then, and a GPU gets what it needs when it needs it.
+Received values are NumPy views of the link's memory, computed ones are `jax.Array`s; the compiled functions
+accept both. So nothing is copied on a CPU, memory that is filled after it was given a shape (a job's state)
+is read when it is used, and a GPU gets its data when it needs it.
 
-Importing this file fixes how the whole process computes: 64-bit types exist, as in PyTorch, and a float32
-product is a float32 product, where GPUs would round its factors to TF32.
+Importing this file configures the whole process: 64-bit types exist, as in PyTorch, and a float32 product is
+computed in float32, where GPUs would round its factors to TF32.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from farflung.opdag.graph import Constant, DTypeName, ValueType
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_default_matmul_precision", "highest")
-# Else a thread of XLA's ends a program, and may give back what it read only while the next one runs.
+# Otherwise a thread of XLA ends a program, and may free its inputs only while the next program runs.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 AnyArray = jax.Array | np.ndarray
 
-ALIGNMENT_BYTES = 64  # XLA takes memory over as it is only where it is so aligned
+ALIGNMENT_BYTES = 64  # XLA uses memory without a copy only if it is aligned like this
 
 DTYPES: dict[DTypeName, np.dtype] = {
     "float32": np.dtype(np.float32),
@@ -48,15 +48,15 @@ def allocate(size: int) -> memoryview:
 
 
 def over(buffer: memoryview, form: Form) -> np.ndarray:
-    """The array that `buffer` holds, sharing its memory."""
+    """The array in `buffer`, sharing its memory."""
     flat: np.ndarray = np.frombuffer(buffer, DTYPES[form.dtype])
     return flat.reshape(form.shape)
 
 
 def memory(array: AnyArray) -> memoryview:
-    """The bytes of an array, as a flat view; of memory that the device shares with the host it is no copy.
+    """The bytes of an array, as a flat view; no copy if the device shares its memory with the host.
 
-    JAX arrays are never written to, and the view keeps them alive.
+    JAX arrays never change, and the view keeps them alive.
     """
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 

@@ -1,11 +1,8 @@
-"""JAX as a backend of a worker: on the CPU, or whatever device JAX finds first.
+"""JAX as a backend of a worker, on the CPU or the first device that JAX finds.
 
-What this process's device sustains, measured.
-
-Compiled programs on disk: a worker that starts again need not compile what it ran before.
-
-Reading takes a tenth of the time that compiling does (docs/measurements/models.md). What lies there
-is code, so nobody but the user may write it.
+It measures the device's speed, and caches compiled programs on disk, so that a worker that starts again need
+not compile what it ran before. Reading takes a tenth of the time of compiling (docs/measurements/models.md).
+The cache contains code, so only the user may write to it.
 """
 
 from __future__ import annotations
@@ -39,29 +36,30 @@ SECONDS = 0.25
 
 
 def measure_tflops() -> float:
-    """TFLOP/s of float32 matrix products with all that this process may use, in about a quarter second.
+    """TFLOP/s of float32 matrix products with everything that this process may use, in about a quarter
+    second.
 
-    The median of many products, so that one which was interrupted does not count. A device for which one
-    product takes longer than that does two, and compiling comes first.
+    The median of many products, so that an interrupted one does not count. A slow device runs two, and
+    compiling comes first.
     """
     left, right = (jnp.ones((SIZE, SIZE), jnp.float32) for _ in range(2))
     product = jax.jit(jnp.matmul).lower(left, right).compile()
     jax.block_until_ready(product(left, right))
-    took: list[float] = []
+    seconds: list[float] = []
     deadline = time.perf_counter() + SECONDS
-    while not took or time.perf_counter() < deadline:
+    while not seconds or time.perf_counter() < deadline:
         started = time.perf_counter()
         jax.block_until_ready(product(left, right))
-        took.append(time.perf_counter() - started)
-    return 2 * SIZE**3 / statistics.median(took) / 1e12
+        seconds.append(time.perf_counter() - started)
+    return 2 * SIZE**3 / statistics.median(seconds) / 1e12
 
 
 MOST_BYTES = 2**30
-WORTH_SECONDS = 0.3  # what compiles faster is not kept
+WORTH_SECONDS = 0.3  # programs that compile faster are not cached
 
 
-def keep_in(folder: Path) -> None:
-    """Keep what is compiled from now on in `folder`, if it can be made; for the whole process."""
+def use_cache(folder: Path) -> None:
+    """Cache what is compiled from now on in `folder`, if it can be created; for the whole process."""
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -70,11 +68,11 @@ def keep_in(folder: Path) -> None:
 
 
 def prune(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    """Remove what was written first, until no more than `most_bytes` are left."""
+    """Remove the oldest files until at most `most_bytes` are left."""
     found: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            with contextlib.suppress(OSError):  # another worker of this user may be at it too
+            with contextlib.suppress(OSError):  # another worker of this user may prune it at the same time
                 status = path.stat()
                 found.append((status.st_mtime, status.st_size, path))
     excess = sum(size for _, size, _ in found) - most_bytes
@@ -87,15 +85,15 @@ def prune(folder: Path, most_bytes: int = MOST_BYTES) -> None:
 
 
 class JaxBackend:
-    """See `runtime.backend.Backend`; arrays are JAX's, or NumPy's views of what has come over a link.
+    """See `runtime.backend.Backend`; arrays are JAX's, or NumPy's views of received bytes.
 
-    What is compiled is kept in the folder `kept`, if one is given.
+    Compiled programs are cached in the folder `cache`, if given.
     """
 
-    def __init__(self, kept: Path | None = None) -> None:
-        self._kept = kept
-        if kept is not None:
-            keep_in(kept)
+    def __init__(self, cache: Path | None = None) -> None:
+        self._cache = cache
+        if cache is not None:
+            use_cache(cache)
 
     def offer(self) -> Offer:
         device = jax.devices()[0]
@@ -125,8 +123,8 @@ class JaxBackend:
         training: Training,
         recompute: bool = False,
     ) -> JaxSegment:
-        if self._kept is not None:
-            prune(self._kept)
+        if self._cache is not None:
+            prune(self._cache)
         return JaxSegment(segment, state, training, recompute)
 
     def coding(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> Coding:

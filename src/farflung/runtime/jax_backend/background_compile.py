@@ -10,46 +10,46 @@ from typing import Generic, TypeVar
 Made = TypeVar("Made")
 
 
-class NoLongerWanted(Exception):
+class Cancelled(Exception):
     """Raised on the building thread when the result is not needed any more."""
 
 
-class Wanted:
-    """Whether the result is still needed; the builder checks it between two parts of the work."""
+class CancelToken:
+    """Tells a builder that its result is not needed any more; it checks between two parts of the work."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """From now on it is not."""
+        """Cancel the work."""
         self._over.set()
 
     def check(self) -> None:
-        """Go on, or raise NoLongerWanted."""
+        """Raise Cancelled if the work was cancelled."""
         if self._over.is_set():
-            raise NoLongerWanted
+            raise Cancelled
 
 
-class Later(Generic[Made]):
-    """`make(wanted)`, which begins now. Its thread does not keep the process alive.
+class BackgroundBuild(Generic[Made]):
+    """Runs `make(wanted)` on a thread, which does not keep the process alive.
 
-    What XLA has begun to compile it ends: `close` waits for that, and nothing further begins. Whoever only
-    forgets this object has nothing further begin either.
+    XLA finishes a compilation that it has begun: `close` waits for that, and nothing further begins. Nothing
+    further begins either once this object is garbage collected.
     """
 
-    def __init__(self, make: Callable[[Wanted], Made]) -> None:
-        self._wanted = Wanted()
+    def __init__(self, make: Callable[[CancelToken], Made]) -> None:
+        self._wanted = CancelToken()
         self._future: Future[Made] = Future()
         arguments = (make, self._wanted, self._future)
         self._thread = threading.Thread(target=_run, args=arguments, name="farflung-compile", daemon=True)
         self._thread.start()
 
     def get(self) -> Made:
-        """Wait for it; raises what `make` raised."""
+        """Wait for the result; raises what `make` raised."""
         return self._future.result()
 
     def close(self) -> None:
-        """Return when nothing is being made any more."""
+        """Cancel the work and wait until the thread has ended."""
         self._wanted.end()
         self._thread.join()
 
@@ -57,7 +57,7 @@ class Later(Generic[Made]):
         self._wanted.end()
 
 
-def _run(make: Callable[[Wanted], Made], wanted: Wanted, future: Future[Made]) -> None:
+def _run(make: Callable[[CancelToken], Made], wanted: CancelToken, future: Future[Made]) -> None:
     try:
         future.set_result(make(wanted))
     except BaseException as error:

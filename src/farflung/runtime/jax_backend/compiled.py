@@ -19,19 +19,19 @@ from farflung.opdag.segment import EVALUATION, Segment
 from farflung.runtime.indices import index_ranges, require_in_range
 from farflung.runtime.jax_backend import lowering
 from farflung.runtime.jax_backend.arrays import shape_of
-from farflung.runtime.jax_backend.background_compile import Wanted
+from farflung.runtime.jax_backend.background_compile import CancelToken
 from farflung.runtime.jax_backend.differentiated import Differentiated, Tape
-from farflung.runtime.jax_backend.memory import taken_by
+from farflung.runtime.jax_backend.memory import program_memory
 from farflung.seeds import mix
 
 NO_KEY = np.zeros(2, np.uint32)
 
 
 class Program:
-    """The nodes of a segment, in training or in evaluation, for one microbatch size.
+    """The nodes of a segment, in training or evaluation, for one microbatch size.
 
     `state` are value ids of parameters, buffers and constants, `values` of model inputs and received values:
-    the orders in which a call takes arrays.
+    the orders of a call's arguments.
     """
 
     def __init__(self, segment: Segment, batch: int, train: bool) -> None:
@@ -61,7 +61,7 @@ class Program:
         return known
 
     def extremes(self, known: Mapping[int, jax.Array]) -> jax.Array:
-        """Least and greatest of what each node takes as indices, [ranges, 2], from every value by its id."""
+        """The smallest and largest index of each node, [ranges, 2]. `known` maps value ids to arrays."""
         found = [jnp.zeros((0, 2), np.int64)]
         for expected in self._indices:
             indices = known[expected.value].astype(np.int64)
@@ -71,7 +71,7 @@ class Program:
         return jnp.concatenate(found)
 
     def require_in_range(self, extremes: jax.Array, microbatch: int) -> None:
-        """Refuse a microbatch by its `extremes`: what is compiled cannot raise; JobError names the index."""
+        """Check a microbatch's `extremes`, as compiled code cannot raise; JobError names the index."""
         for expected, (least, greatest) in zip(self._indices, np.asarray(extremes).tolist(), strict=True):
             require_in_range(expected, least, greatest, microbatch)
 
@@ -91,9 +91,9 @@ class Layout:
         differentiable = set(segment.differentiable)
         self.trainable: list[Input] = [entry for entry in segment.inputs if entry.trainable]
         self.received = [value for value in segment.receives if value in differentiable]
-        taken = {entry.value for entry in self.trainable} | set(self.received)
+        differentiated = {entry.value for entry in self.trainable} | set(self.received)
         given = [entry.value for entry in segment.inputs] + list(segment.receives)
-        self.others = [value for value in given if value not in taken]
+        self.others = [value for value in given if value not in differentiated]
         self.outputs = [value for value in segment.sends if value in differentiable]
         if segment.loss is not None:
             self.outputs.append(segment.loss)
@@ -101,15 +101,15 @@ class Layout:
         self.rest = [value for value in dict.fromkeys(results) if value not in self.outputs]
 
     def arguments(self, known: Arrays) -> tuple[list[Any], list[Any], list[Any]]:
-        """Trainable parameters, received values with a gradient, and whatever else the segment reads."""
+        """Trainable parameters, received values with a gradient, and all else that the segment reads."""
         trainable = [known[entry.value] for entry in self.trainable]
         return trainable, [known[v] for v in self.received], [known[v] for v in self.others]
 
 
 class TrainingFunctions:
-    """Forward and backward of a segment in training; see `Differentiated` for how long it takes to make."""
+    """Forward and backward of a segment in training; see `Differentiated` for how long creating it takes."""
 
-    def __init__(self, segment: Segment, batch: int, wanted: Wanted) -> None:
+    def __init__(self, segment: Segment, batch: int, wanted: CancelToken) -> None:
         self.layout = layout = Layout(segment)
         self._program = program = Program(segment, batch, train=True)
         given = [*(entry.value for entry in layout.trainable), *layout.received, *layout.others]
@@ -118,7 +118,7 @@ class TrainingFunctions:
             keys, *rest = others
             known = dict(zip(given, [*parameters, *received, *rest], strict=True))
             values = _run(program, known, keys)
-            made = _apart(known, values, [*layout.outputs, *layout.rest])
+            made = _in_own_memory(known, values, [*layout.outputs, *layout.rest])
             return made[: len(layout.outputs)], [*made[len(layout.outputs) :], program.extremes(values)]
 
         shapes = {value: shape_of(kind, batch) for value, kind in segment.values.items()}
@@ -129,9 +129,9 @@ class TrainingFunctions:
         self.memory = self._compiled.memory
 
     def forward(self, known: Arrays, seed: int, microbatch: int) -> tuple[dict[int, Any], Tape]:
-        """What the segment makes by value id, and its tape. `known` are its inputs and received values.
+        """The segment's results by value id, and its tape. `known` are its inputs and received values.
 
-        Raises JobError where they hold an index that is out of range.
+        Raises JobError if they contain an index that is out of range.
         """
         parameters, received, others = self.layout.arguments(known)
         others = [self._program.keys(seed), *others]
@@ -146,14 +146,14 @@ class TrainingFunctions:
         return dict(zip(self.layout.received, made, strict=True)), rest
 
     def pull_weights(self, tape: Tape, sums: Sequence[Any]) -> list[Any]:
-        """Gradients of `layout.trainable`, each added to one of `sums`, which are used up."""
+        """Gradients of `layout.trainable`, each added to one of `sums`, which are consumed."""
         return self._compiled.pull_weights(tape, sums)
 
 
 class EvaluationFunction:
     """A segment in evaluation."""
 
-    def __init__(self, segment: Segment, batch: int, wanted: Wanted) -> None:
+    def __init__(self, segment: Segment, batch: int, wanted: CancelToken) -> None:
         self._program = program = Program(segment, batch, train=False)
         self._given = [entry.value for entry in segment.inputs] + list(segment.receives)
         self._made = list(dict.fromkeys([*segment.sends, *([] if segment.loss is None else [segment.loss])]))
@@ -161,17 +161,17 @@ class EvaluationFunction:
         def function(given: list[Any], keys: Any) -> list[Any]:
             known = dict(zip(self._given, given, strict=True))
             values = _run(program, known, keys)
-            return [*_apart(known, values, self._made), program.extremes(values)]
+            return [*_in_own_memory(known, values, self._made), program.extremes(values)]
 
         shapes = [shape_of(segment.values[value], batch) for value in self._given]
         keys = jax.ShapeDtypeStruct(program.keys(0).shape, np.uint32)
         lowered = jax.jit(function).lower(shapes, keys)
         wanted.check()
         self._compiled = lowered.compile()
-        self.memory = taken_by(self._compiled)
+        self.memory = program_memory(self._compiled)
 
     def forward(self, known: Arrays, seed: int, microbatch: int) -> dict[int, Any]:
-        """What the segment sends, and its loss, by value id; JobError as in training."""
+        """The values that the segment sends, and its loss, by id; JobError as in training."""
         given = [known[value] for value in self._given]
         *made, extremes = self._compiled(given, self._program.keys(seed))
         self._program.require_in_range(extremes, microbatch)
@@ -183,9 +183,7 @@ def _run(program: Program, known: Arrays, keys: Any) -> dict[int, Any]:
     return program(state, values, keys)
 
 
-def _apart(given: Arrays, made: Arrays, wanted: Sequence[int]) -> list[Any]:
-    """What is wanted, in memory of its own also where it is what was given: parameters change, and its bytes
-    may still be on their way.
-    """
+def _in_own_memory(given: Arrays, made: Arrays, wanted: Sequence[int]) -> list[Any]:
+    """The wanted arrays, copied if they are inputs: parameters change while their bytes are being sent."""
     arrays = {id(array) for array in given.values()}
     return [jnp.array(made[v], copy=True) if id(made[v]) in arrays else made[v] for v in wanted]

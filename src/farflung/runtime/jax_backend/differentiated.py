@@ -1,9 +1,8 @@
 """A function compiled forward and backward, where the backward pass has two parts.
 
-The first gives the gradients that others wait for, the second the gradients of parameters. Both together run
-each equation of the backward pass once: what the first part makes and the second needs is carried over.
-
-A traced function as a list of equations, of which parts can be run: what splits a backward pass in two.
+The first computes the gradients that other workers wait for, the second the gradients of parameters. Together
+they run each equation of the backward pass once: results of the first part that the second needs are passed
+on. For this, a traced function is split into lists of equations, of which parts can be run.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.stages import Compiled
 
-from farflung.runtime.jax_backend.background_compile import Wanted
-from farflung.runtime.jax_backend.memory import Passes, taken_by
+from farflung.runtime.jax_backend.background_compile import CancelToken
+from farflung.runtime.jax_backend.memory import Passes, program_memory
 
 Atom = Var | Literal
-_CALLS = frozenset({"jit", "pjit"})  # what `jax.jit` becomes where it is called while tracing
+_CALLS = frozenset({"jit", "pjit"})  # the primitives of `jax.jit` when it is called while tracing
 
 
 class Traced:
     """`function` for arguments of the given shapes: equations from `inputs` to `outputs`.
 
     Arguments and results are pytrees; `inputs` and `outputs` are their leaves, `result` is the tree of the
-    results with shapes in place of arrays.
+    results with shapes instead of arrays.
     """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
@@ -42,7 +41,7 @@ class Traced:
 
 
 def run(equations: Iterable[JaxprEqn], known: Mapping[Var, Any], wanted: Sequence[Atom]) -> list[Any]:
-    """Evaluate equations, in their order, on the variables that are known; returns what is wanted."""
+    """Evaluate equations, in order, on the known variables; returns the wanted values."""
     values = dict(known)
     for equation in equations:
         made = _bind(equation, [_read(values, atom) for atom in equation.invars])
@@ -53,7 +52,7 @@ def run(equations: Iterable[JaxprEqn], known: Mapping[Var, Any], wanted: Sequenc
 def needed_for(
     equations: Sequence[JaxprEqn], wanted: Iterable[Atom], without: frozenset[int] = frozenset()
 ) -> list[int]:
-    """Positions of the equations that `wanted` depends on; the results of those in `without` are there."""
+    """Positions of the equations that `wanted` depends on, except those in `without`, whose results exist."""
     needed = {atom for atom in wanted if isinstance(atom, Var)}
     found: list[int] = []
     for at in range(len(equations) - 1, -1, -1):
@@ -78,7 +77,9 @@ def _run_inlined(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
 
 def _bind(equation: JaxprEqn, given: Sequence[Any]) -> list[Any]:
     bound = equation.primitive.get_bind_params(equation.params)
-    functions, parameters = bound if isinstance(bound, tuple) else ((), bound)  # newer JAX has no functions
+    functions, parameters = (
+        bound if isinstance(bound, tuple) else ((), bound)
+    )  # newer versions of JAX return no functions
     made = equation.primitive.bind(*functions, *given, **parameters)
     return list(made) if equation.primitive.multiple_results else [made]
 
@@ -96,7 +97,7 @@ Function = Callable[[Arrays, Arrays, Arrays], tuple[Arrays, Arrays]]
 
 @dataclass(frozen=True)
 class Tape:
-    """What the rest of a microbatch's backward pass needs, by the variables of its trace."""
+    """The values that the rest of a microbatch's backward pass needs, by the variables of its trace."""
 
     values: dict[Var, Any]
 
@@ -104,12 +105,12 @@ class Tape:
 class Differentiated:
     """`function` for arguments of the given shapes, compiled.
 
-    Nothing that is an argument already is copied onto a tape. Making one takes as long as compiling does, and
-    is given up between two parts where it is no longer `wanted` (NoLongerWanted).
+    Arguments are not copied onto a tape. Creating one takes as long as compiling; it stops between two parts
+    if `wanted` is cancelled (Cancelled).
     """
 
     def __init__(
-        self, function: Function, trainable: Shapes, received: Shapes, others: Shapes, wanted: Wanted
+        self, function: Function, trainable: Shapes, received: Shapes, others: Shapes, wanted: CancelToken
     ) -> None:
         def forward(trainable: Arrays, received: Arrays, others: Arrays) -> tuple[Arrays, Arrays, Any]:
             outputs, pullback, rest = jax.vjp(
@@ -138,7 +139,9 @@ class Differentiated:
         weights, inputs = backwards.outputs[: len(trainable)], backwards.outputs[len(trainable) :]
         self._split(backwards, inputs, weights, wanted)
 
-    def _split(self, traced: Traced, inputs: Sequence[Atom], weights: Sequence[Atom], wanted: Wanted) -> None:
+    def _split(
+        self, traced: Traced, inputs: Sequence[Atom], weights: Sequence[Atom], wanted: CancelToken
+    ) -> None:
         equations = traced.equations
         first = needed_for(equations, inputs)
         second = needed_for(equations, weights, frozenset(first))
@@ -157,16 +160,16 @@ class Differentiated:
 
     @property
     def memory(self) -> Passes:
-        """What the compiled programs take."""
+        """The memory of the compiled programs."""
         return Passes(
-            taken_by(self._forward),
-            taken_by(self._pull_inputs),
-            taken_by(self._pull_weights),
+            program_memory(self._forward),
+            program_memory(self._pull_inputs),
+            program_memory(self._pull_weights),
             self._left_bytes(),
         )
 
     def _left_bytes(self) -> int:
-        """Of what the second part of a backward pass reads and the caller does not have anyway."""
+        """Bytes of what the second part of a backward pass reads and the caller does not have anyway."""
         saved = dict(zip(self._residuals, self._saved, strict=True))
         computed = set(self._computed)
         left = {variable for variable in self._second_reads if variable not in saved}
@@ -177,7 +180,7 @@ class Differentiated:
     def forward(
         self, trainable: Arrays, received: Arrays, others: Arrays
     ) -> tuple[list[Any], list[Any], Tape]:
-        """The outputs, whatever else was made, and what `pull_inputs` needs."""
+        """The outputs, the other results, and what `pull_inputs` needs."""
         arguments = [*trainable, *received, *others]
         made = self._forward(arguments)
         count, rest = self._results
@@ -187,14 +190,14 @@ class Differentiated:
         return made[:count], made[count : count + rest], Tape(dict(zip(self._residuals, saved, strict=True)))
 
     def pull_inputs(self, tape: Tape, gradients: Arrays) -> tuple[list[Any], Tape]:
-        """The gradients of what was received, from those of the outputs; and what `pull_weights` needs."""
+        """The gradients of received values, from those of the outputs; and what `pull_weights` needs."""
         known = tape.values | dict(zip(self._cotangents, gradients, strict=True))
         made = self._pull_inputs([known[variable] for variable in self._first_reads])
         known.update(zip(self._carried, made[self._input_count :], strict=True))
         return made[: self._input_count], Tape({v: known[v] for v in self._second_reads})
 
     def pull_weights(self, tape: Tape, sums: Arrays) -> list[Any]:
-        """The gradients of the trainable arguments, each added to one of `sums`, which are used up."""
+        """The gradients of the trainable arguments, each added to one of `sums`, which are consumed."""
         return self._pull_weights([tape.values[variable] for variable in self._second_reads], list(sums))
 
 
@@ -216,7 +219,7 @@ def _bytes(variable: Var) -> int:
 def _compiled(
     traced: Traced, positions: Sequence[int], given: Sequence[Var], wanted: Sequence[Atom]
 ) -> Compiled:
-    """Some of the equations as a compiled function from variables to variables."""
+    """Compile some of the equations as a function from variables to variables."""
     equations = [traced.equations[at] for at in positions]
 
     def part(values: list[Any]) -> list[Any]:
@@ -228,7 +231,7 @@ def _compiled(
 def _compiled_sum(
     traced: Traced, positions: Sequence[int], given: Sequence[Var], wanted: Sequence[Atom]
 ) -> Compiled:
-    """As `_compiled`, with each result added to one of the second argument, in that one's memory."""
+    """Like `_compiled`, with each result added to an array of the second argument, in that array's memory."""
     equations = [traced.equations[at] for at in positions]
 
     def part(values: list[Any], sums: list[Any]) -> list[Any]:

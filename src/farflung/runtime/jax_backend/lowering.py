@@ -1,12 +1,11 @@
-"""The table of lowerings: for each op of the opset the function that makes JAX compute what PyTorch computes.
+"""The table of lowerings: for each op of the opset, a function that makes JAX compute what PyTorch computes.
 
-A lowering takes the op's arguments by the names of its schema, tensors as `jax.Array`, element types as
-NumPy's; random ones take `random_key` too. It runs while JAX traces, so it may look at shapes and types but
-at no number. `lowerings` holds them, one group of the opset a file.
+A lowering takes the op's arguments by the names of its schema, tensors as `jax.Array` and element types as
+NumPy's; random ones also take `random_key`. It runs while JAX traces, so it may look at shapes and types but
+not at numbers. `lowerings` holds them, one file per group of the opset.
 
-Dimensions by PyTorch's rules: negative ones count from the end, and a scalar has a dimension 0.
-
-The limit on a lowering's intermediate arrays: nothing out of proportion to its operands.
+Dimensions follow PyTorch's rules: negative ones count from the end, and a scalar has a dimension 0. A
+lowering's intermediate arrays must stay in proportion to its operands.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _TABLE: dict[str, Lowering] = {}
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
-    """Enter a function in the table under the names of the ops it lowers, without their `aten.`."""
+    """Register a function in the table under the names of the ops that it lowers, without their `aten.`."""
 
     def enter(function: Lowering) -> Lowering:
         for name in names:
@@ -63,7 +62,7 @@ def lacks() -> tuple[str, ...]:
 
 
 def run(node: Node, values: Mapping[int, jax.Array], batch: int, random_key: jax.Array) -> list[jax.Array]:
-    """What the node makes of `values`, one array for each of its outputs.
+    """The node's results for `values`, one array for each of its outputs.
 
     Raises
     ------
@@ -112,7 +111,7 @@ def position(dim: int, count: int) -> int:
 
 
 def axes_of(array: jax.Array, dims: Sequence[int] | None) -> tuple[int, ...]:
-    """The dimensions to reduce, from 0: all where none are given, none of a scalar."""
+    """The dimensions to reduce, from 0: all if none are given, none for a scalar."""
     if not dims:
         return tuple(range(array.ndim))
     axes = tuple(axis_of(array, dim) for dim in dims)
@@ -135,4 +134,4 @@ def require_room(elements: int, *beside: jax.Array) -> None:
     """
     most = max(ALWAYS_ELEMENTS, MOST_TIMES * sum(math.prod(array.shape) for array in beside))
     if elements > most:
-        raise ValueError(f"it would take {elements} elements on the way, at most {most} are given")
+        raise ValueError(f"it would need {elements} temporary elements, the limit is {most}")

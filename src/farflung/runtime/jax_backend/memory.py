@@ -1,7 +1,7 @@
-"""What a segment takes of its worker's memory: as XLA says of the programs that it has compiled.
+"""The memory that a segment needs, as XLA reports it for the compiled programs.
 
-The estimate from shapes (`runtime/footprint.py`) is of PyTorch's kernels. XLA fuses some of what these write
-out, and writes out what these never do: of causal attention the scores of all pairs.
+The estimate from shapes (`runtime/footprint.py`) is for PyTorch's kernels. XLA fuses some ops that these
+write to memory, and writes others that these never do, such as the scores of all pairs in causal attention.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from farflung.runtime.training import Training
 from farflung.workload.footprint import Needs
 
 
-class Taken(NamedTuple):
-    """Bytes that a program takes beside its arguments: its results that have memory of their own, and for a
-    moment what it works with.
+class ProgramMemory(NamedTuple):
+    """Bytes that a program needs besides its arguments: results with memory of their own, and temporary
+    memory.
     """
 
     made: int
@@ -27,34 +27,36 @@ class Taken(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """The sum of both."""
         return self.made + self.working
 
 
-NOTHING = Taken(0, 0)
+NOTHING = ProgramMemory(0, 0)
 
 
 class Passes(NamedTuple):
-    """Of the programs of a microbatch; `left` is what lies between the two parts of its backward pass."""
+    """The programs of a microbatch; `left` is the memory held between the two parts of its backward pass."""
 
-    forward: Taken
-    inputs: Taken
-    weights: Taken
+    forward: ProgramMemory
+    inputs: ProgramMemory
+    weights: ProgramMemory
     left: int
 
 
-def taken_by(program: Compiled) -> Taken:
-    """What XLA says of a program; nothing where it cannot say."""
-    said = program.memory_analysis()
-    if said is None:
+def program_memory(program: Compiled) -> ProgramMemory:
+    """XLA's report on a program; zeros if it has none."""
+    analysis = program.memory_analysis()
+    if analysis is None:
         return NOTHING
-    return Taken(said.output_size_in_bytes - said.alias_size_in_bytes, said.temp_size_in_bytes)
+    return ProgramMemory(
+        analysis.output_size_in_bytes - analysis.alias_size_in_bytes, analysis.temp_size_in_bytes
+    )
 
 
 def compiled_needs(
-    segment: Segment, training: Training, passes: Passes, evaluation: Taken, update: Taken
+    segment: Segment, training: Training, passes: Passes, evaluation: ProgramMemory, update: ProgramMemory
 ) -> Needs[float]:
-    """What the worker must have for the segment's programs; what is not computed is as by shapes."""
+    """The memory that a worker needs for the segment's programs; other parts are estimated from shapes."""
     by_shapes = needs_of(segment, training.microbatch_size, training.optimizer.moments)
     returned = by_shapes.returned
     left = max(returned, float(passes.left))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from farflung.runtime.jax_backend.background_compile import Later, Wanted
-from farflung.runtime.jax_backend.memory import Taken, taken_by
+from farflung.runtime.jax_backend.background_compile import BackgroundBuild, CancelToken
+from farflung.runtime.jax_backend.memory import ProgramMemory, program_memory
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
 
 Array = jax.Array
@@ -23,10 +23,10 @@ Rule = Callable[[Array, Array, Slots, Array], tuple[Array, Slots]]
 
 
 class Stepper:
-    """An optimizer's state over parameters of the given shapes, and its step, which is compiled meanwhile.
+    """An optimizer's state for parameters of the given shapes, and its step, compiled in the background.
 
-    A parameter that has no gradient in a step is left as it is, and so are its moments; each counts its own
-    steps.
+    A parameter without a gradient in a step does not change, and neither do its moments; each parameter
+    counts its own steps.
     """
 
     def __init__(self, declared: Optimizer, shapes: Sequence[jax.ShapeDtypeStruct]) -> None:
@@ -39,7 +39,7 @@ class Stepper:
             parameters: list[Array], gradients: list[Array], slots: list[Slots], moves: Array, numbers: Array
         ) -> tuple[list[Array], list[Slots]]:
             made = [
-                _moved(rule, *one) for one in zip(parameters, gradients, slots, moves, numbers, strict=True)
+                _updated(rule, *one) for one in zip(parameters, gradients, slots, moves, numbers, strict=True)
             ]
             return [parameter for parameter, _ in made], [slots for _, slots in made]
 
@@ -48,19 +48,19 @@ class Stepper:
         arguments = list(shapes), list(shapes), [(shape,) * slots for shape in shapes]
         moves = jax.ShapeDtypeStruct((count,), np.bool_)
 
-        def compiled(wanted: Wanted) -> Compiled:
+        def compiled(wanted: CancelToken) -> Compiled:
             lowered = jax.jit(update, donate_argnums=(0, 2)).lower(*arguments, moves, numbers)
             wanted.check()
             return lowered.compile()
 
-        self._update = Later(compiled)
+        self._update = BackgroundBuild(compiled)
 
-    def compile(self) -> Taken:
-        """Wait until the step is compiled; says what it takes."""
-        return taken_by(self._update.get())
+    def compile(self) -> ProgramMemory:
+        """Wait until the step is compiled; returns its memory."""
+        return program_memory(self._update.get())
 
     def close(self) -> None:
-        """Have nothing further compiled; what is being compiled is waited for."""
+        """Cancel compilation, and wait for the one that is running."""
         self._update.close()
 
     def step(
@@ -71,13 +71,13 @@ class Stepper:
         step: int,
         scale: float,
     ) -> list[Array]:
-        """The parameters after step `step` of the job; `parameters` are used up."""
+        """The parameters after step `step` of the job; `parameters` are consumed."""
         self._steps = [count + has for count, has in zip(self._steps, has_gradient, strict=True)]
         numbers = np.array([self._numbers(step, max(1, count), scale) for count in self._steps])
-        moved, self._slots = self._update.get()(
+        updated, self._slots = self._update.get()(
             list(parameters), list(gradients), self._slots, np.array(has_gradient, np.bool_), numbers
         )
-        return list(moved)
+        return list(updated)
 
     def _numbers(self, step: int, count: int, scale: float) -> list[float]:
         """The inputs of one parameter's update rule at its own step number `count`, from 1."""
@@ -88,18 +88,18 @@ class Stepper:
         return [scale, -rate, 1.0 if count == 1 else 1 - self._declared.dampening]
 
 
-def _moved(
+def _updated(
     rule: Rule, parameter: Array, gradient: Array, slots: Slots, moves: Array, numbers: Array
 ) -> tuple[Array, Slots]:
-    told = numbers.astype(parameter.dtype)
-    made, kept = rule(parameter, gradient * told[0], slots, told[1:])
+    typed = numbers.astype(parameter.dtype)
+    made, new_slots = rule(parameter, gradient * typed[0], slots, typed[1:])
     return jnp.where(moves, made, parameter), tuple(
-        jnp.where(moves, new, old) for new, old in zip(kept, slots, strict=True)
+        jnp.where(moves, new, old) for new, old in zip(new_slots, slots, strict=True)
     )
 
 
 def _rule(declared: Optimizer) -> tuple[Rule, int]:
-    """The rule and how many arrays it keeps for each parameter."""
+    """The rule, and the number of arrays that it keeps for each parameter."""
     if isinstance(declared, AdamW):
         return _adamw(declared), 2
     return _sgd(declared), 1 if declared.momentum else 0
@@ -108,8 +108,8 @@ def _rule(declared: Optimizer) -> tuple[Rule, int]:
 def _adamw(declared: AdamW) -> Rule:
     first, second = declared.betas
 
-    def rule(parameter: Array, gradient: Array, slots: Slots, told: Array) -> tuple[Array, Slots]:
-        decay, size, correction = told
+    def rule(parameter: Array, gradient: Array, slots: Slots, typed: Array) -> tuple[Array, Slots]:
+        decay, size, correction = typed
         mean, square = slots
         mean = mean + (1 - first) * (gradient - mean)
         square = square * second + (1 - second) * gradient * gradient
@@ -120,8 +120,8 @@ def _adamw(declared: AdamW) -> Rule:
 
 
 def _sgd(declared: SGD) -> Rule:
-    def rule(parameter: Array, gradient: Array, slots: Slots, told: Array) -> tuple[Array, Slots]:
-        rate, share = told
+    def rule(parameter: Array, gradient: Array, slots: Slots, typed: Array) -> tuple[Array, Slots]:
+        rate, share = typed
         direction = gradient + declared.weight_decay * parameter if declared.weight_decay else gradient
         if slots:
             buffer = slots[0] * declared.momentum + share * direction

@@ -1,9 +1,9 @@
-"""PyTorch's element types: what an op's result has, and what it is computed in.
+"""PyTorch's element types: the type of an op's result, and the type in which it is computed.
 
-Operands fall in three classes: arrays with dimensions, arrays without, and Python numbers. A class decides
+Operands fall into three classes: arrays with dimensions, arrays without, and Python numbers. A class decides
 the result's type only if no earlier class has a type of the same category (bool, integer, floating) or a
 higher one; a Python float counts as float32 and an integer as int64. Half types are computed in float32 and
-rounded once, as PyTorch's kernels do.
+rounded once, as in PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_floating(dtype: np.dtype) -> bool:
 
 
 def number_type(number: Number) -> np.dtype:
-    """The element type that a Python number becomes where nothing else decides."""
+    """The element type of a Python number if nothing else decides it."""
     if isinstance(number, bool):
         return BOOL
     return INT64 if isinstance(number, int) else _DEFAULT_FLOAT
@@ -52,17 +52,17 @@ def result_type(*operands: Operand) -> np.dtype:
 
 
 def compute_type(dtype: np.dtype) -> np.dtype:
-    """What values of `dtype` are computed in."""
+    """The type in which values of `dtype` are computed."""
     return FLOAT32 if is_floating(dtype) and dtype.itemsize < 4 else dtype
 
 
 def accumulation_type(dtype: np.dtype) -> np.dtype:
-    """What a sum over values of `dtype` is computed in and, of integers, has as its result."""
+    """The type in which sums over values of `dtype` are computed; for integers, also that of the result."""
     return compute_type(dtype) if is_floating(dtype) else INT64
 
 
 def floating_type(dtype: np.dtype) -> np.dtype:
-    """The type of a function that only floating point numbers have."""
+    """The result type of a function that is defined for floating-point numbers only."""
     return dtype if is_floating(dtype) else _DEFAULT_FLOAT
 
 
@@ -78,7 +78,7 @@ def elementwise(function: Callable[..., jax.Array], *operands: Operand) -> jax.A
 
 
 def floating(function: Callable[..., jax.Array], *operands: Operand) -> jax.Array:
-    """`function` of the operands in their common type, or in float32 if that is not a floating point one."""
+    """`function` of the operands in their common type, or in float32 if that is not floating-point."""
     dtype = floating_type(result_type(*operands))
     return to(function(*(to(operand, compute_type(dtype)) for operand in operands)), dtype)
 

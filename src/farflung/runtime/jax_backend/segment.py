@@ -1,8 +1,6 @@
 """One segment on JAX: compiled functions, a tape per microbatch, gradients in two parts, apply.
 
 See `runtime.backend.SegmentRunner`. Call it on the compute thread only; compilation runs in the background.
-
-Which values have a gradient at all: autograd leaves the others alone.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from farflung.opdag.analysis import given_gradients
 from farflung.opdag.graph import FLOATING
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory, shape_of
-from farflung.runtime.jax_backend.background_compile import Later
+from farflung.runtime.jax_backend.background_compile import BackgroundBuild
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
 from farflung.runtime.jax_backend.differentiated import Tape
 from farflung.runtime.jax_backend.memory import NOTHING, compiled_needs
@@ -31,7 +29,7 @@ from farflung.workload.footprint import Needs
 
 
 def reached_from(segment: Segment, outputs: Iterable[int]) -> frozenset[int]:
-    """The values that have a gradient when just these outputs have one."""
+    """The values that have a gradient if just these outputs have one; autograd ignores the others."""
     reached = set(outputs)
     for node in reversed(segment.nodes):
         if any(value in reached for value in node.writes()):
@@ -44,8 +42,10 @@ Known = Mapping[int, Any]
 
 
 @dataclass
-class _Kept:
-    """What is kept of a microbatch: its tape, or what it was run on, and later the values with a gradient."""
+class _MicrobatchState:
+    """The state of a microbatch: its tape or, with recomputation, its inputs; later its values with a
+    gradient.
+    """
 
     tape: Tape | None
     known: Known
@@ -56,9 +56,9 @@ class _Kept:
 class JaxSegment:
     """A segment's parameters, optimizer, buffers and tapes.
 
-    `state` maps every parameter and buffer that the segment holds to its array, which is read when the first
-    microbatch runs and never written. With `recompute` a microbatch keeps only what it was run on until its
-    gradients are wanted.
+    `state` maps every parameter and buffer of the segment to its array, which is read when the first
+    microbatch runs and never written. With `recompute` a microbatch keeps only its inputs until its gradients
+    are needed.
     """
 
     def __init__(
@@ -84,27 +84,27 @@ class JaxSegment:
         self._owners: Mapping[str, JaxSegment] = {}
         self._on_device = False
         batch = training.microbatch_size
-        self._train = Later(lambda wanted: TrainingFunctions(segment, batch, wanted))
+        self._train = BackgroundBuild(lambda wanted: TrainingFunctions(segment, batch, wanted))
         self._evaluate = _evaluation(segment, batch) if training.validation_microbatches else None
         self._shapes = [shape_of(segment.values[e.value], batch) for e in self._layout.trainable]
         mine = [self._shapes[at] for at in self._mine]
         self._stepper = Stepper(training.optimizer, mine) if mine else None
         self._reached = cache(lambda outputs: reached_from(segment, outputs))
-        self._kept: dict[int, _Kept] = {}
+        self._microbatches: dict[int, _MicrobatchState] = {}
         self._sums: list[Any] = []
         self._summed: set[str] = set()
         self._pending: dict[str, Any] = {}
         self._losses: list[tuple[float, Any]] = []
 
     def compile(self) -> Needs[float]:
-        """Wait until everything is compiled; says what that takes. Raises what XLA raised."""
+        """Wait until everything is compiled; returns the memory needed. Raises XLA's errors."""
         passes = self._train.get().memory
         evaluation = NOTHING if self._evaluate is None else self._evaluate.get().memory
         update = NOTHING if self._stepper is None else self._stepper.compile()
         return compiled_needs(self.segment, self._training, passes, evaluation, update)
 
     def close(self) -> None:
-        """Have nothing further compiled; what is being compiled is waited for, as nothing can stop it."""
+        """Cancel compilation, and wait for the one that is running, because nothing can stop it."""
         for later in (self._train, self._evaluate, self._stepper):
             if later is not None:
                 later.close()
@@ -115,9 +115,9 @@ class JaxSegment:
         known = self._known(values)
         if unit.train:
             made, tape = self._train.get().forward(known, seed, microbatch)
-            self._kept[microbatch] = _Kept(None if self._recompute else tape, known, seed)
+            self._microbatches[microbatch] = _MicrobatchState(None if self._recompute else tape, known, seed)
             if not self._recompute:
-                self._kept[microbatch].known = {}
+                self._microbatches[microbatch].known = {}
             self._pending.update((name, made[value]) for name, value in self.segment.mutations.items())
         else:
             self._evaluate = self._evaluate or _evaluation(self.segment, self._training.microbatch_size)
@@ -129,29 +129,31 @@ class JaxSegment:
     def backward(
         self, unit: Unit, microbatch: int, gradients: Mapping[int, AnyArray], send: GradientSink
     ) -> None:
-        """Give each received value's gradient to `send`; those of parameters wait for `accumulate`."""
-        kept = self._kept[microbatch]
+        """Run backward and `send` the gradient of each received value; those of parameters wait for
+        `accumulate`.
+        """
+        state = self._microbatches[microbatch]
         functions = self._train.get()
-        tape = kept.tape or functions.forward(kept.known, kept.seed, microbatch)[1]
+        tape = state.tape or functions.forward(state.known, state.seed, microbatch)[1]
         arrived = set(gradients) & set(self._layout.outputs)
         if self.segment.loss is not None:
             arrived.add(self.segment.loss)
         reached = self._reached(frozenset(arrived))
         made, rest = functions.pull_inputs(tape, self._cotangents(unit, gradients))
-        self._kept[microbatch] = _Kept(rest, {}, 0, reached)
+        self._microbatches[microbatch] = _MicrobatchState(rest, {}, 0, reached)
         for value, gradient in made.items():
             if value in reached:
                 send(value, jax.block_until_ready(gradient))
 
     def accumulate(self, unit: Unit, microbatch: int) -> None:
         """Add the gradients of parameters of a microbatch whose `backward` has run."""
-        kept = self._kept.pop(microbatch)
-        names = [entry.name for entry in self._layout.trainable if entry.value in kept.reached]
+        state = self._microbatches.pop(microbatch)
+        names = [entry.name for entry in self._layout.trainable if entry.value in state.reached]
         if not names:
             return
-        assert kept.tape is not None
+        assert state.tape is not None
         self._begin_sums()
-        self._sums = jax.block_until_ready(self._train.get().pull_weights(kept.tape, self._sums))
+        self._sums = jax.block_until_ready(self._train.get().pull_weights(state.tape, self._sums))
         self._summed.update(names)
 
     def share_gradients(self, owners: Mapping[str, JaxSegment]) -> None:
@@ -182,36 +184,36 @@ class JaxSegment:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
         if self._stepper is not None and self._summed:
             entries = [self._layout.trainable[at] for at in self._mine]
-            moved = self._stepper.step(
+            updated = self._stepper.step(
                 [self._arrays.pop(entry.value) for entry in entries],
                 [self._sums[at] for at in self._mine],
                 [entry.name in self._summed for entry in entries],
                 step,
                 scale,
             )
-            self._arrays.update(zip((entry.value for entry in entries), moved, strict=True))
+            self._arrays.update(zip((entry.value for entry in entries), updated, strict=True))
         for name, array in self._pending.items():
             self._arrays[self._values[name]] = array
         self.drop()
 
     def drop(self) -> None:
-        """Forget gradients, tapes and pending buffers: what a dropped step leaves behind."""
+        """Drop gradients, tapes and pending buffers of a step that is not applied."""
         self._sums = []
         self._summed.clear()
         self._pending.clear()
-        self._kept.clear()
+        self._microbatches.clear()
 
     def gradients(self) -> dict[str, Any]:
-        """Gradients of owned parameters by name, where there is one."""
+        """Gradients of owned parameters by name, if they have one."""
         entries = ((at, self._layout.trainable[at].name) for at in self._mine)
         return {name: self._sums[at] for at, name in entries if name in self._summed}
 
     def state(self) -> dict[str, AnyArray]:
-        """Owned parameters and buffers by name; the next step makes new ones."""
+        """Owned parameters and buffers by name; the next step creates new ones."""
         return {name: self._arrays[self._values[name]] for name in self.segment.owned}
 
     def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
-        """Those of the owned parameters and buffers that `names` has, each as the bytes of a copy."""
+        """Copies of the owned parameters and buffers in `names`, as bytes."""
         state = {name: array for name, array in self.state().items() if name in names}
         return {name: memory(np.array(array, copy=True)) for name, array in state.items()}
 
@@ -227,7 +229,7 @@ class JaxSegment:
         return {**self._arrays, **pending, **jax.device_put(dict(values))}
 
     def _cotangents(self, unit: Unit, gradients: Mapping[int, AnyArray]) -> list[AnyArray]:
-        """One gradient for each differentiable output: zeros where none arrived."""
+        """One gradient for each differentiable output: zeros if none arrived."""
         found: list[AnyArray] = []
         for value in self._layout.outputs:
             kind = self.segment.values[value]
@@ -243,8 +245,8 @@ class JaxSegment:
             self._sums = [jnp.zeros(shape.shape, shape.dtype) for shape in self._shapes]
 
 
-def _evaluation(segment: Segment, batch: int) -> Later[EvaluationFunction]:
-    return Later(lambda wanted: EvaluationFunction(segment, batch, wanted))
+def _evaluation(segment: Segment, batch: int) -> BackgroundBuild[EvaluationFunction]:
+    return BackgroundBuild(lambda wanted: EvaluationFunction(segment, batch, wanted))
 
 
 @jax.jit

@@ -1,7 +1,7 @@
-"""The last check of a segment from outside: every shape and element type recomputed by abstract evaluation.
+"""The last check of a received segment: recompute every shape and element type by abstract evaluation.
 
-JAX traces each node's lowering on shapes alone: nothing is allocated, computed or compiled. A node that was
-looked at before, with the same arguments on the same shapes, is not traced again.
+JAX traces each node's lowering on shapes alone: nothing is allocated, computed or compiled. Nodes with equal
+ops, arguments and shapes are traced only once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def verify_segment(segment: Segment, batch: int) -> None:
     Raises
     ------
     GraphError
-        This backend does not run an op, an op refuses its arguments, or a declared type is not the one that
-        the op makes.
+        This backend does not run an op, an op refuses its arguments, or a declared type differs from the
+        op's result.
     """
     given = [entry.value for entry in segment.inputs] + list(segment.receives)
     shapes = {number: shape_of(segment.values[number], batch) for number in given}
@@ -64,7 +64,7 @@ def _evaluated(node: Node, shapes: Shapes, batch: int) -> list[Shape]:
 def _check(node: Node, segment: Segment, made: Sequence[Shape], shapes: Shapes, batch: int) -> None:
     where = f"node {node.number} ({node.op})"
     if len(made) != len(node.outputs):
-        raise GraphError(f"{where} makes {len(made)} results, the graph states {len(node.outputs)}")
+        raise GraphError(f"{where} makes {len(made)} results, the graph declares {len(node.outputs)}")
     for number, result in zip(node.outputs, made, strict=True):
         if number >= 0:
             _check_type(number, segment.values[number], result, batch, where)
@@ -75,18 +75,18 @@ def _check_type(number: int, stated: ValueType, made: Shape, batch: int, where: 
     if made.shape != stated.shape_at(batch) or made.dtype != shape_of(stated, batch).dtype:
         raise GraphError(
             f"{where} makes value {number} as {made.dtype}{list(made.shape)}, "
-            f"the graph states {stated.dtype}{list(stated.shape_at(batch))}"
+            f"the graph declares {stated.dtype}{list(stated.shape_at(batch))}"
         )
 
 
 def _signature(node: Node, shapes: Mapping[int, Shape], batch: int) -> tuple[Any, ...]:
-    """Equal for two nodes only if they make the same of the same."""
+    """Equal for two nodes only if equal inputs give equal results."""
     arguments = tuple((name, _marked(argument, shapes, batch)) for name, argument in node.arguments.items())
     return node.op, len(node.outputs), arguments
 
 
 def _marked(argument: Argument, shapes: Mapping[int, Shape], batch: int) -> Any:
-    """The argument as something that can be compared; 1, 1.0 and True are three things."""
+    """The argument in a comparable form; 1, 1.0 and True differ."""
     if isinstance(argument, list):
         return tuple(_marked(element, shapes, batch) for element in argument)
     if isinstance(argument, Ref):

@@ -1,7 +1,7 @@
-"""The other side of every parity claim: one process that runs the user's own module eagerly.
+"""The reference of every parity check: one process that runs the user's module eagerly.
 
-It follows the conventions of the distributed run: the same microbatches in the same order, the loss of each
-weighted 1/microbatches, its k-th random op seeded like the graph's k-th random node.
+It follows the conventions of a distributed run: the same microbatches in the same order, the loss of each
+weighted 1/microbatches, and its k-th random op seeded like the graph's k-th random node.
 """
 
 from __future__ import annotations

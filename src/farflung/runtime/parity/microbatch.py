@@ -1,7 +1,7 @@
 """Compare one microbatch of a captured graph with the user's module: loss, every gradient, every buffer.
 
-It is what capture runs for every job, so it is frugal: neither side copies a parameter, the graph's gradients
-are kept once, and eager's are compared and freed one by one while its backward pass runs.
+Capture does this for every job, so it saves memory: neither side copies a parameter, the graph's gradients
+exist once, and eager's are compared and freed one by one during its backward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ONLY_IN_TRAINING = frozenset({"aten.native_dropout.default", "aten.scaled_dot_p
 
 
 class SelfCheck(msgspec.Struct, frozen=True):
-    """How far the graph is from eager; relative differences as docs/explanation/numerics.md defines them."""
+    """Differences between graph and eager; relative, as docs/explanation/numerics.md defines them."""
 
     loss_difference: float
     worst_gradient_difference: float
@@ -52,7 +52,7 @@ class SelfCheck(msgspec.Struct, frozen=True):
         return not self.differences()
 
     def differences(self) -> list[str]:
-        """What of a training step is beyond its tolerance, in words."""
+        """Describe the quantities of a training step that exceed their tolerances."""
         rows = [
             ("the loss", self.loss_difference, LOSS_TOLERANCE),
             (
@@ -66,13 +66,13 @@ class SelfCheck(msgspec.Struct, frozen=True):
 
     @property
     def evaluates_as_eager(self) -> bool:
-        """Whether the evaluation graph's loss is that of `module.eval()`."""
+        """Whether the evaluation graph's loss equals that of `module.eval()` within the tolerance."""
         return self.evaluation_difference <= LOSS_TOLERANCE
 
 
 def _beyond(what: str, difference: float, allowed: float) -> str:
     if not math.isfinite(difference):
-        return f"{what} is missing on one side, or no number"
+        return f"{what} is missing on one side, or is not a number"
     return f"{what} differs by {difference:.1e} ({allowed:.0e} is allowed)"
 
 
@@ -86,13 +86,13 @@ def self_check(
     batch: Batch,
     draws: Sequence[int],
 ) -> SelfCheck:
-    """Run one evaluation and one training microbatch on both sides; `module` stays as it is.
+    """Run one evaluation and one training microbatch on both sides; does not change `module`.
 
-    `plan` has one segment on one worker, `training` one microbatch a step and one evaluation microbatch.
-    `draws` are the numbers of the nodes that draw, as `Capture` has them.
+    `plan` has one segment on one worker, `training` one microbatch per step and one evaluation microbatch.
+    `draws` are the numbers of the random nodes, as in `Capture`.
     """
     eager = _Eager(module, loss_of, graph, training, draws)
-    expected_evaluation = eager.evaluate(batch)  # first: where the module itself fails, no graph is to blame
+    expected_evaluation = eager.evaluate(batch)  # first, to report failures of the module itself as such
     evaluation, unit = list(training.units())[:2]
     state = _own_state(module, graph)
     pipeline = InProcessPipeline(graph, plan, segments, state, training)
@@ -102,9 +102,9 @@ def self_check(
     gradients = {n: g for segment in pipeline.segments for n, g in segment.take_gradients().items()}
     pipeline.decide(unit.number, 1.0)  # without gradients: buffers only
 
-    ledger = _Ledger(gradients)
-    expected = eager.train(batch, ledger.take)
-    worst = ledger.worst()
+    comparison = _GradientComparison(gradients)
+    expected = eager.train(batch, comparison.compare)
+    worst = comparison.worst()
     buffers = {name: tensor.detach() for name, tensor in module.named_buffers()}
     buffers.update((name, tensor) for name, tensor in state.items() if name in buffers)
     buffer = parameter_difference(buffers, eager.buffers())
@@ -115,7 +115,7 @@ def self_check(
         worst_buffer_difference=buffer[0],
         worst_buffer=buffer[1],
         evaluation_difference=relative(evaluated, expected_evaluation),
-        gradients=ledger.count,
+        gradients=comparison.count,
         precision=training.precision,
     )
 
@@ -128,12 +128,12 @@ def require_own_loss(
     draws: Sequence[int],
     batch: Batch,
 ) -> None:
-    """Raise CaptureError where the module itself fails on `batch`, or its loss there is no number."""
+    """Check that the module itself runs on `batch`; CaptureError if it fails or its loss is not finite."""
     _require_number(_Eager(module, loss_of, graph, training, draws).evaluate(batch))
 
 
 def _own_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
-    """What the graph names: the module's own parameters, and copies of its buffers, which will change."""
+    """The module's own parameters, and copies of its buffers, by the names in the graph."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     state = {entry.name: parameters[entry.name].detach() for entry in graph.inputs_of("parameter")}
@@ -141,7 +141,7 @@ def _own_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
 
 
 class _Eager:
-    """The user's module with buffers of its own, over the same parameters."""
+    """The user's module with its own buffers and shared parameters."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class _Eager:
         self._draws = draws
 
     def evaluate(self, batch: Batch) -> float:
-        """The loss of `module.eval()`; no buffer changes."""
+        """The loss of `module.eval()`; buffers stay unchanged."""
         before = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
         operators = {node.number: node.op for node in self._graph.nodes}
         numbers = [n for n in self._draws if n in operators and operators[n] not in _ONLY_IN_TRAINING]
@@ -170,7 +170,9 @@ class _Eager:
         return loss
 
     def train(self, batch: Batch, take: Callable[[str, Tensor], None]) -> float:
-        """The loss in train mode; `take` is given each parameter's name and gradient, then it is freed."""
+        """The loss in train mode; `take` is called with each parameter's name and gradient, which is then
+        freed.
+        """
         names = parameter_names(self._module, self._graph)
 
         def compare(parameter: Tensor) -> None:
@@ -198,16 +200,16 @@ class _Eager:
             raise _failed("forward", batch, error) from error
 
     def buffers(self) -> dict[str, Tensor]:
-        """Every buffer by name, as the training microbatch left it."""
+        """Every buffer by name, after the training microbatch."""
         return dict(self._module.named_buffers())
 
 
 def _require_number(loss: float) -> None:
-    """Raise CaptureError where no graph could be compared with the module, and none is to blame."""
+    """Raise CaptureError if the loss is not finite, because then the comparison means nothing."""
     if not math.isfinite(loss):
         raise CaptureError(
-            f"the model's own loss is {loss} on the first batch, before any step: look at the values of the"
-            " data and of the model",
+            f"the model's loss is {loss} on the first batch, before any step: check the values of the data"
+            " and of the model",
             "self-check",
         )
 
@@ -225,19 +227,19 @@ def _failed(what: str, batch: Batch, error: Exception) -> CaptureError:
 
 
 def _shared_copy(module: nn.Module) -> nn.Module:
-    """A copy with the same parameters' memory, but gradients, buffers and hooks of its own."""
+    """A copy that shares the parameters' memory but has its own gradients, buffers and hooks."""
     memo: dict[int, object] = {
         id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()
     }
     for part in module.modules():
         for value in part.__dict__.values():
-            if isinstance(value, Tensor) and not value.is_leaf:  # what an old weight_norm leaves behind
+            if isinstance(value, Tensor) and not value.is_leaf:  # left behind by an old weight_norm
                 memo[id(value)] = value.detach()
     return copy.deepcopy(module, memo)
 
 
-class _Ledger:
-    """Compares eager's gradients with the graph's as they come."""
+class _GradientComparison:
+    """Compares eager's gradients with the graph's as they arrive."""
 
     def __init__(self, ours: Mapping[str, Tensor]) -> None:
         self._ours = dict(ours)
@@ -245,11 +247,11 @@ class _Ledger:
 
     @property
     def count(self) -> int:
-        """How many were compared."""
+        """The number of compared gradients."""
         return len(self._rows)
 
-    def take(self, name: str, theirs: Tensor) -> None:
-        """Compare eager's gradient of a parameter, and forget the graph's."""
+    def compare(self, name: str, theirs: Tensor) -> None:
+        """Compare eager's gradient of a parameter, and drop the graph's."""
         ours = self._ours.pop(name, None)
         if ours is None:
             self._rows.append((name, math.inf, 0.0))
@@ -259,7 +261,7 @@ class _Ledger:
         self._rows.append((name, math.inf if math.isnan(distance) else distance, largest))
 
     def worst(self) -> tuple[float, str]:
-        """The worst difference and whose it is; infinite where one side has no gradient."""
+        """The worst difference and its parameter; infinite if one side lacks a gradient."""
         if self._ours:
             return math.inf, min(self._ours)
         floor = 1e-4 * max((row[2] for row in self._rows), default=0.0)

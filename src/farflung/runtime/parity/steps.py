@@ -21,14 +21,14 @@ from farflung.runtime.training import Training
 
 LOSS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 2e-2}
-"""In bfloat16 a graph is bit-equal to eager unless the model computes otherwise when it is exported, which
-shows in the third digit then: Hugging Face's grouped-query attention repeats its keys
-(docs/explanation/numerics.md)."""
+"""In bfloat16 a graph is bit-equal to eager unless the model computes differently when it is exported; then
+the third digit differs: Hugging Face's grouped-query attention repeats its keys (docs/capture.md).
+"""
 PARAMETER_TOLERANCE = 1e-4
 
 
 class CheckReport(msgspec.Struct, frozen=True):
-    """What `check` found; differences are relative (docs/explanation/numerics.md)."""
+    """The result of `check`; differences are relative (docs/explanation/numerics.md)."""
 
     ok: bool
     loss_difference: float
@@ -50,12 +50,12 @@ def named_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
 
 
 def _whole_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
-    """What the graph names, and every buffer that it does not: eager may change one that the graph lost."""
+    """The state in the graph, and every buffer outside it: eager may change one that the graph lost."""
     return dict(module.named_buffers()) | named_state(module, graph)
 
 
 def parameter_names(module: nn.Module, graph: Graph) -> dict[int, str]:
-    """The name of every parameter of `module` by its `id`: the graph's name, where it has several."""
+    """The name of every parameter of `module` by its `id`: the graph's name if it has several."""
     known = {entry.name for entry in graph.inputs_of("parameter")}
     found: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -65,9 +65,9 @@ def parameter_names(module: nn.Module, graph: Graph) -> dict[int, str]:
 
 
 def gradient_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The worst max|a-b| / max(max|b|, 1e-4 x the model's largest gradient entry), and whose it is.
+    """The worst max|a-b| / max(max|b|, 1e-4 x the model's largest gradient entry), and its parameter.
 
-    Infinite where one side has a gradient that the other has not.
+    Infinite if one side has a gradient that the other lacks.
     """
     if extra := sorted(set(ours) - set(theirs)):
         return math.inf, extra[0]
@@ -76,7 +76,7 @@ def gradient_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
 
 
 def parameter_difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The worst max|a-b| / max(max|b|, 1e-3), and whose it is."""
+    """The worst max|a-b| / max(max|b|, 1e-3), and its parameter."""
     return _worst(ours, theirs, 1e-3)
 
 
@@ -96,20 +96,20 @@ def _worst(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], floor: floa
 
 
 def relative(ours: float, theirs: float) -> float:
-    """|ours - theirs| / |theirs|; infinite where one is no number."""
+    """|ours - theirs| / |theirs|; infinite if one is not a number."""
     return _number(abs(ours - theirs) / max(abs(theirs), 1e-12))
 
 
 def _number(difference: float) -> float:
-    """nan compares false with everything, so a maximum would lose it."""
+    """Replace nan by infinity: nan compares false with everything, so a maximum would lose it."""
     return math.inf if math.isnan(difference) else difference
 
 
 class Comparison:
     """The cut model and the user's eager module, trained side by side on the same microbatches.
 
-    `module` itself is copied twice and stays as it is. `loss_of(module)` gives the function from a batch to
-    the scalar loss. `draws` are as `Reference` has them.
+    Both use copies of `module`. `loss_of(module)` returns the function from a batch to the scalar loss.
+    `draws` are as in `Reference`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Comparison:
         )
 
     def evaluation_difference(self, batch: Batch) -> float:
-        """How far the evaluation graph's loss on one microbatch is from that of `module.eval()`."""
+        """The difference between the evaluation graph's loss on a microbatch and that of `module.eval()`."""
         unit = next(iter(self._training.units()))
         assert not unit.train and unit.microbatches == 1
         loss = sum(share.loss for share in self._pipeline.run(unit.number, [batch]))
@@ -164,7 +164,7 @@ class Comparison:
 
     @property
     def precision(self) -> Precision:
-        """What both sides compute in."""
+        """The precision of both sides."""
         return self._training.precision
 
     def gradients(self) -> dict[str, Tensor]:
@@ -214,7 +214,7 @@ def compare(
 
 
 def received(programs: Sequence[bytes], batch: int) -> list[Segment]:
-    """Segments as a worker gets them: decoded, validated, and verified on the meta device."""
+    """Segments as a worker receives them: decoded, validated, and verified on the meta device."""
     segments = [wire.load_segment(program, batch) for program in programs]
     for segment in segments:
         verify_segment(segment, batch)

@@ -1,12 +1,9 @@
-"""PyTorch as a backend of a worker: today on the CPU.
+"""PyTorch as a backend of a worker, on the CPU.
 
-What this process's device sustains, measured.
-
-Keeps torch's compiler out of a process that compiles nothing: over a second of its first job, and memory.
-
-Shapes on the meta device are often computed in Python, by functions that tell `torch._dynamo` not to look
-into them. For that they import it at their first call, unless they are marked as told (`torch._compile`).
-Where another torch marks them otherwise, it is imported as ever.
+It measures the device's speed, and keeps torch's compiler out of a process that compiles nothing, which saves
+over a second of its first job, and memory. Shapes on the meta device are often computed in Python, by
+functions that `torch._dynamo` must not inspect. They import it at their first call to say so, unless they are
+already marked (`torch._compile`). If another torch version uses other marks, it is imported as usual.
 """
 
 from __future__ import annotations
@@ -40,25 +37,24 @@ SECONDS = 0.25
 def measure_tflops() -> float:
     """TFLOP/s of float32 matrix products with all of this process's threads, in about a quarter second.
 
-    The median of many products, so that one which was interrupted does not count. A device for which one
-    product takes longer than that does two.
+    The median of many products, so that an interrupted one does not count. A slow device runs two.
     """
     left, right, out = (torch.ones(SIZE, SIZE) for _ in range(3))
-    torch.mm(left, right, out=out)  # the first one makes threads and buffers
-    took: list[float] = []
+    torch.mm(left, right, out=out)  # the first product creates threads and buffers
+    seconds: list[float] = []
     deadline = time.perf_counter() + SECONDS
-    while not took or time.perf_counter() < deadline:
+    while not seconds or time.perf_counter() < deadline:
         started = time.perf_counter()
         torch.mm(left, right, out=out)
-        took.append(time.perf_counter() - started)
-    return 2 * SIZE**3 / statistics.median(took) / 1e12
+        seconds.append(time.perf_counter() - started)
+    return 2 * SIZE**3 / statistics.median(seconds) / 1e12
 
 
 _MARK = "__dynamo_disable"
 
 
 def keep_compiler_out() -> None:
-    """Mark the functions by which torch computes shapes, unless its compiler is imported already."""
+    """Mark the functions that compute shapes, unless torch's compiler is imported already."""
     if "torch._dynamo" in sys.modules:
         return
     import torch._decomp.decompositions
@@ -72,13 +68,13 @@ def keep_compiler_out() -> None:
 
 
 def _mark(found: list[object]) -> None:
-    """Mark functions, and those that they are wrapped around."""
+    """Mark functions, and those that they wrap."""
     while found:
         function = found.pop()
         if isinstance(function, FunctionType) and not hasattr(function, _MARK):
             setattr(function, _MARK, function)
             for cell in function.__closure__ or ():
-                with suppress(ValueError):  # nothing is in it yet
+                with suppress(ValueError):  # the cell is still empty
                     found.append(cell.cell_contents)
 
 

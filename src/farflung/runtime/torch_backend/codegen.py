@@ -1,11 +1,11 @@
-"""Generates and executes code: a validated segment becomes one straight-line Python function.
+"""Code generation: a validated segment becomes one straight-line Python function.
 
-THIS IS THE ONLY FILE THAT CALLS `exec`. The source it builds holds integers, our own variable names (`v3`,
-`o1`, `c2`) and punctuation, nothing else: ops, floats, strings and element types are objects in the
-function's namespace. A segment must have passed `opdag.wire.load_segment` before it comes here.
+THIS IS THE ONLY FILE THAT CALLS `exec`. The source it builds contains only integers, our own variable names
+(`v3`, `o1`, `c2`) and punctuation: ops, floats, strings and element types are objects in the function's
+namespace. A segment must have passed `opdag.wire.load_segment` before.
 
-Straight-line code costs what eager PyTorch costs (`benchmarks/overhead.py`); an interpreter loop over the
-same graph costs 37 % more on a small model.
+Straight-line code is as fast as eager PyTorch (`benchmarks/overhead.py`); an interpreter loop over the same
+graph costs 37 % more on a small model.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ class Program:
     """A segment's forward pass as a Python function.
 
     `state` are value ids of parameters, buffers and constants, `values` of model inputs and received values,
-    `results` of what is sent, the loss and the mutated buffers: the orders in which `run` takes and gives.
-    With `train` false the evaluation graph is generated: dropout is the identity, BatchNorm uses its running
-    statistics.
+    `results` of sent values, the loss and mutated buffers: the orders of `run`'s arguments and results. With
+    `train` false it is the evaluation graph: dropout is the identity, BatchNorm uses its running statistics.
     """
 
     def __init__(self, segment: Segment, batch: int, train: bool) -> None:
@@ -51,7 +50,7 @@ class Program:
     def results_of(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> dict[int, Tensor]:
-        """Run on values by id; results by id."""
+        """Run on values by id; returns results by id."""
         results = self.run(state, [values[value] for value in self.values], seed)
         return dict(zip(self.results, results, strict=True))
 
@@ -63,7 +62,7 @@ def execute(source: str, segment: int, namespace: dict[str, Any]) -> Any:
 
 
 def source_name(segment: int) -> str:
-    """What stands for a file in the traceback of a segment's code."""
+    """The file name of a segment's code in tracebacks."""
     return f"<segment {segment:d}>"
 
 
@@ -78,7 +77,7 @@ class Writer:
         self.namespace: dict[str, Any] = {"__builtins__": {}, "reseed": reseed}
 
     def write(self, program: Program) -> str:
-        """The whole function, one line a node; a value is deleted after its last use."""
+        """The whole function, one line per node; a value is deleted after its last use."""
         lines = ["def run(state, values, seed):"]
         named = (self._given(program), "state"), (_listed("v", program.values), "values")
         lines += [f"    {names} = {source}" for names, source in named if names]
@@ -101,7 +100,7 @@ class Writer:
         return _listed("v", program.state)
 
     def _made(self, program: Program) -> str:
-        """What the function returns."""
+        """The expression that the function returns."""
         return f"({_listed('v', program.results)})"
 
     def _node(self, node: Node) -> list[str]:
@@ -115,7 +114,7 @@ class Writer:
         if op.draws(Node(node.number, node.op, arguments, node.outputs)):
             lines.append(f"    reseed(seed, {node.number:d})")
         if node.op == "aten.native_dropout.default" and node.outputs[1] < 0:
-            # What eager runs: without a mask to return its scale is rounded in another place (p = 0.15).
+            # As eager does: without a mask to return, the scale is rounded elsewhere (p = 0.15).
             drop = self._object(torch.ops.aten.dropout.default, "o")
             values = ", ".join(self._argument(arguments[name]) for name in ("input", "p", "train"))
             return [*lines, f"    v{node.outputs[0]:d} = {drop}({values})"]
@@ -159,7 +158,7 @@ class Writer:
         return f"v{value:d}"
 
     def _object(self, value: Any, prefix: str) -> str:
-        """The name under which `value` stands in the namespace."""
+        """The name of `value` in the namespace."""
         key = (type(value), repr(value) if isinstance(value, float) else value)  # -0.0 == 0.0, nan != nan
         if key not in self._names:
             self._names[key] = f"{prefix}{len(self._names):d}"
@@ -172,7 +171,7 @@ def _listed(prefix: str, values: Sequence[int]) -> str:
 
 
 def resolve(name: str) -> torch._ops.OpOverload:
-    """torch's operator for a name of the opset; what the table lacks is refused before torch sees it."""
+    """torch's operator for a name of the opset; raises for other names before torch sees them."""
     opset.lookup(name)
     namespace, base, overload = name.split(".")
     packet = getattr(getattr(torch.ops, namespace), base)
@@ -186,5 +185,5 @@ def reseed(seed: int, number: int) -> None:
 
 
 def _draw_like(self: Tensor, p: float) -> Tensor:
-    """`bernoulli` in place, as eager has it: only so torch has a gradient, of zeros, for what it is like."""
+    """`bernoulli` in place, as in eager: only then does torch have a gradient (of zeros) for `self`."""
     return self.clone().bernoulli_(p)

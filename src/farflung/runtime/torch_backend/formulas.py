@@ -1,7 +1,8 @@
-"""Gradients of weights by formula: for each op the kernels that autograd calls, so that bits are the same.
+"""Gradients of weights by formula: for each op the kernels that autograd calls, so that bits are equal.
 
-What has no formula here is *replayed*: its node runs once more, with the weights as leaves, and autograd does
-the rest. That costs the node's forward pass; products and convolutions, where it would matter, have formulas.
+An op without a formula here is *replayed*: its node runs once more, with the weights as leaves, and autograd
+does the rest. That costs the node's forward pass; products and convolutions, where it would matter, have
+formulas.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from farflung.opdag.graph import FLOATING, BatchSize, Ref
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program
 
-Found = Iterator[tuple[int, Tensor]]
-"""Weights with their gradients; one that several arguments of a node read comes several times."""
+WeightGradients = Iterator[tuple[int, Tensor]]
+"""Weights with their gradients; a weight that several arguments of a node read occurs several times."""
 
-Make = Callable[[Sequence[Tensor | None], Mapping[int, Tensor], int], Found]
-"""From the gradients of what a join made, what it kept, and the seed of the microbatch."""
+Make = Callable[[Sequence[Tensor | None], Mapping[int, Tensor], int], WeightGradients]
+"""From the gradients of a join's results, its saved values, and the seed of the microbatch."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """How the gradients of a join's weights are made, and the values that this needs."""
+    """How to compute the gradients of a join's weights, and the values that this needs."""
 
     keeps: tuple[int, ...]
     make: Make
 
 
 def formula_of(join: Join, segment: Segment, batch: int) -> Formula:
-    """The formula of a join's op; a replay where there is none, or it does not hold for what is read."""
+    """The formula of a join's op; a replay if there is none, or it does not apply to the arguments."""
     find = _FORMULAS.get(join.node.op)
     case = _Case(join, segment, batch)
     return (find(case) if find and case.is_of_one_type() else None) or _replay(case)
@@ -50,12 +51,12 @@ class _Case:
         self.arguments = join.node.arguments
 
     def value(self, name: str) -> int:
-        """The value that an argument reads; -1 if it is no value."""
+        """The value that an argument reads; -1 if it is not a value."""
         argument = self.arguments.get(name)
         return argument.id if isinstance(argument, Ref) else -1
 
     def weight(self, name: str) -> int | None:
-        """The weight that an argument reads, if it does."""
+        """The weight that an argument reads, if any."""
         value = self.value(name)
         return value if value in self.join.weights else None
 
@@ -67,25 +68,25 @@ class _Case:
         return all(self.arguments.get(name, 1) == 1 for name in names)
 
     def sizes(self, name: str, default: int, count: int) -> list[int]:
-        """A list of `count` integers, of which the schema may have one for all."""
+        """A list of `count` integers, for which the schema may have a single one."""
         given = self.arguments.get(name, default)
         listed = given if isinstance(given, list) else [given]
         numbers = [e.at(self.batch) if isinstance(e, BatchSize) else int(e) for e in listed]  # type: ignore[arg-type]
         return numbers * count if len(numbers) == 1 else numbers
 
     def is_of_one_type(self) -> bool:
-        """Whether no conversion is needed, because all floating point values have the same type."""
+        """Whether all floating-point values have the same type, so that no conversion is needed."""
         values = (*self.join.node.reads(), *self.join.makes)
         types = {self.segment.values[value].dtype for value in values}
         return len(types & FLOATING) == 1 and len(self.join.makes) == 1
 
 
-def _simple(keeps: Sequence[int], make: Callable[[Tensor, Mapping[int, Tensor]], Found]) -> Formula:
-    """A formula of a node that makes one value."""
+def _simple(keeps: Sequence[int], make: Callable[[Tensor, Mapping[int, Tensor]], WeightGradients]) -> Formula:
+    """A formula of a node with one result."""
 
-    def of(gradients: Sequence[Tensor | None], kept: Mapping[int, Tensor], seed: int) -> Found:
+    def of(gradients: Sequence[Tensor | None], saved: Mapping[int, Tensor], seed: int) -> WeightGradients:
         (gradient,) = gradients
-        return iter(()) if gradient is None else make(gradient, kept)
+        return iter(()) if gradient is None else make(gradient, saved)
 
     return Formula(tuple(keeps), of)
 
@@ -95,13 +96,13 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _summed(gradient: Tensor, shape: Sequence[int]) -> Tensor:
-    """The gradient of what was broadcast from `shape`, in memory of its own."""
+    """The gradient of a value that was broadcast from `shape`, in its own memory."""
     total = gradient.sum_to_size(tuple(shape))
     return total.clone() if total.data_ptr() == gradient.data_ptr() else total
 
 
 def _of_right(left: Tensor, right: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient of the right factor of a product of matrices, in the order of its elements."""
+    """The gradient of the right factor of a matrix product, in the memory order of that factor."""
     if right.stride(0) == 1 and right.stride(1) == right.shape[0]:
         return gradient.t().mm(left).t()
     return left.t().mm(gradient)
@@ -113,10 +114,10 @@ def _linear(case: _Case) -> Formula | None:
         return None
     shape = () if bias is None else case.shape(bias)
 
-    def make(gradient: Tensor, kept: Mapping[int, Tensor]) -> Found:
+    def make(gradient: Tensor, saved: Mapping[int, Tensor]) -> WeightGradients:
         flat = _flat(gradient)
         if weight is not None:
-            yield weight, _of_right(_flat(kept[x]), kept[weight].t(), flat).t()
+            yield weight, _of_right(_flat(saved[x]), saved[weight].t(), flat).t()
         if bias is not None:
             yield bias, _summed(flat, shape)
 
@@ -130,9 +131,9 @@ def _addmm(case: _Case) -> Formula | None:
     is_weight = right in case.join.weights
     shape = case.shape(case.value("self"))
 
-    def make(gradient: Tensor, kept: Mapping[int, Tensor]) -> Found:
+    def make(gradient: Tensor, saved: Mapping[int, Tensor]) -> WeightGradients:
         if is_weight:
-            yield right, _of_right(kept[left], kept[right], gradient)
+            yield right, _of_right(saved[left], saved[right], gradient)
         if bias is not None:
             yield bias, _summed(gradient, shape)
 
@@ -144,8 +145,8 @@ def _matmul(case: _Case, right_name: str = "other") -> Formula | None:
     if left in case.join.weights or len(case.shape(right)) != 2 or len(case.shape(left)) < 2:
         return None
 
-    def make(gradient: Tensor, kept: Mapping[int, Tensor]) -> Found:
-        yield right, _of_right(_flat(kept[left]), kept[right], _flat(gradient))
+    def make(gradient: Tensor, saved: Mapping[int, Tensor]) -> WeightGradients:
+        yield right, _of_right(_flat(saved[left]), saved[right], _flat(gradient))
 
     return _simple((left, right), make)
 
@@ -157,11 +158,11 @@ def _mm(case: _Case) -> Formula | None:
 def _bmm(case: _Case) -> Formula | None:
     left, right = case.value("self"), case.value("mat2")
 
-    def make(gradient: Tensor, kept: Mapping[int, Tensor]) -> Found:
+    def make(gradient: Tensor, saved: Mapping[int, Tensor]) -> WeightGradients:
         if right in case.join.weights:
-            yield right, kept[left].transpose(1, 2).bmm(gradient)
+            yield right, saved[left].transpose(1, 2).bmm(gradient)
         else:
-            yield left, gradient.bmm(kept[right].transpose(1, 2))
+            yield left, gradient.bmm(saved[right].transpose(1, 2))
 
     return _simple((left,) if right in case.join.weights else (right,), make)
 
@@ -176,9 +177,9 @@ def _convolution(case: _Case) -> Formula | None:
     bias_sizes = None if bias < 0 else list(case.shape(bias))
     mask = [False, weight in case.join.weights, bias in case.join.weights]
 
-    def make(gradient: Tensor, kept: Mapping[int, Tensor]) -> Found:
+    def make(gradient: Tensor, saved: Mapping[int, Tensor]) -> WeightGradients:
         _, of_weight, of_bias = torch.ops.aten.convolution_backward.default(
-            gradient, kept[x], kept[weight], bias_sizes, stride, padding, dilation, False, [0] * count,
+            gradient, saved[x], saved[weight], bias_sizes, stride, padding, dilation, False, [0] * count,
             groups, mask,
         )  # fmt: skip
         if mask[1]:
@@ -194,14 +195,16 @@ def _add(case: _Case) -> Formula | None:
     if weight is None or not case.is_one("alpha"):
         return None
     shape = case.shape(weight)
-    return _simple((), lambda gradient, kept: iter([(weight, _summed(gradient, shape))]))
+    return _simple((), lambda gradient, saved: iter([(weight, _summed(gradient, shape))]))
 
 
 def _mul(case: _Case) -> Formula | None:
     first, second = case.value("self"), case.value("other")
     weight, other = (first, second) if first in case.join.weights else (second, first)
     shape = case.shape(weight)
-    return _simple((other,), lambda gradient, kept: iter([(weight, _summed(gradient * kept[other], shape))]))
+    return _simple(
+        (other,), lambda gradient, saved: iter([(weight, _summed(gradient * saved[other], shape))])
+    )
 
 
 _FORMULAS: dict[str, Callable[[_Case], Formula | None]] = {
@@ -236,10 +239,10 @@ def _replay(case: _Case) -> Formula:
     program = Program(alone, case.batch, train=True)
     weights = case.join.weights
 
-    def make(gradients: Sequence[Tensor | None], kept: Mapping[int, Tensor], seed: int) -> Found:
+    def make(gradients: Sequence[Tensor | None], saved: Mapping[int, Tensor], seed: int) -> WeightGradients:
         with torch.enable_grad():
-            leaves = {value: kept[value].detach().requires_grad_() for value in weights}
-            results = program.run([], [leaves.get(v, kept[v]) for v in program.values], seed)
+            leaves = {value: saved[value].detach().requires_grad_() for value in weights}
+            results = program.run([], [leaves.get(v, saved[v]) for v in program.values], seed)
         pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if g is not None]
         if not pairs:
             return
@@ -247,6 +250,6 @@ def _replay(case: _Case) -> Formula:
         found = torch.autograd.grad(made, list(leaves.values()), given, allow_unused=True)
         for value, gradient in zip(leaves, found, strict=True):
             if gradient is not None:
-                yield value, gradient.clone()  # it may be a view of what was given
+                yield value, gradient.clone()  # it may be a view of an incoming gradient
 
     return Formula(tuple(reads), make)

@@ -1,10 +1,9 @@
-"""What a declared optimizer does to parameters, by the functions that torch's own optimizers call.
+"""Apply declared optimizers to parameters, with the functions that torch's own optimizers call.
 
-Its classes import torch's compiler as soon as one is made: seconds, and memory, that no worker has a use for.
-Large parameters are changed piece by piece: what the functions make on the way, two tensors of a parameter's
-size, then stays in the cache. No number depends on another, so the bits are the same.
-
-`torch.optim` optimizers built from the same declarations serve as the reference.
+Torch's optimizer classes import its compiler when one is created, which costs seconds and memory for nothing.
+Large parameters are updated piece by piece, so that the functions' two temporary tensors stay in the cache.
+Elements are independent, so the bits are equal. `torch.optim` optimizers built from the same declarations
+serve as the reference.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from farflung.workload.footprint import UPDATED_AT_ONCE
 
 
 class Update:
-    """A declared optimizer with its moments of `parameters`: the bits are those of torch's own."""
+    """A declared optimizer with its moments of `parameters`; its results are bit-equal to torch's own."""
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
         self._optimizer = optimizer
@@ -30,22 +29,22 @@ class Update:
         self._rule = _AdamW(optimizer) if isinstance(optimizer, AdamW) else _SGD(optimizer)
 
     def step(self, step: int) -> None:
-        """Update those that have a gradient, at the rate of step `step`, counted from 0."""
+        """Update the parameters that have a gradient, at the rate of step `step`, counted from 0."""
         with torch.no_grad():
             rate = learning_rate(self._optimizer, step)
             for number, parameter in enumerate(self._parameters):
                 if parameter.grad is None:
                     continue
-                given = _given(number, parameter, parameter.grad)
+                pieces = _pieces(number, parameter, parameter.grad)
                 if parameter.grad.is_contiguous():
-                    self._rule.step(list(given), rate)
-                else:  # of which pieces are copies: one at a time
-                    for one in given:
+                    self._rule.step(list(pieces), rate)
+                else:  # its pieces are copies: one at a time
+                    for one in pieces:
                         self._rule.step([one], rate)
 
 
 def square_sum(gradients: Iterable[Tensor]) -> float:
-    """The sum of squares of all numbers in float64, to which torch converts a whole tensor at a time."""
+    """The sum of squares of all numbers in float64; pieces, because torch converts a whole tensor at once."""
     total = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
         for piece in parts(gradient):
@@ -56,7 +55,7 @@ def square_sum(gradients: Iterable[Tensor]) -> float:
 def parts(tensor: Tensor) -> Iterator[Tensor]:
     """A tensor in row-major order, `UPDATED_AT_ONCE` bytes at a time; a small one whole.
 
-    Parts of a contiguous tensor are views, those of others copies, of which there is one at a time.
+    Parts of a contiguous tensor are views, those of others copies, one at a time.
     """
     each = UPDATED_AT_ONCE // tensor.element_size()
     if tensor.nbytes <= UPDATED_AT_ONCE:
@@ -72,17 +71,17 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
             yield rows.reshape(-1)[start - first * row : end - first * row]
 
 
-def _given(number: int, parameter: Tensor, gradient: Tensor) -> Iterator[_Given]:
-    """What is to be changed, piece by piece; a parameter that is not contiguous in one piece."""
+def _pieces(number: int, parameter: Tensor, gradient: Tensor) -> Iterator[_Piece]:
+    """The parameter with its gradient, piece by piece; a parameter that is not contiguous is one piece."""
     if not parameter.is_contiguous():
-        yield _Given((number, 0), parameter, gradient)
+        yield _Piece((number, 0), parameter, gradient)
         return
     for place, pair in enumerate(zip(parts(parameter), parts(gradient), strict=True)):
-        yield _Given((number, place), *pair)
+        yield _Piece((number, place), *pair)
 
 
-class _Given(NamedTuple):
-    """A piece of a parameter with its gradient; `place` is the number of both."""
+class _Piece(NamedTuple):
+    """A piece of a parameter with its gradient; `place` is the parameter's number and the piece's."""
 
     place: tuple[int, int]
     parameter: Tensor
@@ -92,21 +91,21 @@ class _Given(NamedTuple):
 class _AdamW:
     def __init__(self, declared: AdamW) -> None:
         self._declared = declared
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._state: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def step(self, given: list[_Given], rate: float) -> None:
-        for place, parameter, _ in given:
-            if place not in self._kept:
+    def step(self, pieces: list[_Piece], rate: float) -> None:
+        for place, parameter, _ in pieces:
+            if place not in self._state:
                 first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                self._kept[place] = first, second, torch.zeros(())
-        kept = [self._kept[one.place] for one in given]
+                self._state[place] = first, second, torch.zeros(())
+        states = [self._state[one.place] for one in pieces]
         adam(
-            [one.parameter for one in given],
-            [one.gradient for one in given],
-            [first for first, _, _ in kept],
-            [second for _, second, _ in kept],
+            [one.parameter for one in pieces],
+            [one.gradient for one in pieces],
+            [first for first, _, _ in states],
+            [second for _, second, _ in states],
             [],
-            [steps for _, _, steps in kept],
+            [steps for _, _, steps in states],
             decoupled_weight_decay=True,
             amsgrad=False,
             beta1=self._declared.betas[0],
@@ -121,14 +120,14 @@ class _AdamW:
 class _SGD:
     def __init__(self, declared: SGD) -> None:
         self._declared = declared
-        self._kept: dict[tuple[int, int], Tensor | None] = {}
+        self._state: dict[tuple[int, int], Tensor | None] = {}
 
-    def step(self, given: list[_Given], rate: float) -> None:
-        places = [one.place for one in given]
-        buffers = [self._kept.get(place) for place in places]
+    def step(self, pieces: list[_Piece], rate: float) -> None:
+        places = [one.place for one in pieces]
+        buffers = [self._state.get(place) for place in places]
         sgd(
-            [one.parameter for one in given],
-            [one.gradient for one in given],
+            [one.parameter for one in pieces],
+            [one.gradient for one in pieces],
             buffers,
             weight_decay=self._declared.weight_decay,
             momentum=self._declared.momentum,
@@ -137,7 +136,7 @@ class _SGD:
             nesterov=self._declared.nesterov,
             maximize=False,
         )
-        self._kept.update(zip(places, buffers, strict=True))
+        self._state.update(zip(places, buffers, strict=True))
 
 
 def build(optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -162,6 +161,6 @@ def build(optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> tor
 
 
 def set_learning_rate(built: torch.optim.Optimizer, optimizer: Optimizer, step: int) -> None:
-    """Give what `build` returned the rate of step `step`, counted from 0."""
+    """Set the learning rate of step `step`, counted from 0, in an optimizer that `build` returned."""
     for group in built.param_groups:
         group["lr"] = learning_rate(optimizer, step)

@@ -1,10 +1,9 @@
-"""How a segment goes forward in training and what it keeps for its backward pass.
+"""A segment's forward pass in training, and what it keeps for the backward pass.
 
-A segment that sends no gradients has one backward pass, which nobody waits for (`WholePass`). Any other sends
-gradients before it computes those of parameters (`SplitPass`): its joins read weights without their gradient,
-so autograd runs from what the segment sent to what it received, past the joins, and returns beside the
-gradients to send those of what the joins made. What depends on weights follows from these when `accumulate`
-asks for it.
+A segment that sends no gradients has one backward pass, for which no other worker waits (`WholePass`). Any
+other sends gradients before it computes those of parameters (`SplitPass`): its joins read weights without a
+gradient, so autograd runs from the sent values to the received ones, past the joins. Besides the gradients to
+send it returns those of the joins' results, from which `accumulate` computes the gradients of weights.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ Results = dict[int, Tensor]
 
 
 class Tape(Protocol):
-    """What one microbatch keeps from its forward pass until it is accumulated."""
+    """The state of one microbatch from its forward pass until it is accumulated."""
 
     def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
-        """Take the gradients of what was sent and of the loss; give `send` those of what was received."""
+        """Run backward from the gradients of sent values and the loss; `send` those of received values."""
 
     def accumulate(self) -> None:
-        """Add the gradients of parameters to what their `grad` holds."""
+        """Add the gradients of parameters to their `grad`."""
 
 
 class Pass(Protocol):
@@ -43,22 +42,22 @@ class Pass(Protocol):
 
     @property
     def program(self) -> Program:
-        """What it runs, which also runs without a tape."""
+        """The program, which can also run without a tape."""
 
     def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Values as it reads them: without a tape, and with a gradient where that travels back."""
+        """The values as it reads them: detached, and requiring a gradient if that is sent back."""
 
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
-        """Results by value, and the tape.
+        """Run forward; returns the results by value, and the tape.
 
         `state` are tensors in the order of `program.state`, `values` the model inputs and received values.
         """
 
 
 class WholePass:
-    """Of a segment that receives nothing whose gradient travels back."""
+    """The pass of a segment that sends no gradients back."""
 
     def __init__(self, segment: Segment, batch: int) -> None:
         self.program = Program(segment, batch, train=True)
@@ -86,7 +85,7 @@ class _WholeTape:
 
 
 class SplitPass:
-    """Of a segment that sends gradients. `state` are the leaves that hold parameters, by value."""
+    """The pass of a segment that sends gradients. `state` are the leaves that hold parameters, by value."""
 
     def __init__(self, segment: Segment, batch: int, sides: Sides, state: Mapping[int, Tensor]) -> None:
         self._received = [value for value in segment.receives if value in sides.received]
@@ -101,7 +100,9 @@ class SplitPass:
         self.formulas = self._in_order([(j, formula) for j, formula in joined if formula is not None])
 
     def _in_order(self, formulas: list[tuple[Join, Formula]]) -> list[tuple[Join, Formula]]:
-        """First joins by themselves, from where autograd ended, which is warm; then the others as it did."""
+        """Joins with their own weights first, in order, while data is in the cache; then the others in
+        reverse.
+        """
         alone = [(join, f) for join, f in formulas if self.read_once.issuperset(join.weights)]
         shared = [(join, f) for join, f in formulas if not self.read_once.issuperset(join.weights)]
         return [*alone, *reversed(shared)]
@@ -124,8 +125,8 @@ class SplitPass:
 def _formula(join: Join, segment: Segment, batch: int) -> Formula | None:
     """How the gradients of a join's weights are computed later; None if `backward` computes them already.
 
-    The kernel that makes the gradient of what a normalisation read makes those of its weights as well. Which
-    one attention takes depends on whether its mask has a gradient.
+    For a normalisation, one kernel computes the gradients of its input and its weights. For attention, the
+    choice of kernel depends on whether its mask has a gradient.
     """
     if lookup(join.node.op).group in ("normalisation", "attention"):
         return None
@@ -139,28 +140,30 @@ def _joint(join: Join, formula: Formula | None) -> Joint:
 
 
 def _read_once(segment: Segment, sides: Sides) -> set[int]:
-    """Weights that are read by one argument of one join, and by nothing else."""
+    """Weights that only one argument of one join reads."""
     reads = Counter(value for node in segment.nodes for value in node.reads())
     return {value for join in sides.joins for value in join.weights if reads[value] == 1}
 
 
 class _SplitTape:
-    """The leaves and results of a microbatch until `backward`, then what its joins kept and were sent."""
+    """The leaves and results of a microbatch until `backward`, then what its joins saved and received."""
 
-    def __init__(self, way: SplitPass, leaves: Results, made: Results, split: Split, seed: int) -> None:
-        self._way = way
+    def __init__(
+        self, split_pass: SplitPass, leaves: Results, made: Results, split: Split, seed: int
+    ) -> None:
+        self._pass = split_pass
         self._leaves = leaves
         self._made = made
         self._edges, self._weights = split.edges, split.leaves
-        self._kept = dict(zip(way.program.kept, split.kept, strict=True))
-        self._roots = dict(zip(way.program.made, split.made, strict=True))
+        self._kept = dict(zip(split_pass.program.kept, split.kept, strict=True))
+        self._roots = dict(zip(split_pass.program.made, split.made, strict=True))
         self._seed = seed
         self._arrived: dict[int, Tensor] = {}
         self._found: list[tuple[int, Tensor]] = []
 
     def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
-        """Each gradient is sent from inside autograd, before the rest of the pass is waited for."""
-        sides, made = self._way.sides, self._made
+        """Send each gradient from inside autograd, before the rest of the pass has run."""
+        sides, made = self._pass.sides, self._made
         self._found = [(v, g) for v, g in gradients.items() if v in sides.weights]
         self._roots |= {value: made[value] for value, _ in self._found}
         ends = [(made[v], g) for v, g in gradients.items() if v in sides.received and made[v].requires_grad]
@@ -171,7 +174,7 @@ class _SplitTape:
     def _run(self, ends: Sequence[tuple[Tensor, Tensor]], send: Sink) -> None:
         for value, leaf in self._leaves.items():
             leaf.register_hook(lambda gradient, value=value: send(value, gradient.contiguous()))
-        program = self._way.program
+        program = self._pass.program
         wanted: list[Tensor | GradientEdge] = [*self._leaves.values(), *self._edges, *self._weights]
         tensors, given = zip(*ends, strict=True)
         found = torch.autograd.grad(tensors, wanted, given, allow_unused=True)[len(self._leaves) :]  # type: ignore[arg-type]
@@ -180,29 +183,29 @@ class _SplitTape:
         self._found += [(v, g) for v, g in zip(program.leaves, found[edges:], strict=True) if g is not None]
 
     def accumulate(self) -> None:
-        """Formulas, and from weights that were made on to parameters autograd."""
-        way = self._way
+        """Apply the formulas, then run autograd from computed weights to parameters."""
+        split_pass = self._pass
         sums: dict[int, Tensor] = {}
 
         def add(value: int, gradient: Tensor) -> None:
-            if value in way.read_once:
-                _add_to(way.parameters[value], gradient)
+            if value in split_pass.read_once:
+                _add_to(split_pass.parameters[value], gradient)
             else:
                 sums[value] = sums[value] + gradient if value in sums else gradient
 
         with torch.no_grad():
             for value, gradient in self._found:
                 add(value, gradient)
-            for join, formula in way.formulas:
+            for join, formula in split_pass.formulas:
                 own = [self._arrived.pop(value, None) for value in join.makes]
                 for value, gradient in formula.make(own, self._kept, self._seed):
                     add(value, gradient)
-        roots = self._roots | way.parameters
+        roots = self._roots | split_pass.parameters
         _accumulate((roots[value], gradient) for value, gradient in sums.items())
 
 
 def _add_to(parameter: Tensor, gradient: Tensor) -> None:
-    """The hook for a parameter's gradient; nothing else references the memory of `gradient`."""
+    """Add a gradient to a parameter's `grad`; nothing else references the memory of `gradient`."""
     if parameter.grad is not None:
         parameter.grad += gradient
     elif gradient.stride() == parameter.stride():

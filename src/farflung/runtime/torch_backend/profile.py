@@ -1,14 +1,11 @@
-"""Times what a model does on the device at hand: each kind of node, sums of gradients, updates of parameters.
+"""Time a model on this device: each kind of node, sums of gradients, and updates of parameters.
 
-A kind whose time is known is not timed again. The nodes run as `replay` says, the rest by itself.
-
-One node of each kind of a model, run in the model's order, forward one after the other and then backward.
-
-That is how training runs them: a node reads what the one before it has just written, weights were last used
-a whole pass ago, and what is kept lies in memory until it comes back. (Nodes that ran again and again by
-themselves made a whole model seem up to 16 % faster than it was; that they find everything in the cache is
-the likely cause, but has not been shown.) Of a node whose kind is known, or was run already, what it would
-make is taken from its like: so 20 to 80 of hundreds of nodes run, each as the code that workers generate.
+Kinds with a known time are not timed again. One node of each kind runs, in the model's order: first all
+forward, then all backward, as in training. A node then reads what the one before it has just written, weights
+were last used a whole pass ago, and saved tensors stay in memory until they are needed. (Nodes that ran
+repeatedly on their own made a whole model seem up to 16 % faster than it was, probably because they found
+everything in the cache.) For a node whose kind is known or has run, the results are those of a similar node.
+So 20 to 80 of hundreds of nodes run, each with the code that workers generate.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from farflung.runtime.torch_backend.timing import (
     autograd_seconds,
     clock,
     fill,
-    made_up_like,
+    random_like,
     sum_time,
     update_times,
 )
@@ -42,12 +39,12 @@ from farflung.workload.profile_store import Device, Known, device_name
 
 LEAST_PASSES, MOST_PASSES = 5, 50
 LEAST_SECONDS, MOST_SECONDS = 0.5, 8.0
-"""Passes end after the least of both, and anyway before the most; one before them does not count."""
+"""Passes end once both minimums are reached, and in any case at a maximum; the first pass does not count."""
 
 
 @dataclass
 class _Timed:
-    """A node that is timed: its program, the values it reads and makes, seconds of each pass.
+    """A node that is timed: its program, the values it reads and makes, and the seconds of each pass.
 
     `at_once`: one kernel computes the gradients of received values and those of parameters.
     """
@@ -75,7 +72,7 @@ class _Tape:
 
 
 class Replay:
-    """One node of each kind, in the order of the model. `given` holds what no timed node makes."""
+    """One node of each kind, in the order of the model. `given` holds values that no timed node makes."""
 
     def __init__(
         self,
@@ -89,13 +86,13 @@ class Replay:
         self._gradients = differentiable_values(graph)
         self._trained = {entry.value for entry in graph.inputs if entry.trainable}
         self._given = _given(graph, samples, tensors)
-        self._like: dict[int, int] = {}  # value of a node that is left out -> its like's
+        self._like: dict[int, int] = {}  # value of a skipped node -> the value of a similar one
         self._nodes: list[_Timed] = []
         self._sums: dict[int, Tensor] = {}
         self._overhead = 0.0
 
     def prepare(self) -> None:
-        """Choose the nodes, if there are any to time, and make what they read."""
+        """Choose the nodes to time, if any, and compute the values that they read."""
         if all(kind is None or kind in self._known for kind in self._kinds):
             return
         first: dict[str, Node] = {}
@@ -118,7 +115,7 @@ class Replay:
         self._overhead = autograd_seconds()
         apart = torch.zeros(self._apart_bytes() // 4)
         begin = time.perf_counter()
-        self._pass(apart)  # page faults, and what kernels prepare for a shape that they see first
+        self._pass(apart)  # page faults, and kernels' preparations for new shapes
         if time.perf_counter() - begin < MOST_SECONDS / 2:
             for timed in self._nodes:
                 timed.seconds.clear()
@@ -137,9 +134,9 @@ class Replay:
         return self._like.get(value, value)
 
     def _value(self, value: int) -> Tensor:
-        """What a node reads; numbers that no node has made are made up."""
+        """A value that a node reads; random numbers if no node has made it."""
         if value not in self._given:
-            self._given[value] = _made_up(self._graph.values[value], self._samples)
+            self._given[value] = _random_value(self._graph.values[value], self._samples)
         return self._given[value]
 
     def _choose(self, node: Node, kind: str) -> None:
@@ -155,7 +152,7 @@ class Replay:
         self._given.update(zip(program.results, results, strict=True))
 
     def _is_cheap(self, node: Node) -> bool:
-        """Whether a node that is not timed runs all the same: views, and integers that must be right."""
+        """Whether a node runs although it is not timed: views, and integers that must be right."""
         types = [self._graph.values[value].dtype for value in node.writes()]
         return lookup(node.op).group in ("view", "creation") or any(t not in FLOATING for t in types)
 
@@ -167,7 +164,7 @@ class Replay:
             self._sums[value] = torch.zeros_like(self._given[value])
 
     def _apart_bytes(self) -> int:
-        """What the rest of the model touches between two uses of the same weight."""
+        """The bytes that the rest of the model touches between two uses of the same weight."""
         state = {e.value for e in self._graph.inputs if e.kind != "input"}
         here = sum(self._given[value].nbytes for value in state & self._given.keys())
         whole = sum(self._graph.values[value].bytes(self._samples) for value in state)
@@ -201,7 +198,7 @@ class Replay:
         made = {v: t for v, t in tape.results.items() if t.requires_grad}
         arrived = [gradients.pop(v, None) for v in made]
         pairs = [
-            made_up_like(t) if g is None or g.shape != t.shape else g
+            random_like(t) if g is None or g.shape != t.shape else g
             for t, g in zip(made.values(), arrived, strict=True)
         ]
         inputs = {v: t for v, t in tape.leaves.items() if t.requires_grad and v not in self._trained}
@@ -244,12 +241,12 @@ def _given(graph: Graph, samples: int, tensors: Mapping[str, Tensor]) -> dict[in
         elif entry.kind == "buffer":
             given[entry.value] = torch.ones(kind.shape_at(samples), dtype=DTYPES[kind.dtype])
         else:
-            given[entry.value] = _made_up(kind, samples)
+            given[entry.value] = _random_value(kind, samples)
     return given
 
 
-def _made_up(kind: ValueType, samples: int) -> Tensor:
-    """Numbers around zero, or the first of all integers, which is a legal index everywhere."""
+def _random_value(kind: ValueType, samples: int) -> Tensor:
+    """Random numbers around zero, or zeros for integers, which are legal indices everywhere."""
     shape, dtype = kind.shape_at(samples), DTYPES[kind.dtype]
     if kind.dtype not in FLOATING:
         return (torch.ones if kind.dtype == "bool" else torch.zeros)(shape, dtype=dtype)
@@ -259,7 +256,7 @@ def _made_up(kind: ValueType, samples: int) -> Tensor:
 
 
 def program_of(node: Node, graph: Graph, samples: int) -> Program:
-    """The node as a segment of its own, to which all that it reads is sent."""
+    """The node as a segment of its own, which receives everything that it reads."""
     reads, writes = sorted(set(node.reads())), node.writes()
     segment = Segment(
         version=graph.version,
@@ -280,7 +277,7 @@ def program_of(node: Node, graph: Graph, samples: int) -> Program:
 
 
 def this_device() -> Device:
-    """Everything but the timed op that times on this device depend on."""
+    """Everything that times on this device depend on, except the op."""
     table = f"{opset.version()} {opset.schema_hash(opset.version())}"
     return Device(device_name(), f"torch {torch.__version__}", table, torch.get_num_threads())
 
@@ -300,12 +297,12 @@ def profile_graph(
     graph
         The model.
     state, batch
-        Parameters, buffers and model inputs by name. What is not given is made up: a node's time hardly
-        depends on the numbers it works on. Nothing is changed.
+        Parameters, buffers and model inputs by name. Missing ones are random: a node's time hardly depends
+        on its numbers. Nothing is changed.
     optimizer
-        Whose updates are timed.
+        Its updates are timed.
     known
-        Times that were taken on this device before (`profile_store`): they are not taken again.
+        Earlier times from this device (`profile_store`), which are not measured again.
     """
     known = known or Known()
     kinds = signatures(graph, samples)

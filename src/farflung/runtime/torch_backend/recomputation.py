@@ -1,8 +1,8 @@
-"""Recomputation: a microbatch keeps its received values, and its tape is built when its gradients are due.
+"""Recomputation: a microbatch keeps only its received values; its tape is built when gradients arrive.
 
-With the same inputs, seed and buffers the second forward pass makes the same bits as the first, because torch
-chooses the same kernels in both: it looks whether a gradient is wanted (whether to fold a batch of matrices
-into one, say). So the first pass has a tape too, one that saves no tensor.
+With the same inputs, seed and buffers the second forward pass produces the same bits as the first, provided
+torch chooses the same kernels. The choice can depend on whether a gradient is needed (for example, whether a
+batch of matrices is folded into one), so the first pass also has a tape, which saves no tensor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from farflung.runtime.torch_backend.passes import Pass, Results, Sink, SplitPass, Tape
 
 
-class AgainPass:
-    """A pass that runs `inner` once without and once with its tape."""
+class RecomputingPass:
+    """Runs `inner` once without saving its tape, and once with it."""
 
     def __init__(self, inner: Pass) -> None:
         self.program = inner.program
@@ -28,22 +28,22 @@ class AgainPass:
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
-        with saved_tensors_hooks(_forget, _forgotten):
+        with saved_tensors_hooks(_save_nothing, _unpack_nothing):
             made = self.program.results_of(state, self.leaves(values), seed)
         results = {value: tensor.detach() for value, tensor in made.items()}
-        return results, _AgainTape(self._inner, state, values, seed)
+        return results, _RecomputingTape(self._inner, state, values, seed)
 
 
-def _forget(saved: Tensor) -> None:
+def _save_nothing(saved: Tensor) -> None:
     """Save nothing instead of a tensor."""
 
 
-def _forgotten(kept: None) -> Tensor:
-    raise AssertionError("the first of two forward passes has no backward pass")
+def _unpack_nothing(kept: None) -> Tensor:
+    raise AssertionError("the first forward pass has no backward pass")
 
 
-class _AgainTape:
-    """`state` holds the buffers as this microbatch found them; later ones write others in their place."""
+class _RecomputingTape:
+    """`state` holds the buffers as this microbatch found them; later microbatches replace them."""
 
     def __init__(self, inner: Pass, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int) -> None:
         self._inner = inner

@@ -1,9 +1,8 @@
 """One segment on PyTorch: forward with a tape per microbatch, backward from its consumers' gradients, apply.
 
-Remote automatic differentiation (FusionLLM, arXiv 2410.12707): values arrive as detached leaves, gradients of
-what was sent come back from every consumer, autograd runs in between. Only the compute thread may call in.
-
-What an error in generated code is about, where PyTorch does not say it: an index that is out of range.
+Remote automatic differentiation (FusionLLM, arXiv 2410.12707): values arrive as detached leaves, the
+gradients of sent values come back from every consumer, and autograd runs in between. Call it on the compute
+thread only.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from farflung.runtime.indices import index_ranges, require_in_range
 from farflung.runtime.torch_backend.codegen import Program, source_name
 from farflung.runtime.torch_backend.optimizer import Update, square_sum
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
-from farflung.runtime.torch_backend.recomputation import AgainPass
+from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, memory, outgoing
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
 
 
 def require_indices_in_range(error: Exception, segment: Segment, batch: int, microbatch: int) -> None:
-    """Look at the indices that the code which raised `error` was given.
+    """Check the indices that the code which raised `error` was given, because PyTorch's message is unclear.
 
     Raises
     ------
     JobError
-        One of them is out of range: the error is about that.
+        One of them is out of range, which caused the error.
     """
     known = _variables(error, source_name(segment.number))
     for expected in index_ranges(segment, batch):
@@ -44,7 +43,7 @@ def require_indices_in_range(error: Exception, segment: Segment, batch: int, mic
 
 
 def _variables(error: Exception, file: str) -> dict[str, Any]:
-    """Of the function in `file` that the error passed through."""
+    """The local variables of the function in `file` that the error passed through."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != file:
         trace = trace.tb_next
@@ -80,7 +79,7 @@ class TorchSegment:
         self._loss = 0.0
         self._pass = self._make_pass()
         if recompute:
-            self._pass = AgainPass(self._pass)
+            self._pass = RecomputingPass(self._pass)
         differentiable = set(segment.differentiable)
         self._answered = [value for value in segment.sends if value in differentiable]
 
@@ -98,7 +97,7 @@ class TorchSegment:
         return state[name].detach().requires_grad_(trainable)
 
     def compile(self) -> None:
-        """Its code was generated when it was made."""
+        """Do nothing: the code was generated at construction."""
 
     def close(self) -> None:
         """Do nothing: there is no background work."""
@@ -106,9 +105,9 @@ class TorchSegment:
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Run one microbatch; returns the values to send, detached and contiguous.
 
-        `values` are the model inputs and received values by id. In a training unit a tape is kept until
-        `backward`; in an evaluation unit nothing is kept but the loss. JobError where the microbatch holds an
-        index that is out of range.
+        `values` are the model inputs and received values by id. A training unit keeps a tape until
+        `backward`; an evaluation unit keeps only the loss. Raises JobError if the microbatch has an index out
+        of range.
         """
         try:
             return self._forward(unit, microbatch, values)
@@ -132,12 +131,12 @@ class TorchSegment:
         return {value: outgoing(results[value]) for value in self.segment.sends}
 
     def backward(self, unit: Unit, microbatch: int, gradients: Mapping[int, Tensor], send: Sink) -> None:
-        """Give the gradient of each received value to `send`.
+        """Run backward, and `send` the gradient of each received value.
 
-        `gradients` holds, for each differentiable value that was sent, the sum over its consumers (absent
-        where nobody had one). `send` is called from inside autograd as soon as a gradient is complete, before
-        the rest of the pass is waited for and before gradients of parameters are computed (`accumulate`). The
-        loss is seeded with 1 / microbatches.
+        `gradients` holds, for each differentiable value that was sent, the sum over its consumers (absent if
+        no consumer had one). `send` is called from inside autograd as soon as a gradient is complete, before
+        the rest of the pass and before gradients of parameters are computed (`accumulate`). The loss is
+        seeded with 1 / microbatches.
         """
         given = {value: gradients[value] for value in self._answered if value in gradients}
         if self.segment.loss is not None:
@@ -146,7 +145,7 @@ class TorchSegment:
         self._tapes[microbatch].backward(given, send)
 
     def accumulate(self, unit: Unit, microbatch: int) -> None:
-        """Add the microbatch's gradients of parameters to the step's, and forget its tape."""
+        """Add the microbatch's gradients of parameters to the step's, and drop its tape."""
         self._tapes.pop(microbatch).accumulate()
 
     def share_gradients(self, owners: Mapping[str, TorchSegment]) -> None:
@@ -185,19 +184,19 @@ class TorchSegment:
         self.drop()
 
     def drop(self) -> None:
-        """Forget gradients, tapes and pending buffers: what a dropped step leaves behind."""
+        """Drop gradients, tapes and pending buffers of a step that is not applied."""
         for tensor in self._state:
             tensor.grad = None
         self._pending.clear()
         self._tapes.clear()
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of owned parameters by name, where there is one."""
+        """Gradients of owned parameters by name, if they have one."""
         pairs = zip(self._entries, self._state, strict=True)
         return {e.name: t.grad for e, t in pairs if e.name in self._owned and t.grad is not None}
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """The gradients of owned parameters, which the segment then forgets."""
+        """Return and remove the gradients of owned parameters."""
         found = self.gradients()
         for tensor in self._state:
             tensor.grad = None
@@ -208,12 +207,12 @@ class TorchSegment:
         return {name: self._state[self._index[name]].detach() for name in self.segment.owned}
 
     def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
-        """Those of the owned parameters and buffers that `names` has, each as the bytes of a copy."""
+        """Copies of the owned parameters and buffers in `names`, as bytes."""
         state = {name: tensor for name, tensor in self.state().items() if name in names}
         return {n: memory(t.clone(memory_format=torch.contiguous_format)) for n, t in state.items()}
 
     def _current(self) -> list[Tensor]:
-        """The state, with buffers as the microbatches of this step have left them."""
+        """The state, with buffers as the step's microbatches so far have left them."""
         return [
             self._pending.get(e.name, t) if self._pending else t
             for e, t in zip(self._entries, self._state, strict=True)

@@ -20,18 +20,18 @@ DETACHED, LEAF = "d", "w"
 
 @dataclass(frozen=True)
 class Joint:
-    """What the code of a join does in addition to running its node.
+    """What the code of a join does besides running its node.
 
     Parameters
     ----------
     node
-        Its number.
+        Number of the node.
     reads
         For each weight `DETACHED` or `LEAF`.
     keeps
-        Values that its weights' gradients will be computed from.
+        Values needed to compute the gradients of its weights.
     makes
-        Values whose gradients are wanted.
+        Values whose gradients are needed.
     """
 
     node: int
@@ -53,9 +53,9 @@ class Split(NamedTuple):
 class SplitProgram(Program):
     """A `Program` in training, where each join reads copies of its weights that share their memory.
 
-    What depends on parameters alone has a tape of its own. `copies` are weights of the state, each with the
-    way it is read: `split` takes such copies after the state. `kept`, `edges` and `leaves` are the values of
-    what it returns: what joins keep (without gradient), edges of what they make, and weights that are read as
+    Computations on parameters alone have a tape of their own. `copies` are weights of the state, each with
+    how it is read; `split` expects such copies after the state. `kept`, `edges` and `leaves` are the values
+    of its results: what joins save (without gradient), edges of what they make, and weights that are read as
     leaves. `made` are weights that joins read and nodes make, with their tape.
     """
 
@@ -85,8 +85,8 @@ class _SplitWriter(Writer):
         self._received = received
         self._joints = {joint.node: joint for joint in joints}
         self._reads: Mapping[int, str] = {}
-        self._ways = {(how, value) for joint in joints for value, how in joint.reads.items()}
-        self._is_kept: set[int] = set()
+        self._reads_by_kind = {(how, value) for joint in joints for value, how in joint.reads.items()}
+        self._saved: set[int] = set()
         self.namespace |= {"edge": _edge, "Split": Split}
 
     def _keep(self, program: Program) -> set[int]:
@@ -108,13 +108,13 @@ class _SplitWriter(Writer):
         self._reads = joint.reads if joint else {}
         lines = super()._node(node)
         for value in node.writes():
-            if (DETACHED, value) in self._ways:
+            if (DETACHED, value) in self._reads_by_kind:
                 lines.append(f"    {DETACHED}{value:d} = v{value:d}.detach()")
-            if (LEAF, value) in self._ways:
+            if (LEAF, value) in self._reads_by_kind:
                 lines.append(f"    {LEAF}{value:d} = v{value:d}.detach().requires_grad_()")
         if joint:
-            lines += [self._kept(value) for value in joint.keeps if value not in self._is_kept]
-            self._is_kept |= set(joint.keeps)
+            lines += [self._kept(value) for value in joint.keeps if value not in self._saved]
+            self._saved |= set(joint.keeps)
             lines += [f"    e{value:d} = edge(v{value:d})" for value in joint.makes]
         self._reads = {}
         return lines
@@ -127,14 +127,14 @@ class _SplitWriter(Writer):
         return f"{self._reads[value]}{value:d}" if value in self._reads else super()._value(value)
 
     def _operator(self, node: Node) -> Callable[..., Any]:
-        """Where torch looks whether a weight has a gradient before it chooses a kernel: as if it had."""
+        """Use a kernel as if the weight had a gradient, for ops where torch checks that before it chooses."""
         if self._reads and node.op in _FOLDED:
             return _FOLDED[node.op]
         return super()._operator(node)
 
 
 def _edge(made: Tensor) -> GradientEdge:
-    """Where the gradient of what a join made arrives."""
+    """The edge at which the gradient of a join's result arrives."""
     assert made.grad_fn is not None, "a join has a gradient"
     return GradientEdge(made.grad_fn, made.output_nr)
 
@@ -147,7 +147,7 @@ def _folded_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 def _folded_matmul(self: Tensor, other: Tensor) -> Tensor:
-    """A batch of matrices times one matrix is one product, not a batch of them."""
+    """A batch of matrices times one matrix, as a single product."""
     if self.dim() < 3 or other.dim() != 2:
         return torch.ops.aten.matmul.default(self, other)
     flat = self.reshape(-1, self.shape[-1]).mm(other)

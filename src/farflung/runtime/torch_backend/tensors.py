@@ -1,4 +1,4 @@
-"""Tensors and the bytes that travel: element types by name, memory that TLS can decrypt into."""
+"""Tensors and their bytes: element types by name, and memory that TLS can decrypt into."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def constant_tensor(constant: Constant) -> Tensor:
 
 
 def allocate(size: int) -> memoryview:
-    """Fresh memory of torch's own: aligned to 64 bytes, as kernels that repeat bit for bit need."""
+    """Fresh memory from torch, aligned to 64 bytes, which kernels need to give repeatable bits."""
     return memory(torch.empty(size, dtype=torch.uint8))
 
 
 def over(buffer: memoryview, form: Form) -> Tensor:
-    """The tensor that `buffer` holds, sharing its memory."""
+    """The tensor in `buffer`, sharing its memory."""
     dtype = DTYPES[form.dtype]
     if not len(buffer):
         return torch.empty(form.shape, dtype=dtype)
@@ -46,13 +46,13 @@ def over(buffer: memoryview, form: Form) -> Tensor:
 def memory(array: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, as a flat view that shares its memory.
 
-    The caller keeps the tensor unchanged until the view's bytes have been sent or filled.
+    The caller must not change the tensor until the view's bytes have been sent or filled.
     """
-    # Of one element any stride is contiguous (an expanded one has 0), but not to `view`.
+    # A single element is contiguous with any stride (an expanded one has 0), but `view` refuses that.
     flat = array.detach().as_strided((array.numel(),), (1,)).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def outgoing(tensor: Tensor) -> Tensor:
-    """What is sent of a computed value: detached and contiguous."""
+    """A computed value as it is sent: detached and contiguous."""
     return tensor.detach().contiguous()

@@ -1,4 +1,4 @@
-"""Seconds of single things on this device: what each takes again and again, medians."""
+"""Time single operations on this device: medians of repeated runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_sign
 
 LEAST_RUNS, MOST_RUNS = 5, 50
 SECONDS = 0.05
-"""A thing is run until this has passed, within the limits above."""
+"""An operation is repeated for this long, within the limits above."""
 MOST_ELEMENTS = 2**24
-"""An update of more than these takes time in proportion: all of it comes from memory."""
+"""Larger updates take time in proportion, because all of their data comes from memory."""
 FAR_BYTES = 64 * 2**20
-"""More than a core's share of any cache: what was used so many bytes ago is not there any more."""
+"""More than a core's share of any cache: data last used this many bytes ago is no longer in it."""
 MOST_ALIKE, ALIKE_BYTES = 64, FAR_BYTES // 4
 """Parameters of one size are updated together to time one; gradients and moments need further bytes."""
 
@@ -30,7 +30,7 @@ _BLOCK = 2**16
 
 
 def clock() -> float:
-    """Seconds of this thread where it does all the work: what else the machine does then counts little."""
+    """Seconds of this thread if it does all the work, so that other load on the machine counts little."""
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
@@ -48,7 +48,7 @@ def autograd_seconds() -> float:
 
 
 def sum_time(kind: str) -> OpTime:
-    """Adding a second gradient of one value to the first: the first was made a while ago."""
+    """The time of adding a second gradient of a value to the first, which was made some time ago."""
     dtype, elements = sum_parts(kind)
     first, second = (torch.zeros(elements, dtype=DTYPES[dtype]) for _ in range(2))
     return OpTime(kind, 0.0, _median(lambda: first.add_(second)), 0.0)
@@ -72,7 +72,7 @@ def update_times(graph: Graph, optimizer: Optimizer, known: Mapping[str, UpdateT
 
 
 def _step_seconds(optimizer: Optimizer) -> tuple[float, float]:
-    """What a step of an optimizer takes however many parameters it has, and for each of them at least."""
+    """The fixed cost of an optimizer's step, and the least cost for each parameter."""
     one, nine = (_stepping(optimizer, [torch.zeros(1) for _ in range(count)]) for count in (1, 9))
     each = max(0.0, nine - one) / 8
     return max(0.0, one - each), each
@@ -81,7 +81,7 @@ def _step_seconds(optimizer: Optimizer) -> tuple[float, float]:
 def _update_seconds(
     optimizer: Optimizer, dtype: DTypeName, elements: int, held: int, once: float, least: float
 ) -> float:
-    """Of one among parameters that take as much as those of the model, `held` bytes, and share the caches."""
+    """The time of updating one among parameters that together take `held` bytes and share the caches."""
     timed = min(elements, MOST_ELEMENTS)
     one = torch.zeros(timed, dtype=DTYPES[dtype])
     count = min(MOST_ALIKE, max(1, min(held, ALIKE_BYTES) // max(one.nbytes, 1)))
@@ -92,7 +92,7 @@ def _update_seconds(
 def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
     for parameter in parameters:
-        parameter.grad = made_up_like(parameter)  # of zeros an update takes twice as long as of numbers
+        parameter.grad = random_like(parameter)  # updates of zeros take twice as long
     update = Update(optimizer, parameters)
 
     def step() -> None:
@@ -102,7 +102,7 @@ def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
     return _median(step)
 
 
-def made_up_like(tensor: Tensor) -> Tensor:
+def random_like(tensor: Tensor) -> Tensor:
     """Random numbers as a tensor of the same shape and layout."""
     made = torch.empty_like(tensor)
     fill(made.detach())
@@ -110,7 +110,7 @@ def made_up_like(tensor: Tensor) -> Tensor:
 
 
 def fill(made: Tensor) -> None:
-    """A random block again and again: drawing every number takes longer than what is measured."""
+    """Fill with copies of one random block: drawing every number takes longer than what is measured."""
     generator = torch.Generator().manual_seed(0)
     block = torch.empty(min(made.numel(), _BLOCK), dtype=made.dtype).normal_(std=0.1, generator=generator)
     flat = made.as_strided((made.numel(),), (1,)) if made.numel() else made

@@ -1,7 +1,7 @@
-"""The last check of a segment from outside: every shape and element type recomputed on the meta device.
+"""The last check of a received segment: recompute every shape and element type on the meta device.
 
-Nothing is allocated. A graph whose declared sizes are wrong, or that needs more memory than the owner of the
-worker gives, is refused before any of it runs.
+Nothing is allocated. A graph whose declared sizes are wrong, or that needs more memory than the worker's
+owner allows, is refused before any of it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def verify_segment(segment: Segment, batch: int) -> None:
     Raises
     ------
     GraphError
-        An op refuses its arguments, or a declared type is not the one that the op makes.
+        An op refuses its arguments, or a declared type differs from the op's result.
     """
     values = {number: _meta(segment.values[number], batch) for number in _given(segment)}
     with torch.no_grad():
@@ -59,7 +59,7 @@ def _verify_node(node: Node, segment: Segment, values: dict[int, Tensor], batch:
         raise GraphError(f"{where} refuses its arguments: {first_line(error)[:200]}") from None
     made = list(results) if isinstance(results, list | tuple) else [results]
     if len(made) != len(node.outputs):
-        raise GraphError(f"{where} makes {len(made)} results, the graph states {len(node.outputs)}")
+        raise GraphError(f"{where} makes {len(made)} results, the graph declares {len(node.outputs)}")
     for number, result in zip(node.outputs, made, strict=True):
         if number >= 0:
             _check_type(number, segment.values[number], result, batch, where)
@@ -70,12 +70,12 @@ def _check_type(number: int, stated: ValueType, made: Tensor, batch: int, where:
     if made.dtype != DTYPES[stated.dtype] or tuple(made.shape) != stated.shape_at(batch):
         raise GraphError(
             f"{where} makes value {number} as {str(made.dtype).removeprefix('torch.')}{list(made.shape)}, "
-            f"the graph states {stated.dtype}{list(stated.shape_at(batch))}"
+            f"the graph declares {stated.dtype}{list(stated.shape_at(batch))}"
         )
 
 
 def _check_channels(node: Node, arguments: dict[str, Any], where: str) -> None:
-    """BatchNorm's CPU kernels index what belongs to channels unchecked; the meta kernels broadcast it."""
+    """Check per-channel tensors of BatchNorm: CPU kernels do not check them, and meta kernels broadcast."""
     if not node.op.startswith("aten._native_batch_norm_legit"):
         return
     tensor: Tensor = arguments["input"]

@@ -1,1 +1,1 @@
-"""What JAX computes for each op of the opset, one group a file; `lowering.py` has the rules."""
+"""Lowerings for JAX, one file per group of ops; see `lowering.py` for the rules."""

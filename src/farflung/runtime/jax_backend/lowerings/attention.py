@@ -1,4 +1,4 @@
-"""Scaled dot product attention, as its formula: XLA fuses what it can."""
+"""Scaled dot product attention by its formula; XLA fuses what it can."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def _check(query: Array, key: Array, value: Array, mask: Array | None, is_causal
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError("queries, keys and values need at least two dimensions")
     if key.shape[-2] != value.shape[-2] or query.shape[-1] != key.shape[-1]:
-        raise ValueError("each key needs one value, and the width of the queries")
+        raise ValueError("keys and values must match in number, and keys and queries in width")
     if mask is not None and is_causal:
         raise ValueError("attention is causal or masked, not both")
 
 
 def _for_each_head(array: Array, query: Array) -> Array:
-    """Keys or values once for each head of the queries that shares them."""
+    """Repeat keys or values for each head of the queries that shares them."""
     heads, shared = query.shape[-3], array.shape[-3]
     if not shared or heads % shared:
         raise ValueError(f"{heads} heads cannot share {shared}")

@@ -1,4 +1,4 @@
-"""Comparisons and logic: what makes booleans, or works on bits."""
+"""Comparisons, logic and bitwise ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Binary = Callable[[Array, Array], Array]
 
 
 def _comparison(function: Binary) -> Callable[[Array, Operand], Array]:
-    """Both sides in their common type: half types are not widened."""
+    """Compare both sides in their common type; half types are not widened."""
 
     def lowered(self: Array, other: Operand) -> Array:
         dtype = result_type(self, other)

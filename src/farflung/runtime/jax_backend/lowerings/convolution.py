@@ -32,9 +32,9 @@ def _convolution(
     groups: int,
     spread: Sequence[int] = (),
 ) -> Array:
-    """What is checked here is what JAX would compute in another way, or not refuse in words.
+    """A convolution, with checks for what JAX would compute differently or not refuse clearly.
 
-    `spread` says how far apart the elements of the input come to lie.
+    `spread` is the distance between the input's elements.
     """
     count = weight.ndim - 2
     if input.ndim not in (count + 1, count + 2) or not is_floating(input.dtype):
@@ -120,6 +120,8 @@ for _count in (1, 2, 3):
 
 
 def _transposed(count: int) -> None:
+    """A convolution over the input, spread out by its stride, with the flipped kernel."""
+
     def lowered(
         input: Array,
         weight: Array,

@@ -1,4 +1,4 @@
-"""Arrays out of numbers. Where no element type is given, PyTorch's default for that number is meant."""
+"""Arrays from numbers. Without an element type, PyTorch's default for the number is used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def arange_start(start: Number, end: Number, dtype: np.dtype | None = None) -> A
 
 @lowers("arange.start_step")
 def arange_step(start: Number, end: Number, step: Number = 1, dtype: np.dtype | None = None) -> Array:
-    """Computed in int64, or in float64 and rounded."""
+    """Computed in int64, or in float64 and then rounded."""
     whole = all(isinstance(number, int) for number in (start, end, step))
     result = dtype or (INT64 if whole else FLOAT32)
     if not all(math.isfinite(number) for number in (start, end, step)) or step == 0:

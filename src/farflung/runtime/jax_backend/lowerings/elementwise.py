@@ -86,7 +86,7 @@ def neg(self: Array) -> Array:
 
 @lowers("abs.default")
 def absolute(self: Array) -> Array:
-    """No gradient at 0."""
+    """Has no gradient at 0."""
     return self * lax.stop_gradient(jnp.sign(self)) if is_floating(self.dtype) else jnp.abs(self)
 
 
@@ -134,7 +134,7 @@ lowers("log_sigmoid.default")(_function(jax.nn.log_sigmoid))
 
 
 def _step(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """A lowering of a function that leaves integers as they are and has no gradient."""
+    """A lowering of a function that leaves integers unchanged and has no gradient."""
 
     def lowered(self: Array) -> Array:
         _refuse_booleans("rounding", self)
@@ -155,7 +155,7 @@ def sign(self: Array) -> Array:
 
 @lowers("remainder.Scalar", "remainder.Tensor")
 def remainder(self: Array, other: Operand) -> Array:
-    """With the sign of the divisor."""
+    """The result has the sign of the divisor."""
     _refuse_booleans("remainder", self, other)
     return elementwise(jnp.remainder, self, other)
 
@@ -170,8 +170,8 @@ def gelu(self: Array, approximate: str = "none") -> Array:
     return elementwise(lambda x: jax.nn.gelu(x, approximate=approximate == "tanh"), self)
 
 
-# In those below, `where` decides on which side of a border a gradient passes; a branch that is not taken gets
-# a harmless argument, since the gradient of what overflows is not a number even where it does not count.
+# Below, `where` decides on which side of a threshold a gradient passes. The other branch gets a harmless
+# argument, because an overflow there would make the gradient NaN although it does not count.
 
 
 @lowers("leaky_relu.default")
@@ -201,7 +201,7 @@ def softplus(self: Array, beta: Number = 1, threshold: Number = 20) -> Array:
 
 @lowers("hardtanh.default")
 def hardtanh(self: Array, min_val: Number = -1, max_val: Number = 1) -> Array:
-    """No gradient at the borders."""
+    """Has no gradient at the thresholds."""
     least, most = to(min_val, self.dtype), to(max_val, self.dtype)
     return jnp.where(self <= least, least, jnp.where(self >= most, most, self))
 
@@ -229,7 +229,7 @@ def prelu(self: Array, weight: Array) -> Array:
 
 @lowers("clamp.default")
 def clamp(self: Array, min: Number | None = None, max: Number | None = None) -> Array:
-    """The whole gradient at the borders."""
+    """Passes the whole gradient at the limits."""
     if min is None and max is None:
         raise ValueError("clamp needs a minimum or a maximum")
     limits: list[Number] = [limit for limit in (min, max) if limit is not None]

@@ -15,7 +15,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def _reduced(losses: Array, reduction: int) -> Array:
-    """Summed up in a type that is wide enough, in the type of the losses."""
+    """Sum in a wide enough type, and return the type of the losses."""
     if reduction not in (NONE, MEAN, SUM):
         raise ValueError(f"reduction {reduction}")
     if reduction == NONE:
@@ -91,14 +91,14 @@ def cross_entropy_loss(
 
 
 def _class_axis(scores: Array) -> int:
-    """Classes come first of a single sample, else second."""
+    """Classes are the first dimension of a single sample, otherwise the second."""
     if not scores.ndim:
         raise ValueError("a score for each class is needed")
     return 0 if scores.ndim == 1 else 1
 
 
 def _per_class(weight: Array | None, scores: Array, axis: int) -> Array:
-    """One weight for each class, shaped to go along the classes."""
+    """One weight for each class, shaped to broadcast along the classes."""
     shape = [1] * scores.ndim
     shape[axis] = scores.shape[axis]
     if weight is None:
@@ -117,7 +117,7 @@ def _by_class(
     ignore_index: int,
     smoothing: float,
 ) -> Array:
-    """Targets are class numbers. One that is no class makes the loss not a number, where PyTorch raises."""
+    """Targets are class numbers. An invalid one makes the loss NaN, where PyTorch raises."""
     axis = _class_axis(self)
     if is_floating(target.dtype) or target.shape != self.shape[:axis] + self.shape[axis + 1 :]:
         raise ValueError(f"target has shape {list(target.shape)}, input {list(self.shape)}")

@@ -1,7 +1,7 @@
-"""Elements picked, joined, laid out anew.
+"""Select, join and rearrange elements.
 
-An index that is out of range gives what is not a number (or the type's least one), where PyTorch raises:
-nothing that runs compiled can raise, and a loss that is not a number ends the job.
+An index that is out of range gives NaN (or the type's smallest number), where PyTorch raises: compiled code
+cannot raise, and a loss of NaN ends the job.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Array = jax.Array
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False
 ) -> Array:
-    """No gradient comes from where an index is `padding_idx`."""
+    """An index equal to `padding_idx` contributes no gradient."""
     if weight.ndim != 2 or indices.dtype not in (np.int32, np.int64):
         raise ValueError(f"an embedding of {weight.ndim} dimensions by {indices.dtype}")
-    rows = _taken(weight, indices, 0)
+    rows = _take_slices(weight, indices, 0)
     if scale_grad_by_freq:
         counts = jnp.zeros(weight.shape[0], weight.dtype).at[indices.reshape(-1)].add(1)
         rows = _with_gradient_times(rows, 1 / counts[indices][..., None])
@@ -47,7 +47,7 @@ _with_gradient_times.defvjp(
 )
 
 
-def _taken(array: Array, indices: Array, axis: int) -> Array:
+def _take_slices(array: Array, indices: Array, axis: int) -> Array:
     """Slices along an axis; a negative index is out of range."""
     size = array.shape[axis]
     known = jnp.where(indices < 0, size, indices)
@@ -60,8 +60,8 @@ def index_select(self: Array, dim: int, index: Array) -> Array:
         raise ValueError(f"an index of {index.ndim} dimensions, {index.dtype}")
     axis = axis_of(self, dim)
     if not self.ndim:
-        return _taken(self.reshape(1), index.reshape(-1), 0).reshape(())
-    return _taken(self, index.reshape(-1), axis)
+        return _take_slices(self.reshape(1), index.reshape(-1), 0).reshape(())
+    return _take_slices(self, index.reshape(-1), axis)
 
 
 @lowers("index.Tensor")
@@ -70,7 +70,7 @@ def index(self: Array, indices: Sequence[Array | None]) -> Array:
     if len(indices) > self.ndim:
         raise ValueError(f"{len(indices)} indices of {self.ndim} dimensions")
     if any(one is not None and one.dtype not in (np.int32, np.int64) for one in indices):
-        raise ValueError("only integers are indices: the size of what a mask picks is not known")
+        raise ValueError("indices must be integers: the size of a mask's selection is not known")
     if all(one is None for one in indices):
         raise ValueError("at least one index must be given")
     picked = tuple(slice(None) if one is None else one for one in indices)
@@ -83,7 +83,7 @@ def gather(self: Array, dim: int, index: Array) -> Array:
         raise ValueError(f"an index of {index.ndim} dimensions, {index.dtype}")
     axis = axis_of(self, dim)
     if not self.ndim or not index.ndim:
-        return _taken(self.reshape(-1), index.reshape(-1), 0).reshape(index.shape)
+        return _take_slices(self.reshape(-1), index.reshape(-1), 0).reshape(index.shape)
     sizes = zip(self.shape, index.shape, strict=True)
     if any(size < wanted for at, (size, wanted) in enumerate(sizes) if at != axis):
         raise ValueError(f"an index of shape {list(index.shape)} into {list(self.shape)}")
@@ -95,7 +95,7 @@ def gather(self: Array, dim: int, index: Array) -> Array:
 
 @lowers("cat.default")
 def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
-    """Empty arrays of one dimension are passed over, as PyTorch does."""
+    """Empty arrays of one dimension are ignored, as in PyTorch."""
     dtype = result_type(*tensors)
     parts = [tensor for tensor in tensors if tensor.shape != (0,)] or [tensors[0]]
     if any(not part.ndim for part in parts):
@@ -126,7 +126,7 @@ def flip(self: Array, dims: Sequence[int]) -> Array:
 
 @lowers("roll.default")
 def roll(self: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
-    """Without dimensions, as if it were flat."""
+    """Without dimensions, the array is treated as flat."""
     if not dims and len(shifts) == 1:
         return jnp.roll(self, shifts[0])
     if len(shifts) != len(dims):
@@ -145,7 +145,7 @@ def to_copy(self: Array, dtype: np.dtype | None = None) -> Array:
 def repeat_interleave(
     self: Array, repeats: int, dim: int | None = None, output_size: int | None = None
 ) -> Array:
-    """Each element in a row, `repeats` times; without a dimension, as if it were flat."""
+    """Repeat each element `repeats` times; without a dimension, the array is treated as flat."""
     rows = self.reshape(-1) if dim is None or not self.ndim else self
     axis = axis_of(rows, 0 if dim is None else dim)
     if repeats < 0 or output_size not in (None, rows.shape[axis] * repeats):
@@ -180,7 +180,7 @@ def _replaced(self: Array, source: Array, axis: int, part: int | slice) -> Array
 
 @lowers("pixel_shuffle.default")
 def pixel_shuffle(self: Array, upscale_factor: int) -> Array:
-    """Channels become pixels."""
+    """Rearrange channels into pixels."""
     factor, (*lead, channels, height, width) = upscale_factor, _picture(self, upscale_factor)
     if channels % factor**2:
         raise ValueError(f"{channels} channels in blocks of {factor}")
@@ -192,7 +192,7 @@ def pixel_shuffle(self: Array, upscale_factor: int) -> Array:
 
 @lowers("pixel_unshuffle.default")
 def pixel_unshuffle(self: Array, downscale_factor: int) -> Array:
-    """Pixels become channels."""
+    """Rearrange pixels into channels."""
     factor, (*lead, channels, height, width) = downscale_factor, _picture(self, downscale_factor)
     if height % factor or width % factor:
         raise ValueError(f"a picture of {height} x {width} in blocks of {factor}")
@@ -210,7 +210,7 @@ def _picture(self: Array, factor: int) -> tuple[int, ...]:
 
 @lowers("constant_pad_nd.default")
 def constant_pad_nd(self: Array, pad: Sequence[int], value: Number = 0) -> Array:
-    """Negative padding cuts off."""
+    """Negative padding crops."""
     return lax.pad(self, to(value, self.dtype), [(low, high, 0) for low, high in _margins(self, pad)])
 
 
@@ -233,7 +233,7 @@ def pad(self: Array, pad: Sequence[int], mode: str = "constant", value: float | 
         grown = [low + size + high for (low, high), size in zip(growth, self.shape, strict=True)]
         require_room(math.prod(grown), self)
     nothing = jnp.zeros((), self.dtype)
-    if mode == "circular":  # what is cut off is not there to be wrapped around
+    if mode == "circular":  # cropped elements must not be wrapped around
         return jnp.pad(lax.pad(self, nothing, cuts), growth, _PAD_MODES[mode])
     return lax.pad(jnp.pad(self, growth, _PAD_MODES[mode]), nothing, cuts)
 
@@ -242,11 +242,11 @@ _PAD_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def _margins(self: Array, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """What is laid before and after each dimension: pairs come for the last dimension first."""
+    """The padding before and after each dimension; pairs are given for the last dimension first."""
     if len(pad) % 2 or len(pad) > 2 * self.ndim:
         raise ValueError(f"{len(pad)} paddings of {self.ndim} dimensions")
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     margins = [(0, 0)] * (self.ndim - len(pairs)) + pairs
     if any(low + size + high < 0 for (low, high), size in zip(margins, self.shape, strict=True)):
-        raise ValueError("more is cut off than there is")
+        raise ValueError("the padding crops more elements than there are")
     return margins

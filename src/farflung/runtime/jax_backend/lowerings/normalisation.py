@@ -28,7 +28,7 @@ def _standardised(wide: Array, axes: tuple[int, ...], eps: float) -> Array:
 
 
 def _affine(normal: Array, weight: Array | None, bias: Array | None, shape: Sequence[int]) -> Array:
-    """`weight` and `bias` must have the elements that `shape` lays along the normalised values."""
+    """Scale and shift; `weight` and `bias` must broadcast as `shape` along the normalised values."""
     if weight is not None:
         normal = normal * to(weight, normal.dtype).reshape(shape)
     if bias is not None:
@@ -92,7 +92,7 @@ def _channels(input: Array, *scales: Array | None) -> int:
     if input.ndim < 2:
         raise ValueError("the second dimension must be the channels")
     if any(scale is not None and scale.shape != (input.shape[1],) for scale in scales):
-        raise ValueError(f"what belongs to channels must have shape [{input.shape[1]}]")
+        raise ValueError(f"tensors for channels must have shape [{input.shape[1]}]")
     return input.shape[1]
 
 
@@ -101,7 +101,7 @@ def _along_channels(input: Array) -> list[int]:
 
 
 def _batch_statistics(input: Array) -> tuple[Array, Array, int]:
-    """Mean and biased variance of each channel, and over how many elements."""
+    """Mean and biased variance of each channel, and the number of elements."""
     wide = _wide(input)
     axes = tuple(axis for axis in range(input.ndim) if axis != 1)
     mean = jnp.mean(wide, axes, keepdims=True)
@@ -128,7 +128,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Array, ...]:
-    """The result, the batch's mean and inverse deviation (nothing outside training), the new statistics."""
+    """The result, the batch's mean and inverse deviation (empty outside training), and the new statistics."""
     _channels(input, weight, bias, running_mean, running_var)
     if not training:
         inverse = lax.rsqrt(to(running_var, compute_type(running_var.dtype)) + eps)

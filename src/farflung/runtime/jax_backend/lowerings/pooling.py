@@ -17,7 +17,7 @@ Array = jax.Array
 Sizes = Sequence[int] | int
 
 MOST_DILATED = 1024
-"""How many elements a dilated window may have: each is an op of its own."""
+"""Limit on the elements of a dilated window: each is an op of its own."""
 
 
 def _each(sizes: Sizes, count: int) -> tuple[int, ...]:
@@ -33,9 +33,9 @@ def _require_pictures(input: Array, count: int) -> None:
 
 
 class _Windows:
-    """Where the windows of a pooling over `count` dimensions lie, one dimension after the other.
+    """The positions of windows in a pooling over `count` dimensions, by dimension.
 
-    `padding` holds for each dimension what is laid before and after it: with `ceil_mode` enough for the last
+    `padding` holds the elements before and after each dimension. With `ceil_mode`, it is enough for the last
     window, which may reach beyond the padding but must begin before its second half.
     """
 
@@ -80,12 +80,12 @@ class _Windows:
         return count
 
     def _after(self, axis: int) -> int:
-        """Negative where the last window ends before the picture does."""
+        """The padding after the dimension; negative if the last window ends before the input does."""
         end = (self.count[axis] - 1) * self.stride[axis] + self._reach(axis)
         return end - self.size[axis] - self.margin[axis]
 
     def extents(self, include_padding: bool, dtype: np.dtype) -> Array:
-        """How many elements each window's mean is over; never what `ceil_mode` adds."""
+        """The number of elements in each window's mean; never includes what `ceil_mode` adds."""
         found = jnp.ones((), dtype)
         for axis, (size, margin) in enumerate(zip(self.size, self.margin, strict=True)):
             starts = lax.iota(jnp.int64, self.count[axis]) * self.stride[axis] - margin
@@ -103,7 +103,7 @@ class _Windows:
 
 
 def _pools(count: int) -> None:
-    """The poolings over so many dimensions."""
+    """The poolings over `count` dimensions."""
 
     def maximum(
         self: Array,
@@ -171,7 +171,7 @@ _pools(3)
 
 
 def _dilated_maximum(around: Array, windows: _Windows) -> Array:
-    """JAX has no gradient of a dilated maximum: here the windows' elements lie beside each other."""
+    """JAX has no gradient of a dilated maximum, so the windows' elements are stacked here."""
     elements = math.prod(windows.kernel)
     if elements > MOST_DILATED:
         raise ValueError(f"a dilated window of {elements} elements: at most {MOST_DILATED}")
@@ -188,7 +188,7 @@ def _dilated_maximum(around: Array, windows: _Windows) -> Array:
 
 
 def _shares(size: int, count: int, dtype: np.dtype) -> Array:
-    """How much each of `size` elements adds to each of `count` means, [size, count]."""
+    """The contribution of each of `size` elements to each of `count` means, [size, count]."""
     window = lax.broadcasted_iota(jnp.int64, (size, count), 1)
     element = lax.broadcasted_iota(jnp.int64, (size, count), 0)
     starts, ends = window * size // count, -((window + 1) * -size // count)

@@ -1,4 +1,4 @@
-"""Matrix products. Factors of half types are added up in float32 and rounded once."""
+"""Matrix products. Products of half types are summed in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def baddbmm(self: Array, batch1: Array, batch2: Array, beta: Number = 1, alpha: 
 
 
 def _added(self: Array, made: Array, beta: Number, alpha: Number, factor: Array) -> Array:
-    """beta * self + alpha * made; what `self` holds does not count where beta is 0."""
+    """beta * self + alpha * made; `self` is ignored if beta is 0."""
     if self.dtype != factor.dtype:
         raise ValueError(f"a product of {factor.dtype} added to {self.dtype}")
     if not is_floating(self.dtype) and not (float(beta).is_integer() and float(alpha).is_integer()):

@@ -1,6 +1,6 @@
-"""Ops that draw: other numbers than PyTorch's, of the same distributions, the same on every run.
+"""Random ops: other numbers than PyTorch's, from the same distributions, and the same in every run.
 
-`random_key` are the two words of a Threefry key: the node's seed (`runtime.seeds`).
+`random_key` are the two words of a Threefry key: the node's seed (`farflung.seeds`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _key(words: Array) -> Array:
 
 
 def dropped(random_key: Array, array: Array, p: float) -> tuple[Array, Array]:
-    """The array with a share `p` of its elements set to zero and the others scaled up, and which stayed."""
+    """The array with a share `p` of its elements set to zero and the others scaled up, and the mask."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout of {p}")
     if p == 1:

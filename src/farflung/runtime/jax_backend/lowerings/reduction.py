@@ -27,7 +27,7 @@ Array = jax.Array
 Dims = Sequence[int] | None
 
 MOST_DIFFERENCES = 64
-"""How often differences may be taken: each time is an op of its own."""
+"""Limit on repeated differences: each repetition is an op of its own."""
 
 
 @lowers("sum.default", "sum.dim_IntList")
@@ -60,13 +60,13 @@ def variance(self: Array, dim: Dims = None, correction: Number | None = None, ke
 
 @lowers("amax.default")
 def amax(self: Array, dim: Sequence[int] = (), keepdim: bool = False) -> Array:
-    """Those that are equal share the gradient."""
+    """Equal elements share the gradient."""
     return jnp.max(self, axes_of(self, dim), keepdims=keepdim)
 
 
 @lowers("argmax.default")
 def argmax(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The first of those that are equal."""
+    """The first among equal elements."""
     if dim is None:
         found = to(jnp.argmax(self.reshape(-1)), INT64)
         return found.reshape((1,) * self.ndim) if keepdim else found
@@ -93,7 +93,7 @@ def least(self: Array) -> Array:
 
 @lowers("max.dim")
 def greatest_along(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The first of those that are equal has the gradient."""
+    """The gradient goes to the first among equal elements."""
     return _found(self, argmax(self, dim, keepdim=True), dim, keepdim)
 
 
@@ -105,7 +105,7 @@ def least_along(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Ar
 
 
 def _found(self: Array, place: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
-    """What stands at a place along a dimension, and the place."""
+    """The element at a position along a dimension, and the position."""
     if not self.ndim:
         return self, place
     axis = axis_of(self, dim)
@@ -133,13 +133,13 @@ def _product(self: Array, dim: Dims, keepdim: bool, dtype: np.dtype | None) -> A
 def deviation(
     self: Array, dim: Dims = None, correction: Number | None = None, keepdim: bool = False
 ) -> Array:
-    """No gradient where it is 0."""
+    """Has no gradient where it is 0."""
     spread = variance(to(self, compute_type(self.dtype)), dim, correction, keepdim)
     return to(_root(spread), self.dtype)
 
 
 def _root(array: Array, degree: float = 2) -> Array:
-    """The root of what is not negative, without a gradient at 0."""
+    """The root of a non-negative number, without a gradient at 0."""
     positive = jnp.where(array == 0, 1, array)
     return jnp.where(array == 0, 0, jnp.sqrt(positive) if degree == 2 else positive ** (1 / degree))
 
@@ -148,7 +148,7 @@ def _root(array: Array, degree: float = 2) -> Array:
 def vector_norm(
     self: Array, ord: Number = 2, dim: Dims = None, keepdim: bool = False, dtype: np.dtype | None = None
 ) -> Array:
-    """No gradient where an element, or the norm, is 0."""
+    """Has no gradient where an element, or the norm, is 0."""
     result = dtype or self.dtype
     if not is_floating(self.dtype) or not is_floating(result):
         raise ValueError("integers have no norm")
@@ -178,7 +178,7 @@ def cumsum(self: Array, dim: int, dtype: np.dtype | None = None) -> Array:
 def diff(
     self: Array, n: int = 1, dim: int = -1, prepend: Array | None = None, append: Array | None = None
 ) -> Array:
-    """Differences of neighbours, n times; of booleans whether they differ."""
+    """Differences of neighbours, n times; for booleans, whether they differ."""
     if not self.ndim or not 0 <= n <= MOST_DIFFERENCES:
         raise ValueError(f"{n} differences along {self.ndim} dimensions")
     axis = axis_of(self, dim)
@@ -197,7 +197,7 @@ def diff(
 def topk(
     self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Array, Array]:
-    """The k largest or smallest, in order, and where they are; of equal ones the first."""
+    """The k largest or smallest elements in order, and their positions; the first among equals."""
     axis = axis_of(self, dim)
     if not self.ndim:
         if k > 1:
@@ -211,7 +211,7 @@ def topk(
 
 
 def _along(self: Array, dim: int, dtype: np.dtype | None) -> tuple[Array, int, np.dtype]:
-    """What softmax works on: at least one dimension, in a type that is wide enough."""
+    """The input of softmax: at least one dimension, in a wide enough type."""
     result = dtype or self.dtype
     if not is_floating(result):
         raise ValueError("integers have no softmax: give a dtype")

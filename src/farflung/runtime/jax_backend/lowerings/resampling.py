@@ -1,4 +1,4 @@
-"""Interpolation between elements, one dimension after the other."""
+"""Interpolation between elements, one dimension after another."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from farflung.runtime.jax_backend.promotion import compute_type, is_floating, to
 
 Array = jax.Array
 Shares = Callable[[Array, Array, int], Array]
-"""How much elements (their numbers, [size, made]) add to those that lie at some places, of `size` in all."""
+"""The contributions of elements (their numbers, [size, made]) to positions among `size` elements."""
 
 _CUBIC = -0.75
-"""The slope that makes PyTorch's cubic curve."""
+"""The slope parameter of PyTorch's cubic curve."""
 
 
 def _sizes(
     input: Array, count: int, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
 ) -> list[tuple[int, float | None]]:
-    """For each dimension how many elements are made, and the factor if one was given."""
+    """For each dimension, the number of results, and the factor if one was given."""
     if input.ndim != count + 2 or not is_floating(input.dtype):
         raise ValueError(f"interpolation over {count} dimensions of {input.ndim}")
     if (output_size is None) == (scale_factors is None):
@@ -60,7 +60,7 @@ def _mixed(count: int, name: str, shares: Shares) -> None:
 
 
 def _source(place: Array, size: int, made: int, align_corners: bool, factor: float | None) -> Array:
-    """Where among the elements a place lies."""
+    """The position of a result among the elements."""
     if align_corners:
         return place * ((size - 1) / (made - 1) if made > 1 else 0.0)
     return (place + 0.5) * (1 / factor if factor else size / made) - 0.5
@@ -71,7 +71,7 @@ def _linear(element: Array, at: Array, size: int) -> Array:
 
 
 def _cubic(element: Array, at: Array, size: int) -> Array:
-    """Of four neighbours; those beyond the border are the last one."""
+    """Weights of four neighbours; neighbours beyond the border repeat the last element."""
     below, shares = jnp.floor(at), jnp.zeros_like(at)
     for step in (-1, 0, 1, 2):
         distance = jnp.abs(at - below - step)

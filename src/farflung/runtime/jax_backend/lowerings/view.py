@@ -1,4 +1,4 @@
-"""Other looks at the same elements."""
+"""Views: the same elements in another shape or order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def squeeze_all(self: Array) -> Array:
 
 @lowers("squeeze.dims")
 def squeeze_dims(self: Array, dim: Sequence[int]) -> Array:
-    """Those of them whose size is 1."""
+    """Remove those dimensions whose size is 1."""
     axes = [axis_of(self, one) for one in dim]
     if len(set(axes)) != len(axes):
         raise ValueError("a dimension is named twice")
@@ -83,7 +83,7 @@ def expand_as(self: Array, other: Array) -> Array:
 
 
 def _broadcast(self: Array, shape: Sequence[int]) -> Array:
-    """Its gradient is a sum, which is made in float32 of half types."""
+    """Broadcast; the gradient is a sum, computed in float32 for half types."""
     wide = to(self, compute_type(self.dtype))
     return to(jnp.broadcast_to(wide, tuple(shape)), self.dtype)
 
@@ -116,7 +116,7 @@ def _pieces(self: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
 
 
 def _in_steps(extent: int, step: int) -> list[int]:
-    """Sizes of pieces of `step` elements, the last one of what is left; always at least one piece."""
+    """Sizes of pieces of `step` elements, with the rest in the last one; always at least one piece."""
     full, rest = divmod(extent, step) if step else (0, 0)
     return [step] * full + [rest] * bool(rest) or [extent]
 
@@ -139,7 +139,7 @@ def split_with_sizes(self: Array, split_sizes: Sequence[int], dim: int = 0) -> l
 
 @lowers("chunk.default")
 def chunk(self: Array, chunks: int, dim: int = 0) -> list[Array]:
-    """As many pieces, or fewer of the same size."""
+    """At most this many pieces, all of the same size but the last."""
     axis = _splittable(self, dim)
     if chunks < 1:
         raise ValueError(f"{chunks} pieces")

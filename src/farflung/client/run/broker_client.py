@@ -105,11 +105,11 @@ class _BrokerQuery:
         self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def control(self, link: Link, message: bytes) -> None:
-        told = decode(message, ToViewer)
-        if isinstance(told, Denied):
-            self._fail(f"the broker refused: {told.reason}")
+        reply = decode(message, ToViewer)
+        if isinstance(reply, Denied):
+            self._fail(f"the broker refused: {reply.reason}")
         elif not self.answer.done():
-            self.answer.set_result(told)
+            self.answer.set_result(reply)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         raise ProtocolError("the broker sent data: it only ever sends control messages")

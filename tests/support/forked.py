@@ -34,7 +34,7 @@ class ForkedCommand:
 
     def __init__(self, name: str, process: Forked) -> None:
         while process.process_id is None and not process.is_over:
-            process.hear()
+            process.read_message()
         assert process.process_id is not None, f"{name} was not forked"
         self.pid = process.process_id
         self._name = name
@@ -68,7 +68,7 @@ class ForkedCommand:
             rest = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._process.fileno()], [], [], rest)[0]:
                 return
-            self._process.hear()
+            self._process.read_message()
 
 
 def forked(

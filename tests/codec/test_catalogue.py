@@ -92,7 +92,7 @@ def test_an_unknown_name_is_one_line_with_those_there_are(name: str) -> None:
     ("name", "meant"),
     [("int9", "int8"), ("edens2", "eden2"), ("topk0-bf16", "topk1-bf16"), ("axes", "axes20")],
 )
-def test_a_mistyped_name_is_told_the_nearest_one(name: str, meant: str) -> None:
+def test_a_mistyped_name_gets_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(CodecError, match=rf"there is no codec '{name}': did you mean {meant}\? ") as raised:
         recipe(name)
     assert "docs/reference/codecs.md" in str(raised.value) and len(str(raised.value)) < 240
@@ -102,7 +102,7 @@ def test_the_examples_that_an_error_gives_are_codecs() -> None:
     assert all(recipe(name) for name in EXAMPLES)
 
 
-def test_who_gives_a_mask_and_who_needs_one() -> None:
+def test_which_codecs_give_a_mask_and_which_need_one() -> None:
     assert gives_mask("row-topk30-int4")
     assert gives_mask("topk1-bf16+zstd")
     assert needs_mask("masked30-int4+zstd")

@@ -64,7 +64,7 @@ def test_a_large_tensor_of_several_pieces(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_goes_as_it_is_and_is_told(name: str, bad: float) -> None:
+def test_tensors_that_are_not_finite_are_sent_uncompressed_and_reported(name: str, bad: float) -> None:
     codec = FAMILIES[name]
     array = np.random.default_rng(2).standard_normal((4, 300)).astype(np.float32)
     array[2, 100] = bad
@@ -117,7 +117,7 @@ def test_a_tensor_is_only_read_into_memory_that_it_fits(name: str) -> None:
 
 @given(array=tensors())
 @settings(max_examples=50)
-def test_the_layout_of_what_is_read_does_not_matter(array: Floats) -> None:
+def test_the_memory_layout_of_a_tensor_does_not_matter(array: Floats) -> None:
     for layout in ("transposed", "strided", "reversed"):
         for name in ("int8", "hadamard4", "topk"):
             expected, _ = round_trip(FAMILIES[name], array)

@@ -96,7 +96,7 @@ def test_an_evaluation_pass_teaches_nothing() -> None:
     assert writer.snapshot() == reader.snapshot() == before
 
 
-def test_ends_with_other_references_are_told_so() -> None:
+def test_ends_with_different_references_are_reported() -> None:
     writer, reader = MEAN_OF_TOKENS.coder(), MEAN_OF_TOKENS.coder()
     send(writer, reader, 1)
     writer.commit()

@@ -125,7 +125,7 @@ def test_any_tensor_comes_back_within_the_declared_error(
 
 @given(name=NAMES, given_steps=steps(spoilt=True))
 @settings(max_examples=100)
-def test_what_is_not_finite_goes_as_it_is_is_told_and_teaches_nothing(
+def test_tensors_that_are_not_finite_are_sent_uncompressed_reported_and_not_learned_from(
     name: str, given_steps: list[tuple[Floats, Context]]
 ) -> None:
     recipe, first = RECIPES[name], given_steps[0][0]

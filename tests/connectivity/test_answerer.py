@@ -74,7 +74,7 @@ def dial_back(
     asyncio.run(scenario())
 
 
-def test_a_peer_who_speaks_at_once_is_let_in_before_it_is_heard(tmp_path: Path) -> None:
+def test_a_peer_is_accepted_before_its_first_message_is_handled(tmp_path: Path) -> None:
     owner = AnswererOwner()
     dial_back(tmp_path, owner, Eager(), "control")
     assert owner.order == ["entered", "control"]
@@ -82,7 +82,7 @@ def test_a_peer_who_speaks_at_once_is_let_in_before_it_is_heard(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("asker", [Recorder, Eager])
-def test_who_is_refused_is_told_why(asker: type[Recorder], tmp_path: Path) -> None:
+def test_a_refused_peer_learns_the_reason(asker: type[Recorder], tmp_path: Path) -> None:
     owner, other = AnswererOwner(refuses="the lobby is full"), asker()
     dial_back(tmp_path, owner, other, "entered")
     assert owner.order == ["entered"]

@@ -156,7 +156,7 @@ def refuse(link: Link) -> Handler:
     raise ProtocolError("only circuits here")
 
 
-def test_whoever_can_be_dialled_is_dialled_at_the_address_that_works(tmp_path: Path) -> None:
+def test_a_peer_is_dialled_at_the_address_that_works(tmp_path: Path) -> None:
     async def scene() -> None:
         async with place(tmp_path) as here:
             link, tried = await here.connect(nowhere(), here.listener.address)
@@ -194,7 +194,7 @@ def test_when_neither_can_dial_a_relay_joins_them(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_when_nothing_leads_there_every_reason_and_what_helps_is_told(tmp_path: Path) -> None:
+def test_without_a_route_the_message_has_every_reason_and_advice(tmp_path: Path) -> None:
     async def scene() -> str:
         async with place(tmp_path, a_can_be_dialled=False) as here:
             with pytest.raises(ConnectionFailed) as caught:
@@ -233,7 +233,7 @@ def test_a_broker_that_says_nothing_is_waited_for_for_a_bounded_time(tmp_path: P
     assert "no answer from worker b within 0.6 s" in words and "no answer from the broker" in words
 
 
-def test_a_worker_dials_only_whom_its_plan_joins_it_to(tmp_path: Path) -> None:
+def test_a_worker_dials_only_its_neighbours_in_the_plan(tmp_path: Path) -> None:
     async def scene() -> str:
         async with place(tmp_path) as here:
             here.worker.expected = None
@@ -245,7 +245,7 @@ def test_a_worker_dials_only_whom_its_plan_joins_it_to(tmp_path: Path) -> None:
     assert "asked to dial back: it does not work for that attempt of the job" in run(scene())
 
 
-def test_whoever_dials_back_unasked_is_refused(tmp_path: Path) -> None:
+def test_a_peer_that_dials_back_unasked_is_refused(tmp_path: Path) -> None:
     async def scene() -> str:
         async with place(tmp_path) as here:
             client, hello = here.authority.holder("b", "worker").client, Hello("b", "worker", "reverse")
@@ -258,7 +258,7 @@ def test_whoever_dials_back_unasked_is_refused(tmp_path: Path) -> None:
     assert "dialled back without being asked" in run(scene())
 
 
-def test_whoever_gives_up_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_giving_up_leaves_no_request_behind(tmp_path: Path) -> None:
     async def scene() -> None:
         async with place(tmp_path) as here:
             here.broker.silent = True

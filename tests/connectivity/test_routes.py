@@ -26,7 +26,7 @@ def test_a_peer_is_sought_directly_then_in_reverse_then_by_relay() -> None:
 
 
 @given(st.sampled_from(ROUTES))
-def test_a_lost_link_is_first_sought_the_way_it_stood_and_each_way_gets_one_try(last: Route) -> None:
+def test_a_lost_link_is_tried_over_its_last_route_first_and_each_route_once(last: Route) -> None:
     routes = route_order(last)
     assert routes[0] == last and sorted(routes) == sorted(ROUTES)
     assert [route for route in routes if route != last] == [route for route in ROUTES if route != last]
@@ -34,7 +34,7 @@ def test_a_lost_link_is_first_sought_the_way_it_stood_and_each_way_gets_one_try(
 
 @pytest.mark.slow
 @given(st.lists(st.builds(FailedRoute, st.sampled_from(ROUTES), st.text(max_size=5000)), max_size=3))
-def test_what_was_tried_fits_into_a_message_with_the_advice(tried: list[FailedRoute]) -> None:
+def test_failed_routes_and_advice_fit_into_a_message(tried: list[FailedRoute]) -> None:
     assert (
         len(describe_failures(tried))
         + len(advice({"a" * MAXIMUM_ID_LENGTH: 65535, "b" * MAXIMUM_ID_LENGTH: 65535}))
@@ -49,7 +49,7 @@ def test_the_advice_names_the_machines_and_their_ports_where_they_are_known() ->
     assert "let a worker's TCP port through (" in advice({})
 
 
-def test_what_was_tried_can_be_taken_apart_again() -> None:
+def test_a_description_of_failed_routes_can_be_split() -> None:
     tried = [
         FailedRoute("direct", "10.0.0.1:7 refused; 10.0.0.2:7: it is out"),
         FailedRoute("relay", "relay through a: full"),
@@ -76,7 +76,7 @@ def test_one_on_a_single_address_is_found_there_only() -> None:
 
 
 @given(st.lists(st.ip_addresses().map(str), max_size=60), st.integers(1, 65535))
-def test_what_is_told_is_readable_bounded_and_said_once(hosts: list[str], port: int) -> None:
+def test_descriptions_of_failed_routes_are_readable_and_bounded(hosts: list[str], port: int) -> None:
     found = advertised(f"[::]:{port}", f"[2001:db8::9]:{port}", hosts)
     assert len(found) == len(set(found)) <= MAXIMUM_ADDRESSES
     assert all(parse_address(address)[1] == port for address in found)

@@ -121,7 +121,7 @@ def test_reductions_and_losses_count_the_passes_over_their_input() -> None:
     assert count("var.correction", [B], {"self": (B, 7), "dim": [1]}) == 4 * 3 * 7
 
 
-def test_norms_count_statistics_scaling_and_what_is_learned() -> None:
+def test_norms_count_statistics_scaling_weight_and_bias() -> None:
     plain = {"input": (B, 4, 6), "normalized_shape": [6]}
     assert count("layer_norm.default", [B, 4, 6], plain) == 6 * 3 * 4 * 6
     affine = {**plain, "weight": (6,), "bias": (6,)}
@@ -142,7 +142,7 @@ def test_pooling_counts_every_element_of_every_window() -> None:
     )
 
 
-def test_what_only_looks_or_moves_counts_nothing() -> None:
+def test_views_and_movement_count_nothing() -> None:
     assert count("embedding.default", [B, 4, 8], {"weight": (11, 8), "indices": (B, 4)}) == 0
     assert count("reshape.default", [B, 32], {"self": (B, 4, 8), "shape": [B, 32]}) == 0
     assert count("cat.default", [B, 8], {"tensors": [Ref(0), Ref(0)], "dim": 1}) == 0

@@ -66,7 +66,7 @@ def test_random_ops_are_torchs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if opset.table()[name].random])
-def test_random_ops_draw_unless_they_are_told_not_to(name: str) -> None:
+def test_random_ops_draw_unless_their_arguments_prevent_it(name: str) -> None:
     op = opset.table()[name]
 
     def draws(**arguments: float | bool | None) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from farflung.opdag.graph import Argument, Ref, ValueType
-from farflung.opdag.saved_tensors import kept_by
+from farflung.opdag.saved_tensors import saved_by
 from farflung.opdag.segment import Segment
 from farflung.opdag.storage import storage_of, uses_fused_attention
 from farflung.planner import plan_graph
@@ -61,7 +61,7 @@ def test_a_tape_is_as_large_as_what_autograd_keeps(entry: Case) -> None:
     assert real - 64 <= tape <= 1.02 * real + 64
 
 
-def test_what_needs_no_gradient_keeps_nothing() -> None:
+def test_nodes_without_a_gradient_save_nothing() -> None:
     _, graph = captured(case("frozen"), SAMPLES)
     kept = segment_tape(plan_graph(graph, 2, SAMPLES, workers(1)).segments[0], SAMPLES).kept
     assert not kept[0] and kept[1]  # the first layer is frozen; the second keeps what it reads
@@ -97,7 +97,7 @@ def test_attention_has_a_table_of_all_pairs_where_torch_makes_one(
     assert uses_fused_attention(segment.nodes[0], storage) == fused
     table = 0 if fused else result[..., 0].numel() * shapes[1][-2] * 4
     assert (
-        kept_by(segment.nodes[0], segment.values, 1, storage, set()).forward_bytes == 2 * table + table // 4
+        saved_by(segment.nodes[0], segment.values, 1, storage, set()).forward_bytes == 2 * table + table // 4
     )
 
 
@@ -124,7 +124,7 @@ HUNGRY: list[tuple[str, dict[str, Argument], list[ValueType]]] = [
 
 
 @pytest.mark.parametrize(("op", "arguments", "types"), HUNGRY, ids=lambda entry: str(entry)[:12])
-def test_what_a_kernel_takes_for_a_moment_is_counted(
+def test_temporary_memory_of_kernels_is_counted(
     op: str, arguments: dict[str, Argument], types: list[ValueType]
 ) -> None:
     """Else a program of a few bytes could fill a worker's memory."""

@@ -169,7 +169,7 @@ class Ends:
         return np.random.default_rng(1).standard_normal(self.bytes // 4).astype(np.float32)
 
 
-def test_what_is_not_finite_goes_as_it_is_and_is_counted() -> None:
+def test_tensors_that_are_not_finite_are_sent_uncompressed_and_counted() -> None:
     ends = Ends("int8")
     numbers = ends.numbers()
     numbers[3] = np.inf
@@ -181,7 +181,7 @@ def test_what_is_not_finite_goes_as_it_is_and_is_counted() -> None:
     assert sent.not_finite == 0
 
 
-def test_a_damaged_payload_is_one_line_that_names_who_sent_it() -> None:
+def test_a_damaged_payload_is_one_line_that_names_its_sender() -> None:
     ends = Ends("int8")
     sent = ends.sent(ends.numbers())
     assert sent.payload is not None
@@ -224,7 +224,7 @@ def test_a_step_that_is_run_again_gives_the_same_bytes() -> None:
     assert written[0] == written[1]
 
 
-def test_what_was_written_with_more_than_is_known_here_waits_for_its_unit() -> None:
+def test_a_payload_for_a_later_state_waits_for_its_unit() -> None:
     ends = Ends(LEARNING)
     first = ends.sent(ends.numbers())
     ends.codings[0].decided(0, applied=True)

@@ -154,7 +154,7 @@ def test_units_that_are_over_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["keeping", "recomputing"])
-def test_who_drops_a_step_in_its_middle_keeps_nothing_of_it(again: bool) -> None:
+def test_dropping_a_step_in_its_middle_keeps_nothing_of_it(again: bool) -> None:
     """A job that is stopped hands out its state in the room that gradients and tapes took."""
     module, graph = captured(case("batch-norm"), SAMPLES)
     job = planned(graph, training(), 1)
@@ -200,7 +200,7 @@ def test_evaluation_changes_nothing_and_keeps_no_tape() -> None:
     assert loss == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_is_not_finite_is_told() -> None:
+def test_gradients_that_are_not_finite_are_reported() -> None:
     module, graph = captured(case("chain"), SAMPLES)
     side = SideBySide(module, graph, planned(graph, training(), 2), training())
     batches = microbatches(case("chain"), SAMPLES, MICROBATCHES, 0)
@@ -255,7 +255,7 @@ def tensors_of(held: object, seen: set[int]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt2-mask", "gpt2-fused-dropout", "resnet", "chain", "batch-norm"])
-def test_what_waits_to_be_accumulated_takes_no_more_than_a_tape(name: str) -> None:
+def test_memory_that_waits_for_accumulation_is_at_most_a_tape(name: str) -> None:
     """As the memory estimate counts tapes: values of a microbatch that take memory of their own."""
     module, graph = captured(case(name), SAMPLES)
     job = planned(graph, training(), 3)

@@ -96,7 +96,7 @@ BAD = [
 
 @pytest.mark.parametrize("backend", COMPUTING)
 @pytest.mark.parametrize(("name", "index", "taker", "taken"), BAD)
-def test_an_index_out_of_range_is_told_with_its_key_and_who_takes_it(
+def test_an_index_out_of_range_is_reported_with_its_input_and_op(
     backend: str, name: str, index: int, taker: str, taken: str
 ) -> None:
     batch = good()

@@ -80,7 +80,7 @@ CASES: list[tuple[Optimizer, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("declared", "of_torch", "numbers"), CASES)
-def test_what_is_built_steps_as_torchs_own_does(
+def test_built_optimizers_step_like_torchs_own(
     declared: Optimizer, of_torch: Any, numbers: dict[str, Any]
 ) -> None:
     ours, theirs = (nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
@@ -139,6 +139,6 @@ def test_combinations_that_mean_nothing_are_refused(make: Any, message: str) -> 
         {"type": "SGD", "lr": 0.1, "schedule": {"type": "Constant", "warmup_steps": 2**60}},
     ],
 )
-def test_what_a_peer_sends_is_held_to_the_same_ranges(sent: dict[str, Any]) -> None:
+def test_optimizers_from_a_peer_are_held_to_the_same_ranges(sent: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Optimizer)

@@ -61,12 +61,12 @@ def test_a_profile_says_what_it_was_made_on() -> None:
     assert profile.threads == torch.get_num_threads()
 
 
-def test_what_is_random_is_timed_too() -> None:
+def test_random_ops_are_timed() -> None:
     _, graph = captured(case("gpt-dropout"), BATCH)
     assert any("dropout" in time.signature for time in profile_graph(graph, BATCH).times)
 
 
-def test_gradients_of_parameters_are_told_from_those_of_values() -> None:
+def test_gradients_of_parameters_and_of_values_are_timed_separately() -> None:
     _, graph = captured(case("chain"), BATCH)
     times = {time.signature: time for time in profile_graph(graph, BATCH).times}
     linear = [time for kind, time in times.items() if "linear" in kind]
@@ -96,7 +96,7 @@ def test_updates_of_parameters_are_timed_by_their_rule(monkeypatch: pytest.Monke
     assert profile.updates[0].signature.startswith("SGD with momentum decaying")
 
 
-def test_what_is_known_of_the_device_is_not_timed_again(tmp_path: Path) -> None:
+def test_known_times_of_the_device_are_not_measured_again(tmp_path: Path) -> None:
     _, graph = captured(case("gpt"), BATCH)
     device, optimizer = this_device(), AdamW(lr=0.1)
     assert recall(device, tmp_path) == Known()
@@ -128,7 +128,7 @@ def test_times_of_another_device_or_version_are_not_used(tmp_path: Path) -> None
         assert recall(device, tmp_path) == Known()
 
 
-def test_what_takes_longer_than_a_profile_may_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_longer_than_the_limit_of_a_profile_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "MOST_SECONDS", 0.0)
     _, graph = captured(case("chain"), BATCH)
     times: list[OpTime] = profile_graph(graph, BATCH).times

@@ -29,7 +29,7 @@ def gpt() -> tuple[Plan, list[Segment], dict[str, int]]:
     return planned.plan, list(received(planned.programs, 2)), inputs
 
 
-def test_what_an_embedding_looks_up_is_a_key_and_targets_are_none() -> None:
+def test_embedded_inputs_are_keys_and_targets_are_not() -> None:
     _, (first, last), inputs = gpt()
     assert looked_up(first) == {inputs["tokens"]}
     assert looked_up(last) == set()
@@ -52,7 +52,7 @@ def test_keys_are_the_same_whatever_came_first() -> None:
         assert keys.of(PLACE, 0, rows=15) is None
 
 
-def test_keys_that_came_with_a_value_are_those_of_what_is_made_from_it() -> None:
+def test_keys_received_with_a_value_apply_to_values_computed_from_it() -> None:
     plan, (first, last), inputs = gpt()
     (value,) = last.receives
     keys = RowKeys(KEYS, plan, [last])

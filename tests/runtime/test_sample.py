@@ -51,7 +51,7 @@ def test_of_nothing_and_of_what_no_codec_writes_there_is_nothing_to_say(array: n
 
 
 @pytest.mark.parametrize("largest", [1e-30, 1e18, 1e20, 3.4e38])
-def test_what_is_told_of_numbers_that_run_away_can_be_told(largest: float) -> None:
+def test_samples_of_diverging_numbers_stay_within_the_limits(largest: float) -> None:
     """In float32 their squares are infinite, and bf16 rounds the largest up to infinity."""
     array = np.random.default_rng(1).uniform(-1, 1, (64, 256)).astype(np.float32)
     array *= np.float32(largest)

@@ -125,7 +125,7 @@ def test_buffers_change_at_apply_in_microbatch_order() -> None:
     assert not torch.equal(pair.state["norms.0.running_mean"], before["norms.0.running_mean"])
 
 
-def test_a_gradient_that_nobody_had_is_left_out() -> None:
+def test_a_missing_gradient_is_left_out() -> None:
     pair = Pair("chain")
     pair.forward(0)
     pair.first.backward(UNIT, 0, {}, lambda value, gradient: pytest.fail("nothing to send"))

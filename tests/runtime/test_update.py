@@ -73,7 +73,7 @@ def test_a_gradient_that_is_not_contiguous_is_never_copied_whole(declared: Optim
         assert square_sum([mixed]) == square_sum([gradient])
 
 
-def test_what_has_no_gradient_stays_as_it_is() -> None:
+def test_parameters_without_a_gradient_stay_unchanged() -> None:
     held = parameters()
     before = [parameter.clone() for parameter in held]
     Update(AdamW(lr=0.1, weight_decay=0.1), held).step(0)

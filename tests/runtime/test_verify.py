@@ -20,7 +20,7 @@ from farflung.runtime.torch_backend.verify import verify_segment
 ROW = ValueType("float32", [BatchSize(1), 4])
 
 
-def test_what_capture_makes_passes_at_any_microbatch_size() -> None:
+def test_captured_graphs_pass_at_any_microbatch_size() -> None:
     for name in ("gpt2-mask-dropout", "gpt-dropout", "masked-pair"):
         _, graph = captured(case(name), 2)
         for segment in plan_graph(graph, 2, 2, workers(3)).segments:
@@ -127,7 +127,7 @@ def test_required_memory_counts_state_optimizer_and_tapes() -> None:
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "running_mean", "running_var"])
-def test_what_belongs_to_channels_must_have_them(name: str) -> None:
+def test_per_channel_tensors_must_match_the_channels(name: str) -> None:
     """BatchNorm's CPU kernels read it unchecked, past its end, where the meta kernels broadcast it."""
     _, graph = captured(case("batch-norm"), 2)
     (segment,) = plan_graph(graph, 2, 2, workers(1)).segments

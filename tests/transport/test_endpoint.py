@@ -25,7 +25,7 @@ async def reach(pair: Pair, context: ssl.SSLContext, hello: Hello, expected: Pee
     return await dial(pair.listener.address, context, hello, expected, Recorder(), pair.timeouts)
 
 
-def test_both_sides_learn_who_and_what_the_other_is(tmp_path: Path) -> None:
+def test_both_sides_learn_the_other_ones_id_role_and_boot(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path) as pair:
             assert (pair.a.peer, pair.b.peer) == (B, Peer("a", "worker"))
@@ -90,7 +90,7 @@ def test_one_port_takes_both_families(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_listener_that_closes_tells_everybody(tmp_path: Path) -> None:
+def test_a_listener_that_closes_sends_the_reason_to_every_peer(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path) as pair:
             _, heard_by_c = await pair.another()
@@ -180,7 +180,7 @@ def test_certificates_of_another_authority_are_refused_by_either_side(tmp_path: 
     run(test())
 
 
-def test_a_dialler_without_a_certificate_is_a_stranger(tmp_path: Path) -> None:
+def test_a_dialler_without_a_certificate_gets_no_link(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path) as pair:
             with pytest.raises(ConnectionFailed, match="you sent no certificate: this port admits only"):
@@ -268,7 +268,7 @@ def test_a_holder_that_does_not_say_hello_first_is_hung_up_on(tmp_path: Path) ->
     run(test())
 
 
-def test_addresses_that_lead_nowhere_are_told_apart(tmp_path: Path) -> None:
+def test_unreachable_addresses_have_different_messages(tmp_path: Path) -> None:
     async def test() -> None:
         client = TestAuthority(tmp_path).holder("a", "worker").client
         with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -346,7 +346,7 @@ async def broker_door(holder: Holder, seen: list[tuple[bytes, str]], timeouts: T
     return await listen("127.0.0.1:0", holder.server, own, Recorder().admit, timeouts, on_newcomer=answer)
 
 
-def test_a_stranger_may_ask_one_question_and_nothing_else(tmp_path: Path) -> None:
+def test_a_newcomer_may_send_one_request_and_nothing_else(tmp_path: Path) -> None:
     async def test() -> None:
         authority = TestAuthority(tmp_path)
         holder = authority.holder("b", "worker", admit_newcomers=True)
@@ -371,7 +371,7 @@ def test_a_stranger_may_ask_one_question_and_nothing_else(tmp_path: Path) -> Non
     run(test())
 
 
-def test_strangers_have_little_time_and_do_not_outlive_the_listener(tmp_path: Path) -> None:
+def test_newcomers_have_a_time_limit_and_do_not_outlive_the_listener(tmp_path: Path) -> None:
     async def test() -> None:
         authority = TestAuthority(tmp_path)
         holder = authority.holder("b", "worker", admit_newcomers=True)
@@ -393,7 +393,7 @@ def test_strangers_have_little_time_and_do_not_outlive_the_listener(tmp_path: Pa
     run(test())
 
 
-def test_a_port_without_answers_for_strangers_refuses_them(tmp_path: Path) -> None:
+def test_a_port_without_answers_for_newcomers_refuses_them(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path) as pair:
             context = pair.authority.stranger()

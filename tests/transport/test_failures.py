@@ -5,12 +5,12 @@ from __future__ import annotations
 from farflung.transport.failures import GIVEN_UP, reason_and_cause, why_given_up
 
 
-def test_a_silence_is_not_told_twice() -> None:
+def test_a_silence_is_reported_once() -> None:
     assert why_given_up("a", 10, "nothing heard from a for 6 s") == "nothing heard from a for 10 s"
     assert why_given_up("a", 10, "connection reset") == "nothing heard from a for 10 s (connection reset)"
 
 
-def test_who_hangs_up_after_a_silence_gave_the_connection_up_and_did_not_die() -> None:
+def test_a_hang_up_after_a_silence_means_given_up_and_not_crashed() -> None:
     assert reason_and_cause(ConnectionResetError(), False, 5.0)[1] == "crashed"
     assert reason_and_cause(None, True, 5.0) == (GIVEN_UP, "network")
     assert reason_and_cause(TimeoutError(110, "timed out"), False, 5.0) == (

@@ -22,7 +22,7 @@ def changed(header: ValueHeader, **fields: object) -> ValueHeader:
     return msgspec.structs.replace(header, **fields)
 
 
-def test_what_the_plan_names_is_taken_once() -> None:
+def test_values_of_the_plan_are_accepted_once() -> None:
     admission = Admission("b", load())
     assert admission.admit("a", VALUE)
     with pytest.raises(ProtocolError, match="twice"):
@@ -41,7 +41,7 @@ def test_a_gradient_comes_once_and_only_for_a_value_that_was_sent() -> None:
         admission.admit("c", GRADIENT)
 
 
-def test_what_did_not_come_whole_may_come_once_more() -> None:
+def test_an_incomplete_value_may_be_sent_again() -> None:
     admission = Admission("b", load())
     admission.on_sent(SENT)
     for peer, header in (("a", VALUE), ("c", GRADIENT)):
@@ -116,7 +116,7 @@ def test_model_inputs_are_never_coded() -> None:
         Admission("a", with_codec).admit("desk", fed)
 
 
-def test_what_is_over_is_dropped_in_silence() -> None:
+def test_values_of_a_past_unit_are_dropped_silently() -> None:
     admission = Admission("b", load())
     admission.advance()
     assert not admission.admit("a", VALUE)

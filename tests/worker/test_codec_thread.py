@@ -113,7 +113,7 @@ def test_all_is_done_in_the_order_in_which_it_was_asked_for() -> None:
     assert bench.read == [(0, 2), (1, 1)] and told == [()] and not bench.errors
 
 
-def test_an_error_is_told_once_and_nothing_follows() -> None:
+def test_an_error_is_reported_once_and_nothing_follows() -> None:
     bench = Bench()
     bench.links.read(parcel(-1))
     for number in range(3 * MOST_WAITING):
@@ -123,7 +123,7 @@ def test_an_error_is_told_once_and_nothing_follows() -> None:
     assert [str(error) for error in bench.errors] == ["damaged"] and bench.coding.calls == []
 
 
-def test_who_has_more_than_may_wait_waits() -> None:
+def test_encoding_blocks_while_too_many_parcels_wait() -> None:
     bench = Bench()
     bench.coding.may_write.clear()
     posted: list[int] = []
@@ -227,7 +227,7 @@ def test_a_microbatch_is_written_while_the_next_ones_pass_runs(monkeypatch: pyte
     assert set(coded(outcomes)) == {0, 1} and coded(outcomes) == sorted(coded(outcomes))
 
 
-def test_what_cannot_be_read_ends_the_attempt_in_one_line() -> None:
+def test_an_undecodable_parcel_ends_the_attempt_in_one_line() -> None:
     with first_worker("int8") as (thread, outcomes, feed):
         feed(0)
         eventually(lambda: bool(coded(outcomes)))

@@ -68,7 +68,7 @@ def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> No
         load_segments("a", job, receiver, needed - 1, TorchBackend())
 
 
-def test_what_was_compiled_must_fit_in_what_the_owner_gives() -> None:
+def test_compiled_segments_must_fit_into_the_owners_memory_limit() -> None:
     """Three segments of a worker rest, one works; the plan's window is two."""
     job = load()
     needs = Needs(

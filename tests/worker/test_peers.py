@@ -87,7 +87,7 @@ def run(work: Coroutine[None, None, None]) -> None:
     asyncio.run(work)
 
 
-def test_whoever_dials_early_waits_for_the_plan() -> None:
+def test_a_link_that_is_early_waits_for_the_plan() -> None:
     async def work() -> None:
         seen = Seen()
         peers, early, stranger = Peers(seen, fresh), FakeLink("a"), FakeLink("x")
@@ -152,7 +152,7 @@ def test_a_holder_has_one_place_for_each_attempt() -> None:
     run(work())
 
 
-def test_nobody_can_fill_the_lobby_alone() -> None:
+def test_no_peer_can_use_all_the_room_for_waiting_links() -> None:
     async def work() -> None:
         peers = Peers(Seen(), fresh)
         rogues = [FakeLink("rogue") for _ in range(MAX_PENDING_LINKS + 1)]
@@ -190,7 +190,7 @@ def test_only_workers_and_submitters_bring_data(role: str, kind: str) -> None:
         Peers(Seen(), fresh).accept(link)  # type: ignore[arg-type]
 
 
-def test_a_lost_link_that_counts_is_told() -> None:
+def test_the_loss_of_a_link_in_use_is_reported() -> None:
     async def work() -> None:
         seen = Seen()
         peers, counted, waiting = Peers(seen, fresh), FakeLink("a"), FakeLink("c")
@@ -260,7 +260,7 @@ def test_a_second_dialled_link_takes_the_place_of_the_first() -> None:
     run(work())
 
 
-def test_who_is_given_up_is_not_awaited_any_more() -> None:
+def test_a_peer_that_was_given_up_is_not_awaited_any_more() -> None:
     async def work() -> None:
         seen = Seen()
         peers, link = Peers(seen, fresh), FakeLink("c")

@@ -103,7 +103,7 @@ async def workers(folder: Path, *names: str, timeouts: Timeouts = TIMEOUTS) -> A
             await worker.listener.close()
 
 
-def test_a_pair_measures_both_ways_and_only_the_dialler_tells_the_path(tmp_path: Path) -> None:
+def test_a_pair_measures_both_directions_and_only_the_dialler_reports_the_path(tmp_path: Path) -> None:
     async def scene() -> list[Probed]:
         async with workers(tmp_path, "a", "b") as (a, b):
             b.ask(7, "pair", a, dials=False)
@@ -119,7 +119,7 @@ def test_a_pair_measures_both_ways_and_only_the_dialler_tells_the_path(tmp_path:
         assert 0 < link.bytes_sent <= 2**22
 
 
-def test_whoever_was_told_sooner_may_dial_before_the_other_knows(tmp_path: Path) -> None:
+def test_a_worker_may_dial_before_the_other_knows_of_the_probe(tmp_path: Path) -> None:
     async def scene() -> Probed:
         async with workers(tmp_path, "a", "b") as (a, b):
             a.ask(1, "pair", b)
@@ -147,7 +147,7 @@ def test_a_line_is_kept_busy_out_and_in(tmp_path: Path) -> None:
         assert [link.peer for link in probed.links] == ["b", "c"]
 
 
-def test_a_worker_with_a_job_probes_nobody_and_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_worker_with_a_job_neither_probes_nor_is_probed(tmp_path: Path) -> None:
     async def scene() -> tuple[str, str]:
         async with workers(tmp_path, "a", "b") as (a, b):
             b.is_busy = True
@@ -165,7 +165,7 @@ def test_a_worker_with_a_job_probes_nobody_and_lets_nobody_in(tmp_path: Path) ->
     assert "no route to worker b: dialled: " in words and "this worker has a job" in words
 
 
-def test_who_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
     async def scene() -> tuple[Probed, Probed]:
         async with workers(tmp_path, "a", "b") as (a, b):
             b.ask(3, "pair", a, dials=False)
@@ -180,7 +180,7 @@ def test_who_cannot_be_dialled_dials_back(tmp_path: Path) -> None:
     assert back.links[0].bandwidth_mbps
 
 
-def test_nobody_makes_a_worker_dial_who_is_not_to_probe_it(tmp_path: Path) -> None:
+def test_a_worker_dials_back_only_for_its_current_probe(tmp_path: Path) -> None:
     async def scene() -> str:
         async with workers(tmp_path, "a", "b") as (a, b):
             b.probing.on_message(DialBack(1, SURVEY, 3, "a", [a.listener.address]))
@@ -189,7 +189,7 @@ def test_nobody_makes_a_worker_dial_who_is_not_to_probe_it(tmp_path: Path) -> No
     assert run(scene()) == "it does not work for that attempt of the job"
 
 
-def test_a_link_nobody_asked_for_does_not_stay(tmp_path: Path) -> None:
+def test_an_unrequested_link_does_not_stay(tmp_path: Path) -> None:
     async def scene() -> str:
         async with workers(tmp_path, "b", timeouts=usual_but(probe_dial_seconds=1.0)) as (b,):
             holder = b.authority.holder("a", "worker")
@@ -200,7 +200,7 @@ def test_a_link_nobody_asked_for_does_not_stay(tmp_path: Path) -> None:
     assert "the broker has not asked for this probe" in run(scene())
 
 
-def test_a_submitter_probes_nobody(tmp_path: Path) -> None:
+def test_a_submitter_may_not_probe(tmp_path: Path) -> None:
     async def scene() -> str:
         async with workers(tmp_path, "b") as (b,):
             holder = b.authority.holder("desk", "submitter")
@@ -223,7 +223,7 @@ def test_a_peer_that_never_comes_is_a_clear_result_in_time(tmp_path: Path) -> No
     assert run(scene()) == "could not connect to worker b within 0.5 s"
 
 
-def test_what_is_called_off_or_overtaken_is_not_told_of(tmp_path: Path) -> None:
+def test_a_cancelled_or_superseded_probe_is_not_reported(tmp_path: Path) -> None:
     async def scene() -> int:
         async with workers(tmp_path, "a", "b") as (a, b):
             a.ask(1, "pair", b, dials=False)

@@ -52,7 +52,7 @@ def test_a_load_is_prepared_and_only_greater_ids_are_dialled() -> None:
     assert (state.phase, done) == ("loading", [Prepare(load(), dial=("c",))])
 
 
-def test_loaded_is_told_once_when_everything_is_there() -> None:
+def test_loaded_is_sent_once_when_loading_is_complete() -> None:
     assert run(*READY[:-1])[1] == [Prepare(load(), ("c",))]
     told = [c for c in run(*READY, PeerLinked("c"))[1] if isinstance(c, Tell)]
     assert told == [Tell(Loaded(JOB, ATTEMPT))]
@@ -68,7 +68,7 @@ def test_a_unit_runs_from_begin_to_decide() -> None:
     assert Apply(0, 0.5) not in run(*READY, begin, decide)[1]
 
 
-def test_what_links_were_given_is_told_and_the_owner_hears_once_of_what_is_not_finite() -> None:
+def test_traffic_is_reported_and_values_that_are_not_finite_are_noted_once() -> None:
     state = State("b")
     for event in (*READY, FromBroker(Begin(JOB, ATTEMPT))):
         state, _ = machine.step(state, event)
@@ -122,7 +122,7 @@ def test_a_lost_broker_drops_the_job() -> None:
     assert (state, done[-1]) == (State("b"), Drop("lost the broker: connection reset"))
 
 
-def test_what_is_of_another_attempt_changes_nothing() -> None:
+def test_events_of_another_attempt_change_nothing() -> None:
     running, _ = run(*READY, FromBroker(Begin(JOB, ATTEMPT)))
     for event in (
         FromBroker(Decide(JOB, 4, 0, 1.0)),
@@ -158,7 +158,7 @@ EVENTS = st.sampled_from(
 
 @settings(max_examples=200)
 @given(st.lists(EVENTS, max_size=40))
-def test_whatever_happens_promises_hold(events: list[machine.Event]) -> None:
+def test_invariants_hold_after_any_events(events: list[machine.Event]) -> None:
     """Units are applied in order and once, only while running; a dropped job leaves an idle worker."""
     state = State("b")
     applied = -1

@@ -52,7 +52,7 @@ def test_a_flipped_bit_is_found() -> None:
         ("desk", {"bytes": 13}),
     ],
 )
-def test_what_the_plan_does_not_expect_is_refused(peer: str, fields: dict[str, object]) -> None:
+def test_slices_that_the_plan_does_not_expect_are_refused(peer: str, fields: dict[str, object]) -> None:
     with pytest.raises(ProtocolError, match="slice"):
         StateReceiver(load(), [1], 10**6, fresh).opening(peer, msgspec.structs.replace(HEADER, **fields))
 

@@ -89,7 +89,7 @@ def test_a_job_is_refused_for_its_backward_passes_too() -> None:
     assert Passes.of(segments, 2, limits(longest_pass_seconds=3.1 * forward))
 
 
-def test_what_is_done_for_a_job_that_is_over_may_take_what_a_chore_may() -> None:
+def test_work_for_a_job_that_is_over_may_take_as_long_as_a_chore() -> None:
     watch = Watch().seen(doing := Doing("the pass", 3600.0, 200.0), 0.0).seen(doing, 241.0)
     mine, next_one = ("job-1", 1), ("job-2", 1)
     assert not watch.overrun(most_seconds(mine, mine, 240.0))
@@ -117,7 +117,7 @@ def test_only_time_in_which_the_thread_was_seen_at_one_thing_counts() -> None:
     assert not watch.seen(None, 9.0).seen(None, 9.0).overrun()
 
 
-def test_what_was_expected_is_told() -> None:
+def test_the_expected_duration_is_reported() -> None:
     watch = Watch().seen(doing := Doing("this", 60.0, 0.5), 1.0).seen(doing, 61.0)
     assert watch.overrun() == "this has taken over 60 s, 0.5 s were expected"
 

@@ -37,7 +37,7 @@ def test_each_unit_has_what_left_since_the_one_before() -> None:
     assert [link.wire_bytes for link in meter.fill(ready).links] == [3, 0]
 
 
-def test_a_rate_is_told_once_until_it_moves() -> None:
+def test_a_rate_is_reported_once_until_it_changes() -> None:
     counters = Counters()
     meter = TrafficMeter(counters)
     meter.begin(frozenset({"b", "c"}))

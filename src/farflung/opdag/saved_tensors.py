@@ -74,7 +74,7 @@ _FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3}
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedTensors:
     """The saved tensors and temporary memory of one node, for one microbatch.
 
     Parameters
@@ -93,7 +93,7 @@ class Kept:
     backward_bytes: int = 0
 
 
-def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: set[int]) -> Kept:
+def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: set[int]) -> SavedTensors:
     """What autograd saves for `node`, given the values whose gradient is needed.
 
     Parameters
@@ -113,10 +113,10 @@ def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: s
     if group == "attention":
         values, extra, around = _attention(node, types, batch, storage, gradients)
         if not gradients.intersection(node.writes()):
-            return Kept(frozenset(), 0, around)
-        return Kept(values, extra, around, around)
+            return SavedTensors(frozenset(), 0, around)
+        return SavedTensors(values, extra, around, around)
     if not gradients.intersection(node.writes()):
-        return Kept(frozenset(), 0, forward)
+        return SavedTensors(frozenset(), 0, forward)
     backward = _BACKWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch, True)
     values = _values(node, base, group, gradients)
     extra = _extra(node, base, types, batch)
@@ -126,7 +126,7 @@ def kept_by(node: Node, types: Types, batch: int, storage: Storage, gradients: s
         values, extra, forward = values.difference(copied), extra + kept, forward - kept
         expanded = (value for value, size in copied.items() if size > types[value].bytes(batch))
         backward += sum(copied[value] for value in gradients.intersection(expanded))
-    return Kept(values, extra, forward, backward)
+    return SavedTensors(values, extra, forward, backward)
 
 
 def _values(node: Node, base: str, group: str, gradients: set[int]) -> frozenset[int]:

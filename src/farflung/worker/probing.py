@@ -175,7 +175,7 @@ class Probing:
             self.tell(probed)
 
     def _keep_early(self, link: Link) -> None:
-        """Keep the newest few links for a while: the broker may have told their peers earlier."""
+        """Keep the newest few links for a while: the broker may have notified their peers earlier."""
         for older in list(self._early)[: max(0, len(self._early) + 1 - MOST_EARLY)]:
             self._refuse(older)
         loop = asyncio.get_running_loop()

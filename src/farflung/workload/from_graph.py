@@ -12,7 +12,7 @@ from farflung.opdag.cost import flops
 from farflung.opdag.form import Form
 from farflung.opdag.graph import Graph, Input
 from farflung.opdag.partition import legal_positions
-from farflung.opdag.saved_tensors import kept_by
+from farflung.opdag.saved_tensors import saved_by
 from farflung.opdag.storage import storage_of
 from farflung.workload.arrays import Floats, Gap
 from farflung.workload.tape import tape_of
@@ -150,7 +150,7 @@ class _Costs:
                 change[made] += self._sizes[value]
                 if value in tape.unkept:
                     change[last[value] + 1] -= self._sizes[value]
-        kernels = [kept_by(node, self._graph.values, self._batch, self._storage, set()) for node in nodes]
+        kernels = [saved_by(node, self._graph.values, self._batch, self._storage, set()) for node in nodes]
         found = np.zeros(count)
         for at, most in enumerate(np.cumsum(change)[:-1] + [kernel.forward_bytes for kernel in kernels]):
             if self._is_static[at]:

@@ -18,7 +18,7 @@ import numpy as np
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import Node
 from farflung.opdag.opset import lookup
-from farflung.opdag.saved_tensors import Kept, kept_by
+from farflung.opdag.saved_tensors import SavedTensors, saved_by
 from farflung.opdag.storage import Storage
 from farflung.workload.arrays import Floats
 
@@ -93,7 +93,7 @@ def tape_of(
         Values that others read, too: they stay until their gradients are back, which are held for as long as
         the microbatch runs backward and not counted here.
     """
-    kept = [kept_by(node, types, batch, storage, gradients) for node in nodes]
+    kept = [saved_by(node, types, batch, storage, gradients) for node in nodes]
     sizes = _Sizes(types, batch)
     made = {storage.root(value) for node in nodes for value in node.writes()}
     on_tape = {storage.root(value) for entry in kept for value in entry.values}
@@ -149,7 +149,7 @@ class _Sizes(dict[int, int]):
 def _forward(
     nodes: Sequence[Node],
     storage: Storage,
-    kept: Sequence[Kept],
+    kept: Sequence[SavedTensors],
     on_tape: set[int],
     sizes: _Sizes,
 ) -> Floats:
@@ -174,7 +174,7 @@ class _Backward:
     """
 
     nodes: Sequence[Node]
-    kept: Sequence[Kept]
+    kept: Sequence[SavedTensors]
     gradients: set[int]
     sizes: _Sizes
     sent: set[int]

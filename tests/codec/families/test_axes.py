@@ -97,7 +97,7 @@ def test_a_snapshot_goes_on_as_if_nothing_had_happened(recipe: Recipe) -> None:
         assert carried(writer, reader, step) == carried(other_writer, other_reader, step)
 
 
-def test_ends_that_differ_are_told_so() -> None:
+def test_ends_with_different_axes_are_reported() -> None:
     writer, reader = RECIPE.coder(), RECIPE.coder()
     for step in range(3):
         carried(writer, reader, step)
@@ -133,7 +133,7 @@ def test_pictures_are_turned_by_their_channels() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-def test_what_cannot_be_written_goes_as_it_is(value: float) -> None:
+def test_tensors_that_cannot_be_encoded_are_sent_uncompressed(value: float) -> None:
     writer, reader = RECIPE.coder(), RECIPE.coder()
     array, into = tensor(0), np.empty((ROWS, WIDTH), np.float32)
     array[3, 4] = value
@@ -164,7 +164,7 @@ def test_hostile_bytes_are_refused_or_read() -> None:
             reader.restore(snapshot)
 
 
-def test_no_payload_is_longer_than_a_receiver_is_told() -> None:
+def test_no_payload_is_longer_than_declared() -> None:
     for recipe in (RECIPE, WITH_MEANS, DITHERED):
         writer = recipe.coder()
         for step in range(3):

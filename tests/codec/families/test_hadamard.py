@@ -49,7 +49,7 @@ def test_the_mean_over_stochastic_roundings_is_the_tensor_itself(codec: Blocked)
     assert error < 1.3 * codec.declared().usual_error / 20
 
 
-def test_what_is_read_does_not_depend_on_the_order_of_sums() -> None:
+def test_decoding_does_not_depend_on_the_order_of_sums() -> None:
     """Both ends must read the same bits, and matrix products add up in another order on another machine."""
     levels = quantiser(4)
     planes = levels.planes(1280)

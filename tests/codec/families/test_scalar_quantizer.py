@@ -68,7 +68,7 @@ def test_the_mean_over_many_draws_is_the_tensor() -> None:
     )
 
 
-def test_what_is_rarely_large_takes_fewer_bits() -> None:
+def test_tensors_with_rare_large_values_take_fewer_bits() -> None:
     heavy = normal() ** 3
     codec = ScalarQuantizer(0.5)
     assert codec.encode(heavy).nbytes < 0.7 * codec.encode(normal()).nbytes
@@ -91,7 +91,7 @@ def planes(numbers: np.ndarray, count: int = 7) -> np.ndarray:
         st.one_of(st.integers(-3, 3), st.integers(-400, 400), st.integers(-(2**24), 2**24)), max_size=200
     )
 )
-def test_whole_numbers_come_back(numbers: list[int]) -> None:
+def test_integers_are_decoded_exactly(numbers: list[int]) -> None:
     given_ = planes(np.array(numbers, np.float32))
     payload = b"".join(part.data for part in integer_coding.write(given_))
     reader = Reader(payload)
@@ -100,7 +100,7 @@ def test_whole_numbers_come_back(numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize("spread", [0.2, 0.5, 1.0, 3.0])
-def test_whole_numbers_take_little_more_than_their_entropy(spread: float) -> None:
+def test_integers_take_little_more_than_their_entropy(spread: float) -> None:
     numbers = np.rint(normal(size=2**18) * spread)
     bits = (
         8

@@ -34,7 +34,7 @@ def test_the_largest_are_those_of_a_sort(array: Floats, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.0001, 0.01, 0.3, 0.97, 1.0])
 @pytest.mark.parametrize("kind", ["normal", "tied", "sparse", "sorted", "constant"])
-def test_a_sample_never_changes_what_is_chosen(kind: str, share: float) -> None:
+def test_the_sample_never_changes_the_selection(kind: str, share: float) -> None:
     random = np.random.default_rng(4)
     array = random.standard_normal(200_003).astype(np.float32)
     if kind == "tied":

@@ -187,7 +187,7 @@ def test_too_many_dimensions_name_the_line() -> None:
         return self.first(x).reshape(-1, *[1] * 9).mean() + y.mean()
 
     message = text_of(Base(body))
-    assert "a tensor has 10 dimensions, at most 8 can be: reshape it" in message
+    assert "a tensor has 10 dimensions, the limit is 8: reshape it" in message
     assert line_of(Base.forward, "self.body") in message
 
 
@@ -248,7 +248,7 @@ def test_a_changed_input_is_refused() -> None:
         (lambda self, x, y: None, "NoneType"),
     ],
 )
-def test_what_is_no_scalar_loss_is_refused(body: Forward, found: str) -> None:
+def test_a_loss_that_is_not_a_scalar_is_refused(body: Forward, found: str) -> None:
     message = text_of(Base(body))
     assert "mean loss as a scalar tensor" in message
     assert found in message

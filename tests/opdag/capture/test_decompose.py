@@ -70,7 +70,7 @@ TAKEN_APART: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", TAKEN_APART)
-def test_what_torch_makes_of_other_ops_becomes_these(name: str) -> None:
+def test_ops_that_torch_composes_become_their_parts(name: str) -> None:
     made = TAKEN_APART[name]
     module = beside(made)
     captured = capture(module, pairs())

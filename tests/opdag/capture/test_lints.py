@@ -138,7 +138,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("lint", "body", "text"), REFUSED, ids=[entry[1].__name__ for entry in REFUSED])
-def test_what_export_would_lose_is_refused_at_its_line(
+def test_code_that_export_would_lose_is_refused_at_its_line(
     lint: str, body: Callable[..., Tensor], text: str
 ) -> None:
     refused = refusal(Base(body))
@@ -160,7 +160,7 @@ def test_python_state_that_forward_reads_is_refused() -> None:
     assert not hasattr(module, "calls")
 
 
-def test_python_state_that_nobody_reads_is_remarked_and_put_back() -> None:
+def test_unread_python_state_is_remarked_and_restored() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         self.calls += 1  # type: ignore[has-type, operator]
         return plain(self, x, y)

@@ -213,7 +213,7 @@ STATE = [
 
 @pytest.mark.parametrize(("change", "words"), STATE, ids=[case[0].__name__ for case in STATE])
 @pytest.mark.filterwarnings("ignore")
-def test_what_a_module_may_not_hold(change: Callable[[Base], None], words: str) -> None:
+def test_unsupported_module_state_is_refused(change: Callable[[Base], None], words: str) -> None:
     module = Base(plain)
     change(module)
     refused = refusal(module)

@@ -20,7 +20,7 @@ print(jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((8, 8)))[0, 0])
 
 
 @pytest.mark.slow
-def test_what_one_process_compiled_another_one_finds(tmp_path: Path) -> None:
+def test_a_process_finds_programs_that_another_one_compiled(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "xla"
     told, listed = [], []
     for _ in range(2):
@@ -44,7 +44,7 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "left"), [(30, {"0", "1", "2"}), (29, {"1", "2"}), (10, {"2"}), (0, set())])
-def test_what_was_written_first_goes_first(tmp_path: Path, most: int, left: set[str]) -> None:
+def test_the_oldest_files_are_removed_first(tmp_path: Path, most: int, left: set[str]) -> None:
     for at in range(3):
         (tmp_path / str(at)).write_bytes(bytes(10))
         os.utime(tmp_path / str(at), (at, at))

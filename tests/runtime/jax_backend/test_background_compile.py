@@ -30,7 +30,7 @@ class Work:
             self.over.set()
 
 
-def test_what_is_made_is_awaited() -> None:
+def test_get_waits_for_the_result() -> None:
     work = Work()
     later = BackgroundBuild(work)
     work.go.set()
@@ -39,7 +39,7 @@ def test_what_is_made_is_awaited() -> None:
     assert later.get() == 7
 
 
-def test_what_fails_fails_where_it_is_awaited() -> None:
+def test_an_error_is_raised_by_get() -> None:
     def fail(wanted: CancelToken) -> int:
         raise ValueError("no")
 
@@ -62,7 +62,7 @@ def test_closing_waits_for_the_part_under_way_and_begins_no_other() -> None:
         later.get()
 
 
-def test_what_is_forgotten_is_made_no_further() -> None:
+def test_a_forgotten_build_goes_no_further() -> None:
     work = Work()
     later = BackgroundBuild(work)
     assert work.begun.wait(WAIT_SECONDS)

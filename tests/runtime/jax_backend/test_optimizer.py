@@ -57,7 +57,7 @@ def test_a_hundred_steps_end_where_torchs_do(declared: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("declared", [DECLARED[0], DECLARED[4]], ids=["adamw", "sgd"])
-def test_what_has_no_gradient_stays_and_counts_its_own_steps(declared: Optimizer) -> None:
+def test_parameters_without_a_gradient_stay_and_count_their_own_steps(declared: Optimizer) -> None:
     skipped = frozenset({(0, 0), (1, 0), (7, 1), (8, 1), (50, 2)})
     require_equal(both(declared, skipped))
 

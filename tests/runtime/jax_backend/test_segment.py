@@ -218,7 +218,7 @@ def test_recomputation_keeps_no_tape() -> None:
     assert all(kept.tape is None for kept in pair.second._microbatches.values())
 
 
-def test_a_gradient_that_nobody_had_is_left_out() -> None:
+def test_a_missing_gradient_is_left_out() -> None:
     pair = Pair("chain")
     pair.forward(0)
     pair.first.backward(UNIT, 0, {}, lambda value, gradient: pytest.fail("nothing to send"))
@@ -270,7 +270,7 @@ def test_evaluation_draws_nothing_and_keeps_nothing() -> None:
 
 
 @pytest.mark.usefixtures("compiled_each_time")
-def test_what_was_compiled_goes_with_its_segment() -> None:
+def test_compiled_programs_are_freed_with_their_segment() -> None:
     segment = BACKEND.runner(*state_and_all("chain"))
     segment.compile()
     functions = segment._train.get()

@@ -23,7 +23,7 @@ from farflung.runtime.torch_backend.verify import verify_segment as verify_on_to
 ROW = ValueType("float32", [BatchSize(1), 4])
 
 
-def test_what_capture_makes_passes_at_any_microbatch_size() -> None:
+def test_captured_graphs_pass_at_any_microbatch_size() -> None:
     for name in ("gpt2-mask-dropout", "gpt-dropout", "masked-pair", "resnet"):
         _, graph = captured(case(name), 2)
         for segment in plan_graph(graph, 2, 2, workers(3)).segments:
@@ -150,7 +150,7 @@ PADDED = {"kernel_size": [2**16, 2**16], "stride": [2**16, 2**16], "padding": [2
         ("upsample_bilinear2d.vec", {"output_size": [1, 2**20], "align_corners": False}, [1, 2**20]),
     ],
 )
-def test_what_takes_much_on_the_way_to_little_is_refused(
+def test_large_temporary_arrays_for_small_operands_are_refused(
     op: str, arguments: dict[str, Argument], sizes: list[int]
 ) -> None:
     """The gradient of a pool with such a padding would take 200 GB, of 32 elements."""
@@ -179,7 +179,7 @@ def test_the_same_call_on_the_same_shapes_is_traced_once(monkeypatch: pytest.Mon
     assert len(traced) == 1
 
 
-def test_numbers_that_are_equal_but_of_another_type_are_told_apart() -> None:
+def test_equal_numbers_of_different_types_are_distinguished() -> None:
     """full(1) makes int64, full(1.0) float32, full(True) bool."""
     for value, other in ((1, 1.0), (1.0, True), (1, True)):
         nodes: list[tuple[str, dict[str, Argument], list[int]]] = [
@@ -194,7 +194,7 @@ def test_numbers_that_are_equal_but_of_another_type_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "running_mean", "running_var"])
-def test_what_belongs_to_channels_must_have_them(name: str) -> None:
+def test_per_channel_tensors_must_match_the_channels(name: str) -> None:
     _, graph = captured(case("batch-norm"), 2)
     (segment,) = plan_graph(graph, 2, 2, workers(1)).segments
     node = next(

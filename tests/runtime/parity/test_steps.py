@@ -58,7 +58,7 @@ def changed(graph: Graph, op: str, **arguments: object) -> Graph:
     return msgspec.structs.replace(graph, nodes=nodes)
 
 
-def test_a_wrong_graph_is_told_with_its_worst_tensor() -> None:
+def test_a_wrong_graph_is_reported_with_its_worst_tensor() -> None:
     module, graph = captured(case("gpt"), 2)
     found = report(case("gpt"), changed(graph, "aten.layer_norm.default", eps=1e-2), module)
     assert not found.ok
@@ -66,7 +66,7 @@ def test_a_wrong_graph_is_told_with_its_worst_tensor() -> None:
     assert found.worst_gradient in dict(module.named_parameters())
 
 
-def test_a_lost_gradient_is_told() -> None:
+def test_a_lost_gradient_is_reported() -> None:
     """The loss is right, the gradient is not: what export does to a custom function."""
     module, graph = captured(case("chain"), 2)
     nodes = list(graph.nodes)

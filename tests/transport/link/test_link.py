@@ -78,7 +78,7 @@ def test_a_large_control_message_comes_whole(tmp_path: Path) -> None:
     run(test())
 
 
-def test_what_is_urgent_overtakes_a_large_tensor(tmp_path: Path) -> None:
+def test_urgent_messages_overtake_a_large_tensor(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path) as pair:
             heard = pair.heard_by_b
@@ -421,7 +421,7 @@ def test_the_death_of_a_process_is_known_at_once(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_reset_is_told_from_a_proper_end(tmp_path: Path) -> None:
+def test_a_reset_differs_from_a_proper_end(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path, NEVER_SUSPECT) as pair:
             peer = await _greeted(pair, "d")

@@ -9,7 +9,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=30
 
 
 @given(RANGES)
-def test_it_takes_what_is_new_and_refuses_what_overlaps(ranges: list[tuple[int, int]]) -> None:
+def test_new_ranges_are_added_and_overlapping_ones_refused(ranges: list[tuple[int, int]]) -> None:
     coverage, model = ByteRanges(), set[int]()
     for start, size in ranges:
         new = set(range(start, start + size))

@@ -25,7 +25,7 @@ def test_a_steady_stream_has_its_own_rate(rate: float, every: float) -> None:
 
 @given(RATES, st.lists(st.tuples(st.floats(0.0005, 0.05), st.floats(0.0, 1.0)), min_size=2, max_size=200))
 @settings(max_examples=100)
-def test_what_comes_more_slowly_than_the_path_carries_never_looks_faster(
+def test_a_slow_stream_never_makes_the_path_look_faster(
     rate: float, pieces: list[tuple[float, float]]
 ) -> None:
     curve, seconds, total = [Arrival(0.0, 0)], 0.0, 0.0
@@ -38,7 +38,7 @@ def test_what_comes_more_slowly_than_the_path_carries_never_looks_faster(
 
 @given(RATES, st.floats(0.05, 0.3), st.floats(0.3, 1.2))
 @settings(max_examples=50)
-def test_what_piles_up_behind_a_lost_packet_does_not_make_a_path_look_fast(
+def test_bytes_behind_a_lost_packet_do_not_make_a_path_look_fast(
     rate: float, stall: float, at: float
 ) -> None:
     curve = [one for one in steady(rate, 2.0) if not at <= one.seconds < at + stall]

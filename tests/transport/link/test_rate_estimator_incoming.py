@@ -72,7 +72,7 @@ def test_short_messages_tell_of_late_what_they_came_at() -> None:
     assert capacity.recent_bytes_per_second == pytest.approx(1e7, rel=0.1)
 
 
-def test_what_comes_at_once_tells_nothing_of_late_either() -> None:
+def test_bytes_that_arrive_at_once_do_not_change_the_recent_rate() -> None:
     capacity, now = ReceiveRate(), 0.0
     for _ in range(10):
         now = burst(capacity, now + 0.1, 60_000, 1e9)

@@ -246,7 +246,7 @@ def test_a_message_goes_on_where_it_was_cut_off_however_often() -> None:
     assert chunks_left(sides) == 1 and sides.heard[1].data == sides.posted[0].data
 
 
-def test_what_there_is_no_room_to_keep_comes_again_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_without_room_is_sent_again_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = Sides()
     begun(sides)
     sides.connect(True)
@@ -288,7 +288,7 @@ def test_a_message_that_waited_for_a_link_leaves_over_the_next_one() -> None:
     assert left == ["left"] and not sides.sessions[0].unacknowledged
 
 
-def test_a_session_that_ends_lets_everybody_go() -> None:
+def test_a_session_that_ends_calls_every_callback() -> None:
     sides, left = Sides(), []
     sides.sessions[0].post(slice_header(8), memoryview(bytes(8)), lambda: left.append("first"))
     sides.sessions[0].close()

@@ -32,7 +32,7 @@ def test_ports_may_be_left_out(text: str, expected: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":80", "a:b", "a:70000", "a:-1", "::1:80", "[::1", "[a]:80", "a:٣"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ConnectionFailed, match="expected HOST:PORT"):
         parse_address(text)
 

@@ -28,7 +28,7 @@ def test_the_first_that_works_is_kept_however_long_another_takes() -> None:
     assert asyncio.run(race([never, lambda: fails("no"), works], keep)) == "works"
 
 
-def test_what_begins_first_goes_first() -> None:
+def test_attempts_start_in_order() -> None:
     assert asyncio.run(race([lambda: works("a"), lambda: works("b")], keep)) == "a"
 
 
@@ -53,7 +53,7 @@ def test_of_two_that_work_at_once_one_is_discarded() -> None:
     assert asyncio.run(scene()) == ("a", ["b"])
 
 
-def test_when_all_fail_every_reason_is_told_in_order() -> None:
+def test_when_all_fail_every_reason_is_given_in_order() -> None:
     with pytest.raises(AllFailed) as caught:
         asyncio.run(race([lambda: fails("one"), lambda: fails("two")], keep))
     assert str(caught.value) == "one; two"
@@ -61,7 +61,7 @@ def test_when_all_fail_every_reason_is_told_in_order() -> None:
         asyncio.run(race([], keep))
 
 
-def test_whoever_is_cancelled_leaves_no_attempt_behind() -> None:
+def test_cancelling_a_race_leaves_no_attempt_running() -> None:
     async def scene() -> None:
         racing = asyncio.create_task(race([never, never], keep))
         await asyncio.sleep(0)

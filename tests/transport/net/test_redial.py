@@ -100,14 +100,14 @@ def test_an_attempt_that_the_end_cuts_short_tells_nothing_new() -> None:
     assert len(attempts.cancelled_after) == 1
 
 
-def test_what_is_settled_and_what_is_too_late_is_not_attempted() -> None:
+def test_nothing_is_attempted_when_settled_or_too_late() -> None:
     settled, late = Attempts(hang), Attempts(hang)
     settled.stands = True
     assert run(settled, 30.0) == "" and run(late, -1.0) == "there was no time left"
     assert settled.began_at == late.began_at == []
 
 
-def test_an_attempt_that_nobody_wants_any_more_is_the_last() -> None:
+def test_no_attempt_follows_once_the_link_is_settled() -> None:
     attempts = Attempts(refuse)
 
     async def scene() -> str:

@@ -87,7 +87,7 @@ def test_arrivals_that_contradict_each_other_are_refused(second: Arrival) -> Non
         told([Arrival(1.0, 10), second], 0.1)
 
 
-def test_where_packets_are_lost_the_kernel_is_believed_who_counts_behind_gaps() -> None:
+def test_with_lost_packets_the_kernels_count_is_used() -> None:
     estimator = ProbeEstimator()
     estimator.on_round_trip(0.05)
     for number in range(1, 40):  # nothing for half of the time, then what piled up behind the gap
@@ -103,9 +103,7 @@ def test_where_packets_are_lost_the_kernel_is_believed_who_counts_behind_gaps() 
 
 
 @pytest.mark.parametrize(("before", "after"), [(1000, 1400), (1400, 1000)])
-def test_packets_that_change_their_size_on_the_way_count_with_the_size_that_they_had(
-    before: int, after: int
-) -> None:
+def test_packets_count_with_the_size_they_had_when_sent(before: int, after: int) -> None:
     estimator = told([Arrival(0.0, 1), Arrival(4.0, 2)], 0.05)
     for number in range(80):
         bytes_each = before if number < 40 else after

@@ -113,7 +113,9 @@ def test_a_lost_link_ends_its_probe(tmp_path: Path) -> None:
         (lambda raw: raw.say(Open(0, ProbeHeader(2**20)), bytes(2**20 + 1)), "at most 1048576"),
     ],
 )
-def test_what_is_no_probe_is_refused(tmp_path: Path, say: Callable[[RawPeer], None], refusal: str) -> None:
+def test_messages_that_do_not_belong_to_a_probe_are_refused(
+    tmp_path: Path, say: Callable[[RawPeer], None], refusal: str
+) -> None:
     async def scene() -> str:
         async with places(tmp_path) as place:
             raw = await RawPeer.connect(place.listener.address, place.authority.holder("a", "worker"))
@@ -145,7 +147,7 @@ def test_a_report_of_more_than_was_sent_ends_the_link(tmp_path: Path) -> None:
     assert "bytes, but only" in run(scene())
 
 
-def test_whoever_answers_nothing_is_named(tmp_path: Path) -> None:
+def test_a_peer_that_answers_nothing_is_named(tmp_path: Path) -> None:
     async def scene() -> str:
         async with places(tmp_path) as place:
             raw = await RawPeer.connect(place.listener.address, place.authority.holder("a", "worker"))

@@ -22,7 +22,7 @@ def test_a_circuit_is_whole_once_both_tokens_were_shown_and_each_is_good_once() 
     assert book.show(b"x", 0.0) is None
 
 
-def test_what_comes_late_comes_to_nothing() -> None:
+def test_a_token_after_its_deadline_is_refused() -> None:
     book = CircuitTable()
     book.grant(circuit(1))
     assert book.show(b"a1", 10.5) is None

@@ -107,7 +107,7 @@ async def open_socket(address: str) -> socket.socket:
     return raw
 
 
-def test_a_relay_carries_a_link_both_ways_and_reads_nothing_of_it(tmp_path: Path) -> None:
+def test_a_relay_carries_a_link_in_both_directions_and_sees_only_ciphertext(tmp_path: Path) -> None:
     secret, gradient = os.urandom(64) * 4096, b"the weights of the embedding" * 8192
 
     async def scene() -> bytes:
@@ -186,7 +186,7 @@ def test_one_side_alone_waits_for_a_bounded_time(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_a_relay_that_does_not_answer_is_told_from_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_that_does_not_answer_differs_from_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def silence(*_: object) -> socket.socket:
         raise TimeoutError
 
@@ -195,7 +195,7 @@ def test_a_relay_that_does_not_answer_is_told_from_one_that_waits(monkeypatch: p
         run(join("192.0.2.1:7700", bytes(TOKEN_BYTES), TIMEOUTS))
 
 
-def test_a_relay_that_falls_silent_is_told_from_one_that_waits(
+def test_a_relay_that_falls_silent_differs_from_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def lost(*_: object) -> bytes:
@@ -211,7 +211,7 @@ def test_a_relay_that_falls_silent_is_told_from_one_that_waits(
     run(scene())
 
 
-def test_whoever_comes_before_the_relay_knows_is_joined_once_it_does(tmp_path: Path) -> None:
+def test_a_side_that_is_earlier_than_its_token_is_joined_later(tmp_path: Path) -> None:
     async def scene() -> None:
         async with place(tmp_path, Relay(1e9, TIMEOUTS)) as here:
             one, other = secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES)
@@ -251,7 +251,7 @@ def test_the_wrong_peer_at_the_other_end_is_refused(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_what_passes_keeps_to_the_rate(tmp_path: Path) -> None:
+def test_a_relay_keeps_to_its_rate(tmp_path: Path) -> None:
     async def scene() -> float:
         loop = asyncio.get_running_loop()
         async with place(tmp_path, Relay(1e6, TIMEOUTS)) as here:

@@ -77,7 +77,7 @@ def test_without_a_name_the_id_is_made_from_the_host(tmp_path: Path, role: Token
 
 
 @pytest.mark.parametrize("off_seconds", [300.0, -300.0])
-def test_the_difference_of_the_clocks_is_told(tmp_path: Path, off_seconds: float) -> None:
+def test_the_difference_of_the_clocks_is_reported(tmp_path: Path, off_seconds: float) -> None:
     async def run() -> Enrolment:
         async with broker(tmp_path / "broker", lambda: time.time() - off_seconds) as (authority, address):
             return await enrol(address, authority.create_token("worker"), tmp_path / "home", "worker")
@@ -135,7 +135,7 @@ def test_nothing_secret_goes_to_a_broker_that_did_not_make_the_token(tmp_path: P
     assert [join_messages.decode_request(request) for request in seen] == [AskAuthority()]
 
 
-def test_an_impostor_who_shows_the_right_authority_gets_no_secret(tmp_path: Path) -> None:
+def test_an_impostor_with_the_right_authority_gets_no_secret(tmp_path: Path) -> None:
     """The authority's certificate is public: anybody may repeat it, and still lacks the broker's name."""
     seen: list[bytes] = []
 
@@ -159,7 +159,7 @@ def test_an_impostor_who_shows_the_right_authority_gets_no_secret(tmp_path: Path
     assert [join_messages.decode_request(request) for request in seen] == [AskAuthority()] * 2
 
 
-def test_what_the_broker_refuses_is_told_in_its_words(tmp_path: Path) -> None:
+def test_a_refusal_contains_the_brokers_reason(tmp_path: Path) -> None:
     now = [time.time()]
 
     async def run() -> None:

@@ -140,7 +140,7 @@ def test_holders_of_another_authority_are_refused_by_both_sides(
             handshake(intruder, ours.server_context(admit_newcomers), name)
 
 
-def test_only_a_port_that_admits_strangers_takes_a_peer_without_a_certificate(
+def test_only_a_port_that_admits_newcomers_accepts_a_peer_without_a_certificate(
     authority: Authority, tmp_path: Path
 ) -> None:
     holder = join(authority, tmp_path / "1", "lab-1")
@@ -192,7 +192,7 @@ def test_a_renewed_identity_is_kept_and_shown_on_new_connections(
     assert int(str(seen["serialNumber"]), 16) == new.certificate.serial_number
 
 
-def test_a_renewal_with_somebody_elses_certificate_is_refused_and_the_old_one_kept(
+def test_a_renewal_with_a_foreign_certificate_is_refused_and_the_old_one_stays(
     authority: Authority, foreign: Authority, tmp_path: Path
 ) -> None:
     identity, other = join(authority, tmp_path / "1", "lab-1"), join(authority, tmp_path / "2", "lab-2")

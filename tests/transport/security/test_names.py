@@ -22,7 +22,7 @@ def test_a_name_gives_back_its_id_and_role(id: str, role: str) -> None:
 
 
 @pytest.mark.parametrize("id", ["", "-a", "a-", "A", "a.b", "a_b", "a b", "a\n", "é", "a" * 41, "*"])
-def test_what_is_not_one_dns_label_is_no_id(id: str) -> None:
+def test_an_id_must_be_one_dns_label(id: str) -> None:
     with pytest.raises(IdentityError, match="cannot be an id"):
         check_id(id)
 

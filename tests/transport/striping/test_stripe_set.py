@@ -46,7 +46,7 @@ def test_many_messages_arrive_unchanged_and_once_over_four_connections(tmp_path:
     run(test())
 
 
-def test_the_connections_may_come_while_data_is_on_its_way(tmp_path: Path) -> None:
+def test_stripes_may_open_while_data_is_in_flight(tmp_path: Path) -> None:
     payload = random.Random(4).randbytes(8 * MEBIBYTE)
 
     async def test() -> None:

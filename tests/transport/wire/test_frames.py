@@ -105,7 +105,7 @@ def test_garbage_is_refused_before_memory_is_taken(garbage: bytes) -> None:
         feed(FrameReader(Careful()), b"GET " + garbage)
 
 
-def test_a_peer_of_another_version_is_told_what_to_do() -> None:
+def test_the_message_for_another_protocol_version_says_what_to_do() -> None:
     prefix = bytearray(encode(Ping(1.0)))
     prefix[4] = 2
     with pytest.raises(ProtocolError, match="protocol 2, this side 1: install the same version"):

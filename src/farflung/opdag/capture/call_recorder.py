@@ -1,7 +1,7 @@
-"""Sees every torch call that the user's forward makes while it is exported, with the line that makes it.
+"""Observe every torch call of the user's forward during export, with its source line.
 
-What export would get wrong in silence is refused at that line; what it refuses in its own words later is
-remembered, so that the error can name the line and the fix.
+Calls that export would silently get wrong are refused at that line. Calls that export itself refuses later
+are recorded, so that the error can name the line and the fix.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _SIZES = {
 
 
 class Watch(TorchFunctionMode):
-    """Refuses what the graph could not hold.
+    """Refuses calls that the graph could not hold.
 
-    `dependent` says where data was last asked for, if it was; `fixed_at` which line fixed one of the sizes,
-    `left` what forward left behind in the module's attributes.
+    `dependent` says where data was last asked for, if it was; `fixed_at` which line fixed a size; `left` what
+    forward left behind in the module's attributes.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Watch(TorchFunctionMode):
         self._has_cast = False
 
     def follow(self, batch: Mapping[str, Tensor]) -> None:
-        """Look out for when an input changes, or its first size becomes a plain number."""
+        """Detect when an input changes, or when its first size becomes a plain number."""
         self._sizes = [t.shape[0] for t in batch.values() if not _is_fixed(t.shape[0])]
         self._inputs = {name: (tensor, tensor._version) for name, tensor in batch.items()}
 
@@ -114,7 +114,7 @@ class Watch(TorchFunctionMode):
         return result
 
     def _note(self, name: str) -> None:
-        if self.dependent is not None:  # the first one caused the others
+        if self.dependent is not None:  # the first remark caused the others
             return
         if name in _ASKS:
             what, fix = _ASKS[name]
@@ -149,7 +149,7 @@ class Watch(TorchFunctionMode):
 
 
 def _name(func: Callable[..., Any]) -> str:
-    """A function's name; for what reads or writes an attribute, which one."""
+    """A function's name; for reading or writing an attribute, the attribute's."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__"):
         return f"{getattr(getattr(func, '__self__', None), '__name__', '')}.{name}"
@@ -173,7 +173,7 @@ def _is_fixed(size: int | torch.SymInt) -> bool:
 
 
 def _depends(value: object) -> bool:
-    """Whether a number, or any of several, is only known when the data is."""
+    """Whether a number, or any of several, depends on data."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return any(str(symbol).startswith(("u", "zuf")) for symbol in value.node.expr.free_symbols)
     return isinstance(value, list) and any(map(_depends, _flat(value)))

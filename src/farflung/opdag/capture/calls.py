@@ -1,7 +1,7 @@
-"""One call of an exported program to nodes of the normal form.
+"""Convert one call of an exported program to nodes of the normal form.
 
 `view` becomes `reshape` (strides differ between machines), copies and aliases vanish, sizes become integers
-or `BatchSize`, arguments go by schema name with defaults left out, device and layout arguments do not exist.
+or `BatchSize`, arguments go by schema name without defaults, and device and layout arguments are dropped.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from farflung.opdag.capture.missing_ops import base_name, is_copy, leaves_nothin
 from farflung.opdag.graph import Argument, DType, Element, Ref, ValueType
 
 _IGNORED_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy"})
-_TO_THE_END = 2**63 - 1  # how torch writes the open end of x[3:]
+_TO_THE_END = 2**63 - 1  # torch's notation for the open end of x[3:]
 
 
 class Calls:
-    """Writes calls into a draft, in the order of the program."""
+    """Adds calls to a draft, in the order of the program."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
 
     def add(self, node: fx.Node) -> None:
-        """Write one call.
+        """Add one call.
 
         Raises
         ------
         CaptureError
-            The opset has no such argument, or no value is like its result. (`missing` refuses ops.)
+            The opset lacks an argument, or no value can have a result's type. (`missing_ops` refuses ops.)
         """
         if node.target is operator.getitem:
             source, index = node.args
@@ -58,7 +58,7 @@ class Calls:
             self._add_node(node, target, meta)
 
     def _broadcast(self, node: fx.Node) -> None:
-        """One `expand` for each operand that has another shape than the result."""
+        """Add an `expand` for each operand whose shape differs from the result's."""
         ids: list[int] = []
         operands: Any = node.args[0]
         for source, made in zip(operands, node.meta["val"], strict=True):
@@ -73,7 +73,7 @@ class Calls:
         return made
 
     def _fill(self, node: fx.Node) -> None:
-        """What assigning one value to a part becomes: that value everywhere, gradients to it included."""
+        """Assigning one value to a part: the value everywhere, including gradients to it."""
         draft = self._draft
         given: Any = node.args
         filled, value = given
@@ -88,7 +88,7 @@ class Calls:
         self._expand(node, self._cast(node, source.id, draft.values[made]), made)
 
     def _cast(self, node: fx.Node, source: int, like: ValueType) -> int:
-        """The value in the element type of another."""
+        """The value converted to another element type."""
         if self._draft.values[source].dtype == like.dtype:
             return source
         made = self._draft.new_value_of(ValueType(like.dtype, self._draft.values[source].shape))
@@ -97,7 +97,7 @@ class Calls:
         return made
 
     def _alias(self, node: fx.Node, name: str, meta: Any) -> bool:
-        """Ops that only copy are their source; true if the node was one."""
+        """Replace ops that only copy by their source; returns whether the node was one."""
         given: Any = node.args
         if is_copy(node):
             source = given[1] if name == "copy" else given[0]
@@ -121,7 +121,7 @@ class Calls:
             raise CaptureError(f"{error} ({node.target}: {origin_of(node)})") from None
         self._draft.becomes(node, ids if isinstance(meta, list | tuple) else ids[0])
         if base_name(target) == "dropout":
-            ids.append(-1)  # what was kept
+            ids.append(-1)  # the mask
         elif op_name in ("aten.reshape.default", "aten.flatten.using_ints"):
             op_name, arguments = "aten.reshape.default", {"self": arguments["self"], "shape": _sizes(meta)}
         elif op_name == "aten.chunk.default":
@@ -167,12 +167,12 @@ class Calls:
 
 
 def _sizes(made: Tensor) -> list[Element]:
-    """What a shape says, with no size left open."""
+    """The sizes of a shape, with none left open."""
     return [batch_size(size) for size in made.shape]
 
 
 def _as_split(chunk: dict[str, Argument], made: Sequence[Tensor]) -> dict[str, Argument]:
-    """A `chunk` by the size of its pieces, which is what torch computes."""
+    """A `chunk` as a split by the size of its pieces, as torch computes it."""
     dim = chunk.get("dim", 0)
     assert isinstance(dim, int)
     arguments = {"self": chunk["self"], "split_size": _sizes(made[0])[dim]}
@@ -187,5 +187,5 @@ def _used_outputs(node: fx.Node, count: int) -> set[int]:
 
 
 def display(target: Any) -> str:
-    """What a call calls, for people."""
+    """The name of a call's target, for messages."""
     return getattr(target, "__name__", str(target))

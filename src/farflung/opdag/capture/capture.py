@@ -105,7 +105,7 @@ def capture(
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A copy, because export takes a tensor that is given twice for one input; zeros for a meta tensor."""
+    """A copy, because export treats a tensor that occurs twice as one input; zeros for a meta tensor."""
     return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
 
 
@@ -142,7 +142,7 @@ class _Traced:
 
 
 class _Observed(LossModule):
-    """The loss, with every torch call of the user's code observed."""
+    """Computes the loss while every torch call of the user's code is observed."""
 
     def __init__(self, module: nn.Module, loss: LossFunction | None, precision: Precision) -> None:
         super().__init__(module, loss, precision)
@@ -153,7 +153,7 @@ class _Observed(LossModule):
         before = python_state.attributes(self.module)
         with python_state.forbid_foreign_randomness(), self.watch:
             result = super().forward(batch)
-        self.watch.left = python_state.left_by(self.module, before)  # export puts back attributes of modules
+        self.watch.left = python_state.left_by(self.module, before)  # export restores attributes of modules
         return result
 
 
@@ -177,7 +177,7 @@ def _trace(
         except CaptureError as error:
             raise _more_exact(error, wrapper.watch.dependent) from None
         except Exception as error:
-            if "compiled_fn" in str(error):  # how torch fails where a buffer that changes has a view
+            if "compiled_fn" in str(error):  # torch fails like this if a buffer that changes has a view
                 require_buffers_apart(module, dict(module.named_buffers()))
             raise explain_failure(error, wrapper.watch.dependent) from error
     names = list(batch)
@@ -192,7 +192,7 @@ def _trace(
 
 
 def _more_exact(error: CaptureError, dependent: str | None) -> CaptureError:
-    """If forward depended on data, that explains later errors better than they do themselves."""
+    """Return a more exact error if forward depended on data."""
     if dependent is not None and error.lint in ("opset", "control-flow"):
         return CaptureError(dependent, "control-flow")
     return error
@@ -201,9 +201,9 @@ def _more_exact(error: CaptureError, dependent: str | None) -> CaptureError:
 def _export(
     wrapper: LossModule, batch: dict[str, Tensor], casts_to: torch.dtype | None, remarks: Remarks
 ) -> tuple[torch.export.ExportedProgram, list[bool]]:
-    """The functional program, and for each random node of the exported one, whether anything depends on it.
+    """The functional program and, for each random node of the exported one, whether anything depends on it.
 
-    Casts are made while the graph becomes functional: that keeps each node's source line.
+    Casts are added while the graph becomes functional, which keeps each node's source line.
     """
     shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
     exported = torch.export.export(wrapper, (batch,), strict=False, dynamic_shapes=shapes)

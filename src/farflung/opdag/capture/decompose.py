@@ -1,11 +1,12 @@
-"""An exported program made functional. Ops that the opset lacks are taken apart, where torch knows into what.
+"""Make an exported program functional, and decompose ops that the opset lacks if torch can.
 
-Only those: decomposing to Core ATen as a whole loses `no_grad` and `detach`. What torch composes of other ops
-(`einsum`, `instance_norm`) becomes these, with the same bits; of some kernels (`glu`, `softshrink`) it has a
-form in plain ops, whose last bits may differ. The self-check holds both against the user's module.
+Only those are decomposed: decomposing everything to Core ATen loses `no_grad` and `detach`. Ops that torch
+composes of others (`einsum`, `instance_norm`) become these, with the same bits. For some kernels (`glu`,
+`softshrink`) torch has a form in plain ops, whose last bits may differ. The self-check compares both with the
+user's module.
 
-A program in which there is nothing to change stays as it is: tracing it once more takes torch longer than the
-export, and gives the same graph (`tests/opdag/capture/test_decompose.py`).
+A program without such ops is not traced again, because that takes longer than the export and gives the same
+graph (`tests/opdag/capture/test_decompose.py`).
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ _WRITTEN_ALIKE = {
     torch.ops.aten.to.dtype,
     torch.ops.aten.to.dtype_layout,
 }
-"""Views that torch composes of others, and that `calls` writes as what they are composed of."""
+"""Views that torch composes of others; `calls` writes the composition."""
 
 Decompositions = Mapping[torch._ops.OperatorBase, Callable[..., object]]
 
 
 def functional(exported: ExportedProgram) -> ExportedProgram:
-    """The program without ops that change their arguments, as far as possible in ops of the opset."""
+    """The program without ops that change their arguments, in ops of the opset as far as possible."""
     chosen: dict[torch._ops.OperatorBase, Callable[..., object]] = {}
     plain: ExportedProgram | None = None
     while True:
         program = exported.run_decompositions(chosen)
         plain = plain or program
         if _nested(program) > _nested(plain):
-            return plain  # the op itself is a better reason to refuse than what it was made of
+            return plain  # the op itself is a clearer reason to refuse than its parts
         lacking = {node.target for node in missing_calls(program.graph.nodes)} - chosen.keys()
         more = _decompositions_of([op for op in lacking if isinstance(op, torch._ops.OpOverload)])
         if not more:
@@ -50,7 +51,7 @@ def functional(exported: ExportedProgram) -> ExportedProgram:
 
 
 def is_functional(exported: ExportedProgram) -> bool:
-    """Whether `functional` would give this program again: its ops are the opset's, and change nothing."""
+    """Whether `functional` would return the same program: its ops are in the opset, and change nothing."""
     nodes = [node for node in exported.graph.nodes if node.op == "call_function"]
     return not missing_calls(nodes) and all(_stays(node) for node in nodes)
 
@@ -86,7 +87,7 @@ def _max_pool1d(
     dilation: list[int] | None = None,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """A picture of one row."""
+    """Pool an image of one row."""
     made = torch.ops.aten.max_pool2d.default(
         self.unsqueeze(-2),
         [1, *kernel_size],
@@ -100,7 +101,7 @@ def _max_pool1d(
 
 
 def _clamp(self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    """The whole gradient at the borders."""
+    """Pass the whole gradient at the limits."""
     if min is not None:
         self = torch.where(self < min, min, self)
     return self if max is None else torch.where(self > max, max, self)

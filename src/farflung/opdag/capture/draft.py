@@ -1,8 +1,7 @@
-"""A graph while it is written: its values, inputs and nodes so far, and what became of export's nodes.
+"""A graph under construction: its values, inputs and nodes so far, and the values of export's nodes.
 
-Where a node came from, for people.
-
-torch's argument values to the OP-DAG's: sizes, element types, references.
+Also converts torch's argument values to the OP-DAG's (sizes, element types, references), and describes the
+origins of nodes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from farflung.opdag.graph import (
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a node came from: the module's path and the user's source line, as far as export knows them."""
+    """The origin of a node: the module's path and the user's source line, as far as export knows them."""
 
     module: str
     line: str
@@ -46,7 +45,7 @@ class Origin:
 
 
 def origin_of(node: fx.Node) -> Origin:
-    """What export wrote down of a node."""
+    """The origin that export recorded for a node."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values() if not str(path).startswith("_")]
     module = paths[-1].removeprefix("L__self___").removeprefix("module.") if paths else ""
@@ -70,12 +69,12 @@ def dtype_name(dtype: torch.dtype) -> DTypeName:
 
 
 def batch_size(size: int | torch.SymInt) -> int | BatchSize:
-    """A size as an integer, or as factor * batch + offset where it follows the batch.
+    """A size as an integer, or as factor * batch + offset if it depends on the batch.
 
     Raises
     ------
     CaptureError
-        The size depends on data, or on the batch in another way.
+        The size depends on data, or on the batch in another form.
     """
     if isinstance(size, int):
         return size
@@ -101,7 +100,7 @@ def batch_size(size: int | torch.SymInt) -> int | BatchSize:
 
 
 def to_argument(value: Any, reference: Callable[[fx.Node], Argument]) -> Argument:
-    """One argument of a call; `reference` resolves nodes (values, or sizes computed in the graph)."""
+    """Convert one argument of a call; `reference` resolves nodes (values, or sizes computed in the graph)."""
     if isinstance(value, fx.Node):
         return reference(value)
     if isinstance(value, torch.SymInt):
@@ -116,7 +115,7 @@ def to_argument(value: Any, reference: Callable[[fx.Node], Argument]) -> Argumen
 
 
 class Draft:
-    """What is written is only added to. `origins` maps a node's number to where it came from."""
+    """A graph under construction. `origins` maps a node's number to its origin."""
 
     def __init__(self) -> None:
         self.values: list[ValueType] = []
@@ -127,54 +126,54 @@ class Draft:
         self._ids: dict[fx.Node, int | list[int]] = {}
 
     def knows(self, node: fx.Node) -> bool:
-        """Whether a node of export became a value."""
+        """Whether a node of export has a value."""
         return node in self._ids
 
     def value_of(self, node: fx.Node) -> int:
-        """The value that a node of export became."""
+        """The value of a node of export."""
         found = self._ids[node]
         assert isinstance(found, int)
         return found
 
     def values_of(self, node: fx.Node) -> list[int]:
-        """The values that a node of export with several results became."""
+        """The values of a node of export with several results."""
         found = self._ids[node]
         assert isinstance(found, list)
         return found
 
     def becomes(self, node: fx.Node, values: int | list[int]) -> None:
-        """Remember what a node of export is from now on."""
+        """Set the values of a node of export."""
         self._ids[node] = values
 
     def new_value(self, fake: Tensor) -> int:
-        """A value of this type; CaptureError if there can be none."""
+        """A new value of this type; CaptureError if the type is not possible."""
         if fake.ndim > MOST_RANK:
-            raise CaptureError(f"a tensor has {fake.ndim} dimensions, at most {MOST_RANK} can be: reshape it")
+            raise CaptureError(f"a tensor has {fake.ndim} dimensions, the limit is {MOST_RANK}: reshape it")
         return self.new_value_of(ValueType(dtype_name(fake.dtype), [batch_size(size) for size in fake.shape]))
 
     def new_value_of(self, value_type: ValueType) -> int:
-        """A value of this type."""
+        """A new value of this type."""
         self.values.append(value_type)
         return len(self.values) - 1
 
     def add_input(self, node: fx.Node, kind: InputKind, name: str, trainable: bool = False) -> None:
-        """A placeholder of export is an input of the graph."""
+        """Add a placeholder of export as an input of the graph."""
         value = self.new_value(node.meta["val"])
         self.becomes(node, value)
         self.inputs.append(Input(value, kind, name, trainable))
 
     def add_constant(self, node: fx.Node, name: str, tensor: Tensor) -> None:
-        """The same, of a tensor that the graph brings along."""
+        """Add a placeholder of export as a constant."""
         self.add_input(node, "constant", name)
         self._constants[name] = _constant(tensor)
 
     def append(self, node: fx.Node, op: str, arguments: dict[str, Argument], outputs: list[int]) -> None:
-        """One more node, which comes from export's `node`."""
+        """Add a node, which originates from export's `node`."""
         self.origins[len(self.nodes)] = origin_of(node)
         self.nodes.append(Node(len(self.nodes), op, arguments, outputs))
 
     def finished(self, loss: int, mutations: dict[str, int], ties: dict[str, str]) -> Graph:
-        """The graph without what nothing depends on, validated as if it came from outside."""
+        """The graph without unused parts, validated like a received one."""
         live = live_nodes(self._graph(self.nodes, self.inputs, loss, mutations, ties))
         nodes = [node for node, alive in zip(self.nodes, live, strict=True) if alive]
         read = {value for node in nodes for value in node.reads()} | set(mutations.values())

@@ -1,4 +1,4 @@
-"""Where the user's own line is, and what an exception of `torch.export` means."""
+"""Find the user's source line, and explain exceptions of `torch.export`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def user_line(frames: traceback.StackSummary) -> str | None:
 
 
 def here() -> str:
-    """The user's line that is running now."""
+    """The user's line that runs now."""
     return user_line(traceback.extract_stack()) or _UNKNOWN
 
 
 def is_of_torch(filename: str) -> bool:
-    """Whether code is torch's or capture's own, or was generated."""
+    """Whether code belongs to torch or to capture itself, or was generated."""
     return filename.startswith((_TORCH, _SELF, "<"))
 
 
@@ -50,7 +50,7 @@ def line_of_stack_trace(text: str | None) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what `torch.export` prints when it fails (whole graphs) away: the error says it in one line."""
+    """Suppress what `torch.export` prints when it fails (whole graphs): the error says it in one line."""
     loggers = [logging.getLogger(name) for name in ("torch.export", "torch.fx.experimental.symbolic_shapes")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -102,7 +102,7 @@ _KNOWN = (
 
 
 def explain_failure(error: Exception, dependent: str | None = None) -> CaptureError:
-    """The one-line form of an exception that `torch.export` raised, with the user's source line.
+    """A one-line explanation of an exception from `torch.export`, with the user's source line.
 
     `dependent` says where data was last asked for, if it was: a more exact reason than export's.
     """

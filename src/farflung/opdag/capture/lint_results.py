@@ -1,4 +1,4 @@
-"""What each lint of capture has to say of a model, by name: nothing is left out in silence."""
+"""The verdict of each lint of capture on a model."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LINTS: dict[str, str] = {
     "evaluation": "the evaluation graph computes what model.eval() does",
     "self-check": "loss, gradients and buffers are those of eager",
 }
-"""Every lint, and what holds when its verdict is ok; in the order in which they are shown."""
+"""Every lint, and what an "ok" verdict means; in the order in which they are shown."""
 
 BY_COMPARISON = ("evaluation", "self-check")
 """Lints that need a comparison with eager, which capture alone does not make."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What one lint found. `words` say what it remarks, refused, or why it did not check."""
+    """The result of one lint. `words` are its remarks, its refusal, or why it did not check."""
 
     lint: str
     outcome: Outcome
@@ -41,19 +41,19 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Remarks:
-    """Collects what lints remark while a model is captured."""
+    """Collects the remarks of lints while a model is captured."""
 
     def __init__(self) -> None:
         self._words: dict[str, list[str]] = {}
 
     def add(self, lint: str, words: str) -> None:
-        """Remember a remark, once."""
+        """Record a remark, once."""
         found = self._words.setdefault(lint, [])
         if words not in found:
             found.append(words)
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """A verdict for each lint: ok where there was no remark, for nothing was refused."""
+        """A verdict for each lint: ok without a remark, because nothing was refused."""
         return tuple(self._verdict(lint) for lint in LINTS)
 
     def _verdict(self, lint: str) -> Verdict:

@@ -1,6 +1,6 @@
-"""Refusals and remarks while a module is exported: what capture would get wrong in silence.
+"""Refuse or remark on what export would silently get wrong.
 
-Does the graph hold for every size of batch? Export settles on one in silence where forward asks for it.
+This includes batch sizes: export silently fixes a size if forward's code depends on it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _INSTEAD = {
 
 @contextmanager
 def forbid_custom_functions() -> Iterator[None]:
-    """Refuse `autograd.Function`: export traces through it and loses its backward without a word."""
+    """Refuse `autograd.Function`: export traces through it and silently loses its backward."""
 
     def refuse(cls: type, *args: object, **kwargs: object) -> Any:
         if cls.__name__.startswith(
             "GeneratedBackwardFor_"
-        ):  # around a private op, which is refused by its name
+        ):  # it wraps a private op, which is refused by its name
             return original.__func__(cls, *args, **kwargs)
         if cls.__module__.startswith("torch."):
             advice = next((words for name, words in _INSTEAD.items() if cls.__name__.startswith(name)), "")
@@ -65,7 +65,7 @@ def forbid_buffer_assignment() -> Iterator[None]:
     original = nn.Module.__setattr__
 
     def assign(self: nn.Module, name: str, value: object) -> None:
-        caller = sys._getframe(1).f_code.co_filename  # export itself swaps buffers for fake ones
+        caller = sys._getframe(1).f_code.co_filename  # export itself replaces buffers by fake ones
         buffer = self.__dict__.get("_buffers", {}).get(name)
         if buffer is not None and value is not buffer and not is_of_torch(caller):
             raise CaptureError(
@@ -82,7 +82,7 @@ def forbid_buffer_assignment() -> Iterator[None]:
 
 @contextmanager
 def watch_checkpointing(remarks: Remarks) -> Iterator[None]:
-    """Note activation checkpointing: the graph holds the plain ops, so it saves no memory there.
+    """Remark on activation checkpointing: the graph contains the plain ops, so it saves no memory.
 
     Both of torch's variants are replaced below `checkpoint`, which user code often imports by name.
     """
@@ -118,12 +118,12 @@ _LEAST = 2
 def check_batch(
     exported: torch.export.ExportedProgram, names: Sequence[str], fixed_at: str, remarks: Remarks
 ) -> None:
-    """Refuse a graph whose batch became a fixed number, and remark where it holds for some sizes only.
+    """Refuse a graph whose batch size is fixed, and remark if it holds for some sizes only.
 
     Raises
     ------
     CaptureError
-        Naming the input, and `fixed_at` as the line that fixed its size.
+        The batch size is fixed; the message names the input, and `fixed_at` as the line that fixed it.
     """
     inputs = _inputs(exported)
     for name, node in zip(names, inputs, strict=True):
@@ -135,7 +135,9 @@ def check_batch(
                 "batch-size",
             )
     for symbol, bounds in exported.range_constraints.items():
-        if not str(symbol).startswith("s"):  # others depend on data, and are refused where they are used
+        if not str(symbol).startswith(
+            "s"
+        ):  # other symbols depend on data, and are refused where they are used
             continue
         least, most = int(bounds.lower), bounds.upper
         if least > _LEAST or most is not int_oo:
@@ -151,7 +153,7 @@ def _inputs(exported: torch.export.ExportedProgram) -> list[fx.Node]:
 
 
 def _line_of_guard(node: fx.Node) -> str:
-    """` (file:line)` of the first decision about a size that the user's own code made, or nothing."""
+    """` (file:line)` of the first decision about a size in the user's code, or an empty string."""
     environment: Any = node.meta["val"].fake_mode.shape_env
     for guard in environment.guards if environment is not None else ():
         frame = guard.sloc.framework_loc

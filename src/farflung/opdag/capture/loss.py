@@ -1,4 +1,4 @@
-"""The module that is exported: the user's own on a batch, down to its scalar loss."""
+"""The module that is exported: the user's module on a batch, down to its scalar loss."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from farflung.text import kind_of
 
 LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
 CALLED = "Job(loss=) is called as"
-"""How the note begins that an error of the job's own `loss` carries."""
+"""The beginning of the note on errors of the job's own `loss`."""
 CASTS: dict[Precision, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
-"""What autocast casts to in each precision; None is no autocast."""
+"""The type to which autocast casts in each precision; None means no autocast."""
 
 
 class LossModule(nn.Module):
     """Calls the user's module on a batch and returns its scalar loss.
 
-    The batch goes in as keyword arguments. The loss is the result itself, its `loss` attribute or key, or
-    what the job's `loss(outputs, batch)` makes of it; with such a function the module is given only the
-    entries that its `forward` names. In bfloat16 both run under autocast, and the loss becomes float32.
+    The batch is passed as keyword arguments. The loss is the result itself, its `loss` attribute or key, or
+    the result of the job's `loss(outputs, batch)`; with such a function the module receives only the entries
+    that its `forward` names. In bfloat16 both run under autocast, and the loss becomes float32.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LossModule(nn.Module):
         return loss.float() if loss.dtype is self._casts_to else loss
 
     def casting(self) -> AbstractContextManager[object]:
-        """Autocast to what the precision asks for, as a context."""
+        """A context with autocast as the precision requires."""
         return torch.autocast("cpu", self._casts_to) if self._casts_to is not None else nullcontext()
 
     def _loss_of(self, batch: dict[str, Tensor]) -> Tensor:
@@ -60,7 +60,7 @@ class LossModule(nn.Module):
         return _scalar(getattr(outputs, "loss", outputs), "the model", advice)
 
     def _judged(self, outputs: object, batch: dict[str, Tensor]) -> Tensor:
-        """What the job's own function makes of the outputs; its errors carry a note on how it is called."""
+        """The loss that the job's own function computes; its errors carry a note on how it is called."""
         assert self._loss is not None
         call = _call(outputs, batch)
         try:
@@ -72,8 +72,8 @@ class LossModule(nn.Module):
 
 
 def require_names(module: nn.Module, names: Collection[str], loss: LossFunction | None) -> None:
-    """Raise CaptureError, which lists both sides, where `forward` cannot be called with a batch's entries."""
-    if module._forward_pre_hooks:  # which may give it something else
+    """Check that `forward` can be called with a batch's entries; CaptureError lists both sides."""
+    if module._forward_pre_hooks:  # the loss function may pass something else
         return
     accepted = _accepted_names(module) if loss is not None else None
     signature = inspect.signature(module.forward)
@@ -96,7 +96,7 @@ def _accepted_names(module: nn.Module) -> set[str] | None:
 
 
 def _require_single_precision(module: nn.Module, batch: Mapping[str, Tensor]) -> None:
-    """Raise CaptureError where the model or the data can be why a loss is float64."""
+    """Raise CaptureError if the model or the data can be why a loss is float64."""
     if any(parameter.dtype is torch.float64 for parameter in module.parameters()):
         raise CaptureError(
             "the loss must be float32, found float64: parameters of the model are float64: use .float() on it"

@@ -1,8 +1,6 @@
-"""Ops of an exported program that the opset lacks: which they are, and one refusal for all of them.
+"""Ops of an exported program that the opset lacks: find them, and refuse them all in one message with advice.
 
-What to do about an op that a graph cannot hold, where that is known.
-
-Which random numbers eager draws that the graph does not: functionalising drops what nothing depends on.
+Also finds random numbers that eager draws and the graph does not, because functionalising drops unused ops.
 """
 
 from __future__ import annotations
@@ -42,22 +40,22 @@ _ARGUMENTS = {
 
 
 def for_op(namespace: str) -> str:
-    """What to do about an op of a namespace that the opset lacks."""
+    """Advice for an op of a namespace that the opset lacks."""
     return _NAMESPACES.get(namespace, _OWN_OP)
 
 
 def for_higher_order(name: str) -> str:
-    """`: advice` for a higher-order op, or nothing."""
+    """`: advice` for a higher-order op, or an empty string."""
     return f": {_HIGHER_ORDER[name]}" if name in _HIGHER_ORDER else ""
 
 
 def for_argument(name: str) -> str:
-    """`: advice` for an argument that the opset lacks, or nothing."""
+    """`: advice` for an argument that the opset lacks, or an empty string."""
     return f": {_ARGUMENTS[name]}" if name in _ARGUMENTS else ""
 
 
 def live_draws(graph: fx.Graph) -> list[bool]:
-    """For each random node of an exported graph, in order: whether anything depends on it."""
+    """For each random node of an exported graph, in order, whether anything depends on it."""
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in live or _changes_something(node):
@@ -66,7 +64,7 @@ def live_draws(graph: fx.Graph) -> list[bool]:
 
 
 def all_draws(numbers: Sequence[int], is_live: Sequence[bool], unused: int) -> tuple[int, ...]:
-    """`numbers`, those of the graph's random nodes, with numbers from `unused` on where it has none."""
+    """`numbers` of the graph's random nodes, plus numbers from `unused` on for those that it lacks."""
     if sum(is_live) != len(numbers):
         return tuple(numbers)
     left = iter(numbers)
@@ -78,7 +76,7 @@ def _changes_something(node: fx.Node) -> bool:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a call of an exported program draws random numbers: dropout that drops nothing does not."""
+    """Whether a call of an exported program draws random numbers; dropout with p = 0 does not."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -108,7 +106,7 @@ _ALIASES = frozenset(
         "_assert_tensor_metadata",
     }
 )
-"""Ops that only copy or check: what they give is what they are given."""
+"""Ops that only copy or check: their result is their operand."""
 
 _RENAMED = {
     "dropout": "native_dropout.default",
@@ -133,13 +131,13 @@ def base_name(target: torch._ops.OpOverload) -> str:
 
 
 def name_in_opset(target: torch._ops.OpOverload) -> str:
-    """What the opset calls an op of torch, if it has it."""
+    """The opset's name for an op of torch, if it has it."""
     name, overload = base_name(target), target._overloadname or "default"
     return "aten." + (_RENAMED.get(name) or _RENAMED.get(f"{name}.{overload}") or f"{name}.{overload}")
 
 
 def leaves_nothing(node: fx.Node) -> bool:
-    """Whether a call makes no value: a check, or arithmetic on sizes, which arguments then hold."""
+    """Whether a call makes no value: a check, or arithmetic on sizes, which become arguments."""
     made = node.meta.get("val")
     if made is None or isinstance(made, torch.SymInt | torch.SymBool | torch.SymFloat | int | bool | float):
         return True
@@ -149,13 +147,13 @@ def leaves_nothing(node: fx.Node) -> bool:
 
 
 def is_copy(node: fx.Node) -> bool:
-    """Whether a call gives what it is given, or a copy of it."""
+    """Whether a call returns its operand, or a copy of it."""
     assert isinstance(node.target, torch._ops.OpOverload)
     name = base_name(node.target)
     if name == "dropout":
         return not draws(node)
     if name == "flatten":
-        return _rank(node.args[0]) == _rank(node)  # nothing was flattened
+        return _rank(node.args[0]) == _rank(node)  # it flattens nothing
     if name != "copy":
         return name in _ALIASES
     into, source = node.args[:2]
@@ -169,14 +167,16 @@ def _rank(made: object) -> int:
 
 
 def missing_calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Calls of ops that the opset lacks; of private ones alone, if there are any: others come with them."""
+    """Calls of ops that the opset lacks; only private ones, if there are any, because others come
+    with them.
+    """
     found = [node for node in nodes if node.op == "call_function" and _is_missing(node)]
     private = [node for node in found if node.target.namespace != "aten"]  # type: ignore[union-attr]
     return private or found
 
 
 def refusal(calls: Iterable[fx.Node]) -> CaptureError:
-    """One line that names each op, and where it stands."""
+    """One line that names each missing op and its places."""
     places: dict[str, dict[str, None]] = {}
     helps: dict[str, None] = {}
     for node in calls:

@@ -1,9 +1,8 @@
-"""What a module must be before it is captured: its hooks, its parameters and buffers.
+"""Requirements for a module before it is captured: its hooks, parameters and buffers.
 
-A module whose parameters have no values, made ready to be exported as if it stood on the CPU.
-
-On the meta device itself forward would make tensors there that have values (`torch.tensor([...])`), and lose
-them; a mask or a rotary table that is computed from buffers would be on another device than its parameters.
+Also prepares modules whose parameters have no values for export as if on the CPU. On the meta device itself,
+forward would create tensors with values there (`torch.tensor([...])`), and lose them, and a mask or a rotary
+table that is computed from buffers would be on another device than the parameters.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ _WRAPPERS = {
 
 
 def require_capturable(module: nn.Module, remarks: Remarks) -> None:
-    """Refuse what a graph cannot hold of a module, before it runs.
+    """Refuse a module that a graph cannot represent, before it runs.
 
     Raises
     ------
     CaptureError
-        A wrapper, a hook on gradients, or state that no worker could hold; names the module or tensor.
+        It has a wrapper, a hook on gradients, or state that workers cannot hold; the message names the module
+        or tensor.
     """
     hooked = []
     for path, part in module.named_modules():
@@ -60,7 +60,7 @@ def require_capturable(module: nn.Module, remarks: Remarks) -> None:
 
 
 def _type_of(value: object) -> str:
-    """The module in which a function or the class of an object was defined."""
+    """The Python module that defines a function or the class of an object."""
     return str(getattr(value, "__module__", None) or type(value).__module__)
 
 
@@ -117,7 +117,7 @@ def _require_dense(name: str, tensor: Tensor) -> None:
 
 
 def _require_apart(module: nn.Module) -> None:
-    """Two parameters over one memory are trained as one by eager, and as two by workers."""
+    """Refuse two parameters that share memory: eager trains them as one, workers as two."""
     by_storage: dict[int, list[tuple[int, int, str]]] = {}
     for name, tensor in module.named_parameters():
         if tensor.numel() and not tensor.is_meta:
@@ -135,7 +135,7 @@ def _require_apart(module: nn.Module) -> None:
 
 
 def require_buffers_apart(module: nn.Module, changed: Mapping[str, object]) -> None:
-    """Refuse a buffer that changes while another tensor shows the same memory: there it would not change."""
+    """Refuse a buffer that changes if another tensor shares its memory, because that would not change."""
     state = dict(_named_state(module))
     for name in changed:
         own = state.get(name)
@@ -150,7 +150,7 @@ def require_buffers_apart(module: nn.Module, changed: Mapping[str, object]) -> N
 
 
 def as_if_on_cpu(module: nn.Module) -> nn.Module:
-    """The module itself; where it has tensors on the meta device, a copy with fake CPU tensors for them."""
+    """The module itself, or a copy with fake CPU tensors if it has tensors on the meta device."""
     state = [*module.parameters(), *module.buffers()]
     if not any(tensor.is_meta for tensor in state):
         return module

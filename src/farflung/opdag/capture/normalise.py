@@ -1,4 +1,4 @@
-"""An exported program to the OP-DAG's normal form: its inputs, its calls one by one, its outputs."""
+"""Convert an exported program to the OP-DAG's normal form: its inputs, its calls one by one, its outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Normaliser:
         self._draft = Draft()
 
     def run(self) -> tuple[Graph, Mapping[int, Origin]]:
-        """Walk the exported graph once and validate what comes out as if it came from outside."""
+        """Walk the exported graph once, and validate the result like a received graph."""
         nodes = list(self._exported.graph.nodes)
         self._forbid_nested(nodes)
         if missing := missing_calls(nodes):

@@ -1,4 +1,4 @@
-"""Python's own state around a forward: attributes of modules, and random numbers that torch does not draw."""
+"""Python state around a forward: attributes of modules, and random numbers from outside torch."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ Attributes = Mapping[tuple[str, str], object]
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A tensor without values that forward kept as an attribute: what it looks like."""
+class KeptTensor:
+    """The description of a tensor without values that forward left as an attribute."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
 def attributes(module: nn.Module) -> Attributes:
-    """Attributes of a module and its parts: numbers, texts, truth values, None, tensors that are no state."""
+    """Attributes of a module and its submodules: numbers, strings, booleans, None, and tensors outside its
+    state.
+    """
     return {
         (path, name): value
         for path, part in module.named_modules()
@@ -41,21 +43,21 @@ def attributes(module: nn.Module) -> Attributes:
 
 
 def left_by(module: nn.Module, before: Attributes) -> Attributes:
-    """What forward leaves behind: attributes as they are now; what stands for a tensor that is new."""
+    """The attributes that forward leaves behind, with descriptions of new tensors."""
     return {
         key: _description(value) if isinstance(value, Tensor) and value is not before.get(key) else value
         for key, value in attributes(module).items()
     }
 
 
-def _description(tensor: Tensor) -> Kept:
-    sizes: Iterable[Any] = tensor.shape  # fake tensors have symbols in them
+def _description(tensor: Tensor) -> KeptTensor:
+    sizes: Iterable[Any] = tensor.shape  # shapes of fake tensors contain symbols
     numbers = (size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes)
-    return Kept(tensor.dtype, tuple(int(number) for number in numbers))
+    return KeptTensor(tensor.dtype, tuple(int(number) for number in numbers))
 
 
 def changed(before: Attributes, after: Attributes) -> list[str]:
-    """Those that differ, as `path.name`."""
+    """Attributes that differ, as `path.name`."""
     missing = object()
     return [
         f"{path}.{name}".lstrip(".")
@@ -71,12 +73,12 @@ def _same(one: object, other: object) -> bool:
 
 
 def put(module: nn.Module, wanted: Attributes) -> None:
-    """Give every attribute its wanted value; what is not wanted is removed, zeros stand for what was kept."""
+    """Restore every attribute; removes new ones, and sets zeros for described tensors."""
     parts = dict(module.named_modules())
     for path, name in attributes(module).keys() - wanted.keys():
         del parts[path].__dict__[name]
     for (path, name), value in wanted.items():
-        kept = torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, Kept) else value
+        kept = torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, KeptTensor) else value
         parts[path].__dict__[name] = kept
 
 

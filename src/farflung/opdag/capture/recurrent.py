@@ -1,7 +1,7 @@
-"""Recurrent layers, unrolled: LSTM, GRU and RNN layers and cells become ordinary ops, one set for each place.
+"""Unroll recurrent layers: LSTM, GRU and RNN layers and cells become ordinary ops, one set per position.
 
-So they run on every backend. Export's own way is not taken: it loses the dropout
-between layers without a word (`_rnn_helper` of torch 2.13), and unrolls a layer or not by where it lies.
+So they run on every backend. Export's own method is not used: it silently loses the dropout between layers
+(`_rnn_helper` of torch 2.13), and whether it unrolls a layer depends on the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farflung.errors import CaptureError
 from farflung.opdag.capture.failures import user_line
 
 State = tuple[Tensor, ...]
-"""Of one layer: its output so far, and an LSTM's cell; each [samples, width]."""
+"""The state of one layer: its output so far, and an LSTM's cell; each [samples, width]."""
 Cell = Callable[[Tensor, State, Tensor, Tensor | None, Tensor | None], State]
 """(gates from the input, state, weight of the state, its bias, projection) -> next state."""
 
@@ -55,7 +55,7 @@ _CELLS: dict[str, Cell] = {
 
 @contextmanager
 def unroll_recurrent_layers() -> Iterator[None]:
-    """Within, torch's recurrent layers and cells run as the ops that they are made of; packing is refused."""
+    """In this context, torch's recurrent layers and cells run as plain ops; packing is refused."""
     functions: dict[str, Callable[..., Any]] = {name: _layers(name, cell) for name, cell in _CELLS.items()}
     functions |= {f"{name}_cell": _one_step(name, cell) for name, cell in _CELLS.items()}
     functions["_pack_padded_sequence"] = _refuse_packing
@@ -65,7 +65,7 @@ def unroll_recurrent_layers() -> Iterator[None]:
         yield
     finally:
         for name in functions:
-            delattr(torch._VF, name)  # they hide what is looked up in torch._C
+            delattr(torch._VF, name)  # they hide the functions of torch._C
 
 
 def _refuse_packing(*_: object) -> NoReturn:
@@ -113,7 +113,7 @@ def _layers(name: str, cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
 def _over_time(
     cell: Cell, x: Tensor, state: State, weights: Sequence[Tensor], has_biases: bool, backwards: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction over x, [places, samples, width]: outputs at all places, last state."""
+    """Run one layer in one direction over x, [positions, samples, width]: all outputs, and the last state."""
     of_input, of_state, *rest = weights
     bias, state_bias = rest[:2] if has_biases else (None, None)
     down = rest[-1] if len(rest) % 2 else None

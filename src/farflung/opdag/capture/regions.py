@@ -1,8 +1,8 @@
-"""`no_grad` and autocast regions: export keeps each as a higher-order op around a graph of its own.
+"""`no_grad` and autocast regions, which export represents as higher-order ops around graphs of their own.
 
-Functionalising would lose `no_grad` in silence, so those regions are inlined and their results go through
-`detach`, which survives. Autocast regions stay, for functionalising turns them into casts; but where they
-ask for the casts that are made anyhow they are inlined too, so that their nodes keep their source lines.
+Functionalising would silently lose `no_grad`, so those regions are inlined and their results go through
+`detach`, which survives. Autocast regions stay, because functionalising turns them into casts; but if they
+request the casts that are made anyway, they are inlined too, so that their nodes keep their source lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def inline_regions(
 ) -> None:
     """Inline the regions of the exported graph, in place.
 
-    `casts_to` is what autocast will be on for while the graph is made functional; None is no autocast.
+    `casts_to` is the autocast type in use while the graph is made functional; None is no autocast.
     """
     _inline_regions(exported.graph_module, casts_to, remarks)
 
@@ -60,9 +60,11 @@ def _inline_region(
 def _casts_of(
     settings: tuple[Any, ...], casts_to: torch.dtype | None, line: str, remarks: Remarks
 ) -> torch.dtype | None:
-    """What an autocast region casts to; None is nothing. One for another device changes nothing here."""
+    """The type to which an autocast region casts; None for none. Autocast for another device has no effect
+    here.
+    """
     device, dtype, enabled, _ = settings
-    if device != "cpu":  # torch has switched it off already where there is no such device
+    if device != "cpu":  # torch has already disabled it if there is no such device
         remarks.add(
             "autocast",
             f"autocast for {device} has no effect where the model is captured, on the CPU ({line}):"
@@ -81,7 +83,7 @@ def _first_line(region: fx.GraphModule) -> str:
 
 
 def _adopt_regions(module: fx.GraphModule, region: fx.GraphModule) -> None:
-    """Regions that are left within an inlined one become the outer module's."""
+    """Move regions within an inlined one to the outer module."""
     for node in region.graph.nodes:
         if node.op == "get_attr":
             name = f"adopted_{len(list(module.children()))}"

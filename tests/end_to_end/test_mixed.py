@@ -102,7 +102,9 @@ def test_what_jax_draws_is_told_with_the_plan(fleet: Fleet) -> None:
     _, _, folder = fleet.run(job, 2, on=["worker-0", "worker-1"])
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     (planned,) = [event for event in events if event["event"] == "planned"]
-    assert any("draw other numbers on jax (worker-1) than on torch" in note for note in planned["notes"])
+    assert any(
+        "draw different random numbers on jax (worker-1) than on torch" in note for note in planned["notes"]
+    )
 
 
 @pytest.mark.full  # a GPT on two frameworks trains in every run of the tests

@@ -23,7 +23,7 @@ def test_a_model_with_dropout_draws_and_one_without_does_not() -> None:
 
 def test_a_plan_says_where_other_numbers_are_drawn_than_on_torch() -> None:
     (note,) = draws_notes(True, ["a", "b", "c"], FRAMEWORKS)
-    assert "other numbers on jax (b, c) than on torch" in note
+    assert "different random numbers on jax (b, c) than on torch" in note
     assert (
         draws_notes(True, [f"w{n}" for n in range(9)], {f"w{n}": "jax" for n in range(9)})[0].count("w") < 8
     )

@@ -53,8 +53,8 @@ def test_a_topology_in_two_parts(scheduler: Scheduler) -> None:
         tuple(rate if any({a, b} <= side for side in sides) else 0.0 for b, rate in enumerate(row))
         for a, row in enumerate(topology.bandwidth_mbps)
     )
-    parted = msgspec.structs.replace(topology, bandwidth_mbps=rates)
-    schedule = scheduler(parted, random_workload(1, 12), QUICK)
+    left_out = msgspec.structs.replace(topology, bandwidth_mbps=rates)
+    schedule = scheduler(left_out, random_workload(1, 12), QUICK)
     used = {topology.ids.index(worker) for worker in schedule.plan.workers()}
     (rest,) = [side for side in sides if not used & side]
     assert any(all(topology.ids[a] in note for a in rest) for note in schedule.notes)
@@ -65,7 +65,7 @@ def test_a_model_too_large_for_all_memory(scheduler: Scheduler) -> None:
     workload, topology = random_workload(5, 10), random_topology(5, 3, memory=20.0)
     needed = workload.memory_bytes(0, 10, 1)
     held = sum(worker.memory_gb for worker in topology.workers) * 1e9
-    with pytest.raises(PlanError, match=f"{(needed - held) / 1e9:.2g} GB missing"):
+    with pytest.raises(PlanError, match=f"{(needed - held) / 1e9:.2g} GB are missing"):
         scheduler(topology, workload, QUICK)
 
 
@@ -78,7 +78,9 @@ def test_no_worker_is_large_enough_for_the_largest_operator(scheduler: Scheduler
     )
     topology = random_topology(2, 3, memory=1.0)
     workers = tuple(msgspec.structs.replace(w, memory_gb=3000e-9) for w in topology.workers)
-    with pytest.raises(PlanError, match=r"w\d has 3e-06 GB, its part needs [\de.-]+ GB; [\de.-]+ GB missing"):
+    with pytest.raises(
+        PlanError, match=r"w\d has 3e-06 GB, its part needs [\de.-]+ GB; [\de.-]+ GB are missing"
+    ):
         scheduler(msgspec.structs.replace(topology, workers=workers), workload, QUICK)
 
 
@@ -108,13 +110,13 @@ def test_as_many_workers_as_asked_for(scheduler: Scheduler, count: int) -> None:
 @EACH
 def test_more_workers_than_there_are(scheduler: Scheduler) -> None:
     workload, topology = chain_workload([1.0] * 9, [1] * 8), random_topology(4, 3, memory=1e6)
-    with pytest.raises(PlanError, match="4 workers were asked for, 3 can all reach one another"):
+    with pytest.raises(PlanError, match="4 workers were asked for, 3 can all reach each other"):
         scheduler(topology, workload, dataclasses.replace(QUICK, workers=4))
 
 
 @EACH
 def test_recomputation_makes_room(scheduler: Scheduler) -> None:
-    """Tapes that fit nowhere: only plans that run forward twice do."""
+    """Tapes that fit nowhere: only plans that recompute do."""
     workload = dataclasses.replace(chain_workload([1.0] * 8, [1] * 7), tape_bytes=np.full(8, 1000.0))
     topology = _with_memory(random_topology(6, 2), 6500.0)
     narrow = dataclasses.replace(QUICK, window=4)

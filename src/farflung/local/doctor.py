@@ -122,15 +122,15 @@ async def _reach(address: str) -> tuple[Finding, Finding | None]:
     asked, seconds = time.time(), Timeouts().join_seconds
     try:
         request = join_messages.encode(join_messages.AskAuthority())
-        notify = join_messages.decode_answer(await ask(address, unverified_context(), None, request, seconds))
+        answer = join_messages.decode_answer(await ask(address, unverified_context(), None, request, seconds))
     except FarflungError as error:
         return Finding("reach", False, str(error), helps), None
     reach = Finding("reach", True, f"{address} answers")
-    if not isinstance(notify, join_messages.TellAuthority):
+    if not isinstance(answer, join_messages.TellAuthority):
         return reach, Finding(
             "clock", False, "the broker does not tell its time", "check the broker's version"
         )
-    return reach, _clock((asked + time.time()) / 2 - notify.clock)
+    return reach, _clock((asked + time.time()) / 2 - answer.clock)
 
 
 def _clock(ahead: float) -> Finding:

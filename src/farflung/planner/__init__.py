@@ -1,7 +1,7 @@
-"""From a workload and a topology to a plan: schedulers, what they share, and how their answers are placed.
+"""Plan a workload on a topology: the schedulers, their shared tools, and the placement of their answers.
 
-`balanced` plans where no topology is known. Every other scheduler is a function (Topology, Workload, Options)
--> Schedule in a file with its name.
+`cutting.balanced` plans without a topology. Every scheduler is a function (Topology, Workload, Options) ->
+Schedule in a module with its name.
 """
 
 from farflung.planner.cutting.balanced import plan_graph, plan_job

@@ -1,4 +1,4 @@
-"""From a cut for a chain of devices to what a scheduler answers with."""
+"""Turn a cut for a chain of devices into a scheduler's answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farflung.workload import Workload
 
 
 def assignment_of(workload: Workload, devices: Devices, cut: ChainCut, window: int) -> Assignment:
-    """One worker for each segment of a cut for `devices`."""
+    """The assignment of a cut for `devices`, with one worker for each segment."""
     return Assignment(
         cuts=cut.cuts,
         workers=tuple((devices.ids[number],) for number in cut.devices),
@@ -40,11 +40,11 @@ def answer(
     )
 
 
-def everywhere(schedule: Schedule, topology: Topology, options: Options) -> Schedule:
-    """The same plan with every segment recomputing, and what a step then takes."""
+def with_recompute(schedule: Schedule, topology: Topology, options: Options) -> Schedule:
+    """The same plan with every segment recomputing, simulated again."""
     assignment = schedule.assignment
     assignment = replace(assignment, recompute=(True,) * len(assignment.workers))
     plan = plan_of(schedule.workload, assignment)
-    joined, _ = connected_part(topology)
-    seconds = simulate(plan, joined, Conditions(efficiency=options.efficiency)).step_seconds
+    connected, _ = connected_part(topology)
+    seconds = simulate(plan, connected, Conditions(efficiency=options.efficiency)).step_seconds
     return replace(schedule, assignment=assignment, plan=plan, step_seconds=seconds)

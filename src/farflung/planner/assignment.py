@@ -54,7 +54,7 @@ Watch = Callable[[float, float], None]
 (infinite if unknown). It has no effect on the result."""
 
 
-def unwatched(plans: float, step_seconds: float) -> None:
+def ignore_progress(plans: float, step_seconds: float) -> None:
     """Ignore progress."""
 
 
@@ -65,9 +65,9 @@ class Options:
     Parameters
     ----------
     workers
-        Use exactly as many of the topology's workers (all replicas together); None lets the scheduler choose.
+        Use exactly this many workers (all replicas together); None lets the scheduler choose.
     most_replicas
-        How many copies of the model a plan may hold. Equal inputs without replicas give an ordinary pipeline.
+        The largest number of replicas; 1 for an ordinary pipeline.
     window
         W of the admission rule; None lets the scheduler choose.
     recompute
@@ -101,7 +101,7 @@ class Options:
     incumbent: Assignment | None = None
     alternatives: tuple[Workload, ...] = ()
     proven: float | None = None
-    watch: Watch = field(default=unwatched, compare=False)
+    watch: Watch = field(default=ignore_progress, compare=False)
 
 
 @dataclass(frozen=True)
@@ -171,13 +171,13 @@ def memory_by_worker(workload: Workload, assignment: Assignment, only: str | Non
     """`memory_of` each worker that has a segment, or of `only` one."""
     recompute = assignment.recompute or (False,) * len(assignment.workers)
     ranges = assignment.ranges(len(workload))
-    taken: dict[str, Footprint[float]] = {}
+    needed: dict[str, Footprint[float]] = {}
     for (start, stop), names, again in zip(ranges, assignment.workers, recompute, strict=True):
         if only is None or only in names:
             footprint = workload.footprint(start, stop, assignment.window, again)
             for name in names:
-                taken[name] = taken.get(name, NOTHING).beside(footprint)
-    return {name: float(together.bytes) for name, together in taken.items()}
+                needed[name] = needed.get(name, NOTHING).beside(footprint)
+    return {name: float(together.bytes) for name, together in needed.items()}
 
 
 def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:

@@ -1,4 +1,4 @@
-"""Which workers can run a model: a plan only places ops where they exist."""
+"""Find the workers that can run a model: plans place ops only on workers that support them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from farflung.plans.ability import Ability
 from farflung.text import and_more, printable
 
 NAMED = 3
-"""How many ops or workers one sentence names."""
+"""How many ops or workers a message names."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model asks of whoever runs a part of it: the version of the opset, and which of its ops."""
+    """What a model needs of its workers: the opset version, and the ops it uses."""
 
     opset: int
     ops: frozenset[str]
 
     @classmethod
     def of(cls, graph: Graph) -> Needs:
-        """What the nodes of a graph ask for."""
+        """What the nodes of a graph need."""
         return cls(graph.opset, frozenset(node.op for node in graph.nodes))
 
 
 def unable(needs: Needs, abilities: Mapping[str, Ability]) -> dict[str, str]:
-    """Workers that cannot run the model: for each in words what it lacks, and what its owner can do."""
-    found: dict[str, str] = {}
+    """Workers that cannot run the model, each with a message on what it lacks and what its owner can do."""
+    unable: dict[str, str] = {}
     for worker, ability in abilities.items():
         if ability.opset < needs.opset:
             newer = sorted(op for op in needs.ops if lookup(op).since > ability.opset)
@@ -39,25 +39,22 @@ def unable(needs: Needs, abilities: Mapping[str, Ability]) -> dict[str, str]:
                 if newer
                 else f"is below {needs.opset}"
             )
-            found[worker] = f"its opset version {ability.opset} {ops}: install a newer farflung there"
+            unable[worker] = f"its opset version {ability.opset} {ops}: install a newer farflung there"
         elif missing := sorted(needs.ops.intersection(ability.lacks)):
             framework = printable(ability.framework[:60])
             backend = f"its backend ({framework})" if framework else "its backend"
-            found[worker] = f"{backend} has no {and_more(missing, NAMED)}: join it with another --backend"
-    return found
+            unable[worker] = f"{backend} has no {and_more(missing, NAMED)}: join it with another --backend"
+    return unable
 
 
-def require_able(workers: int, asked: int, found: Mapping[str, str]) -> None:
-    """Raise PlanError where of so many `workers` those that can run the model are fewer than `asked`.
-
-    `asked` is 0 where one will do.
-    """
-    able = workers - len(found)
-    if not found or able >= max(asked, 1):
+def require_able(workers: int, requested: int, unable: Mapping[str, str]) -> None:
+    """Raise PlanError if fewer than `requested` of the `workers` can run the model (0: at least one must)."""
+    able = workers - len(unable)
+    if not unable or able >= max(requested, 1):
         return
-    who = and_more([f"{worker}: {why}" for worker, why in found.items()], NAMED, "; ")
+    who = and_more([f"{worker}: {why}" for worker, why in unable.items()], NAMED, "; ")
     if not able:
         raise PlanError(f"no worker here can run the model's ops: {who}")
     raise PlanError(
-        f"{asked} workers were asked for, {able} of {workers} here can run the model's ops: {who}"
+        f"{requested} workers were asked for, {able} of {workers} here can run the model's ops: {who}"
     )

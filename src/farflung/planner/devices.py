@@ -1,4 +1,4 @@
-"""A topology as arrays: what algorithms compute with."""
+"""A topology as arrays, for planning algorithms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farflung.simulator import PAYLOAD_SHARE
 Floats = NDArray[np.float64]
 
 BYTES_PER_MEGABIT = 1e6 / 8 * PAYLOAD_SHARE
-"""Of payload: a topology states rates with all headers."""
+"""Payload bytes for each Mbit of a topology's rates, which include headers."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,14 @@ class Devices:
     speeds : float64 [n]
         Operations a second.
     memory_bytes : float64 [n]
-        What a worker may hold.
+        The memory limit of each worker.
     bandwidth : float64 [n, n]
-        Bytes of payload a second of each link, no more than the shared lines of its ends; 0 where there is
-        no link, infinite on the diagonal.
+        Payload bytes a second of each link, at most those of the access lines at its ends; 0 if there is no
+        link, infinite on the diagonal.
     latency : float64 [n, n]
         Seconds, one way; 0 on the diagonal.
     up, down : float64 [n]
-        Bytes of payload a second of the line that all links of a worker share; infinite where they share
-        none.
+        Payload bytes a second of a worker's access line; infinite if its links share none.
     """
 
     ids: tuple[str, ...]
@@ -52,7 +51,7 @@ class Devices:
 
     @staticmethod
     def of(topology: Topology, efficiency: float = 1.0) -> Devices:
-        """The workers of `topology` in its order, of which each reaches `efficiency` of its TFLOP/s."""
+        """The workers of `topology` in order, each sustaining the fraction `efficiency` of its TFLOP/s."""
         workers = topology.workers
         up = np.array([np.inf if w.up_mbps is None else w.up_mbps for w in workers]) * BYTES_PER_MEGABIT
         down = np.array([np.inf if w.down_mbps is None else w.down_mbps for w in workers]) * BYTES_PER_MEGABIT

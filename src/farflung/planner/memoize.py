@@ -1,4 +1,4 @@
-"""Compute a table once for each workload, however many fleets it is planned for."""
+"""Compute a table once for each workload, even if it is planned for many fleets."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 def once(function: Callable[Concatenate[Workload, P], T]) -> Callable[Concatenate[Workload, P], T]:
-    """Keep the answers of a pure function with the workload they are of; they go when it goes.
+    """Cache the results of a pure function in its workload, so that they live as long as the workload.
 
-    Arguments beside the workload must be hashable, and nobody may change an answer.
+    Other arguments must be hashable, and callers must not change the results.
     """
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def asked(workload: Workload, *args: P.args, **kwargs: P.kwargs) -> T:
-        kept: dict[object, T] = vars(workload).setdefault(name, {})  # where `cached_property` keeps its own
+    def wrapper(workload: Workload, *args: P.args, **kwargs: P.kwargs) -> T:
+        cache: dict[object, T] = vars(workload).setdefault(name, {})  # as `cached_property` does
         key = (args, tuple(sorted(kwargs.items())))
-        if key not in kept:
-            kept[key] = function(workload, *args, **kwargs)
-        return kept[key]
+        if key not in cache:
+            cache[key] = function(workload, *args, **kwargs)
+        return cache[key]
 
-    return asked
+    return wrapper

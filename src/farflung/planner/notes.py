@@ -10,7 +10,7 @@ from farflung.plans import Plan
 from farflung.text import and_more, printable
 
 NAMED = 3
-"""How many workers the sentence names."""
+"""How many workers a note names."""
 
 
 def draws(graph: Graph) -> bool:
@@ -19,9 +19,9 @@ def draws(graph: Graph) -> bool:
 
 
 def draws_notes(graph_draws: bool, workers: Iterable[str], frameworks: Mapping[str, str]) -> list[str]:
-    """What to say of a plan's workers: a sentence if some draw on other frameworks than torch.
+    """A note if the model draws random numbers and some of the workers use another framework than torch.
 
-    `frameworks` say what workers compute with, and its version; who is not in it is not spoken of.
+    `frameworks` holds the workers' frameworks with versions; workers without an entry are left out.
     """
     others = [w for w in workers if frameworks.get(w, "torch").split(" ")[0] not in ("torch", "emulated", "")]
     if not graph_draws or not others:
@@ -30,20 +30,20 @@ def draws_notes(graph_draws: bool, workers: Iterable[str], frameworks: Mapping[s
     kinds = " and ".join(sorted({frameworks[worker].split(" ")[0] for worker in others}))
     return [
         printable(
-            f"dropout and the like draw other numbers on {kinds} ({names}) than on torch, of the same"
-            " distribution: losses repeat on this plan, and differ from those of a run on torch alone"
+            f"dropout and similar ops draw different random numbers on {kinds} ({names}) than on torch, with"
+            " the same distribution: losses repeat with this plan, but differ from a run on torch alone"
         )
     ]
 
 
 def recomputing_notes(plan: Plan) -> list[str]:
-    """What the user should know of it."""
+    """A note on the segments that recompute."""
     numbers = sorted(plan.recomputing())
     if not numbers:
         return []
     if len(numbers) == len(plan.placements):
-        who = "all segments run"
+        who = "all segments recompute"
     else:
         word = "segments" if len(numbers) > 1 else "segment"
-        who = f"{word} {', '.join(map(str, numbers))} {'run' if len(numbers) > 1 else 'runs'}"
-    return [f"{who} forward twice in place of keeping what was computed, which takes less memory"]
+        who = f"{word} {', '.join(map(str, numbers))} {'recompute' if len(numbers) > 1 else 'recomputes'}"
+    return [f"{who} activations instead of storing them, which needs less memory and more time"]

@@ -1,4 +1,4 @@
-"""From a graph and an assignment to what is sent out: the plan, and the segments it places."""
+"""Turn a graph and an assignment into the plan and the segments that workers get."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from farflung.plans import FEEDER, Edge, Placement, Plan
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A plan with what it places: the segments, and what each of them owns."""
+    """A plan with its segments."""
 
     plan: Plan
     segments: list[Segment]
 
     @property
     def programs(self) -> list[bytes]:
-        """Each segment as it travels, in segment order."""
+        """Each segment as bytes for the wire, in segment order."""
         return [wire.dump(segment) for segment in self.segments]
 
     @property
@@ -41,12 +41,12 @@ class PlannedJob:
 
 
 def place(graph: Graph, assignment: Assignment, microbatch_size: int) -> PlannedJob:
-    """The plan that an assignment means, and its segments.
+    """The plan of an assignment, and its segments.
 
     Raises
     ------
     PlanError
-        Two workers of a replica would hold one parameter, or the model is beyond what a plan can state.
+        Two workers of a replica would hold one parameter, or the model exceeds the limits of a plan.
     """
     partition = Partition(graph, assignment.cuts, microbatch_size)
     segments = partition.segments()
@@ -80,11 +80,11 @@ def _require_one_holder(segments: Sequence[Segment], assignment: Assignment) -> 
 
 
 def _bounded(plan: Plan) -> Plan:
-    """The plan, if it can travel: shapes are only stated so far, and their costs may be absurd."""
+    """Check the plan against the wire's limits, because the costs of declared shapes may be too large."""
     try:
         return msgspec.convert(msgspec.to_builtins(plan), Plan)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise PlanError(f"the model is beyond what a plan can state ({error}): use smaller shapes") from None
+        raise PlanError(f"the model exceeds the limits of a plan ({error}): use smaller shapes") from None
 
 
 def _edges(graph: Graph, partition: Partition, segments: Sequence[Segment], batch: int) -> list[Edge]:

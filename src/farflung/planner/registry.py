@@ -22,8 +22,8 @@ class _ImportedOnUse:
     name: str
 
     def __call__(self, topology: Topology, workload: Workload, options: Options) -> Schedule:
-        found: Scheduler = getattr(import_module(f"farflung.planner.{self.module}"), self.name)
-        return found(topology, workload, options)
+        function: Scheduler = getattr(import_module(f"farflung.planner.{self.module}"), self.name)
+        return function(topology, workload, options)
 
 
 SCHEDULERS: Mapping[str, Scheduler] = {
@@ -42,5 +42,5 @@ def scheduler(name: str) -> Scheduler:
     if name not in SCHEDULERS:
         close = get_close_matches(name, SCHEDULERS, 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise PlanError(f"no scheduler is called {name[:60]!r}: {hint}there are {', '.join(SCHEDULERS)}")
+        raise PlanError(f"no scheduler {name[:60]!r}: {hint}the schedulers are {', '.join(SCHEDULERS)}")
     return SCHEDULERS[name]

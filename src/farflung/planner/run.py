@@ -1,11 +1,11 @@
-"""From a workload and a topology to a predicted plan: what `farflung.plan` and a broker share. Pure."""
+"""Make a predicted plan from a workload and a topology, for `farflung.plan` and the broker. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from farflung.planner.answer import everywhere
+from farflung.planner.answer import with_recompute
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.codecs.wishes import phase_notes, phased, unused, unused_phases
 from farflung.planner.notes import draws_notes
@@ -22,7 +22,7 @@ class PredictedPlan:
     """
 
     plan: Plan
-    joined: Topology
+    connected: Topology
     unreachable: list[str]
     simulation: Simulation
     notes: tuple[str, ...]
@@ -33,7 +33,7 @@ def find_schedule(
 ) -> Schedule:
     """The scheduler's answer, with every segment recomputing if `recompute` is "always"."""
     schedule = scheduler(topology, workload, options)
-    return everywhere(schedule, topology, options) if recompute == "always" else schedule
+    return with_recompute(schedule, topology, options) if recompute == "always" else schedule
 
 
 def predict(
@@ -41,15 +41,17 @@ def predict(
 ) -> PredictedPlan:
     """Add the codecs of later steps to a plan for a run of `steps` steps, and simulate its first step."""
     plan = phased(plan, wishes, steps)
-    joined, parted = connected_part(topology)
-    simulation = simulate(plan, joined, conditions)
-    return PredictedPlan(plan, joined, list(parted), simulation, phase_notes(plan, steps, joined, conditions))
+    connected, left_out = connected_part(topology)
+    simulation = simulate(plan, connected, conditions)
+    return PredictedPlan(
+        plan, connected, list(left_out), simulation, phase_notes(plan, steps, connected, conditions)
+    )
 
 
 def plan_notes(
     plan: Plan, wishes: CodecWishes, steps: int, has_draws: bool, frameworks: Mapping[str, str]
 ) -> list[str]:
-    """Notes on what a plan does not promise, and on codec wishes that it cannot use.
+    """Notes on random numbers that differ by framework, and on codec wishes that the plan cannot use.
 
     `has_draws` says that the model draws random numbers; `frameworks` are those of the workers.
     """

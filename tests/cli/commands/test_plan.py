@@ -278,7 +278,7 @@ def test_memory_that_is_missing_is_told_briefly(folder: Path, capsys: pytest.Cap
     (folder / "fleet.json").write_text(json.dumps(fleet("home-1", "home-2", "lab", workers=workers)))
     assert plan() == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert line.endswith(" GB missing: add workers") and len(line) <= 120
+    assert line.endswith(" GB are missing: add workers") and len(line) <= 120
 
 
 def test_a_search_says_how_it_gets_on(folder: Path) -> None:

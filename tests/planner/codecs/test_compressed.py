@@ -59,7 +59,7 @@ def test_more_speedups_and_an_incumbent_never_make_a_plan_slower() -> None:
 def test_a_schedulers_refusal_is_passed_on() -> None:
     net = fleet(10)
     small = tuple(replace_memory(worker) for worker in net.workers)
-    with pytest.raises(PlanError, match="GB missing"):
+    with pytest.raises(PlanError, match="GB are missing"):
         compressed(
             opfence, dense, Topology(small, net.latency_ms, net.bandwidth_mbps), workload(), Options(),
             Conditions(), (1.0, 2.0),

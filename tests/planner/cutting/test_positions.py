@@ -22,4 +22,4 @@ def test_of_a_large_model_only_one_windows_tables_are_kept_and_those_are(
         assert table.need(window, again) is first and table.need(window, not again) is other
         fresh = Positions.of(random_workload(3, 12))
         assert np.array_equal(first, fresh.need(window, again))
-        assert {key[0] for key in table._held} == {key[0] for key in table._need} == {window}
+        assert {key[0] for key in table._memory_tables} == {key[0] for key in table._need} == {window}

@@ -50,7 +50,7 @@ def test_the_first_workers_are_used(scheduler: Scheduler) -> None:
     workload, topology = chain_workload([1.0] * 6, [1] * 5), random_topology(3, 8, memory=1e6)
     assert scheduler(topology, workload, Options(workers=3)).plan.workers() == topology.ids[:3]
     assert scheduler(topology, workload, Options()).plan.workers() == topology.ids[:6]
-    with pytest.raises(PlanError, match="9 workers were asked for, 8 can all reach one another"):
+    with pytest.raises(PlanError, match="9 workers were asked for, 8 can all reach each other"):
         scheduler(topology, workload, Options(workers=9))
     with pytest.raises(PlanError, match="at most 6 segments, 7 were asked for"):
         scheduler(topology, workload, Options(workers=7))
@@ -73,7 +73,7 @@ def test_a_worker_too_small_for_anything_is_left_out(scheduler: Scheduler) -> No
     tight = msgspec.structs.replace(topology, workers=(topology.workers[0], small, topology.workers[2]))
     workload = chain_workload([1.0] * 8, [1] * 7)
     assert scheduler(tight, workload, Options()).plan.workers() == ["w0", "w2"]
-    with pytest.raises(PlanError, match=r"w1 has .* GB, its part needs .* GB; .* GB missing in all"):
+    with pytest.raises(PlanError, match=r"w1 has .* GB, its part needs .* GB; .* GB are missing in total"):
         scheduler(tight, workload, Options(workers=3))
 
 
@@ -82,7 +82,7 @@ def test_a_model_too_large_for_all_memory(scheduler: Scheduler) -> None:
     workload, topology = random_workload(5, 10), random_topology(5, 3, memory=20.0)
     needed = workload.memory_bytes(0, 10, 1)
     held = sum(worker.memory_gb for worker in topology.workers) * 1e9
-    with pytest.raises(PlanError, match=f"{(needed - held) / 1e9:.2g} GB missing"):
+    with pytest.raises(PlanError, match=f"{(needed - held) / 1e9:.2g} GB are missing"):
         scheduler(topology, workload, Options())
 
 

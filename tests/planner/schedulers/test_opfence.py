@@ -109,5 +109,5 @@ def test_as_many_workers_as_asked_for(scheduler: Scheduler) -> None:
 @BOTH
 def test_a_model_too_large(scheduler: Scheduler) -> None:
     workload, topology = random_workload(5, 10), random_topology(5, 3, memory=20.0)
-    with pytest.raises(PlanError, match=r"\d GB missing"):
+    with pytest.raises(PlanError, match=r"\d GB are missing"):
         scheduler(topology, workload, Options())

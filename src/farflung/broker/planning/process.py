@@ -29,7 +29,7 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place, plan_job
-from farflung.planner.assignment import Options, Watch, unwatched
+from farflung.planner.assignment import Options, Watch, ignore_progress
 from farflung.planner.codecs.tuner import tuning_basis
 from farflung.planner.codecs.wishes import (
     alike,
@@ -99,7 +99,7 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
 
 
-def answer(question: Question, watch: Watch = unwatched) -> Answer:
+def answer(question: Question, watch: Watch = ignore_progress) -> Answer:
     """Plan what the question asks for; `watch` is called with the search's progress."""
     try:
         return _answer(question, watch)
@@ -193,7 +193,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         step_seconds=simulation.step_seconds,
         bottleneck=simulation.line(),
         lower_bound_seconds=schedule.lower_bound_seconds,
-        left_out=[id for id in predicted.joined.ids if id not in used],
+        left_out=[id for id in predicted.connected.ids if id not in used],
         unreachable=predicted.unreachable,
         notes=[note[:LINE_LENGTH] for note in notes],
         measured=question.measured,

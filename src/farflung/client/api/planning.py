@@ -115,7 +115,7 @@ def plan(
     schedule = find_schedule(search, fleet, model.workload, options, recompute)
     predicted = predict(schedule.plan, fleet, codecs, job.steps, conditions)
     schedule, simulation = replace(schedule, plan=predicted.plan), predicted.simulation
-    effects = _effects(predicted.joined, schedule, simulation, search, options, tell) if what_if else None
+    effects = _effects(predicted.connected, schedule, simulation, search, options, tell) if what_if else None
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)

@@ -1,1 +1,1 @@
-"""For whoever reads a plan: what to expect (`forecast`), what would help most (`what_if`, of `changes`)."""
+"""Information about a plan for the user: its `forecast`, and which `changes` would help most (`what_if`)."""

@@ -1,4 +1,4 @@
-"""What a user may change about a fleet, as another topology. Pure."""
+"""Changes that a user can make to a fleet, as topologies. Pure."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from farflung.plans import Topology, WorkerSpec, subtopology
 from farflung.plans.topology import MOST_CORES, MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
 
 LINES_MBPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 100_000)
-"""Rates that one can order."""
+"""Rates of access lines that one can order."""
 
 NEIGHBOUR_MBPS, NEIGHBOUR_MS = 1000.0, 0.5
-"""Between a worker and its new twin, where nobody else of the site shows what a link there is like."""
+"""The link between a worker and its new twin, if the site has no other worker to compare with."""
 
-_AT_LIMIT = 0.9  # a link this near to what its end's line carries is as fast as that line
+_AT_LIMIT = 0.9  # a link this close to the rate of its access line is limited by that line
 
 
 def next_line_mbps(mbps: float) -> float | None:
-    """The slowest rate one can order that is at least twice `mbps`; None beyond all of them."""
+    """The slowest rate that one can order and is at least twice `mbps`; None if there is none."""
     return next((float(rate) for rate in LINES_MBPS if rate >= 2 * mbps), None)
 
 
 def uplink_mbps(topology: Topology, number: int) -> float | None:
-    """What the line of a worker carries out to other sites: declared, or of its only worker the most seen."""
+    """Rate of a worker's access line to other sites: as declared, else its fastest link if it is alone."""
     return _line_mbps(topology, number, topology.workers[number].up_mbps, _row(topology, number))
 
 
 def downlink_mbps(topology: Topology, number: int) -> float | None:
-    """What the line of a worker carries in from other sites; see `uplink_mbps`."""
+    """Rate of a worker's access line from other sites; see `uplink_mbps`."""
     return _line_mbps(topology, number, topology.workers[number].down_mbps, _column(topology, number))
 
 
 def with_line(topology: Topology, number: int, up_mbps: float | None, down_mbps: float | None) -> Topology:
-    """The topology with a faster line at a worker.
+    """The topology with a faster access line at a worker.
 
-    Links to other sites that were as fast as the old line become as fast as the new one (what the other end
-    declares of its own line still holds); those that something else holds back stay as they are.
+    Links to other sites that were as fast as the old line become as fast as the new one (within the declared
+    access line of the other end). Links that something else limits are unchanged.
     """
     worker = topology.workers[number]
     rates = [list(row) for row in topology.bandwidth_mbps]
@@ -62,7 +62,7 @@ def with_line(topology: Topology, number: int, up_mbps: float | None, down_mbps:
 
 
 def with_path(topology: Topology, site: str, other: str, factor: float) -> Topology:
-    """The topology with `factor` times the bandwidth between two sites, or inside one, both ways."""
+    """The topology with `factor` times the bandwidth between two sites, or inside one, in both directions."""
     sites = [worker.site for worker in topology.workers]
     rates = [
         [
@@ -84,9 +84,9 @@ def with_cores(topology: Topology, numbers: Sequence[int], factor: int) -> Topol
 
 
 def with_twin(topology: Topology, number: int) -> Topology:
-    """The topology with one more worker like this one, on a line and cores of its own, at its site.
+    """The topology with another worker like this one at its site, with its own access line and cores.
 
-    The link between the two is like the best at the site, else a gigabit of half a millisecond.
+    The link between the two is as good as the best at the site, or 1 Gbit/s with 0.5 ms.
     """
     twin = msgspec.structs.replace(
         topology.workers[number], id=_free_id(topology, number), machine=None, cores=None
@@ -105,7 +105,7 @@ def with_twin(topology: Topology, number: int) -> Topology:
 
 
 def without(topology: Topology, number: int) -> Topology:
-    """The topology of all others, for a worker in whose home the submitter does not stand."""
+    """The topology without this worker, which must not be the submitter's home."""
     return subtopology(topology, [a for a in range(len(topology.workers)) if a != number])
 
 
@@ -129,7 +129,7 @@ def _line_mbps(
     if declared is not None:
         return declared
     if len(_elsewhere(topology, number)) < len(topology.workers) - 1:
-        return None  # others of the site use the line too
+        return None  # others of the site may use the access line too
     return max((rates[other] for other in _elsewhere(topology, number)), default=None)
 
 
@@ -164,5 +164,5 @@ def _grown(values: Matrix, number: int, between: float) -> Matrix:
 
 
 def _free_id(topology: Topology, number: int) -> str:
-    taken, stem = set(topology.ids), topology.workers[number].id[:34].rstrip("-")
-    return next(id for id in (f"{stem}-new{n or ''}" for n in range(len(taken) + 1)) if id not in taken)
+    used, stem = set(topology.ids), topology.workers[number].id[:34].rstrip("-")
+    return next(id for id in (f"{stem}-new{n or ''}" for n in range(len(used) + 1)) if id not in used)

@@ -1,4 +1,4 @@
-"""What is to be expected of a plan: the rows that a user reads before there is a fleet."""
+"""The forecast of a plan: segments, workers and links with their expected times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farflung.simulator import Simulation
 
 
 class SegmentRow(msgspec.Struct, frozen=True):
-    """Where a segment goes. `holds` names the first and the last parameter it owns, `work` is its part."""
+    """A segment of the plan. `holds` names its first and its last parameter, `work` is its fraction."""
 
     segment: int
     workers: list[str]
@@ -26,9 +26,9 @@ class SegmentRow(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker of the plan. `busy` is the part of a step for which its device computes.
+    """A worker of the plan. `busy` is the fraction of a step for which its device computes.
 
-    `memory_bytes` is what its segments need, None for a plan without a model.
+    `memory_bytes` is the memory that its segments need; None for a plan without a model.
     """
 
     worker: str
@@ -40,7 +40,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 class LinkRow(msgspec.Struct, frozen=True):
-    """What one link or a worker's shared line carries in a step. `busy` is at its full rate."""
+    """A link or an access line with its bytes in a step. `busy` is the fraction of the step at full rate."""
 
     name: str
     workers: list[str]
@@ -50,7 +50,7 @@ class LinkRow(msgspec.Struct, frozen=True):
 
 
 class EffectRow(msgspec.Struct, frozen=True):
-    """What one change of the fleet would bring: the step time, and its difference (-0.31)."""
+    """The effect of one change of the fleet: the step time, and its relative difference (-0.31)."""
 
     what: str
     step_seconds: float
@@ -58,13 +58,12 @@ class EffectRow(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What `farflung plan --json` prints, and `farflung.plan` returns. Keys are only ever added.
+    """The output of `farflung plan --json` and the result of `farflung.plan`. Keys are only ever added.
 
     Times are simulated. No plan takes less than `lower_bound_seconds`, and `gap` is the step time over it;
-    None where nothing is proven. `evaluated` plans were looked at; `capped` says that a limit on seconds
-    ended the search. `left_out` are workers without a part, and of these `unreachable` those to
-    or from whom a way is missing, `unable` those that lack an op of the model, each with what it lacks.
-    `what_if` is None where that was not asked for.
+    both are None without a bound. `evaluated` counts the plans evaluated; `capped` says that a limit on
+    seconds ended the search. `left_out` are workers without a segment; of these, `unreachable` lack a link,
+    and `unable` lack an op of the model, each with a message. `what_if` is None unless requested.
     """
 
     model: str
@@ -92,7 +91,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """What `farflung simulate --json` prints: a given plan on a topology. Keys are only ever added."""
+    """The output of `farflung simulate --json`: a given plan on a topology. Keys are only ever added."""
 
     step_seconds: float
     bottleneck: str
@@ -112,9 +111,10 @@ def forecast(
     effects: Sequence[Effect] | None,
     unable: Mapping[str, str],
 ) -> Forecast:
-    """All that is known of a schedule on a topology of able workers.
+    """The forecast of a schedule on a topology of workers that can run the model.
 
-    `holds` are the parameters that each node is the first to read, `unable` says who else lacks what.
+    `holds` lists the parameters that each node is the first to read; `unable` are the other workers, each
+    with what it lacks.
     """
     workload, plan = schedule.workload, schedule.plan
     memory = {id: int(size) for id, size in memory_by_worker(workload, schedule.assignment).items()}
@@ -148,7 +148,7 @@ def forecast(
 
 
 def expected(plan: Plan, topology: Topology, simulation: Simulation) -> Expected:
-    """What a simulation found of a plan alone."""
+    """The result of simulating a plan without its model."""
     return Expected(
         step_seconds=simulation.step_seconds,
         bottleneck=simulation.line(),
@@ -196,7 +196,7 @@ def _workers(
 
 
 def _links(topology: Topology, simulation: Simulation) -> list[LinkRow]:
-    """Links and shared lines, the busiest first."""
+    """Links and access lines, the busiest first."""
     return [
         LinkRow(load.name, list(load.workers), int(load.bytes), load.mbps, load.share)
         for load in simulation.loads

@@ -1,4 +1,4 @@
-"""What would help most: the model planned again with one thing about the fleet changed."""
+"""Find what would help most: plan the model again with one thing about the fleet changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 
 from farflung.errors import PlanError
 from farflung.planner.advice import changes
-from farflung.planner.assignment import Options, Schedule, Scheduler, memory_of, unwatched
+from farflung.planner.assignment import Options, Schedule, Scheduler, ignore_progress, memory_of
 from farflung.planner.bounds import lower_bound_seconds
 from farflung.plans import Topology
 from farflung.plans.wishes import AUTO
@@ -17,14 +17,14 @@ from farflung.simulator import Load
 from farflung.workload import Workload
 
 MOST_CHANGES = 12
-_WORTH_TELLING = 0.02  # of the step time: another search of the same fleet may find as much
-_FULL = 0.7  # of a worker's memory: from there on it may keep a plan from being a better one
-_EASIER = 10  # a search that begins with a good plan gets this part of the budget
+_WORTH_TELLING = 0.02  # of the step time: another search of the same fleet could find as much
+_FULL = 0.7  # of a worker's memory: above this, memory may prevent better plans
+_EASIER = 10  # a search that begins with a good plan gets the budget divided by this
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something that a user may change, and the topology that it makes."""
+    """A change that a user can make, and the resulting topology."""
 
     words: str
     topology: Topology
@@ -32,7 +32,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change brings: the step time with it, and how that differs from the time without (-0.31)."""
+    """The effect of a change: the step time with it, and the relative difference (-0.31)."""
 
     words: str
     step_seconds: float
@@ -50,15 +50,17 @@ def what_if(
     seconds: float | None = None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> list[Effect]:
-    """What at most `most` changes would bring, the best first; those that bring next to nothing are left out.
+    """The effects of at most `most` changes, the best first, without those that help very little.
 
-    Each change is planned for by `scheduler`, from the plan that there is. They are tried in the order of
-    promise: what the busiest of `loads` asks for comes first. `seconds` bounds the CPU time of all of them,
-    and `tell` hears which one is tried. A change for which the lower bound says that no plan brings enough is
-    not planned for.
+    `scheduler` plans for each change, starting from the current plan. Changes that relieve the busiest of
+    `loads` are tried first. `seconds` limits the CPU time of all of them, and `tell` is called with each
+    change. A change is skipped if the lower bound shows that no plan helps enough.
     """
     searching = replace(
-        options, budget=max(1, options.budget // _EASIER), incumbent=schedule.assignment, watch=unwatched
+        options,
+        budget=max(1, options.budget // _EASIER),
+        incumbent=schedule.assignment,
+        watch=ignore_progress,
     )
     leaves_out = options.workers is None and schedule.scheduler == AUTO
     enough = schedule.step_seconds * (1 - _WORTH_TELLING)
@@ -71,19 +73,19 @@ def what_if(
         tell(change.words)
         proven = None if coded else _bound(change.topology, schedule.workload, searching)
         if proven is not None and proven > enough:
-            continue  # it brings next to nothing
+            continue  # it helps very little
         try:
             workers = _as_many(options.workers, change.topology)
             with_it = replace(searching, workers=workers, proven=proven)
             after = scheduler(change.topology, schedule.workload, with_it).step_seconds
         except PlanError:
-            continue  # a change that a scheduler cannot plan for helps nobody
+            continue  # a change without a plan does not help
         found.append(Effect(change.words, after, after / schedule.step_seconds - 1))
     return sorted((e for e in found if e.change <= -_WORTH_TELLING), key=lambda e: e.change)
 
 
 def _bound(topology: Topology, workload: Workload, options: Options) -> float:
-    """What no plan undercuts with any of the numbers of microbatches that may be chosen."""
+    """The lower bound over all numbers of microbatches that may be chosen."""
     return min(
         lower_bound_seconds(topology, one, options.efficiency, options.most_replicas, options.recompute)
         for one in (workload, *options.alternatives)
@@ -91,16 +93,16 @@ def _bound(topology: Topology, workload: Workload, options: Options) -> float:
 
 
 def _as_many(asked: int | None, topology: Topology) -> int | None:
-    """The workers that were asked for, or all if that is one more than there are."""
+    """The requested number of workers, or all if there are fewer."""
     return None if asked is None else min(asked, len(topology.workers))
 
 
 def changes_worth_a_try(
     topology: Topology, schedule: Schedule, loads: Sequence[Load], leaves_out: bool = True
 ) -> Iterator[Change]:
-    """Changes of the fleet in the order of their promise, each once.
+    """Changes of the fleet, the most promising first, each once.
 
-    A fleet without one of its workers is among them unless the scheduler `leaves_out` whom it wants anyway.
+    They include removing a worker, unless the scheduler `leaves_out` workers by itself.
     """
     said: set[str] = set()
     for change in _changes(topology, schedule, loads, leaves_out):
@@ -156,7 +158,7 @@ def _device(topology: Topology, number: int) -> Iterator[Change]:
 
 
 def _twin(topology: Topology, number: int) -> Change:
-    """One more of the best of a worker's site."""
+    """Add another worker like the best at a worker's site."""
     site = topology.workers[number].site
     mates = [a for a, worker in enumerate(topology.workers) if worker.site == site]
     best = max(mates, key=lambda a: (topology.workers[a].tflops, topology.workers[a].memory_gb, -a))
@@ -166,7 +168,7 @@ def _twin(topology: Topology, number: int) -> Change:
 
 
 def _line(topology: Topology, number: int) -> Iterator[Change]:
-    """A faster line: where both ways are as fast, both at once; else the slower way first."""
+    """A faster access line: both directions if they are equal, else the slower direction first."""
     id = topology.ids[number]
     up, down = changes.uplink_mbps(topology, number), changes.downlink_mbps(topology, number)
     if up is None or down is None:
@@ -175,15 +177,15 @@ def _line(topology: Topology, number: int) -> Iterator[Change]:
         if rate := changes.next_line_mbps(up):
             yield Change(f"a {rate:g} Mbit/s line at {id}", changes.with_line(topology, number, rate, rate))
         return
-    ways = [(up, "uplink"), (down, "downlink")]
-    for mbps, way in sorted(ways):
+    directions = [(up, "uplink"), (down, "downlink")]
+    for mbps, direction in sorted(directions):
         if rate := changes.next_line_mbps(mbps):
-            new = (rate, None) if way == "uplink" else (None, rate)
-            yield Change(f"a {rate:g} Mbit/s {way} at {id}", changes.with_line(topology, number, *new))
+            new = (rate, None) if direction == "uplink" else (None, rate)
+            yield Change(f"a {rate:g} Mbit/s {direction} at {id}", changes.with_line(topology, number, *new))
 
 
 def _path(topology: Topology, a: int, b: int) -> Iterator[Change]:
-    """Twice the bandwidth of a link that no line of its ends explains: between two sites, or in one."""
+    """Twice the bandwidth of links that no access line limits: between two sites, or inside one."""
     site, other = sorted((topology.workers[a].site, topology.workers[b].site))
     if not site or not other:
         return

@@ -1,7 +1,7 @@
-"""What no plan can undercut.
+"""Lower bounds on the step time of all plans.
 
-`pipelines` bounds the simulated step of every plan of one pipeline and has the proof; it looks at rows of
-operators between `gates` in the light of what `workers` can hold (`rows`), one row at a time (`interval`).
+`pipelines` bounds the simulated step of every plan with one pipeline, and has the proof. It examines rows of
+operators between `gates` (`rows`), one row at a time (`interval`), with the `workers` that could run them.
 """
 
 from farflung.planner.bounds.pipelines import lower_bound_seconds

@@ -1,8 +1,8 @@
-"""Gates: operators that all work of a model comes before or after, whatever it is cut into.
+"""Gates: operators that all other work of a model precedes or follows, in every plan.
 
 An operator with work is a *gate* if every other operator with work is among its ancestors or descendants.
-In a chain of layers, residual connections or not, every product of matrices is one. A microbatch passes the
-gates one after the other, forward and then backward, in every plan: that is what lower bounds rest on.
+In a chain of layers, with or without residual connections, every matrix product is one. In every plan a
+microbatch passes the gates one after the other, forward and then backward; the lower bounds use that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from farflung.workload import BACKWARD_FACTOR, Span, Workload
 
 Floats = NDArray[np.float64]
 
-LEAST = 1e-4  # of a model's work: what is less counts as no work (statistics of a norm lead nowhere)
+LEAST = 1e-4  # of a model's work: less counts as no work (such as statistics of a norm)
 
 
 @dataclass(frozen=True)
 class Block:
-    """The work after one gate, up to the next one and with it.
+    """The work after one gate, up to and including the next one.
 
     Parameters
     ----------
@@ -31,14 +31,14 @@ class Block:
     work
         Operations, forward and backward, of one microbatch.
     longest
-        Operations of those that must follow one another: on the way through the block with the most.
+        Operations on the longest path through the block, which must follow one another.
     least
-        On any way through it: those of the gate that ends it, if one does.
+        Operations on every path through the block: those of the gate that ends it, if one does.
     workers
-        How many operators with work there are: no more workers can share it.
+        The number of operators with work; at most this many workers can share the block.
     forward_bytes, backward_bytes
-        What at least crosses, there and back, when a worker does work here and another one ran the gate
-        before: the smallest value on any way from that gate into the block. 0 for the first block.
+        The least bytes that cross, forward and backward, if a worker has work here and another one ran the
+        gate before: the smallest value on any path from that gate into the block. 0 for the first block.
     """
 
     start: int
@@ -52,33 +52,33 @@ class Block:
 
 
 def blocks_of(workload: Workload) -> tuple[Block, ...]:
-    """The blocks of a workload in order; what comes after the last gate belongs to the last block."""
+    """The blocks of a workload in order; work after the last gate belongs to the last block."""
     working = np.flatnonzero(workload.flops > LEAST * workload.flops.sum()).tolist()
     gates = _gates(workload, working)
     if not working:
         return ()
     ends = gates
     if not gates or gates[-1] != working[-1]:
-        ends = [*gates, working[-1]]  # ends the last block without being a gate: nothing comes after it
-    found, start = [], -1
+        ends = [*gates, working[-1]]  # ends the last block without being a gate
+    blocks, start = [], -1
     for stop in ends:
         inside = [at for at in working if start < at <= stop]
         work = float(workload.flops[inside].sum()) * (1 + BACKWARD_FACTOR)
-        longest = longest_way(workload, start + 1, stop + 1)
+        longest = longest_path(workload, start + 1, stop + 1)
         least = float(workload.flops[stop]) * (1 + BACKWARD_FACTOR) if stop in gates else 0.0
         crossing = _smallest(workload, start, stop, inside)
-        found.append(Block(start, stop, work, longest, least, len(inside), *crossing))
+        blocks.append(Block(start, stop, work, longest, least, len(inside), *crossing))
         start = stop
-    return tuple(found)
+    return tuple(blocks)
 
 
-def longest_way(workload: Workload, start: int, stop: int) -> float:
-    """Operations of the nodes from `start` up to `stop` that must follow one another: the most of any way."""
-    return float(ways_to(workload, start, stop).max(initial=0.0))
+def longest_path(workload: Workload, start: int, stop: int) -> float:
+    """Operations on the longest path through the nodes from `start` up to `stop`."""
+    return float(longest_paths_to(workload, start, stop).max(initial=0.0))
 
 
-def ways_to(workload: Workload, start: int, stop: int) -> Floats:
-    """Of the nodes from `start` up to `stop`, the operations on the longest way that ends with each."""
+def longest_paths_to(workload: Workload, start: int, stop: int) -> Floats:
+    """For each node from `start` up to `stop`, the operations on the longest path that ends there."""
     own = workload.flops[start:stop] * (1 + BACKWARD_FACTOR)
     before = np.zeros(stop - start)
     for span in sorted(workload.spans, key=lambda span: span.made):
@@ -91,8 +91,8 @@ def ways_to(workload: Workload, start: int, stop: int) -> Floats:
     return np.asarray(before + own)
 
 
-def ways_from(workload: Workload, start: int, stop: int) -> Floats:
-    """Of the nodes from `start` up to `stop`, the operations on the longest way that begins with each."""
+def longest_paths_from(workload: Workload, start: int, stop: int) -> Floats:
+    """For each node from `start` up to `stop`, the operations on the longest path that begins there."""
     own = workload.flops[start:stop] * (1 + BACKWARD_FACTOR)
     after = np.zeros(stop - start)
     for span in sorted(workload.spans, key=lambda span: -span.made):
@@ -122,10 +122,10 @@ def _gates(workload: Workload, working: list[int]) -> list[int]:
 
 
 def _smallest(workload: Workload, start: int, stop: int, inside: Sequence[int]) -> tuple[float, float]:
-    """The fewest bytes of a value on any way from the node `start` to work `inside` its block, and of its
-    gradient.
+    """The bytes of the smallest value on any path from the node `start` to work `inside` its block, and of
+    its gradient.
 
-    What is made beside those ways (an embedding of positions, say) need not cross when they are parted.
+    Values made off those paths (a position embedding, for example) need not cross a cut between them.
     """
     if start < 0:
         return 0.0, 0.0
@@ -137,40 +137,40 @@ def _smallest(workload: Workload, start: int, stop: int, inside: Sequence[int]) 
     for span in reversed(spans):
         if before.intersection(span.readers):
             before.add(span.made)
-    on_the_way = [s for s in spans if s.made in after and before.intersection(s.readers)]
-    forward = min((s.bytes for s in on_the_way), default=0)
-    backward = min((s.bytes if s.gradient else 0 for s in on_the_way), default=0)
+    between = [s for s in spans if s.made in after and before.intersection(s.readers)]
+    forward = min((s.bytes for s in between), default=0)
+    backward = min((s.bytes if s.gradient else 0 for s in between), default=0)
     return float(forward), float(backward)
 
 
 @dataclass(frozen=True)
 class Certain:
-    """At each position, [n + 1]: bytes forward and backward, and whether any value has a gradient."""
+    """What surely crosses at each position, [n + 1]: bytes each way, and whether there is a gradient."""
 
     forward: Floats
     backward: Floats
-    joined: NDArray[np.bool_]
+    has_gradient: NDArray[np.bool_]
 
 
 def certain_crossing(workload: Workload) -> Certain:
-    """What goes from the segment before each position to the one after."""
+    """What surely crosses from the segment before each position to the one after."""
     count = len(workload)
     forward, backward = np.zeros(count + 1), np.zeros(count + 1)
-    joined = np.zeros(count + 1, dtype=bool)
+    has_gradient = np.zeros(count + 1, dtype=bool)
     for span, sure in surely_crossed(workload, workload.spans):
         forward[sure] += span.bytes
         if span.gradient:
             backward[sure] += span.bytes
-            joined[sure] = True
-    return Certain(forward, backward, joined)
+            has_gradient[sure] = True
+    return Certain(forward, backward, has_gradient)
 
 
 def surely_crossed(workload: Workload, spans: Sequence[Span]) -> Iterator[tuple[Span, NDArray[np.int64]]]:
-    """Each of `spans` with the positions at which it goes from the segment before to the one after.
+    """Each of `spans` with the positions at which it surely goes from the segment before to the one after.
 
-    A value that was made earlier may come from an earlier segment, past the one before the cut; one that is
-    read later may go to a later segment. What counts is made within the shortest segment that can end at the
-    position and read within the shortest that can begin there.
+    A value made earlier may come from an earlier segment than the one before the cut, and one read later may
+    go to a later segment. Only values count that are made in the shortest segment that can end at the
+    position and read in the shortest that can begin there.
     """
     count = len(workload)
     legal = np.flatnonzero(workload.legal)

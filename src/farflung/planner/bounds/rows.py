@@ -1,4 +1,4 @@
-"""Rows of operators: the work and memory they need, their pieces, and how many workers share one."""
+"""Rows of operators: the work and memory they need, their possible ranges, and how many workers share one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.planner.bounds.gates import Block, surely_crossed, ways_from, ways_to
+from farflung.planner.bounds.gates import Block, longest_paths_from, longest_paths_to, surely_crossed
 from farflung.planner.objective.closed_form import FORWARD
 from farflung.workload import Span, Workload
 
@@ -20,7 +20,7 @@ PRICES = np.geomspace(1 / 8, 8, 13)
 
 @dataclass(frozen=True)
 class Items:
-    """Operators of a row of blocks: work, and bytes taken once and for each microbatch in flight."""
+    """Operators of a row of blocks: work, fixed bytes, and bytes for each microbatch in flight."""
 
     work: Floats
     fixed: Floats
@@ -34,10 +34,11 @@ class Items:
         return Items(np.diff(workload.work)[row], fixed[row], tape[row])
 
     def fit(self, room: Floats, memory: Floats, window: float) -> bool:
-        """Whether workers with `room` for work and with `memory` could take all of it, were it divisible.
+        """Whether workers with `room` for work and with `memory` could run all operators if they were
+        divisible.
 
-        For any price of a byte: what an operator costs at least, by its work or by its bytes, must be had for
-        what the workers can pay at most. (The dual of the assignment; prices that are not tried only loosen.)
+        This is the dual of the assignment problem: for every price of a byte, the least cost of the operators
+        (by work or by bytes) must not exceed what the workers can pay. Untried prices only loosen the bound.
         """
         need = self.fixed + window * self.tape
         prices = self.work.sum() / max(float(need.sum()), 1e-9) * PRICES
@@ -46,26 +47,26 @@ class Items:
         return bool(room.sum() >= self.work.sum() * ALMOST and np.all(paid >= cost * ALMOST))
 
 
-MOST_PLACES = 2048  # of longer rows no pieces are looked at
-SHORTER = 1 / 4  # of the longest way: values on ways that miss more than that are left out
+MOST_PLACES = 2048  # longer rows are not divided into pieces
+SHORTER = 1 / 4  # of the longest path: values on paths that are shorter by more are left out
 ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Ranges between the places where a row may be cut, its ends among them.
+    """Ranges between the places where a row may be cut, including its ends.
 
     Parameters
     ----------
     edges : float64 [p]
         Work of the row up to each place.
     needed : float64 [p, p]
-        Of the range from one place to another, bytes of a microbatch that one link of whoever holds it
-        carries there and back; infinite where there is no such range.
+        For the range from one place to another, the bytes of a microbatch that some link of its worker
+        carries forward and backward; infinite if there is no such range.
     levels
-        What is in `needed`, ascending.
+        The distinct values of `needed`, ascending.
     beside
-        The most work by which a way over such a value is shorter than the longest way through the row.
+        The most work by which a path over such a value is shorter than the longest path through the row.
     tied
         Whether parameters may be used at both ends of the model, so that one worker holds two ranges.
     """
@@ -79,7 +80,7 @@ class Pieces:
 
     @staticmethod
     def of(workload: Workload, blocks: tuple[Block, ...]) -> Pieces | None:
-        """The pieces of a row, or None if they are too many to look at."""
+        """The pieces of a row, or None if there are too many."""
         start, stop = blocks[0].start + 1, blocks[-1].stop + 1
         inner = np.flatnonzero(workload.legal)
         inner = inner[(inner > start) & (inner < stop)]
@@ -92,7 +93,7 @@ class Pieces:
         for span, sure in surely_crossed(workload, spans):
             surely[sure] = np.maximum(surely[sure], span.bytes)
         surely = surely[places]
-        surely[[0, -1]] = 0.0  # who holds the row's ends may hold what is beside it, too
+        surely[[0, -1]] = 0.0  # a worker with an end of the row may also hold what is next to it
         needed = np.maximum(surely[:, None], surely[None, :])
         if not tied:
             needed = np.maximum(needed, _heaviest(spans, places))
@@ -101,9 +102,9 @@ class Pieces:
         return Pieces(workload.work[places] - workload.work[start], levels, needed, beside, tied)
 
     def largest(self, room: Floats, carried_bytes: Floats) -> Floats:
-        """For each worker with `room` for so much work, the most that one range of pieces holds.
+        """For each worker with `room` for work, the most work of one range that it can run.
 
-        `carried_bytes` is what the best link of each carries M times there and back.
+        `carried_bytes` is what each worker's best link carries M times, forward and backward.
         """
         levels = self.levels.searchsorted(carried_bytes * ROUNDING, side="right")
         held = np.zeros_like(room)
@@ -114,7 +115,7 @@ class Pieces:
         return np.minimum(held, room)
 
     def _ranges(self, level: int) -> Floats:
-        """Work of all ranges that need no more than so many levels, ascending, and of none."""
+        """Work of all ranges that need at most this level, ascending, starting with 0."""
         if level not in self._works:
             starts, stops = np.nonzero(self.needed <= self.levels[level - 1])
             works = self.edges[stops] - self.edges[starts]
@@ -125,8 +126,8 @@ class Pieces:
 def _heaviest(spans: Sequence[Span], places: NDArray[np.int64]) -> Floats:
     """The largest value that crosses either end of each range: [p, p].
 
-    That is read inside and made before, or made inside and read after it. Where every worker has one range
-    they do not make it, or read it, themselves. At the ends of the row nothing is taken to cross.
+    Such a value is read inside and made before, or made inside and read after. If every worker has one range,
+    another worker makes or reads it. Nothing is assumed to cross the ends of the row.
     """
     count = len(places)
     into, out = np.zeros((count, count)), np.zeros((count, count))
@@ -150,11 +151,12 @@ def _heaviest(spans: Sequence[Span], places: NDArray[np.int64]) -> Floats:
 
 
 def _sent(workload: Workload, start: int, stop: int) -> tuple[tuple[Span, ...], float]:
-    """Values with a gradient that are made and read in a row, on ways that are almost as long as any.
+    """Values with a gradient that are made and read in a row, on paths that are almost as long as the
+    longest.
 
-    Also by how much such ways are shorter, at most.
+    Also returns by how much such paths are shorter, at most.
     """
-    there, onward = ways_to(workload, start, stop), ways_from(workload, start, stop)
+    there, onward = longest_paths_to(workload, start, stop), longest_paths_from(workload, start, stop)
     longest = float(there.max(initial=0.0))
     found, most = [], 0.0
     for span in workload.spans:
@@ -172,17 +174,17 @@ Integers = NDArray[np.int64]
 
 
 class Row:
-    """Blocks that follow one another, for so many microbatches; see `pipelines`.
+    """Consecutive blocks, for a number of microbatches; see `pipelines`.
 
     Attributes
     ----------
     trip : float
-        The part of a piece of work that lies on a microbatch's round trip. Where some way into a block has no
-        gradient nobody waits for one, and it is the forward pass.
+        The fraction of work that lies on a microbatch's round trip. If some path into a block has no
+        gradient, no worker waits for one, and it is the fraction of the forward pass.
     forward_bytes, backward_bytes : float
-        The least that crosses, there and back, into any block but the first.
+        The least bytes that cross, forward and backward, into any block but the first.
     beside : float
-        The most work that may run beside other work.
+        The most work that may run in parallel to other work.
     """
 
     def __init__(self, blocks: tuple[Block, ...], microbatches: int, trip: float) -> None:
@@ -200,13 +202,13 @@ class Row:
         self._hosts = 1 + sums(np.sort([float(block.workers) for block in inner])[::-1])
 
     def shorter(self, hops: int | Integers) -> Floats:
-        """Operations by which ways with so many hops may be shorter than the longest."""
+        """Operations by which paths with this number of hops may be shorter than the longest."""
         return np.asarray(self._shorter[np.minimum(hops, len(self._shorter) - 1)])
 
     def alone(self, seconds: float, speeds: Floats, shorter: float = 0.0) -> float:
-        """The least time of one microbatch's round trip if M of a worker's part must fit into `seconds`.
+        """The least time of a microbatch's round trip if M times each worker's part must fit into `seconds`.
 
-        Without hops, on a way that is by so much shorter than the longest.
+        It excludes hops, and is for a path that is `shorter` than the longest by this much.
         """
         work = max(self._longest - shorter, 0.0)
         fastest = np.sort(speeds)[::-1]
@@ -218,20 +220,20 @@ class Row:
         return float(full * each + (work - done[full]) / fastest[full]) * self.trip
 
     def hops(self, count: int) -> Integers:
-        """For the first, second, ... of `count` workers, how many hops at least lie before its work.
+        """The least number of hops before the work of the first, second, ... of `count` workers.
 
-        A block counts as one hop, after which as many workers have appeared as it has operators.
+        A block counts as one hop, after which as many workers may have started as it has operators.
         """
         return np.searchsorted(self._hosts, np.arange(1, count + 1), side="left")
 
     def needed(self, seconds: float, speeds: Floats) -> int:
-        """How many hops there are at least between so many workers as the work needs."""
+        """The least number of hops between as many workers as the work needs."""
         fastest = np.cumsum(np.sort(speeds)[::-1]) * seconds / self.microbatches
         count = int(np.searchsorted(fastest, self.work * ALMOST)) + 1
         return int(self.hops(len(speeds))[min(count, len(speeds)) - 1])
 
-    def joined(self, carried_bytes: float) -> tuple[Floats, Integers, Floats]:
-        """Blocks between which nothing can cross made one: work, workers, and the longest way before."""
+    def merged(self, carried_bytes: float) -> tuple[Floats, Integers, Floats]:
+        """Merge blocks that nothing can separate; returns work, workers, and the longest path before."""
         work: list[float] = []
         counts: list[int] = []
         longest: list[float] = []
@@ -249,5 +251,5 @@ class Row:
 
 
 def sums(values: Floats) -> Floats:
-    """What the first 0, 1, ... of them are together."""
+    """Sums of the first 0, 1, ... values."""
     return np.concatenate([[0.0], np.cumsum(values)])

@@ -12,7 +12,7 @@ Bools = NDArray[np.bool_]
 
 
 def components(usable: Bools) -> list[NDArray[np.int64]]:
-    """Workers that usable pairs join, whichever way they are used."""
+    """The connected components of workers by usable pairs, in either direction."""
     either = usable | usable.T
     left = np.ones(len(either), dtype=bool)
     found = []
@@ -28,7 +28,7 @@ def components(usable: Bools) -> list[NDArray[np.int64]]:
 
 
 def shortest(hop: Floats) -> Floats:
-    """Lengths of the shortest ways: [n, n]."""
+    """Lengths of the shortest paths: [n, n]."""
     distance = hop.copy()
     np.fill_diagonal(distance, 0.0)
     for middle in range(len(distance)):
@@ -38,10 +38,10 @@ def shortest(hop: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Queue:
-    """Workers of `speeds`, the fastest first, who have one range each of M microbatches' work.
+    """Workers with `speeds`, the fastest first, that run one range each of M microbatches.
 
-    `beside` is the most work that a worker may have without holding up whoever comes later. `tied` says that
-    the first one may hold the last range too, so that its work need not lie before that of the others.
+    `beside` is the most work that a worker may have without delaying later ones. `tied` says that the first
+    worker may also hold the last range, so that its work need not come before that of the others.
     """
 
     speeds: Floats
@@ -50,11 +50,12 @@ class Queue:
     tied: bool
 
     def most(self, room: float, part: float, hop: float, seconds: float) -> float:
-        """Operations of a microbatch that they do at most, if the first has `room` seconds for all of them.
+        """The most operations of a microbatch that they can do, if the first has `room` seconds for all of
+        them.
 
-        Each leaves the next one less: by `part` of what it does of one microbatch, and by a `hop`. The
-        fastest first, and each as much as it can, do the most. Those so slow that they could only work beside
-        others are taken to wait for nobody, all `seconds` long.
+        The next worker has less: by `part` of what each does of one microbatch, and by a `hop`. They do the
+        most if the fastest are first and each does as much as it can. Workers so slow that they could only
+        work in parallel to others are assumed to wait for no other, for all `seconds`.
         """
         slow = self.speeds * seconds < 2 * self.microbatches * self.beside
         done = 0.0
@@ -65,5 +66,5 @@ class Queue:
             if number or not self.tied:
                 room -= room * part / self.microbatches
         if self.beside and room < seconds / 2:
-            return np.inf  # the last of them may work beside others, too: nothing is known
+            return np.inf  # the last of them may also work in parallel to others: no bound
         return (done + float(self.speeds[slow].sum()) * seconds) / self.microbatches

@@ -1,6 +1,6 @@
-"""Where a model is cut for devices in order.
+"""Cut a model for devices in a given order.
 
-`chain` cuts exactly, for one limit on the bottleneck after the other (`cover`), and says what a cut costs;
-`balanced` cuts where nothing is known of the devices. `positions` are where a model may be cut at
-all, and `ties` where that leaves the uses of a parameter on one worker.
+`chain` finds the exact cut by trying limits on the bottleneck (`cover`), and computes a cut's costs;
+`balanced` cuts for unknown devices. `positions` lists where a model may be cut, `ties` where cuts keep all
+uses of a parameter on one worker.
 """

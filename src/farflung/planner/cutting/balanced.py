@@ -1,10 +1,9 @@
-"""Plans for workers of whom nothing is known: what `check`, `capture` and a broker without a topology use.
+"""Plans without measurements, for `check`, `capture` and a broker without a topology.
 
-Nobody can say then how much slower a link is than a device. So devices and links count as equal among
-themselves, and the cut is taken that can be regretted least: the larger of two ratios is as small as it can
-be, that of its largest work to the least possible one, and that of its dearest cut to the mean of the
-cheapest in which no segment has more than `UNBALANCED` times that work. A block is so cut inside only where
-that balances the work by more than it costs in bytes.
+The speed of links relative to devices is unknown, so all devices count as equal, and so do all links. The cut
+minimises the larger of two ratios: its largest work to the least possible one, and its largest crossing to
+the mean of the cheapest cut in which no segment has more than `UNBALANCED` times that work. So a block is cut
+inside only if that improves the balance by more than it costs in bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from farflung.workload import Workload, workload_of
 UNBALANCED = 1.5
 
 NEGLIGIBLE = 1e-3
-"""Of a segment's time, what the dearest cut may take where links are to break ties only."""
+"""The largest crossing's time relative to a segment's, if links only break ties."""
 
 
 def plan_job(
@@ -39,7 +38,7 @@ def plan_job(
     exactly: bool = True,
     recompute: bool = False,
 ) -> PlannedJob:
-    """Plan a graph, see `plan_graph`; with `exactly` false fewer workers may do.
+    """Plan a graph as `plan_graph` does; unless `exactly`, on fewer workers if necessary.
 
     Raises
     ------
@@ -62,16 +61,15 @@ def plan_graph(
     workers: Sequence[str],
     recompute: bool = False,
 ) -> PlannedJob:
-    """One contiguous segment for each worker, in order; a tied parameter's uses on one worker.
+    """Plan one contiguous segment for each worker, in order, with all uses of a tied parameter on one worker.
 
-    Where a parameter is used at both ends of the graph (a tied embedding and head), the first worker gets
-    both end segments and there is one segment more than workers. With `recompute` every segment runs forward
-    twice.
+    If a parameter is used at both ends of the graph (a tied embedding and head), the first worker gets both
+    end segments, and there is one segment more than workers. With `recompute` every segment recomputes.
 
     Raises
     ------
     PlanError
-        The graph cannot be cut for so many workers.
+        The graph cannot be cut for this number of workers.
     """
     workload = workload_of(graph, microbatches, microbatch_size)
     cut = balanced_cut(workload, len(workers))
@@ -87,12 +85,12 @@ def plan_graph(
 
 @once
 def balanced_cut(workload: Workload, count: int) -> ChainCut:
-    """The cut for `count` equal devices, equally far from one another, that can be regretted least.
+    """The cut for `count` equal devices with equal links; the module's docstring has the criterion.
 
     Raises
     ------
     PlanError
-        The workload cannot be cut for so many devices.
+        The workload cannot be cut for this number of devices.
     """
     require_segments(workload, count)
     cutter = Cutter(workload, window=None)
@@ -107,7 +105,7 @@ def balanced_cut(workload: Workload, count: int) -> ChainCut:
 
 
 def indifferent(devices: Devices, workload: Workload) -> Devices:
-    """The devices as if all were equally fast, with links that only break ties; memory stays."""
+    """The same devices with equal speeds and links that only break ties; memory is unchanged."""
     count = len(devices)
     share = max(workload.work[-1] / count, 1.0)
     rate = workload.crossing_forward.max() / (NEGLIGIBLE * share) + 1.0
@@ -122,7 +120,7 @@ def indifferent(devices: Devices, workload: Workload) -> Devices:
 
 
 def _equal(count: int, speed: float, bandwidth: float) -> Devices:
-    """Equal devices, each with an equal link to every other and memory for anything."""
+    """Equal devices with equal links to each other and unlimited memory."""
     between = np.full((count, count), bandwidth)
     np.fill_diagonal(between, np.inf)
     boundless = np.full(count, np.inf)

@@ -1,17 +1,17 @@
 """The exact contiguous cut of a workload for an ordered list of unequal devices.
 
-The bottleneck is the most that any device, link direction or shared line is busy with each microbatch.
-Bisection finds the least bottleneck; for each limit on it one pass of dynamic programming over (device,
-position) finds the cut through which a microbatch passes fastest (`cover.py`). Exact or not:
+The bottleneck is the longest time that any device, link direction or access line is busy for a microbatch.
+Bisection finds the least bottleneck. For each limit, one pass of dynamic programming over (device, position)
+finds the cut with the fastest microbatch (`cover.py`). What is exact and what is not:
 
-* Compute, both directions of each link, lines that several links share, memory, legal positions, ties and a
-  parameter for every segment are kept. The bottleneck is the least there is up to `PRECISION`.
-* A value with readers in several later segments is counted on every link between neighbours that it passes;
-  the runtime sends it straight to each reader. What the feeder sends is not counted.
-* Models of more than 256 legal positions are cut at the cheapest ones of each small part of their work
-  (`positions.py` says what that can cost).
-* Loops begin with one of few first cuts (`ties.py`). One that leaves out all but two devices is chosen as if
-  values and gradients did not meet on the links between these.
+* Compute, both directions of each link, access lines, memory, legal positions, ties and the rule of a
+  parameter for every segment are exact. The bottleneck is the least possible within `PRECISION`.
+* A value with readers in several later segments is counted on every link between neighbours that it passes,
+  although the runtime sends it directly to each reader. Messages of the feeder are not counted.
+* Models with more than 256 legal positions are cut at the cheapest positions of each small part of their work
+  (see `positions.py` for the cost).
+* Loops start with one of few first cuts (`ties.py`). A loop that leaves out all but two devices is chosen as
+  if values and gradients did not share the links between them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Chained:
-    """Segments in order: each on one of `devices`, between two positions (their indices)."""
+    """Segments in order, each on one of `devices` and between two positions (given by index)."""
 
     positions: Positions
     devices: Devices
@@ -60,7 +60,7 @@ class Chained:
 
     @property
     def busiest_seconds(self) -> float:
-        """What the busiest device, link direction or shared line is busy with each microbatch."""
+        """Seconds for which the busiest device, link direction or access line works on a microbatch."""
         devices, count = self.devices, len(self.devices)
         seconds = [np.bincount(self.chain, self.compute).max()]
         if len(self.chain) > 1:
@@ -73,13 +73,13 @@ class Chained:
 
     @property
     def fill_seconds(self) -> float:
-        """What one microbatch takes there and back."""
+        """Seconds of one microbatch, forward and backward."""
         source, target, size = self._transfers()
         links = size / self.devices.bandwidth[source, target] + self.devices.latency[source, target]
         return float(self.compute.sum() + links.sum())
 
     def _transfers(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-        """Who sends what to whom each microbatch: values forward, then gradients back."""
+        """Source, target and bytes of each transfer of a microbatch: values forward, then gradients back."""
         before, after, cuts = self.chain[:-1], self.chain[1:], self.marks[1:-1]
         sizes = [self.positions.forward[cuts], self.positions.backward[cuts]]
         return np.concatenate([before, after]), np.concatenate([after, before]), np.concatenate(sizes)
@@ -97,13 +97,13 @@ class ChainCut:
     cuts
         Node positions, ascending.
     devices
-        For each segment the number of its device in the chain; a loop ends with the number it began with.
+        For each segment, the number of its device in the chain; a loop ends with its first number.
     recompute
-        For each segment whether it must run forward once more in place of keeping its tape.
+        For each segment, whether it must recompute activations instead of storing them.
     bottleneck_seconds
-        What the busiest device, link direction or shared line is busy with each microbatch.
+        Seconds for which the busiest device, link direction or access line works on a microbatch.
     fill_seconds
-        What one microbatch takes there and back if it is alone.
+        Seconds of one microbatch by itself, forward and backward.
     """
 
     cuts: tuple[int, ...]
@@ -113,21 +113,21 @@ class ChainCut:
     fill_seconds: float
 
     def step_seconds(self, microbatches: int) -> float:
-        """A step's time as long as no window is too small: the fill, and the bottleneck for all others."""
+        """A step's time if the window is large enough: the fill, and the bottleneck for all others."""
         return self.fill_seconds + (microbatches - 1) * self.bottleneck_seconds
 
 
 class Cutter:
-    """Cuts one workload for many chains: its tables are made once.
+    """Cuts one workload for many chains; its tables are computed once.
 
     Parameters
     ----------
     workload, window
-        What is cut, and how many microbatches of it are in flight; None where memory does not count.
+        What to cut, and the number of microbatches in flight; None ignores memory.
     recompute
-        Whether segments may run forward twice where they would not fit otherwise.
+        Whether segments may recompute if they do not fit otherwise.
     parts
-        How finely positions are told apart (`Positions.of`); fewer are faster.
+        The resolution of positions (`Positions.of`); fewer parts are faster.
     """
 
     def __init__(
@@ -149,20 +149,20 @@ class Cutter:
     ) -> ChainCut | None:
         """The best cut for `devices` in their order, or None if there is none.
 
-        The bottleneck is the least there is. Of the cuts that exceed it by no more than one of `slacks` (a
-        share of it) that with the shortest step is taken.
+        The bottleneck is minimal. Among cuts that exceed it by at most one of `slacks` (relative), the result
+        has the shortest step.
 
         Parameters
         ----------
         skips
-            How many devices in a row may be left out; if any, as many as one likes at the ends (of a loop at
-            its end only). 0 uses them all.
+            How many devices in a row may be left out; if any, any number at the ends too (of a loop, only at
+            its end). 0 uses all devices.
         below
-            Seconds: only a bottleneck below this is sought. One pass tells if there is none.
+            Seconds: only find a bottleneck below this. One pass detects if there is none.
         even
-            Whether to prefer equal work over the least fill, where the bottleneck allows both.
+            Whether to prefer equal work to the least fill, if the bottleneck allows both.
         """
-        found: ChainCut | None = None
+        shortest: ChainCut | None = None
         for positions, rules in self._variants(devices, skips, even):
             search = _Search(positions, _in_loop(devices) if rules.head else devices, rules)
             least = search.least(below)
@@ -171,12 +171,12 @@ class Cutter:
             below = min(below, least)
             cuts = [search.answer(least * (1 + slack)) for slack in slacks]
             best = min(cuts, key=self._step_seconds)
-            if found is None or self._step_seconds(best) < self._step_seconds(found):
-                found = best
-        return found
+            if shortest is None or self._step_seconds(best) < self._step_seconds(shortest):
+                shortest = best
+        return shortest
 
     def fits(self, devices: Devices, skips: int = 0) -> bool:
-        """Whether `cut` finds anything at all: one pass each, where the best cut takes dozens."""
+        """Whether `cut` would find a cut; this takes one pass instead of dozens."""
         return any(
             _Search(positions, _in_loop(devices) if rules.head else devices, rules).is_possible()
             for positions, rules in self._variants(devices, skips, even=False)
@@ -200,40 +200,40 @@ class _Search:
         self._rules = rules
 
     def least(self, below: float) -> float | None:
-        """The least bottleneck, up to `PRECISION`; None if it is not less than `below`."""
+        """The least bottleneck within `PRECISION`; None if it is not below `below`."""
         high = self._within(below * (1 - PRECISION))
         if high is None:
             return None
         low = float(self._positions.work[-1] / self._devices.speeds.sum())
         while high > low * (1 + PRECISION):
-            found = self._within((low + high) / 2)
-            if found is None:
+            bottleneck = self._within((low + high) / 2)
+            if bottleneck is None:
                 low = (low + high) / 2
-                found = self._within(high * (1 - PRECISION))  # values are few: often nothing lies between
-                if found is None:
+                bottleneck = self._within(high * (1 - PRECISION))  # values are few: often none lies between
+                if bottleneck is None:
                     break
-            high = found
+            high = bottleneck
         return high
 
     def is_possible(self) -> bool:
-        """Whether there is a cut, whatever its bottleneck."""
+        """Whether there is any cut."""
         return Cover(self._positions, self._devices, self._rules, np.inf).best() is not None
 
     def answer(self, limit: float) -> ChainCut:
-        """The cut with the least fill under a limit that can be kept."""
-        found = self._under(limit)
-        assert found is not None
+        """The cut with the least fill under a limit that is feasible."""
+        best = self._under(limit)
+        assert best is not None
         return ChainCut(
-            cuts=tuple(self._positions.at[found.marks[1:-1]].tolist()),
-            devices=tuple(found.chain.tolist()),
-            recompute=tuple(found.recompute.tolist()),
-            bottleneck_seconds=found.busiest_seconds,
-            fill_seconds=found.fill_seconds,
+            cuts=tuple(self._positions.at[best.marks[1:-1]].tolist()),
+            devices=tuple(best.chain.tolist()),
+            recompute=tuple(best.recompute.tolist()),
+            bottleneck_seconds=best.busiest_seconds,
+            fill_seconds=best.fill_seconds,
         )
 
     def _within(self, limit: float) -> float | None:
-        found = self._under(limit)
-        return None if found is None else min(limit, found.busiest_seconds)
+        best = self._under(limit)
+        return None if best is None else min(limit, best.busiest_seconds)
 
     def _under(self, limit: float) -> Chained | None:
         pieces = Cover(self._positions, self._devices, self._rules, limit).best()
@@ -255,7 +255,7 @@ class _Search:
 
 
 def _in_loop(devices: Devices) -> Devices:
-    """The devices of a loop: between two of them each direction carries values and gradients."""
+    """The devices of a loop; if there are two, each direction between them carries values and gradients."""
     if len(devices) != 2:
         return devices
     up, down = devices.up.copy(), devices.down.copy()

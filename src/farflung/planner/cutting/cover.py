@@ -1,4 +1,4 @@
-"""One pass of the exact cut: the least fill of a chain of devices in which nothing is busier than a limit."""
+"""One pass of the exact cut: the least fill of a chain of devices in which no resource exceeds a limit."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ Floats = NDArray[np.float64]
 ROUNDING = 1 + 1e-9
 TIE = 1e-3
 ALIKE = 8
-"""Devices of a kind, on average, from which on what segments take there is computed once for all of them."""
+"""If there are at least this many devices of a kind on average, seconds are computed once for each kind."""
 
-FINITE = 1e300  # bytes: what owns no parameter fits nowhere, however much memory there is
+FINITE = 1e300  # bytes: a segment without a parameter fits nowhere, even with unlimited memory
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a cut of a chain may do.
+    """The constraints of a chain's cut.
 
     Parameters
     ----------
     window
-        Microbatches in flight; None where memory does not count.
+        Microbatches in flight; None ignores memory.
     skips
-        How many devices in a row may be left out; if any, as many as one likes at the ends.
+        How many devices in a row may be left out; if any, any number at the ends too.
     recompute
-        Whether a segment that does not fit may run forward once more in place of keeping its tape.
+        Whether a segment that does not fit may recompute activations instead of storing them.
     head
-        0 for a chain whose devices run one segment each. Else the first device runs up to the position of
-        this index before all others, and the last segment of the model too; both may not be left out.
+        0 for a chain whose devices run one segment each. Otherwise the first device runs the model up to the
+        position of this index, and the last segment too; neither may be left out.
     last_cut
-        Index of the last position where a cut may stand.
+        Index of the last position for a cut.
     even
-        Whether the sum of squared compute times is least in place of the fill, so that devices that need not
-        be as busy as the busiest get equal work. Links then only break ties.
+        Whether to minimise the sum of squared compute times instead of the fill, so that devices that need
+        not be as busy as the busiest get equal work. Links then only break ties.
     """
 
     window: int | None
@@ -50,9 +50,9 @@ class Rules:
     even: bool = False
 
     def need(self, table: Positions, head: int, recompute: bool = False) -> Floats:
-        """Bytes of each segment on a worker that runs the model up to `head` (a position) too: [stop, start].
+        """Bytes of each segment on a worker that also runs the model up to position `head`: [stop, start].
 
-        Infinite where no segment may be.
+        Infinite if there may be no such segment.
         """
         if head:
             return table.need_beside(head, self.window, recompute)
@@ -61,7 +61,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Piece:
-    """One segment: from the position of index `start` to that of index `stop`, on the device `device`."""
+    """One segment on `device`, between the positions with the indices `start` and `stop`."""
 
     device: int
     start: int
@@ -71,9 +71,9 @@ class Piece:
 class Cover:
     """Dynamic programming over (device, position) for one limit on seconds for each microbatch.
 
-    `_left[d]` holds for each position the least fill (one microbatch there and back, in seconds) of all plans
-    up to it whose last segment runs on device d; infinite where there is none. A loop's first device stands
-    in the chain a second time, at its end, with what the head needs taken off.
+    `_departure_fills[d]` holds for each position the least fill (one microbatch there and back, in seconds)
+    of all plans up to it whose last segment runs on device d; infinite where there is none. A loop's first
+    device stands in the chain a second time, at its end, with what the head needs taken off.
     """
 
     def __init__(self, positions: Positions, devices: Devices, rules: Rules, limit: float) -> None:
@@ -84,40 +84,40 @@ class Cover:
         self._devices = devices.take([*range(count), 0]) if rules.head else devices
         self._whole: dict[tuple[float, ...], Floats] = {}
         self._are_alike = len({self._kind(device) for device in range(count)}) * ALIKE <= count
-        self._arrived: list[Floats] = []
-        self._left = np.full((len(self._devices), len(positions)), np.inf)
+        self._arrival_fills: list[Floats] = []
+        self._departure_fills = np.full((len(self._devices), len(positions)), np.inf)
 
     def best(self) -> list[Piece] | None:
         """The plan with the least fill, in order; None if every plan exceeds the limit."""
         last = len(self._devices) - 1
         for device in range(last + 1):
-            self._arrived.append(self._arrivals(device))
-            self._left[device] = self._departures(device)
+            self._arrival_fills.append(self._arrivals(device))
+            self._departure_fills[device] = self._departures(device)
         ends = [last] if self._rules.head or not self._rules.skips else list(range(last + 1))
-        fills = self._left[ends, -1]
+        fills = self._departure_fills[ends, -1]
         end = int(np.argmin(fills))
         return self._trace(ends[end]) if np.isfinite(fills[end]) else None
 
     def _arrivals(self, device: int) -> Floats:
-        """Least fill with which each position is handed to `device`: [P]."""
+        """The least fill with which each position is handed to `device`: [P]."""
         before = self._before(device)
-        arrived = np.full(len(self._positions), np.inf)
-        reached = np.flatnonzero(np.isfinite(self._left[before.start : before.stop]).any(axis=0))
+        arrival = np.full(len(self._positions), np.inf)
+        reached = np.flatnonzero(np.isfinite(self._departure_fills[before.start : before.stop]).any(axis=0))
         if len(reached):
             columns = slice(int(reached[0]), int(reached[-1]) + 1)
-            arrived[columns] = self._handed_over(before, device, columns).min(axis=0)
+            arrival[columns] = self._handed_over(before, device, columns).min(axis=0)
         if not self._rules.head and (device == 0 or self._rules.skips):
-            arrived[0] = 0.0
-        return arrived
+            arrival[0] = 0.0
+        return arrival
 
     def _before(self, device: int) -> range:
-        """Devices that may hold the segment before one on `device`; a loop's last follows another device."""
+        """Devices that may hold the segment before one on `device`; a loop's last one follows another."""
         if self._rules.head and device == len(self._devices) - 1:
             return range(1 if self._rules.skips else max(1, device - 1), device)
         return range(max(0, device - 1 - self._rules.skips), device)
 
     def _handed_over(self, before: range, device: int, columns: slice) -> Floats:
-        """Least fill with which some positions come from each device of `before`: [devices, columns]."""
+        """The least fill with which positions come from each device of `before`: [devices, columns]."""
         index = np.arange(before.start, before.stop)
         forth = self._devices.bandwidth[index, device][:, None]
         back = self._devices.bandwidth[device, index][:, None]
@@ -127,18 +127,18 @@ class Cover:
             backward = self._positions.backward[columns] / back
         allowed = (np.maximum(forward, backward) <= self._limit) & (np.minimum(forth, back) > 0)
         links = (forward + backward + latency[:, None]) * (TIE if self._rules.even else 1.0)
-        fill = self._left[index, columns] + links
+        fill = self._departure_fills[index, columns] + links
         return np.where(allowed, fill, np.inf)
 
     def _departures(self, device: int) -> Floats:
         """Least fill with which `device` ends its segment at each position: [P]."""
-        left = np.full(len(self._positions), np.inf)
-        rules, arrived = self._rules, self._arrived[device]
+        departure = np.full(len(self._positions), np.inf)
+        rules, arrival = self._rules, self._arrival_fills[device]
         if rules.head and device == 0:
             fill = self._seconds(0, slice(0, 1), slice(rules.head, rules.head + 1))[0, 0]
-            left[rules.head] = fill
-            return left
-        starts = np.flatnonzero(np.isfinite(arrived))
+            departure[rules.head] = fill
+            return departure
+        starts = np.flatnonzero(np.isfinite(arrival))
         work, most = self._positions.work, self._limit * self._devices.speeds[device]
         for group in (starts[:1], starts[1:]):  # the first may be the beginning, far before all others
             if not len(group):
@@ -148,19 +148,19 @@ class Cover:
             stops = slice(first + 1, furthest)
             seconds = self._seconds(device, slice(first, end), stops)
             if seconds.size:
-                left[stops] = np.minimum(left[stops], (seconds + arrived[first:end]).min(axis=1))
-        left[rules.last_cut + 1 : -1] = np.inf
-        return left
+                departure[stops] = np.minimum(departure[stops], (seconds + arrival[first:end]).min(axis=1))
+        departure[rules.last_cut + 1 : -1] = np.inf
+        return departure
 
     def _kind(self, device: int) -> tuple[float, ...]:
-        """What a segment's seconds depend on."""
+        """The properties of a device that a segment's seconds depend on."""
         devices = self._devices
         ends_loop = bool(self._rules.head) and device == len(devices) - 1
         numbers = (devices.speeds, devices.memory_bytes, devices.up, devices.down)
         return (*(float(each[device]) for each in numbers), float(ends_loop))
 
     def _seconds(self, device: int, starts: slice, stops: slice) -> Floats:
-        """Seconds that each segment takes on `device`, infinite where it may not be: [stops, starts]."""
+        """Seconds of each segment on `device`, infinite if it is not allowed there: [stops, starts]."""
         if not self._are_alike:
             return self._computed(device, starts, stops)
         kind = self._kind(device)
@@ -190,14 +190,14 @@ class Cover:
         return np.where(allowed, seconds**2 / self._limit if self._rules.even else seconds, np.inf)
 
     def _trace(self, device: int) -> list[Piece]:
-        """The segments of the best plan that ends on `device`, found again from its end."""
+        """The segments of the best plan that ends on `device`, traced back from its end."""
         stop, pieces = len(self._positions) - 1, list[Piece]()
         while True:
             if self._rules.head and device == 0:
                 return [Piece(0, 0, self._rules.head), *reversed(pieces)]
-            arrived = self._arrived[device]
+            arrival = self._arrival_fills[device]
             seconds = self._seconds(device, slice(0, stop), slice(stop, stop + 1))[0]
-            start = int(np.argmin(seconds + arrived[:stop]))
+            start = int(np.argmin(seconds + arrival[:stop]))
             pieces.append(Piece(device, start, stop))
             if start == 0:
                 break

@@ -1,7 +1,7 @@
-"""Parameters with several uses: where a model may be cut so that one worker runs them all.
+"""Where a model with tied parameters may be cut, so that one worker runs all uses of each parameter.
 
-Either no cut parts them, or the worker of the first segment runs the last one too (a loop), as for a tied
-embedding and head.
+Either no cut separates the uses, or the worker of the first segment also runs the last one (a loop), as for a
+tied embedding and head.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from farflung.workload import Workload
 HEADS = 3
 
 ROOMY = 3 / 4
-"""Of all work, what at least one loop that is tried leaves to others than its first worker, if one does."""
+"""If possible, at least one loop to try leaves this fraction of the work to other workers than its first."""
 
 
-def kept_together(workload: Workload, head: int = 0) -> NDArray[np.bool_]:
-    """Legal positions that part no two uses of a parameter, where uses before `head` do not count."""
+def positions_within_ties(workload: Workload, head: int = 0) -> NDArray[np.bool_]:
+    """Legal positions that do not separate uses of a parameter; uses before `head` do not count."""
     legal = workload.legal.copy()
     for uses in workload.ties:
         later = [at for at in uses if at >= head]
@@ -37,21 +37,22 @@ def kept_together(workload: Workload, head: int = 0) -> NDArray[np.bool_]:
 
 @once
 def straight(workload: Workload, parts: int) -> Positions:
-    """Positions that part no two uses of a parameter."""
-    return Positions.of(workload, parts, kept_together(workload))
+    """Positions that do not separate uses of a parameter."""
+    return Positions.of(workload, parts, positions_within_ties(workload))
 
 
 @once
 def loops(workload: Workload, parts: int) -> list[tuple[Positions, int, int]]:
-    """For each loop worth trying its positions, and the indices of its first and last possible cut.
+    """For each loop to try, its positions and the indices of its first and last possible cut.
 
-    The first cuts are the `HEADS` that the fewest bytes cross. Blocks that go from the first segment of a
-    loop to its last one change nothing for the others, so little is lost by trying few. Where all of
-    these leave little to share (they come late, behind an encoder, say), the cheapest that does not is added.
+    The first cuts are the `HEADS` positions that the fewest bytes cross. Moving blocks from the first segment
+    of a loop to its last changes nothing for other workers, so trying few heads loses little. If all of them
+    leave little work to others (because they come late, after an encoder, say), the cheapest one that leaves
+    enough is added.
     """
     found = []
-    for head in _tried(workload):
-        legal = kept_together(workload, head)
+    for head in _heads_to_try(workload):
+        legal = positions_within_ties(workload, head)
         legal[1:head] = False
         positions = Positions.of(workload, parts, legal)
         positions = replace(positions, at=np.union1d(positions.at, [head]))
@@ -60,20 +61,20 @@ def loops(workload: Workload, parts: int) -> list[tuple[Positions, int, int]]:
     return found
 
 
-def _tried(workload: Workload) -> list[int]:
+def _heads_to_try(workload: Workload) -> list[int]:
     def is_roomy(head: int) -> bool:
         between = workload.work[_last_cut(workload, head)] - workload.work[head]
         return bool(between >= ROOMY * workload.work[-1])
 
     heads = _heads(workload)
-    tried = heads[:HEADS]
-    if any(is_roomy(head) for head in tried):
-        return tried
-    return tried + [head for head in heads if is_roomy(head)][:1]
+    heads_to_try = heads[:HEADS]
+    if any(is_roomy(head) for head in heads_to_try):
+        return heads_to_try
+    return heads_to_try + [head for head in heads if is_roomy(head)][:1]
 
 
 def _heads(workload: Workload) -> list[int]:
-    """Where the first segment of a loop may end, those that the fewest bytes cross first."""
+    """Positions where the first segment of a loop may end, those that the fewest bytes cross first."""
     crossing = workload.crossing_forward + workload.crossing_backward
 
     def key(head: int) -> tuple[float, float]:
@@ -83,11 +84,11 @@ def _heads(workload: Workload) -> list[int]:
 
 
 def _may_end(workload: Workload, head: int) -> bool:
-    parted = any(uses[0] < head <= uses[-1] for uses in workload.ties)
-    return parted and _last_cut(workload, head) > head and bool(kept_together(workload, head)[head])
+    is_split = any(uses[0] < head <= uses[-1] for uses in workload.ties)
+    return is_split and _last_cut(workload, head) > head and bool(positions_within_ties(workload, head)[head])
 
 
 def _last_cut(workload: Workload, head: int) -> int:
-    """The last position for a cut if the first segment ends at `head`: the next use of what it uses."""
+    """The last position for a cut if the first segment ends at `head`: the next use of its parameters."""
     later = [next(at for at in uses if at >= head) for uses in workload.ties if uses[0] < head <= uses[-1]]
     return min(later, default=len(workload))

@@ -1,5 +1,5 @@
-"""What a plan costs without simulating it.
+"""Estimate a plan's step time without simulating it.
 
-`closed_form` bounds the step of a plan from below, by what a microbatch takes that is `alone`; `window`
-chooses how many of them are admitted.
+`closed_form` gives a lower bound on the step time, from a microbatch that runs `alone`; `window` chooses the
+admission window.
 """

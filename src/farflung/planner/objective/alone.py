@@ -1,4 +1,4 @@
-"""One microbatch that has a replica for itself: the least that comes before and after everything it needs."""
+"""Lower bounds on a step from one microbatch that has a replica to itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NEVER = float("inf")
 
 
 class _Work(NamedTuple):
-    """What a resource does for each microbatch: seconds, the least before the first and after the last."""
+    """Work of a resource per microbatch: seconds, and the least time before the first and after the last."""
 
     busy: float
     head: float
@@ -21,10 +21,10 @@ class _Work(NamedTuple):
 
 
 def _bound(works: Sequence[_Work], microbatches: int) -> float:
-    """The largest of head + M busy + tail over what one resource does, each part of it alone or with others.
+    """The largest of head + M busy + tail over the work of one resource, by itself and in combination.
 
-    A device that is through with all forward passes before a gradient is back cannot begin the backward ones
-    earlier; so of the parts that begin no earlier than one and end no later than another, each set counts.
+    A device that has finished all forward passes before a gradient is back cannot begin the backward passes
+    earlier. So every set of work counts that begins no earlier than one part and ends no later than another.
     """
     best = max(head + microbatches * busy + tail if busy else 0.0 for busy, head, tail in works)
     if len(works) == 2:
@@ -39,7 +39,7 @@ def _bound(works: Sequence[_Work], microbatches: int) -> float:
 
 
 class _Hop(NamedTuple):
-    """A message between two segments: seconds of its parts, and of the links and lines it takes up."""
+    """A message between two segments: seconds of its parts, and of the links and access lines it uses."""
 
     source: int
     target: int
@@ -54,7 +54,7 @@ class _Hop(NamedTuple):
 
 @dataclass
 class Alone:
-    """One microbatch that has all of a replica for itself: when everything could begin at the earliest."""
+    """One microbatch that has a whole replica to itself: the earliest start of everything."""
 
     workers: Sequence[int]
     seconds: Sequence[TaskSeconds]
@@ -65,9 +65,9 @@ class Alone:
     works: dict[tuple[str, int, int], list[_Work]] = field(default_factory=dict)
 
     def bound(self, microbatches: int, window: int) -> float:
-        """The largest term for so many microbatches."""
-        self._paths()
-        self._gather()
+        """The largest lower bound for this number of microbatches."""
+        self._compute_heads()
+        self._collect_work()
         works = list(self.works.values())
         best = max(_bound(each, microbatches) for each in works)
         if window < microbatches:
@@ -75,12 +75,12 @@ class Alone:
             trips = [rounds * self._round_trip(source) for source in self._sources]
             best = max(best, *(trip + self._around(s) for trip, s in zip(trips, self._sources, strict=True)))
             if len(trips) == 1:
-                # Heads may hold a wait for a worker's begin, which is over when the last round begins.
+                # Heads may include waiting for a worker's begin, which is over when the last round begins.
                 waits = max(self.begins.values()) - self._forward[self._sources[0]]
                 best = max(best, trips[0] - waits + max(_bound(each, last + 1) for each in works))
         return best
 
-    def _paths(self) -> None:
+    def _compute_heads(self) -> None:
         inner = [transfer for transfer in self.transfers if transfer.source != FEEDER]
         self._up = [self._hop(r.source, r.target, r.forward_bytes, r.floats, False) for r in inner]
         self._down = [self._hop(r.target, r.source, r.backward_bytes, r.floats, True) for r in inner]
@@ -88,7 +88,7 @@ class Alone:
         self._down.sort(key=lambda hop: -hop.source)
         self._sources = sorted(set(range(len(self.workers))) - {hop.target for hop in self._up})
         self._forward, self._backward = self._starts([self.begins[worker] for worker in self.workers])
-        self._follow()
+        self._compute_tails()
 
     def _starts(self, begins: list[float]) -> tuple[list[float], list[float]]:
         """The earliest starts of all forward and backward passes, no forward pass before its `begins`."""
@@ -102,7 +102,7 @@ class Alone:
             backward[hop.target] = max(backward[hop.target], ready)
         return forward, backward
 
-    def _follow(self) -> None:
+    def _compute_tails(self) -> None:
         count = len(self.workers)
         after_backward = [costs.accumulate + end for costs, end in zip(self.seconds, self.ends, strict=True)]
         after_forward = [0.0] * count
@@ -130,25 +130,25 @@ class Alone:
         whole = encode + max(link, up, down) + latency + decode
         return _Hop(source, target, whole, encode, decode, latency, link, up, down)
 
-    def _gather(self) -> None:
+    def _collect_work(self) -> None:
         for segment, worker in enumerate(self.workers):
             costs = self.seconds[segment]
             device = self.works.setdefault(("device", worker, worker), [])
-            begun = self._backward[segment]
+            start = self._backward[segment]
             device.append(_Work(costs.forward, self._forward[segment], self._after_forward[segment]))
-            device.append(_Work(costs.backward, begun, self._after_backward[segment]))
+            device.append(_Work(costs.backward, start, self._after_backward[segment]))
             if costs.accumulate:
-                device.append(_Work(costs.accumulate, begun + costs.backward, self.ends[segment]))
+                device.append(_Work(costs.accumulate, start + costs.backward, self.ends[segment]))
         for hop in self._up:
             head = self._forward[hop.source] + self.seconds[hop.source].forward
             tail = self.seconds[hop.target].forward + self._after_forward[hop.target]
-            self._ask_links(hop, head, tail)
+            self._add_hop(hop, head, tail)
         for hop in self._down:
             head = self._backward[hop.source] + self.seconds[hop.source].backward
             tail = self.seconds[hop.target].backward + self._after_backward[hop.target]
-            self._ask_links(hop, head, tail)
+            self._add_hop(hop, head, tail)
 
-    def _ask_links(self, hop: _Hop, head: float, tail: float) -> None:
+    def _add_hop(self, hop: _Hop, head: float, tail: float) -> None:
         if not hop.whole:
             return
         a, b = self.workers[hop.source], self.workers[hop.target]
@@ -166,14 +166,14 @@ class Alone:
         self.works.setdefault((kind, worker, other), []).append(work)
 
     def _round_trip(self, source: int) -> float:
-        """From the admission of a microbatch at `source` until there is room for another in its place."""
-        return self._return(source) + self.seconds[source].accumulate
+        """Seconds from the admission of a microbatch at `source` until there is room for another."""
+        return self._round_trip_seconds(source) + self.seconds[source].accumulate
 
-    def _return(self, source: int) -> float:
-        """From the admission of a microbatch at `source` to the end of its backward pass there."""
+    def _round_trip_seconds(self, source: int) -> float:
+        """Seconds from the admission of a microbatch at `source` to the end of its backward pass there."""
         begins = [0.0 if segment == source else -_NEVER for segment in range(len(self.workers))]
         return self._starts(begins)[1][source] + self.seconds[source].backward
 
     def _around(self, source: int) -> float:
-        """The step of a single microbatch, as far as it concerns `source`."""
-        return self._forward[source] + self._return(source) + self._after_backward[source]
+        """Seconds of a step with a single microbatch, as far as they concern `source`."""
+        return self._forward[source] + self._round_trip_seconds(source) + self._after_backward[source]

@@ -1,13 +1,13 @@
 """The time of a step in closed form: a lower bound from every resource that a plan uses.
 
-Gradients of what was received are computed first and sent at once, if the simulator (as the runtime) splits
-backward passes; those of parameters then hold nobody up.
+If the simulator (like the runtime) splits backward passes, gradients of received values are computed first
+and sent at once, and gradients of parameters delay no other worker.
 
-Every resource r must work M times for each step: head_r + M busy_r + tail_r, where the head is the least time
-before its first work and the tail the least after its last, both on the path of one microbatch that is alone.
-The window gives one term more: a source cannot admit microbatch m before m - W is back. Each term is a true
-lower bound on what `simulate` finds and falls, if at all, when a device or a link gets faster; so does their
-maximum. DESIGN: iteration time is fill + (M - 1) x the bottleneck + synchronisation + commit.
+Every resource r works M times in a step, which takes head_r + M busy_r + tail_r: the head is the least time
+before its first work and the tail the least after its last, both on the path of one microbatch by itself. The
+window gives one more term: a source cannot admit microbatch m before m - W is back. Each term is a lower
+bound on the simulated time, and can only fall if a device or a link gets faster; so does their maximum.
+DESIGN: iteration time is fill + (M - 1) x the bottleneck + synchronisation + commit.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _WHOLE = 1 + BACKWARD_FACTOR
 _WEIGHTS = BACKWARD_FACTOR - 1  # gradients of parameters: about as much as a forward pass
 
 FORWARD = 1 / _WHOLE
-"""The part of a segment's work that is its forward pass."""
+"""The fraction of a segment's work that is its forward pass."""
 
 
-def on_the_way(split_backward: bool = Conditions().split_backward) -> float:
-    """The part of a segment's work that is on a microbatch's round trip: until gradients leave."""
+def round_trip_share(split_backward: bool = Conditions().split_backward) -> float:
+    """The fraction of a segment's work on a microbatch's round trip: up to sending its gradients."""
     return (_WHOLE - _WEIGHTS) / _WHOLE if split_backward else 1.0
 
 
@@ -55,15 +55,15 @@ def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAU
             seconds = segment_seconds(plan, topology, conditions, workers)
             alone = Alone(workers, seconds, transfers, costs, begins, ends)
             best = max(best, alone.bound(share, conditions.window or plan.window))
-    begun, ended = min(begins.values(), default=0.0), min(ends)
-    best = max(best, begun + _machine_seconds(plan, topology, replicas, conditions) + ended)
+    earliest_begin, earliest_end = min(begins.values(), default=0.0), min(ends)
+    best = max(best, earliest_begin + _machine_seconds(plan, topology, replicas, conditions) + earliest_end)
     return max(best, throughput_seconds(plan, replicas, transfers, costs))
 
 
 def _machine_seconds(
     plan: Plan, topology: Topology, replicas: Sequence[Sequence[int]], conditions: Conditions
 ) -> float:
-    """What workers who share cores need them for, with all cores busy all the time."""
+    """Seconds of a step that workers with shared cores need, if all cores are always busy."""
     machines = topology.machines()
     if not machines:
         return 0.0
@@ -79,7 +79,7 @@ def _machine_seconds(
 
 
 def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts) -> float:
-    """DT-FM's time for the replicas of a segment to add up gradients: see `simulator.simulate`."""
+    """DT-FM's time for the replicas of a segment to add up their gradients; see `simulator.simulate`."""
     count = len(workers)
     return max(
         sum(
@@ -93,13 +93,13 @@ def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts
 
 def _ends(plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions) -> list[float]:
     """For each segment, the least time from its last accumulation to the end of the step."""
-    found = []
+    ends = []
     for placement in plan.placements:
         workers = [replica[placement.segment] for replica in replicas]
         away = max(costs.seconds_away(worker, costs.home) for worker in workers) if conditions.commit else 0.0
         sync = sync_seconds(workers, placement.parameter_bytes, costs) if len(workers) > 1 else 0.0
-        found.append(sync + away)
-    return found
+        ends.append(sync + away)
+    return ends
 
 
 def _begins(

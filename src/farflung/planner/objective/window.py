@@ -1,4 +1,4 @@
-"""How many microbatches a plan admits: as few as keep its bottleneck at work, because each takes memory."""
+"""Choose the window of a plan: as small as keeps its bottleneck busy, to save memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 
 SLACK = 5e-3
-"""A step may be longer by this part than with the widest window."""
+"""A step may be longer by this fraction than with the widest window."""
 
 _DEFAULT = Conditions()
 
@@ -20,10 +20,10 @@ _DEFAULT = Conditions()
 def choose_window(
     plan: Plan, topology: Topology, conditions: Conditions = _DEFAULT, most: int | None = None
 ) -> int:
-    """The smallest window with which a simulated step takes no longer than with `most`, but for `SLACK`.
+    """The smallest window with which a simulated step takes as long as with `most`, within `SLACK`.
 
-    `most` is what memory allows, by default the microbatches of a step. The closed form, a lower bound, says
-    which windows need no simulation; the rest takes one for each bisection.
+    `most` is the largest window that memory allows, by default the microbatches of a step. The closed form, a
+    lower bound, excludes windows without simulation; the rest are bisected, with one simulation each.
 
     Raises
     ------
@@ -47,9 +47,9 @@ def choose_window(
 def with_window(
     workload: Workload, assignment: Assignment, topology: Topology, options: Options
 ) -> Assignment:
-    """The assignment in the window that `choose_window` gives it, within the memory of its workers.
+    """The assignment with the window that `choose_window` gives, within the memory of its workers.
 
-    It stays as it is where the options ask for a window.
+    Unchanged if the options fix a window.
     """
     if options.window is not None:
         return assignment
@@ -66,7 +66,7 @@ def with_window(
 
 
 def _first(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
-    """The smallest number from `low` to `high` that is enough, where `high` is and more never hurts."""
+    """The smallest number from `low` to `high` that is enough; `high` must be, and so are all larger ones."""
     while low < high:
         middle = (low + high) // 2
         if is_enough(middle):

@@ -35,7 +35,7 @@ def even_shares(
     options: Options,
     parts: int = FINE,
 ) -> Schedule:
-    """Segments of equal weight (the operations of `weighed`) as far as memory allows.
+    """Segments of equal weight (the operations of `weighed`), as far as memory allows.
 
     Speeds and links do not count. Of several such cuts, it takes the one that the fewest bytes cross. (If a
     model has very many places to cut, weights are equal up to two of `parts`; see `Positions.of`.) By default

@@ -1,4 +1,4 @@
-"""The order of stages in which consecutive ones are cheapest to join: an open path through all of them."""
+"""Find the cheapest open path through all stages, given the cost of each step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ROUNDS = 12
 def cheapest_path(costs: Costs) -> list[int]:
     """An order of all rows of `costs` (n x n, row = from; may be asymmetric) with the least sum along it.
 
-    Held and Karp's dynamic program up to `MOST_EXACT` rows; above, nearest neighbours from every start, then
-    the best moves of pieces, turned round or not, until none helps.
+    Held and Karp's dynamic program up to `MOST_EXACT` rows. Above that, nearest neighbours from every start,
+    then the best moves and reversals of pieces until none helps.
     """
     count = len(costs)
     if count == 1:
@@ -70,7 +70,7 @@ def _improved(costs: Costs, path: list[int]) -> list[int]:
 
 
 def _neighbours(path: list[int]) -> list[list[int]]:
-    """Paths in which one piece of up to three was moved, or one stretch turned round."""
+    """Paths with one piece of up to three moved, or one stretch reversed."""
     count, found = len(path), []
     for first in range(count):
         for last in range(first + 1, count + 1):

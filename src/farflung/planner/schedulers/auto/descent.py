@@ -1,4 +1,4 @@
-"""From an order of workers to one that no move improves, by the least step time of each order."""
+"""Improve an order of workers until no move improves it, by the least step time of each order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.planner.schedulers.auto.feasibility import Ground, Order, Orders, reach
+from farflung.planner.schedulers.auto.feasibility import Order, Orders, SearchSetting, reach
 from farflung.planner.schedulers.auto.moves import Moves
 from farflung.planner.schedulers.auto.polish import Budget
 
@@ -21,8 +21,8 @@ FOREVER = 1e9
 
 
 @dataclass(frozen=True)
-class Found:
-    """An order with the cuts that make it fast: `stops` are position indices after each visit's range."""
+class Solution:
+    """An order with its fastest cuts: `stops` are position indices after each visit's range."""
 
     order: Order
     window: int
@@ -33,28 +33,30 @@ class Found:
 
     @property
     def fits(self) -> bool:
-        """Whether the whole model has a place."""
+        """Whether the whole model is placed."""
         return self.seconds < FOREVER
 
 
-def solve(ground: Ground, orders: list[Order], window: int, low: float, high: float = FOREVER) -> list[Found]:
+def solve(
+    setting: SearchSetting, orders: list[Order], window: int, low: float, high: float = FOREVER
+) -> list[Solution]:
     """The least seconds within which each order places the model, between `low` and `high`.
 
-    An order that does not fit in `high` has `seconds` FOREVER and says which part of the model it placed.
+    An order that does not fit in `high` has `seconds` FOREVER and the fraction of the model it placed.
     """
     table = Orders.of(orders)
     highs = np.full(len(orders), high)
-    best = reach(ground, table, highs, np.zeros(len(orders)), window)
+    best = reach(setting, table, highs, np.zeros(len(orders)), window)
     seconds = np.where(best.fits, highs, FOREVER)
     stops, trips = best.stops.copy(), best.round_trip.copy()
     rows = np.flatnonzero(best.fits)
     highs = np.minimum(
-        highs, np.maximum(ground.microbatches * trips, low) * 1.001
+        highs, np.maximum(setting.microbatches * trips, low) * 1.001
     )  # one microbatch at a time
     lows = np.full(len(orders), low)
     while len(rows):
         middle = np.sqrt(lows[rows] * highs[rows])
-        tried = reach(ground, table.take(rows), middle, trips[rows], window)
+        tried = reach(setting, table.take(rows), middle, trips[rows], window)
         won, lost = rows[tried.fits], rows[~tried.fits]
         seconds[won], trips[won], stops[won] = (
             middle[tried.fits],
@@ -64,7 +66,7 @@ def solve(ground: Ground, orders: list[Order], window: int, low: float, high: fl
         highs[won], lows[lost] = middle[tried.fits], middle[~tried.fits]
         rows = rows[highs[rows] > lows[rows] * (1 + CLOSE)]
     return [
-        Found(
+        Solution(
             order,
             window,
             float(seconds[row]),
@@ -78,112 +80,112 @@ def solve(ground: Ground, orders: list[Order], window: int, low: float, high: fl
 
 BATCH = 512
 STEP = 2e-3  # an improvement that counts
-SOLVED = 12  # of the neighbours that improve, how many are measured
+SOLVED = 12  # how many of the neighbours that improve are evaluated
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A sequence of workers with how it is gone through, and what that gives."""
+    """A sequence of workers with its solution."""
 
     workers: tuple[int, ...]
-    found: Found
+    solution: Solution
 
     @property
     def seconds(self) -> float:
-        return self.found.seconds
+        return self.solution.seconds
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Improves candidates on one ground; no step time is below `low`."""
+    """Improves candidates for one problem; no step time is below `low`."""
 
-    ground: Ground
+    setting: SearchSetting
     moves: Moves
     budget: Budget
     low: float
 
-    def measured(self, workers: Sequence[int], window: int, high: float = FOREVER) -> Candidate:
-        """A candidate as it is."""
-        return self._measured([tuple(workers)], window, high)[0]
+    def evaluate(self, workers: Sequence[int], window: int, high: float = FOREVER) -> Candidate:
+        """Evaluate a sequence of workers with this window."""
+        return self._evaluate([tuple(workers)], window, high)[0]
 
     def best_of(self, sequences: Sequence[Sequence[int]]) -> Candidate | None:
         """The best of some candidates with any window."""
         orders = [tuple(workers) for workers in sequences]
         best: Candidate | None = None
-        window = self.ground.window or self.ground.microbatches
+        window = self.setting.window or self.setting.microbatches
         while window:
-            high = FOREVER if best is None or not best.found.fits else best.seconds
-            for one in self._measured(orders, window, high):
+            high = FOREVER if best is None or not best.solution.fits else best.seconds
+            for one in self._evaluate(orders, window, high):
                 if best is None or _key(one) < _key(best):
                     best = one
-            window = window * 2 // 3 if self.ground.window is None else 0
+            window = window * 2 // 3 if self.setting.window is None else 0
         return best
 
-    def settled(self, candidate: Candidate) -> Candidate:
-        """The same sequence with the window it needs."""
+    def with_needed_window(self, candidate: Candidate) -> Candidate:
+        """The same sequence with the smallest window that costs no time."""
         for _ in range(3):
             window = self.window_for(candidate)
-            if window == candidate.found.window:
+            if window == candidate.solution.window:
                 break
-            fresh = self.measured(candidate.workers, window)
+            fresh = self.evaluate(candidate.workers, window)
             if fresh.seconds > candidate.seconds:
                 break
             candidate = fresh
         return candidate
 
     def _other_windows(self, candidate: Candidate) -> Candidate | None:
-        """The same sequence with a window that is better than the one it has."""
-        window, most = candidate.found.window, self.ground.microbatches
-        if self.ground.window is not None:
+        """The same sequence with a better window; None if there is none."""
+        window, most = candidate.solution.window, self.setting.microbatches
+        if self.setting.window is not None:
             return None
         windows = {max(1, window // 2), window * 3 // 4, window - 1, window + 1, window * 4 // 3, window * 2}
-        limit = candidate.seconds * (1 - STEP) if candidate.found.fits else FOREVER
-        tried = [self.measured(candidate.workers, w, limit) for w in sorted(windows) if 1 <= w <= most]
+        limit = candidate.seconds * (1 - STEP) if candidate.solution.fits else FOREVER
+        tried = [self.evaluate(candidate.workers, w, limit) for w in sorted(windows) if 1 <= w <= most]
         best = min(tried, key=lambda one: one.seconds, default=candidate)
         return best if best.seconds < candidate.seconds * (1 - STEP) else None
 
     def window_for(self, candidate: Candidate) -> int:
-        """The least window with which the round trip costs nothing."""
-        M = self.ground.microbatches  # noqa: N806
-        if not candidate.found.fits or self.ground.window is not None:
-            return candidate.found.window
+        """The smallest window with which the round trip costs no time."""
+        M = self.setting.microbatches  # noqa: N806
+        if not candidate.solution.fits or self.setting.window is not None:
+            return candidate.solution.window
         return max(
-            1, min(M, math.ceil(M * candidate.found.round_trip * self.ground.slack / candidate.seconds))
+            1, min(M, math.ceil(M * candidate.solution.round_trip * self.setting.slack / candidate.seconds))
         )
 
     def run(self, candidate: Candidate) -> Candidate:
-        """Improve until no move does, or the budget is spent."""
+        """Improve until no move helps or the budget is spent."""
         while not self.budget.is_spent:
             better = (
-                self._better(candidate, candidate.found.window)
+                self._better(candidate, candidate.solution.window)
                 or (
                     self.is_held_up(candidate)
-                    and self._better(candidate, candidate.found.window * 4 // 3 + 1)
+                    and self._better(candidate, candidate.solution.window * 4 // 3 + 1)
                 )
                 or self._other_windows(candidate)
             )
             if not better:
                 return candidate
-            candidate = self.settled(better)
+            candidate = self.with_needed_window(better)
         return candidate
 
     def is_held_up(self, candidate: Candidate) -> bool:
         """Whether a wider window would help, if only memory had room for it."""
-        return self.ground.window is None and self.window_for(candidate) >= candidate.found.window
+        return self.setting.window is None and self.window_for(candidate) >= candidate.solution.window
 
     def _better(self, candidate: Candidate, window: int) -> Candidate | None:
         neighbours = self.moves.around(candidate.workers)
         while batch := list(islice(neighbours, BATCH)):
             if self.budget.is_spent:
                 return None
-            better = self._best_of(candidate, batch, min(window, self.ground.microbatches))
+            better = self._best_of(candidate, batch, min(window, self.setting.microbatches))
             if better is not None:
                 return better
         return None
 
     def _best_of(self, candidate: Candidate, batch: list[tuple[int, ...]], window: int) -> Candidate | None:
-        found = candidate.found
-        if self.ground.tables.loop is not None:
+        found = candidate.solution
+        if self.setting.tables.loop is not None:
             batch = [workers for workers in batch if workers[0] != workers[-1]]
         if not batch:
             return None
@@ -192,7 +194,7 @@ class Descent:
         self.budget.spend(len(batch) / Budget.SCREENED)
         count = len(batch)
         screened = reach(
-            self.ground,
+            self.setting,
             Orders.of(orders),
             np.full(count, goal),
             np.full(count, found.round_trip),
@@ -202,23 +204,23 @@ class Descent:
             at = int(screened.part.argmax())
             if screened.part[at] <= found.part + 1e-6:
                 return None
-            return self.measured(batch[at], window)
+            return self.evaluate(batch[at], window)
         rows = np.flatnonzero(screened.fits)[:SOLVED]
         if not len(rows):
             return None
-        tried = self._measured([batch[row] for row in rows.tolist()], window, goal)
+        tried = self._evaluate([batch[row] for row in rows.tolist()], window, goal)
         best = min(tried, key=lambda one: one.seconds)
         return best if best.seconds < found.seconds or not found.fits else None
 
-    def _measured(self, sequences: list[tuple[int, ...]], window: int, high: float) -> list[Candidate]:
+    def _evaluate(self, sequences: list[tuple[int, ...]], window: int, high: float) -> list[Candidate]:
         self.budget.spend(len(sequences) / Budget.BOUNDED)
         orders = [self._order(workers) for workers in sequences]
-        found = solve(self.ground, orders, window, self.low, high)
+        found = solve(self.setting, orders, window, self.low, high)
         return [Candidate(workers, one) for workers, one in zip(sequences, found, strict=True)]
 
     def _order(self, workers: tuple[int, ...]) -> tuple[int, ...]:
-        return workers if self.ground.tables.loop is None else (*workers, workers[0])
+        return workers if self.setting.tables.loop is None else (*workers, workers[0])
 
 
 def _key(candidate: Candidate) -> tuple[float, float]:
-    return candidate.seconds, -candidate.found.part
+    return candidate.seconds, -candidate.solution.part

@@ -1,4 +1,4 @@
-"""The neighbours of an order: single workers, runs of workers, and whole sites put elsewhere, in or out."""
+"""The neighbours of an order: single workers, runs of workers, and whole sites moved, added or removed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST_RUN = 3  # of single workers that move together, beside whole sites
+LONGEST_RUN = 3  # of single workers that move together, besides whole sites
 
 
 class Moves:
-    """Neighbours of orders over a set of workers, of which `count` are used, unless None.
+    """Neighbours of orders over a set of workers, of which exactly `count` are used unless None.
 
-    With `again` a worker may also come a second time, which leads on where memory is short; turns that
-    interleave cost more, simulated, than they save (docs/explanation/planner.md). No worker follows itself.
+    With `again` a worker may occur twice, which helps if memory is short; interleaved turns cost more in
+    simulations than they save (docs/explanation/planner.md). No worker follows itself.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Moves:
             self._members.setdefault(int(site[worker]), []).append(worker)
 
     def around(self, order: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Every neighbour of a sequence of workers, once, itself not."""
+        """Every neighbour of a sequence of workers once, without the sequence itself."""
         seen = {tuple(order)}
         for neighbour in self._all(list(order)):
             found = tuple(neighbour)

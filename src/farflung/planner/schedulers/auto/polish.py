@@ -1,4 +1,4 @@
-"""Judge a plan by closed form and simulator, and improve it one cut, window or worker at a time."""
+"""Rate a plan by closed form and simulator, and improve it one cut, window or worker at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from farflung.planner.assignment import Assignment, Options, Watch, memory_by_worker, plan_of, unwatched
+from farflung.planner.assignment import Assignment, Options, Watch, ignore_progress, memory_by_worker, plan_of
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.schedulers.auto.tables import Tables
 from farflung.plans import Topology
@@ -18,17 +18,16 @@ NEVER = float("inf")
 
 
 class Budget:
-    """What a search may still spend: `plans` that are measured, and CPU seconds if they are capped.
+    """The budget that a search has left: `plans` to evaluate, and CPU seconds if they are limited.
 
-    A plan that is simulated counts as one. `BOUNDED` plans that the closed form, or cuts within a step time,
-    say enough of count as one too, and so do `SCREENED` orders of which `reach` tells whether they fit: it
-    takes hundreds at once. So far apart is what they cost.
+    A simulated plan counts as one. So do `BOUNDED` plans evaluated by the closed form or by cuts within a
+    step time, and `SCREENED` orders that `reach` checks, hundreds at once: this is the ratio of their costs.
     """
 
     SCREENED = 64
     BOUNDED = 8
 
-    def __init__(self, plans: float, seconds: float | None = None, watch: Watch = unwatched) -> None:
+    def __init__(self, plans: float, seconds: float | None = None, watch: Watch = ignore_progress) -> None:
         self.left = plans
         self._watch = watch
         self.evaluated = 0.0
@@ -36,12 +35,12 @@ class Budget:
         self.capped = False
 
     def spend(self, plans: float, step_seconds: float = NEVER) -> None:
-        """Count plans, of which the best takes `step_seconds`, and say so; also looks at the clock."""
+        """Count plans, of which the best takes `step_seconds`; report progress and check the time limit."""
         self._watch(plans, step_seconds)
         self._count(plans)
 
     def settle(self, part: Budget) -> None:
-        """Count what a part of this budget has spent."""
+        """Count what was spent of a part of this budget."""
         self._count(part.evaluated)
 
     def _count(self, plans: float) -> None:
@@ -51,7 +50,7 @@ class Budget:
             self.capped = True
 
     def part(self, share: float) -> Budget:
-        """A budget of `share` of what is left, under the same cap; `settle` it afterwards."""
+        """A budget of `share` of what is left, with the same time limit; `settle` it afterwards."""
         found = Budget(self.left * share, watch=self._watch)
         found._until, found.capped = self._until, self.capped
         return found
@@ -63,19 +62,19 @@ class Budget:
 
 @dataclass
 class Judge:
-    """Judges assignments of workloads on one topology, each once."""
+    """Rates assignments of workloads on one topology, each once."""
 
     topology: Topology
     conditions: Conditions
     budget: Budget
     _known: dict[tuple[int, Assignment], float] = field(default_factory=dict)
 
-    def closed(self, workload: Workload, assignment: Assignment) -> float:
+    def lower_bound(self, workload: Workload, assignment: Assignment) -> float:
         """A lower bound on the step time."""
         self.budget.spend(1 / Budget.BOUNDED)
         return step_seconds(plan_of(workload, assignment), self.topology, self.conditions)
 
-    def simulated(self, workload: Workload, assignment: Assignment) -> float:
+    def simulate_plan(self, workload: Workload, assignment: Assignment) -> float:
         """The step time."""
         key = (id(workload), assignment)
         if key not in self._known:
@@ -96,8 +95,8 @@ TRIED = 16  # simulations before a sweep is given up
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An assignment of a workload with its simulated step time; `tables` are those it was cut by."""
+class RatedPlan:
+    """An assignment of a workload with its simulated step time, and the `tables` with which it was cut."""
 
     seconds: float
     workload: Workload
@@ -105,47 +104,47 @@ class Judged:
     tables: Tables | None = None
 
 
-def polished(judged: Judged, judge: Judge, options: Options) -> Judged:
-    """Follow improvements until there is none or the budget is spent."""
+def polish(rated: RatedPlan, judge: Judge, options: Options) -> RatedPlan:
+    """Improve a plan until there is no improvement or the budget is spent."""
     while not judge.budget.is_spent:
-        better = _improved(judged, judge, options)
+        better = _improve(rated, judge, options)
         if better is None:
-            return judged
-        judged = better
-    return judged
+            return rated
+        rated = better
+    return rated
 
 
-def _improved(judged: Judged, judge: Judge, options: Options) -> Judged | None:
-    workload, limit = judged.workload, judged.seconds * (1 - GAIN)
+def _improve(rated: RatedPlan, judge: Judge, options: Options) -> RatedPlan | None:
+    workload, limit = rated.workload, rated.seconds * (1 - GAIN)
     promising: list[tuple[float, int, Assignment]] = []
-    seen = {judged.assignment}
-    for assignment in _neighbours(judged, judged.tables, options):
+    seen = {rated.assignment}
+    for assignment in _neighbours(rated, rated.tables, options):
         if assignment in seen or judge.budget.is_spent:
             continue
         seen.add(assignment)
         if not judge.fits(workload, assignment):
             continue
-        closed = judge.closed(workload, assignment)
-        if closed < limit:
-            promising.append((closed, len(promising), assignment))
+        lower_bound = judge.lower_bound(workload, assignment)
+        if lower_bound < limit:
+            promising.append((lower_bound, len(promising), assignment))
     for _, _, assignment in sorted(promising)[:TRIED]:
         if judge.budget.is_spent:
             break
-        seconds = judge.simulated(workload, assignment)
+        seconds = judge.simulate_plan(workload, assignment)
         if seconds < limit:
-            return replace(judged, seconds=seconds, assignment=assignment)
+            return replace(rated, seconds=seconds, assignment=assignment)
     return None
 
 
-def _neighbours(judged: Judged, tables: Tables | None, options: Options) -> Iterator[Assignment]:
+def _neighbours(rated: RatedPlan, tables: Tables | None, options: Options) -> Iterator[Assignment]:
     if options.window is None:
-        yield from _windows(judged.assignment)
-    if tables is None or judged.assignment.recompute:  # whose flags belong to its cuts
+        yield from _windows(rated.assignment)
+    if tables is None or rated.assignment.recompute:  # its flags belong to its cuts
         return
-    yield from _shifted(judged, tables)
+    yield from _shifted(rated, tables)
     if options.workers is None:
-        yield from _fewer(judged.assignment, tables)
-    yield from _exchanged(judged.assignment, tables)
+        yield from _fewer(rated.assignment, tables)
+    yield from _exchanged(rated.assignment, tables)
 
 
 def _windows(assignment: Assignment) -> Iterator[Assignment]:
@@ -155,9 +154,9 @@ def _windows(assignment: Assignment) -> Iterator[Assignment]:
             yield replace(assignment, window=other)
 
 
-def _shifted(judged: Judged, tables: Tables) -> Iterator[Assignment]:
-    """One cut, or several that follow one another, by one or two cheap positions."""
-    cuts = judged.assignment.cuts
+def _shifted(rated: RatedPlan, tables: Tables) -> Iterator[Assignment]:
+    """Move one cut, or several consecutive ones, by one or two cheap positions."""
+    cuts = rated.assignment.cuts
     index = [tables.index(cut) for cut in cuts]
     for first in range(len(cuts)):
         for last in range(first, min(first + 4, len(cuts))):
@@ -170,22 +169,22 @@ def _shifted(judged: Judged, tables: Tables) -> Iterator[Assignment]:
                     *(int(tables.at[at]) for at in moved if at is not None),
                     *cuts[last + 1 :],
                 ]
-                if _is_cut(judged.workload, fresh, tables):
-                    yield replace(judged.assignment, cuts=tuple(fresh))
+                if _is_cut(rated.workload, fresh, tables):
+                    yield replace(rated.assignment, cuts=tuple(fresh))
 
 
 def _neighbour(tables: Tables, at: int, steps: int) -> int | None:
-    """The position so many steps away among those that no more bytes cross."""
-    way = 1 if steps > 0 else -1
+    """The position `steps` away among those that no more bytes cross."""
+    direction = 1 if steps > 0 else -1
     left = abs(steps)
     limit = tables.forward[at] * 1.001
-    at += way
+    at += direction
     while 0 < at < len(tables) - 1:
         if tables.forward[at] <= limit:
             left -= 1
             if not left:
                 return at
-        at += way
+        at += direction
     return None
 
 
@@ -199,7 +198,7 @@ def _is_cut(workload: Workload, cuts: list[int], tables: Tables) -> bool:
 
 
 def _fewer(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
-    """A segment's range given to the one before or after it."""
+    """Give a segment's range to the one before or after it."""
     inner = range(1, len(assignment.workers) - 1) if tables.loop else range(len(assignment.workers))
     for segment in inner:
         workers = assignment.workers[:segment] + assignment.workers[segment + 1 :]
@@ -212,7 +211,7 @@ def _fewer(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
 
 
 def _exchanged(assignment: Assignment, tables: Tables) -> Iterator[Assignment]:
-    """Two segments' workers exchanged; those at the ends of a loop stay."""
+    """Exchange the workers of two segments, except at the ends of a loop."""
     ends = 1 if tables.loop else 0
     inner = range(ends, len(assignment.workers) - ends)
     for first in inner:

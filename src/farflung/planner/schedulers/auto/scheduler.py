@@ -11,8 +11,8 @@ from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler
 from farflung.planner.bounds import lower_bound_seconds
 from farflung.planner.checks import Fleet, advice, usable_fleet
 from farflung.planner.cutting.balanced import balanced_cut
-from farflung.planner.cutting.ties import kept_together
-from farflung.planner.schedulers.auto.polish import Budget, Judge, Judged
+from farflung.planner.cutting.ties import positions_within_ties
+from farflung.planner.schedulers.auto.polish import Budget, Judge, RatedPlan
 from farflung.planner.schedulers.auto.search import Search
 from farflung.planner.schedulers.baselines import equal_compute, equal_count, nearly_equal_count
 from farflung.planner.schedulers.evolutionary import evolutionary
@@ -22,27 +22,28 @@ from farflung.plans import FEEDER, Topology
 from farflung.simulator import Conditions
 from farflung.workload import Workload
 
-MOST_RIVALLED = 200  # workers; with more, each rival would take longer than the whole search
+MOST_RIVALLED = 200  # workers; with more, each other scheduler would take longer than the whole search
 MOST_ALONE = 32
-ALIKE = 1.05  # of workers who share cores, plans that are so much slower count as equal
-PROVEN = 1.001  # times the lower bound: a search can bring no more than a thousandth
+ALIKE = 1.05  # if workers share cores, plans that are slower by this factor count as equal
+PROVEN = 1.001  # times the lower bound: a search can gain at most a thousandth
 TINY_WORKERS, TINY_POSITIONS = 5, 64
-"""Of a case that `exact` is asked about too: it takes less than a CPU second for it."""
+"""The largest case for which `exact` runs too; it takes less than a CPU second."""
 
 RIVALS: tuple[Scheduler, ...] = (equal_count, equal_compute, evolutionary, opfence, opfence_plus)
 AGAIN: tuple[Scheduler, ...] = (nearly_equal_count, *RIVALS[1:])
-"""With a plan to begin with."""
+"""The other schedulers to run if there is an incumbent."""
 
 
 def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """The best plan found: never worse, simulated, than the incumbent's or any rival's; where workers share
-    cores up to `ALIKE` times as slow as a rival's, for fewer bytes or less work of one worker.
+    """The best plan that was found.
 
-    The rivals are equal-count (nearly, where there is an incumbent), equal-compute, evolutionary, both of
-    `opfence`, for few workers and places to cut the exact scheduler, the plan for workers of whom nothing is
-    known, and one worker alone. `options.budget` counts plans as `judge.Budget` does; the other schedulers'
-    own work is not counted, and they are not asked for more than `MOST_RIVALLED` workers. Where one of these
-    is proven best, nothing is searched.
+    Its simulated step is never slower than that of the incumbent or of any other scheduler's plan. If workers
+    share cores, it may be up to `ALIKE` times as slow, for fewer bytes or less work of one worker.
+
+    The other schedulers are equal-count (approximate if there is an incumbent), equal-compute, evolutionary,
+    both of `opfence`, for small cases the exact one, the plan without measurements, and one worker alone.
+    `options.budget` counts plans as `polish.Budget` does, without the other schedulers' own work. They do not
+    run for more than `MOST_RIVALLED` workers. If one of their plans is proven best, there is no search.
 
     Raises
     ------
@@ -55,25 +56,25 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     workloads = (workload, *options.alternatives)
     bound = _bound(fleet, workloads, options)
     shares_cores = bool(fleet.topology.machines())
-    found: list[Judged] = []
+    rated_plans: list[RatedPlan] = []
     refusal: PlanError | None = None
     for left, one in zip(range(len(workloads), 0, -1), workloads, strict=True):
         try:
             known = list(_known(fleet, one, options, judge))
         except PlanError as error:
             known, refusal = [], error
-        if not shares_cores and any(judged.seconds <= PROVEN * bound for judged in known):
-            found += known
+        if not shares_cores and any(rated.seconds <= PROVEN * bound for rated in known):
+            rated_plans += known
             break
         search = Search(fleet, one, options, replace(judge, budget=budget.part(1 / left)))
-        found += [*known, *search.run(known)]
+        rated_plans += [*known, *search.run(known)]
         budget.settle(search.judge.budget)
-    if not found:
+    if not rated_plans:
         raise refusal or PlanError(
             "no cut of the model fits these workers: "
             + advice(workload, float(fleet.devices.memory_bytes.sum()))
         )
-    best = _chosen(found, options.incumbent, shares_cores)
+    best = _choose(rated_plans, options.incumbent, shares_cores)
     return Schedule(
         scheduler="auto",
         workload=best.workload,
@@ -87,25 +88,25 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     )
 
 
-def _chosen(found: Sequence[Judged], incumbent: Assignment | None, shares_cores: bool) -> Judged:
-    """The fastest; where workers share cores, of those nearly as fast and no slower than the incumbent the
-    one that sends least, and of these the one that asks least of one worker.
+def _choose(rated_plans: Sequence[RatedPlan], incumbent: Assignment | None, shares_cores: bool) -> RatedPlan:
+    """The fastest plan or, if workers share cores, the cheapest of those that are nearly as fast.
 
-    What it takes to send a byte is not simulated. Devices of their own hardly notice it, shared cores do. Nor
-    do these tell one division from another while all of them are busy, which at either end of a step they
-    are not.
+    Among plans no slower than the incumbent, that is the plan that sends the fewest bytes, and then the one
+    with the least work of one worker. The CPU time to send bytes is not simulated; it matters on shared
+    cores. Shared cores also hide how work is divided while all are busy, which they are not at both ends of a
+    step.
     """
-    best = min(found, key=lambda judged: judged.seconds)
+    best = min(rated_plans, key=lambda rated: rated.seconds)
     if not shares_cores:
         return best
-    old = min((judged.seconds for judged in found if judged.assignment == incumbent), default=math.inf)
-    alike = [judged for judged in found if judged.seconds <= min(ALIKE * best.seconds, old)]
-    return min(alike, key=lambda judged: (*_load(judged), judged.seconds))
+    old = min((rated.seconds for rated in rated_plans if rated.assignment == incumbent), default=math.inf)
+    alike = [rated for rated in rated_plans if rated.seconds <= min(ALIKE * best.seconds, old)]
+    return min(alike, key=lambda rated: (*_load(rated), rated.seconds))
 
 
-def _load(judged: Judged) -> tuple[int, int]:
+def _load(rated: RatedPlan) -> tuple[int, int]:
     """Bytes that workers send each other for a microbatch, and the most operations of one worker."""
-    plan = plan_of(judged.workload, judged.assignment)
+    plan = plan_of(rated.workload, rated.assignment)
     sent = sum(
         edge.bytes
         for edge in plan.edges
@@ -127,7 +128,7 @@ def _bound(fleet: Fleet, workloads: Sequence[Workload], options: Options) -> flo
 
 
 def _alone(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Assignment | None:
-    """The whole model on the best worker for that, of the `MOST_ALONE` fastest who can hold it."""
+    """The whole model on one worker: the best of the `MOST_ALONE` fastest with enough memory."""
     if fleet.count not in (None, 1):
         return None
     fastest = sorted(fleet.topology.workers, key=lambda worker: (-worker.tflops, worker.id))
@@ -137,11 +138,11 @@ def _alone(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
         for worker in fastest
         if judge.fits(workload, one := Assignment((), ((worker.id,),), workload.microbatches, window))
     ]
-    return min(able[:MOST_ALONE], key=lambda one: judge.closed(workload, one), default=None)
+    return min(able[:MOST_ALONE], key=lambda one: judge.lower_bound(workload, one), default=None)
 
 
 def _even_shares(fleet: Fleet, workload: Workload, options: Options) -> Assignment | None:
-    """What is planned where no topology is known, on the workers in their order."""
+    """The plan without measurements, on the workers in their order."""
     count = fleet.count or len(fleet.devices)
     if count > MOST_RIVALLED:
         return None
@@ -157,31 +158,31 @@ def _even_shares(fleet: Fleet, workload: Workload, options: Options) -> Assignme
     )
 
 
-def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Iterator[Judged]:
-    """The incumbent and the other schedulers' plans; if there is none, the last one's reason."""
+def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> Iterator[RatedPlan]:
+    """The incumbent and the other schedulers' plans; raises the last refusal if there is none."""
     alone = replace(options, alternatives=(), incumbent=None, proven=None)
     refusal: PlanError | None = None
     some = False
     incumbent = options.incumbent
     if incumbent is not None and _is_valid(fleet, workload, incumbent, judge):
         some = True
-        yield Judged(judge.simulated(workload, incumbent), workload, incumbent)
+        yield RatedPlan(judge.simulate_plan(workload, incumbent), workload, incumbent)
     for simple in (_even_shares(fleet, workload, options), _alone(fleet, workload, options, judge)):
         if simple is not None and _is_valid(fleet, workload, simple, judge):
             some = True
-            yield Judged(judge.simulated(workload, simple), workload, simple)
+            yield RatedPlan(judge.simulate_plan(workload, simple), workload, simple)
     rivals = _rivals(fleet, workload, RIVALS if incumbent is None else AGAIN)
-    asked = [(rival, replace(alone, most_replicas=1)) for rival in rivals]
-    if options.most_replicas > 1 and evolutionary in rivals:  # the others know of none
-        asked.append((evolutionary, alone))
-    for rival, allowed in asked:
+    requests = [(rival, replace(alone, most_replicas=1)) for rival in rivals]
+    if options.most_replicas > 1 and evolutionary in rivals:  # the others make no replicas
+        requests.append((evolutionary, alone))
+    for rival, allowed in requests:
         try:
             schedule = rival(fleet.topology, workload, allowed)
         except PlanError as error:
             refusal = error
             continue
         some = True
-        yield Judged(schedule.step_seconds, workload, schedule.assignment)
+        yield RatedPlan(schedule.step_seconds, workload, schedule.assignment)
     if not some and refusal is not None:
         raise refusal
 
@@ -189,12 +190,12 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
 def _rivals(fleet: Fleet, workload: Workload, all_of_them: tuple[Scheduler, ...]) -> tuple[Scheduler, ...]:
     if len(fleet.devices) > MOST_RIVALLED:
         return ()
-    tiny = len(fleet.devices) <= TINY_WORKERS and kept_together(workload).sum() <= TINY_POSITIONS
+    tiny = len(fleet.devices) <= TINY_WORKERS and positions_within_ties(workload).sum() <= TINY_POSITIONS
     return (*all_of_them, exact) if tiny else all_of_them
 
 
 def _is_valid(fleet: Fleet, workload: Workload, assignment: Assignment, judge: Judge) -> bool:
-    """Whether an assignment that came from outside is one of this workload on these workers, and fits."""
+    """Whether a given assignment is valid for this workload and these workers, and fits."""
     used = {name for names in assignment.workers for name in names}
     cuts = assignment.cuts
     return (

@@ -1,8 +1,8 @@
-"""The search for one workload: starts, descents, copies as replicas, and what the simulator makes of them.
+"""Search plans for one workload: starting orders, descents, and replicas, rated by the simulator.
 
-Each worker of a copy is the unused one with memory for the segment that adds least to a step: by its work, by
-the link from the worker before it, and by the exchange of gradients with the other copies of the segment.
-Copies run as many microbatches as they are fast.
+Each worker of a replica is the unused one, with enough memory for the segment, that adds least to a step: by
+its work, its link from the previous worker, and its exchange of gradients with other replicas of the segment.
+Replicas get microbatches in proportion to their speed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from farflung.planner.assignment import Assignment, Options, memory_of
 from farflung.planner.checks import Fleet
 from farflung.planner.devices import Devices
 from farflung.planner.schedulers.auto.descent import Candidate, Descent
-from farflung.planner.schedulers.auto.feasibility import Ground
+from farflung.planner.schedulers.auto.feasibility import SearchSetting
 from farflung.planner.schedulers.auto.moves import Moves
-from farflung.planner.schedulers.auto.polish import Judge, Judged, polished
+from farflung.planner.schedulers.auto.polish import Judge, RatedPlan, polish
 from farflung.planner.schedulers.auto.tables import Tables, tables_of
 from farflung.workload import Workload
 
@@ -26,7 +26,7 @@ from farflung.workload import Workload
 def replicated(
     workload: Workload, devices: Devices, assignment: Assignment, most: int
 ) -> Iterator[Assignment]:
-    """The plan with 2, 3, ... up to `most` copies, for as long as there are workers and microbatches."""
+    """The plan with 2, 3, ... up to `most` replicas, while there are enough workers and microbatches."""
     number = {id: at for at, id in enumerate(devices.ids)}
     pipelines = [[number[names[0]] for names in assignment.workers]]
     for _ in range(2, min(most, assignment.microbatches) + 1):
@@ -47,24 +47,24 @@ def _copy(
     """Another pipeline of workers that none of `pipelines` uses; None if there are not enough."""
     first = pipelines[0]
     left = set(range(len(devices))) - {at for pipeline in pipelines for at in pipeline}
-    taken: dict[int, int] = {}
+    copies: dict[int, int] = {}
     ranges = assignment.ranges(len(workload))
     for segment, (original, (start, stop)) in enumerate(zip(first, ranges, strict=True)):
-        if original in taken:
+        if original in copies:
             continue
         needed = memory_of(workload, assignment, devices.ids[original])
         able = [at for at in sorted(left) if devices.memory_bytes[at] >= needed]
         if not able:
             return None
         peers = [pipeline[segment] for pipeline in pipelines]
-        before = taken[first[segment - 1]] if segment else None
+        before = copies[first[segment - 1]] if segment else None
         cost = [
             _seconds(workload, devices, assignment.microbatches, before, at, peers, start, stop)
             for at in able
         ]
-        taken[original] = able[int(np.argmin(cost))]
-        left.discard(taken[original])
-    return [taken[original] for original in first]
+        copies[original] = able[int(np.argmin(cost))]
+        left.discard(copies[original])
+    return [copies[original] for original in first]
 
 
 def _seconds(
@@ -77,7 +77,7 @@ def _seconds(
     start: int,
     stop: int,
 ) -> float:
-    """What a worker would add to a step: its work, its hop and its exchange of gradients."""
+    """Seconds that a worker would add to a step: its work or hop, and its exchange of gradients."""
     work = float(workload.work[stop] - workload.work[start]) / devices.speeds[worker]
     hop = 0.0
     if before is not None:
@@ -93,7 +93,7 @@ def _seconds(
 def _shares(
     workload: Workload, devices: Devices, assignment: Assignment, pipelines: list[list[int]]
 ) -> tuple[int, ...]:
-    """Microbatches of each pipeline: one by one to whoever would be through with it first."""
+    """Microbatches of each pipeline, given one by one to the pipeline that would finish first."""
     seconds = [_busiest(workload, devices, assignment, pipeline) for pipeline in pipelines]
     shares = [1] * len(pipelines)
     for _ in range(assignment.microbatches - len(pipelines)):
@@ -103,7 +103,7 @@ def _shares(
 
 
 def _busiest(workload: Workload, devices: Devices, assignment: Assignment, pipeline: list[int]) -> float:
-    """Seconds for each microbatch of the busiest worker or link of a pipeline."""
+    """Seconds per microbatch of the busiest worker or link of a pipeline."""
     busy: dict[int, float] = {}
     ranges = assignment.ranges(len(workload))
     for worker, (start, stop) in zip(pipeline, ranges, strict=True):
@@ -117,8 +117,8 @@ def _busiest(workload: Workload, devices: Devices, assignment: Assignment, pipel
 
 
 SLACKS = (1.7, 1.1)
-"""How many times over a window must cover the round trip: simulated, 1.7 leaves no device idle; where memory
-is short, less is better."""
+"""By which factor a window must exceed the round trip: in simulations 1.7 leaves no device idle; with little
+memory, less is better."""
 SEARCHED = 0.5  # of the budget, before anything is simulated
 JUDGED = 10  # candidates whose cuts go to the simulator
 POLISHED = 3
@@ -137,7 +137,7 @@ class Search:
         self.low = workload.microbatches * workload.work[-1] / self.devices.speeds.sum()
         self.tables = tables_of(workload)
 
-    def run(self, known: Sequence[Judged]) -> list[Judged]:
+    def run(self, known: Sequence[RatedPlan]) -> list[RatedPlan]:
         """The best plans found, beside those that are `known`, from which it also starts.
 
         Those with replicas come after all others. So a search that may copy segments has looked at every plan
@@ -145,19 +145,19 @@ class Search:
         """
         copies = self.options.most_replicas > 1 and self.fleet.count is None  # a count is of one pipeline
         plain = [one for one in known if not (copies and one.assignment.shares)]
-        judged = [*plain, *self._judged(self._candidates(plain))]
-        judged.sort(key=lambda one: one.seconds)
-        best = [polished(self._with_tables(one), self.judge, self.options) for one in judged[:POLISHED]]
+        rated = [*plain, *self._rate_candidates(self._candidates(plain))]
+        rated.sort(key=lambda one: one.seconds)
+        best = [polish(self._with_tables(one), self.judge, self.options) for one in rated[:POLISHED]]
         if not copies:
             return best
-        return [*best, *self._replicated([*best, *judged], [one for one in known if one.assignment.shares])]
+        return [*best, *self._replicated([*best, *rated], [one for one in known if one.assignment.shares])]
 
-    def _replicated(self, judged: Sequence[Judged], known: Sequence[Judged]) -> list[Judged]:
+    def _replicated(self, rated: Sequence[RatedPlan], known: Sequence[RatedPlan]) -> list[RatedPlan]:
         """The shortest plans that leave most workers unused, in several copies; of these and those that are
         known the best one, improved.
         """
         found = {one.assignment: one for one in known}
-        shallow = {len(one.assignment.workers): one for one in sorted(judged, key=lambda one: -one.seconds)}
+        shallow = {len(one.assignment.workers): one for one in sorted(rated, key=lambda one: -one.seconds)}
         for one in shallow.values():
             if one.assignment.shares:
                 continue
@@ -165,12 +165,12 @@ class Search:
                 self.workload, self.devices, one.assignment, self.options.most_replicas
             ):
                 if assignment not in found and self.judge.fits(self.workload, assignment):
-                    seconds = self.judge.simulated(self.workload, assignment)
+                    seconds = self.judge.simulate_plan(self.workload, assignment)
                     found[assignment] = replace(one, seconds=seconds, assignment=assignment)
         best = sorted(found.values(), key=lambda one: one.seconds)[:1]
-        return [polished(self._with_tables(one), self.judge, self.options) for one in best]
+        return [polish(self._with_tables(one), self.judge, self.options) for one in best]
 
-    def _candidates(self, known: Sequence[Judged]) -> list[tuple[Candidate, Tables]]:
+    def _candidates(self, known: Sequence[RatedPlan]) -> list[tuple[Candidate, Tables]]:
         """What descents end with; on the way there a worker may come twice, which leads elsewhere."""
         budget = self.judge.budget.part(SEARCHED)
         moves, again = (
@@ -181,32 +181,32 @@ class Search:
         tables = self._worth(known)
         for number, one in enumerate(tables):
             descent = Descent(
-                self._ground(one, SLACKS[0]), moves, budget.part(1 / (len(tables) - number)), self.low
+                self._setting(one, SLACKS[0]), moves, budget.part(1 / (len(tables) - number)), self.low
             )
-            tight = replace(descent, ground=self._ground(one, SLACKS[1]), moves=again)
+            tight = replace(descent, setting=self._setting(one, SLACKS[1]), moves=again)
             for start in self._starts(descent, known):
-                for candidate in self._descended(start, descent, tight):
-                    if candidate.found.fits and len(set(candidate.workers)) == len(candidate.workers):
-                        found[candidate.workers, candidate.found.window, one.loop] = candidate, one
+                for candidate in self._descend(start, descent, tight):
+                    if candidate.solution.fits and len(set(candidate.workers)) == len(candidate.workers):
+                        found[candidate.workers, candidate.solution.window, one.loop] = candidate, one
             budget.settle(descent.budget)
         self.judge.budget.settle(budget)
         return list(found.values())
 
-    def _descended(self, start: Candidate, descent: Descent, tight: Descent) -> Iterator[Candidate]:
-        candidate = descent.run(descent.settled(start))
+    def _descend(self, start: Candidate, descent: Descent, tight: Descent) -> Iterator[Candidate]:
+        candidate = descent.run(descent.with_needed_window(start))
         yield candidate
         if descent.is_held_up(candidate) and self.options.window is None:
-            yield tight.run(tight.measured(candidate.workers, candidate.found.window))
+            yield tight.run(tight.evaluate(candidate.workers, candidate.solution.window))
 
-    def _worth(self, known: Sequence[Judged]) -> list[Tables]:
-        """Tables of plain pipelines, and of the first loop if there is one; those that can be cut."""
+    def _worth(self, known: Sequence[RatedPlan]) -> list[Tables]:
+        """The tables of plain pipelines and of the first loop, if they can be cut."""
         return [
             tables for tables in self.tables[:2] if len(tables.latest) > (2 if tables.loop is None else 3)
         ]
 
-    def _ground(self, tables: Tables, slack: float) -> Ground:
+    def _setting(self, tables: Tables, slack: float) -> SearchSetting:
         home = self.fleet.topology.ids.index(self.fleet.topology.home.id)
-        return Ground(
+        return SearchSetting(
             self.devices,
             tables,
             self.workload.microbatches,
@@ -216,19 +216,19 @@ class Search:
             self.options.window,
         )
 
-    def _starts(self, descent: Descent, known: Sequence[Judged]) -> list[Candidate]:
-        """The orders that are known, and for each of the strongest sites the best number of its workers."""
-        loop = descent.ground.tables.loop is not None
+    def _starts(self, descent: Descent, known: Sequence[RatedPlan]) -> list[Candidate]:
+        """The known orders and, for each of the strongest sites, the best number of its workers."""
+        loop = descent.setting.tables.loop is not None
         found = [descent.best_of([order]) for order in self._orders(known, loop)]
         found += [descent.best_of(prefixes) for prefixes in self._prefixes(2 if loop else 1)]
         some = [one for one in found if one is not None]
-        return sorted(some, key=lambda one: (one.seconds, -one.found.part))
+        return sorted(some, key=lambda one: (one.seconds, -one.solution.part))
 
-    def _orders(self, known: Sequence[Judged], loop: bool) -> list[tuple[int, ...]]:
+    def _orders(self, known: Sequence[RatedPlan], loop: bool) -> list[tuple[int, ...]]:
         number = {id: at for at, id in enumerate(self.devices.ids)}
         orders = []
-        for judged in known:
-            order = tuple(number[names[0]] for names in judged.assignment.workers)
+        for rated in known:
+            order = tuple(number[names[0]] for names in rated.assignment.workers)
             if loop and len(order) > 2 and order[0] == order[-1]:
                 order = order[:-1]
             elif loop and (len(order) < 2 or order[0] == order[-1]):
@@ -249,22 +249,22 @@ class Search:
             if kept:
                 yield [members[:size] for size in kept]
 
-    def _judged(self, candidates: list[tuple[Candidate, Tables]]) -> list[Judged]:
-        found: dict[Assignment, Judged] = {}
+    def _rate_candidates(self, candidates: list[tuple[Candidate, Tables]]) -> list[RatedPlan]:
+        found: dict[Assignment, RatedPlan] = {}
         for candidate, tables in sorted(candidates, key=lambda pair: pair[0].seconds)[:JUDGED]:
             for assignment in self._assignments(candidate, tables):
                 if assignment not in found and self.judge.fits(self.workload, assignment):
-                    seconds = self.judge.simulated(self.workload, assignment)
-                    found[assignment] = Judged(seconds, self.workload, assignment, tables)
+                    seconds = self.judge.simulate_plan(self.workload, assignment)
+                    found[assignment] = RatedPlan(seconds, self.workload, assignment, tables)
         return list(found.values())
 
     def _assignments(self, candidate: Candidate, tables: Tables) -> Iterator[Assignment]:
         order = candidate.workers if tables.loop is None else (*candidate.workers, candidate.workers[0])
         base = Assignment(
-            cuts=tuple(int(tables.at[stop]) for stop in candidate.found.stops[:-1]),
+            cuts=tuple(int(tables.at[stop]) for stop in candidate.solution.stops[:-1]),
             workers=tuple((self.devices.ids[worker],) for worker in order),
             microbatches=self.workload.microbatches,
-            window=candidate.found.window,
+            window=candidate.solution.window,
         )
         if self.options.recompute:
             base = self._recomputing(base)
@@ -274,7 +274,7 @@ class Search:
             yield replace(base, window=other)
 
     def _recomputing(self, assignment: Assignment) -> Assignment:
-        """The same with segments that run forward twice where their worker's memory asks for it."""
+        """The same assignment with segments that recompute if their worker's memory requires it."""
         again = [False] * len(assignment.workers)
         for worker in self.fleet.topology.workers:
             for number, names in enumerate(assignment.workers):
@@ -284,14 +284,12 @@ class Search:
                     assignment = replace(assignment, recompute=tuple(again))
         return assignment
 
-    def _with_tables(self, judged: Judged) -> Judged:
-        """With the tables to improve its cuts by."""
-        if judged.tables is not None:
-            return judged
-        loops = (
-            judged.assignment.workers[0] == judged.assignment.workers[-1] and len(judged.assignment.cuts) > 1
-        )
+    def _with_tables(self, rated: RatedPlan) -> RatedPlan:
+        """The plan with the tables that are needed to improve its cuts."""
+        if rated.tables is not None:
+            return rated
+        loops = rated.assignment.workers[0] == rated.assignment.workers[-1] and len(rated.assignment.cuts) > 1
         for tables in self.tables:
             if (tables.loop is not None) == (loops and bool(self.workload.ties)):
-                return replace(judged, tables=tables)
-        return replace(judged, tables=self.tables[0])
+                return replace(rated, tables=tables)
+        return replace(rated, tables=self.tables[0])

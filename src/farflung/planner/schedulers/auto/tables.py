@@ -1,4 +1,4 @@
-"""What a search looks up: a workload at the positions where it may be cut."""
+"""Lookup tables of a search: a workload at the positions where it may be cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = 24
 
 @dataclass(frozen=True)
 class Tables(Positions):
-    """A workload at m positions, ascending, both ends among them.
+    """A workload at m positions, ascending, with both ends.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Tables(Positions):
 
     @cached_property
     def levels(self) -> Floats:
-        """Ascending bounds on crossing bytes: all there are, or quantiles of them."""
+        """Ascending bounds on crossing bytes: all values, or quantiles of them."""
         inner = np.unique(self.forward[1:-1]) if len(self) > 2 else np.zeros(1)
         if len(inner) <= LEVELS:
             return inner
@@ -52,7 +52,7 @@ class Tables(Positions):
 
     @cached_property
     def latest(self) -> Ints:
-        """Up to which position r further segments can each own a parameter, for r = 0, 1, ...; then -1."""
+        """The last position that leaves parameters for r more segments, for r = 0, 1, ...; then -1."""
         found = [len(self) - 1]
         while found[-1] >= 0:
             found.append(int(np.searchsorted(self.owned, self.owned[found[-1]], side="left")) - 1)
@@ -65,7 +65,7 @@ class Tables(Positions):
 
 @once
 def tables_of(workload: Workload) -> tuple[Tables, ...]:
-    """The tables of plain pipelines, and of each loop worth trying where a parameter is used at both ends."""
+    """The tables of plain pipelines, and of each loop to try if a parameter is used at both ends."""
     ends = loops(workload, PARTS)
     return (
         Tables(workload, straight(workload, PARTS).at),

@@ -1,6 +1,6 @@
 """DT-FM's evolutionary scheduler (arXiv 2206.01288).
 
-`search` finds the `grid` of stages x replicas, and `scheduler` makes a plan of it.
+`search` finds the `grid` of stages x replicas, and `scheduler` turns it into a plan.
 """
 
 from farflung.planner.schedulers.evolutionary.scheduler import evolutionary

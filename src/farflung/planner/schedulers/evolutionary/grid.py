@@ -54,7 +54,7 @@ class GridObjective:
 
 @dataclass(frozen=True)
 class GridCosts:
-    """A topology under an objective, in seconds: what each ordered pair costs as replicas, and as a hop.
+    """A topology under an objective: seconds of each directed pair as replicas, and as a hop.
 
     Both are workers x workers, row = from, with zeros on the diagonal.
     """
@@ -65,7 +65,7 @@ class GridCosts:
 
     @classmethod
     def of(cls, topology: Topology, objective: GridObjective) -> GridCosts:
-        """Raises PlanError where the workers do not fill the grid."""
+        """The costs of a topology; raises PlanError if the workers do not fill the grid."""
         workers, cells = len(topology.workers), objective.stages * objective.replicas
         if workers != cells:
             raise PlanError(
@@ -100,9 +100,9 @@ def grid_total(
     gradient_gb: float = GRADIENT_GB,
     activation_gb: float = ACTIVATION_GB,
 ) -> float:
-    """The total of `grid` (worker numbers) as it is wired: its rows are stages, its columns pipelines.
+    """The total cost of `grid` (worker numbers): its rows are stages, its columns pipelines.
 
-    Written after the formulas and nothing else, so that it can judge the searches.
+    It follows the formulas literally, so that it can check the searches.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def grid_total(
 
 
 class Budget:
-    """Counts evaluations; `capped` says that a search was stopped by the clock, so that it may not repeat."""
+    """Counts evaluations; `capped` says that the time limit stopped a search, so that it may not repeat."""
 
     def __init__(self, evaluations: int, most_seconds: float) -> None:
         self.spent = 0
@@ -141,7 +141,7 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """Evaluations that may still be spent: none once the clock has run out."""
+        """Evaluations that are left; 0 after the time limit."""
         if self.spent < self._evaluations and time.monotonic() > self._deadline:
             self.capped = True
         return 0 if self.capped else max(0, self._evaluations - self.spent)
@@ -155,10 +155,10 @@ Flow = list[list[int]]
 
 
 def bottleneck(costs: Sequence[Row], supply: Sequence[int], demand: Sequence[int]) -> tuple[float, Flow]:
-    """The least possible maximum cost of a pair that is used, and how much goes from each left to each right.
+    """The least possible maximum cost of a used pair, and the flow from each left to each right node.
 
     `supply` and `demand`, all positive, have equal sums; with ones it is the bottleneck assignment. Costs are
-    left x right. Exact: a binary search over the costs, each one decided by a maximum flow.
+    left x right. The result is exact: a binary search over the costs, each decided by a maximum flow.
     """
     columns = range(len(demand))
     least = max(
@@ -184,7 +184,7 @@ def bottleneck(costs: Sequence[Row], supply: Sequence[int], demand: Sequence[int
 
 
 def pairs(costs: Sequence[Row]) -> tuple[float, list[int]]:
-    """The bottleneck assignment of a square matrix: its value, and each left one's partner."""
+    """The bottleneck assignment of a square matrix: its value, and each left node's partner."""
     ones = [1] * len(costs)
     value, flow = bottleneck(costs, ones, ones)
     return value, [row.index(1) for row in flow]
@@ -207,7 +207,7 @@ def _flow(costs: Sequence[Row], supply: Sequence[int], demand: Sequence[int], li
 def _augment(allowed: list[list[int]], flow: Flow, free: list[int], start: int, amount: int) -> int:
     """Send as much as one shortest augmenting path from `start` carries; 0 if there is none."""
     reached_from: dict[int, int] = {}
-    came_over = {start: -1}
+    arrived_by = {start: -1}
     queue = [start]
     for left in queue:
         for right in allowed[left]:
@@ -215,10 +215,10 @@ def _augment(allowed: list[list[int]], flow: Flow, free: list[int], start: int, 
                 continue
             reached_from[right] = left
             if free[right]:
-                return _send(flow, free, reached_from, came_over, right, amount)
+                return _send(flow, free, reached_from, arrived_by, right, amount)
             for other, row in enumerate(flow):
-                if row[right] and other not in came_over:
-                    came_over[other] = right
+                if row[right] and other not in arrived_by:
+                    arrived_by[other] = right
                     queue.append(other)
     return 0
 
@@ -227,7 +227,7 @@ def _send(
     flow: Flow,
     free: list[int],
     reached_from: dict[int, int],
-    came_over: dict[int, int],
+    arrived_by: dict[int, int],
     end: int,
     amount: int,
 ) -> int:
@@ -235,7 +235,7 @@ def _send(
     path, right = [], end
     while right >= 0:
         left = reached_from[right]
-        back = came_over[left]
+        back = arrived_by[left]
         path.append((left, right, back))
         if back >= 0:
             amount = min(amount, flow[left][back])
@@ -254,8 +254,8 @@ MOST_REORDERED = 64
 def rewired(costs: GridCosts, grid: Grid) -> Grid:
     """The stages of `grid` in the cheapest order, each hop an exact bottleneck assignment.
 
-    A hop's cost depends on its two stages alone, so the assignments chain freely: a column goes on with its
-    partner, whatever came before. Never worse than `grid`. Above `MOST_REORDERED` stages the order stays.
+    A hop's cost depends only on its two stages, so assignments of consecutive hops are independent. The
+    result is never worse than `grid`. Above `MOST_REORDERED` stages the order is unchanged.
     """
     if 1 < len(grid) <= MOST_REORDERED:
         hops = least_hops(costs, grid)
@@ -270,7 +270,7 @@ def rewired(costs: GridCosts, grid: Grid) -> Grid:
 
 
 def least_hops(costs: GridCosts, stages: Grid) -> Costs:
-    """Stages x stages: the seconds of a hop's slowest pipeline where it is wired as well as can be."""
+    """Stages x stages: seconds of a hop's slowest pipeline with the best wiring."""
     count, ones = len(stages), [1] * len(stages[0])
     found = np.zeros((count, count))
     for one in range(count):

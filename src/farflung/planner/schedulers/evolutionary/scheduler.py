@@ -1,14 +1,15 @@
-"""DT-FM's scheduler (arXiv 2206.01288) as plans: all workers in a grid, which its search finds, equal stages.
+"""DT-FM's scheduler (arXiv 2206.01288): equal stages on a grid of all workers that its search finds.
 
-From the paper: a model is cut into stages of equal work, each of which runs on as many replicas; all workers
-fill this grid of stages x replicas, and the search looks for the one that communicates least (`GridObjective`
-has the published cost). Speeds of devices count for nothing. What the paper leaves open is ours:
+From the paper: a model is cut into stages of equal work with the same number of replicas. All workers fill
+this grid of stages x replicas, and the search finds the grid with the least communication (`GridObjective`
+has the published cost). Speeds of devices do not count. Our choices where the paper is open:
 
-* Replicas are as many as the options allow (`Options.most_replicas`; DT-FM is told their number).
-* Workers that do not fill the grid are left out, the last first; and whole stages where some worker has too
+* There are as many replicas as the options allow (`Options.most_replicas`; in DT-FM their number is given).
+* Workers that do not fill the grid are left out, the last first; and so are whole stages if some worker has
+too
   little memory for any.
-* Cut bytes are those that a typical cut of the model has, and the cut is that of the baselines, so it gives
-  way where memory is short.
+* The bytes are those of a typical cut of the model, and the cut is that of the baselines, so it adapts to
+  little memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from farflung.workload import Workload
 
 @dataclass(frozen=True)
 class _Rows:
-    """Stages in order, each with the numbers of its workers, one a pipeline; and how they were found."""
+    """Stages in order, each with one worker number per pipeline, and statistics of the search."""
 
     workers: tuple[tuple[int, ...], ...]
     evaluated: int = 0
@@ -72,14 +73,15 @@ def _rows(fleet: Fleet, workload: Workload, options: Options) -> _Rows:
         subtopology(fleet.topology, list(range(count * replicas))),
         shape,
         options.seed,
-        min(options.budget, EVALUATIONS) if replicas > 1 else 1,  # there is one partition into single workers
+        # There is only one partition into single workers.
+        min(options.budget, EVALUATIONS) if replicas > 1 else 1,
         MOST_SECONDS if options.seconds is None else options.seconds,
     )
     return _Rows(found.grid, found.evaluations, found.capped)
 
 
 def _shape(fleet: Fleet, workload: Workload, options: Options) -> tuple[int, int]:
-    """Stages, and as many replicas as may be; all workers that were asked for fill the grid."""
+    """Stages and replicas, with as many replicas as possible; all requested workers are used."""
     most, workers = most_segments(workload, workload.legal), fleet.count or len(fleet.devices)
     for replicas in range(min(options.most_replicas, workers, workload.microbatches), 0, -1):
         stages = workers // replicas
@@ -94,13 +96,13 @@ def _shape(fleet: Fleet, workload: Workload, options: Options) -> tuple[int, int
 
 
 def _typical_cut(workload: Workload) -> float:
-    """Bytes that cross a cut in the median, of those where something does."""
+    """The median bytes of cuts that any bytes cross."""
     crossing = workload.crossing_forward[workload.legal & (workload.crossing_forward > 0)]
     return float(np.median(crossing)) if len(crossing) else 0.0
 
 
 def _stages(devices: Devices, rows: _Rows) -> Devices:
-    """One device for each stage: as much memory as its replica with the least."""
+    """One device for each stage, with the memory of its smallest replica."""
     first = devices.take([row[0] for row in rows.workers])
     least = np.array([devices.memory_bytes[list(row)].min() for row in rows.workers])
     return replace(first, memory_bytes=least)
@@ -109,7 +111,7 @@ def _stages(devices: Devices, rows: _Rows) -> Devices:
 def _assignment(
     fleet: Fleet, rows: _Rows, stages: Devices, cut: ChainCut, workload: Workload, window: int
 ) -> Assignment:
-    """What `stages`, in the order of the rows, run; each with all workers of its row."""
+    """The assignment of `stages`, in the order of the rows, each with all workers of its row."""
     replicas = len(rows.workers[0])
     one = assignment_of(workload, stages, cut, window)
     if replicas == 1:

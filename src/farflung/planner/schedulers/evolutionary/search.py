@@ -1,27 +1,23 @@
 """DT-FM's own search (arXiv 2206.01288): a genetic algorithm with cyclic partitioning.
 
-The published way: 100 random balanced partitions; in each trial two random parents, a crossover that copies
-five random workers' stages, greedy balancing, one pass of *cyclic partitioning* (see `cycles`), and the
-exact price of the offspring, which takes the worse parent's place unless it is worse than both. Kept as
-published: sizes of population and crossover, the gains, one pass, and that the last cycle of a pass is
-never used.
+The published algorithm: 100 random balanced partitions; in each trial two random parents, a crossover that
+copies five random workers' stages, greedy balancing, one pass of *cyclic partitioning*, and the exact cost of
+the offspring, which replaces the worse parent unless it is worse than both. As published: the sizes of
+population and crossover, the gains, one pass, and that the last cycle of a pass is never used.
 
-Not copied from the public program:
+Different from the public program:
 
-* Its seeds overwrite the generators' `seed` functions in place of calling them, so that no run can be
-repeated.
-* It compares an offspring with max(score 1, offspring > score 2): the second parent's score is ignored.
-* It appends rejected offspring behind the population, where nobody ever picks them.
-* The pipelines it prints come from an assignment that may use a dearer pair than the bottleneck it reports.
-* Hops are priced in one direction and taken for both; here both are priced where they differ.
+* It overwrites the generators' `seed` functions instead of calling them, so that no run can be repeated.
+* It compares an offspring with max(score 1, offspring > score 2), which ignores the second parent's score.
+* It appends rejected offspring after the population, where they are never selected.
+* The pipelines that it prints come from an assignment that may use a costlier pair than its bottleneck.
+* It uses the cost of one direction of a hop for both; here both are computed if they differ.
 
-Cyclic partitioning, the local search of DT-FM's evolutionary scheduler.
-
-Workers move along a cycle of groups, each locked once it moved, until the cycle is back where it began; the
-best prefix of each cycle is kept. The gain of a move pulls *fast* pairs apart, since two workers with a
-fast link serve best in neighbouring stages of one pipeline: of each group the worker with the fastest link
-inside it is offered, and it gains the mean cost of its links to the other group beyond the cost of that
-fastest link.
+Cyclic partitioning is the local search. Workers move along a cycle of groups, each locked once it has moved,
+until the cycle is back where it began; the best prefix of each cycle is used. The gain of a move separates
+*fast* pairs, because two workers with a fast link are best in neighbouring stages of one pipeline: each group
+offers the worker with its fastest inner link, and the gain is the mean cost of that worker's links to the
+other group minus the cost of that fastest link.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ Labels = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class _Gains:
-    """For each group the worker it offers (-1: all are locked), and groups x groups what its moves gain."""
+    """The worker that each group offers (-1: all are locked), and the gains of moves: groups x groups."""
 
     offered: Labels
     gain: Costs
@@ -81,7 +77,7 @@ def improved(hop: Costs, labels: Labels, groups: int) -> Labels:
 def _cycle(
     hop: Costs, labels: Labels, groups: int, free: NDArray[np.bool_], touched: set[int]
 ) -> tuple[Labels, float]:
-    """One cycle of moves, cut back to its best prefix and closed; locks whom it moved. Also its gain."""
+    """One cycle of moves, reduced to its best prefix and closed, with its gain; locks the moved workers."""
     labels = labels.copy()
     gains = _gains(hop, labels, groups, free)
     group = start = int(gains.best.argmax())
@@ -89,7 +85,7 @@ def _cycle(
     risen, closing = [], []
     while len(moves) < len(labels):
         worker, target = int(gains.offered[group]), gains.target(group)
-        if worker < 0:  # nobody is free to go on: whoever came last closes the cycle
+        if worker < 0:  # no worker is free to go on: the last one closes the cycle
             if not moves:
                 break
             worker, target = moves[-1][0], start
@@ -109,7 +105,7 @@ def _cycle(
 def _closed(
     labels: Labels, moves: list[tuple[int, int]], risen: list[float], closing: list[float], start: int
 ) -> tuple[Labels, float]:
-    """The labels with the moves after the best prefix undone, and its last worker moved to the start."""
+    """The labels after the best prefix of moves, with its last worker moved to the start; and the gain."""
     last, total = 0, 0.0
     for number in range(1, len(moves)):
         gain = sum(risen[:number]) + closing[number]
@@ -148,10 +144,10 @@ MOST_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class EvolvedGrid:
-    """A grid (worker numbers, one row a stage, one column a pipeline) with its total as it is wired.
+    """A grid (worker numbers, one row per stage, one column per pipeline) with its total cost.
 
-    `evaluations` counts the partitions that were priced; `capped` says that the seconds ran out first, so
-    that another run may end elsewhere.
+    `evaluations` counts the evaluated partitions; `capped` says that the time limit ended the search, so that
+    another run may give another grid.
     """
 
     grid: Grid
@@ -167,30 +163,30 @@ def evolve_grid(
     budget: int = EVALUATIONS,
     most_seconds: float = MOST_SECONDS,
 ) -> EvolvedGrid:
-    """The best grid that DT-FM's search finds with `budget` partitions priced, wired exactly.
+    """The best grid that DT-FM's search finds with `budget` evaluated partitions and exact wiring.
 
-    Equal inputs give equal grids, unless `most_seconds` cap the search. Raises PlanError where the workers
-    do not fill the grid.
+    Equal inputs give equal grids, unless `most_seconds` ends the search. Raises PlanError if the workers do
+    not fill the grid.
     """
     costs = GridCosts.of(topology, objective)
-    purse = Budget(budget, most_seconds)
-    best = min(_evolved(costs, random.Random(seed), purse))[1]
+    evaluations = Budget(budget, most_seconds)
+    best = min(_evolved(costs, random.Random(seed), evaluations))[1]
     total = grid_total(topology, best, objective.gradient_gb, objective.activation_gb)
-    return EvolvedGrid(best, total, purse.spent, purse.capped)
+    return EvolvedGrid(best, total, evaluations.spent, evaluations.capped)
 
 
-def _evolved(costs: GridCosts, rng: random.Random, purse: Budget) -> list[tuple[float, Grid]]:
-    """The population after all trials, priced."""
+def _evolved(costs: GridCosts, rng: random.Random, budget: Budget) -> list[tuple[float, Grid]]:
+    """The population after all trials, with costs."""
     population: list[Labels] = []
     priced: list[tuple[float, Grid]] = []
-    while not population or (len(population) < POPULATION and purse.left):
+    while not population or (len(population) < POPULATION and budget.left):
         population.append(_random_partition(costs.objective, rng))
-        priced.append(_price(costs, population[-1], purse))
-    while purse.left:
+        priced.append(_price(costs, population[-1], budget))
+    while budget.left:
         one, other = rng.randrange(len(population)), rng.randrange(len(population))
         child = _crossed(population[one], population[other], costs.objective, rng)
         child = improved(costs.hop, child, costs.objective.stages)
-        price = _price(costs, child, purse)
+        price = _price(costs, child, budget)
         worse = max(one, other, key=lambda parent: priced[parent][0])
         if price[0] <= priced[worse][0]:
             population[worse], priced[worse] = child, price
@@ -203,18 +199,18 @@ def _random_partition(objective: GridObjective, rng: random.Random) -> Labels:
     return np.array(labels)
 
 
-def _price(costs: GridCosts, labels: Labels, purse: Budget) -> tuple[float, Grid]:
-    purse.spend()
+def _price(costs: GridCosts, labels: Labels, budget: Budget) -> tuple[float, Grid]:
+    budget.spend()
     grid = tuple(tuple(np.flatnonzero(labels == stage).tolist()) for stage in range(costs.objective.stages))
     grid = rewired(costs, grid)
     return costs.total(grid), grid
 
 
-def _crossed(giver: Labels, taker: Labels, objective: GridObjective, rng: random.Random) -> Labels:
-    """`taker` with the stages that five random workers have in `giver`, balanced from the first worker on."""
-    child = taker.copy()
+def _crossed(donor: Labels, receiver: Labels, objective: GridObjective, rng: random.Random) -> Labels:
+    """`receiver` with the stages of five random workers in `donor`, balanced from the first worker on."""
+    child = receiver.copy()
     chosen = rng.sample(range(len(child)), min(CROSSED, len(child)))
-    child[chosen] = giver[chosen]
+    child[chosen] = donor[chosen]
     sizes = np.bincount(child, minlength=objective.stages)
     for worker, stage in enumerate(child.tolist()):
         if sizes[stage] > objective.replicas:

@@ -1,8 +1,7 @@
-"""The exact scheduler: for few workers, a step time that is proven to be near the least there is.
+"""The exact scheduler: for few workers, a step time that is proven to be near the minimum.
 
-Every ordered subset of the workers and every cut is looked at by dynamic programming (`subsets.py`), for one
-limit on the step after the other. A limit that nothing can keep is a certificate: whoever doubts it runs that
-one pass.
+Dynamic programming (`subsets.py`) covers every ordered subset of the workers and every cut, for one limit on
+the step at a time. A limit that no plan meets is a certificate, which one pass verifies.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from farflung.planner.answer import answer
 from farflung.planner.assignment import Assignment, Options, Schedule, memory_by_worker
 from farflung.planner.checks import Fleet, refuse_memory, usable_fleet
 from farflung.planner.cutting.positions import Positions
-from farflung.planner.cutting.ties import kept_together, loops
+from farflung.planner.cutting.ties import loops, positions_within_ties
 from farflung.planner.devices import Devices
 from farflung.planner.schedulers.exact.subsets import Case, Path, Subsets
 from farflung.planner.schedulers.opfence import opfence_plus
@@ -30,27 +29,27 @@ MOST_WORKERS = 10
 MOST_POSITIONS = 256
 PRECISION = 1e-3
 SIMULATED = 40
-"""Plans, beside those that the search meets, of each window that could be better than what is known."""
+"""Additional plans to simulate for each window that could be better than the best known plan."""
 MOST_MOVES = 200
 REACH = 3
 
 
 def exact(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """The best simulated of the plans with the least lower bounds on their steps, and the least such bound.
+    """The best plan, as simulated, among those with the least lower bounds, and the least lower bound.
 
-    `lower_bound_seconds` is certified: no plan with one segment on each worker it uses, and one replica, has
-    a shorter simulated step, whatever its window (if none is asked for). It is the least, up to `PRECISION`,
-    of a bound on every plan (`subsets.Subsets`), so the step of the plan that is returned can be above it,
-    and another plan can be as good as this one or better. Nothing is proven, and the bound is 0, where tied
-    parameters allow loops, whose plans have two segments on one worker.
+    `lower_bound_seconds` is certified: no plan with one segment on each worker and one replica has a shorter
+    simulated step, with any window (unless the options fix one). It is the minimum, within `PRECISION`, of a
+    bound on every plan (`subsets.Subsets`). So the returned plan's step can be above it, and another plan can
+    be as good or better. If tied parameters allow loops, with two segments on one worker, nothing is proven
+    and the bound is 0.
 
     Raises
     ------
     PlanError
-        See `usable_fleet`; or there are more workers, or places to cut, than can be looked at.
+        See `usable_fleet`; or there are too many workers or positions for this scheduler.
     """
     fleet = usable_fleet(topology, workload, options)
-    legal = kept_together(workload)
+    legal = positions_within_ties(workload)
     _require_small(len(fleet.devices), int(legal.sum()))
     plans = _baseline(topology, workload, options)
     high = min((plan.step_seconds for plan in plans), default=np.inf)
@@ -76,13 +75,13 @@ def exact(topology: Topology, workload: Workload, options: Options) -> Schedule:
 def _require_small(workers: int, positions: int) -> None:
     if workers > MOST_WORKERS or positions > MOST_POSITIONS:
         raise PlanError(
-            f"the exact scheduler looks at up to {MOST_WORKERS} workers and {MOST_POSITIONS} places to cut, "
+            f"the exact scheduler is for up to {MOST_WORKERS} workers and {MOST_POSITIONS} places to cut, "
             f"found {workers} and {positions}: use --scheduler auto"
         )
 
 
 def _baseline(topology: Topology, workload: Workload, options: Options) -> list[Schedule]:
-    """A plan to begin with: no limit above its step time need be looked at."""
+    """An initial plan; limits above its step time need not be tried."""
     try:
         return [opfence_plus(topology, workload, options)]
     except PlanError:
@@ -90,7 +89,7 @@ def _baseline(topology: Topology, workload: Workload, options: Options) -> list[
 
 
 def _windows(workload: Workload, options: Options) -> list[int]:
-    """Of all windows with which a step takes as many rounds, the one with the least memory."""
+    """For each possible number of rounds of a step, the window that needs the least memory."""
     if options.window is not None:
         return [options.window]
     count = workload.microbatches
@@ -111,7 +110,7 @@ def _case(fleet: Fleet, positions: Positions, window: int, options: Options) -> 
 
 
 def _least(tables: Subsets, case: Case, high: float) -> tuple[list[Path], float]:
-    """Plans of ever shorter steps by their bound, and what no plan's bound is below (`high` if none is)."""
+    """Plans with decreasing bounds, and a lower limit of all plans' bounds (`high` if there is no plan)."""
     path = tables.within(high * (1 - PRECISION))
     if path is None:
         return [], high * (1 - PRECISION)
@@ -131,9 +130,9 @@ def _least(tables: Subsets, case: Case, high: float) -> tuple[list[Path], float]
 def _polished(
     plan: Schedule, fleet: Fleet, legal: NDArray[np.bool_], options: Options
 ) -> tuple[Schedule, int]:
-    """The plan after every move of one cut that shortens its simulated step, and how many were simulated.
+    """The plan after all moves of single cuts that shorten its simulated step, and the number of simulations.
 
-    A loop is left as it is.
+    Loops are not changed.
     """
     places, tried = np.flatnonzero(legal).tolist(), 0
     moved = set(plan.assignment.cuts) <= set(places)
@@ -151,7 +150,7 @@ def _polished(
 
 
 def _moves(cuts: tuple[int, ...], places: list[int]) -> Iterator[tuple[int, ...]]:
-    """Each cut on each of the next places before and after it."""
+    """Move each cut to each of the next places before and after it."""
     for number, cut in enumerate(cuts):
         at = places.index(cut)
         for place in (*places[max(0, at - REACH) : at], *places[at + 1 : at + 1 + REACH]):

@@ -11,7 +11,7 @@ from farflung.planner.bounds.gates import certain_crossing
 from farflung.planner.cutting.cover import FINITE
 from farflung.planner.cutting.positions import RECOMPUTED, Positions
 from farflung.planner.devices import Devices
-from farflung.planner.objective.closed_form import on_the_way
+from farflung.planner.objective.closed_form import round_trip_share
 
 Floats = NDArray[np.float64]
 
@@ -26,20 +26,20 @@ class Path:
 
 @dataclass(frozen=True)
 class Case:
-    """What is planned, as tables.
+    """The planning problem, as tables.
 
     Parameters
     ----------
     positions, devices
-        Where it may be cut, and for whom.
+        Where the model may be cut, and the devices.
     window
         Microbatches in flight.
     around : float64 [n]
-        Seconds that a step takes beside its microbatches if it begins and ends on each device.
+        Seconds of a step besides its microbatches if it begins and ends on each device.
     sizes
-        How many devices may be used: the fewest, and the most.
+        The smallest and the largest number of devices to use.
     recompute
-        Whether a segment that does not fit may run forward twice.
+        Whether a segment that does not fit may recompute.
     """
 
     positions: Positions
@@ -51,24 +51,24 @@ class Case:
 
     @property
     def microbatches(self) -> int:
-        """Of a step."""
+        """Microbatches of a step."""
         return self.positions.workload.microbatches
 
     @property
     def rounds(self) -> int:
-        """How often a step waits for a whole round trip, at the least."""
+        """The least number of whole round trips for which a step waits."""
         return -(-self.microbatches // self.window)
 
 
 class Subsets:
-    """Which step times can be reached.
+    """Finds which step times are possible.
 
-    Of a chain of devices with segments of c seconds (forward and backward), of which w are on a microbatch's
-    way (`passes.on_the_way`), the time in which one comes to a device and, from there, back to the start is
-    u, and all the way there and back it is f. A step of M microbatches takes at least u + M w and M c for
-    each device, f + (M - 1) t for t seconds on any link in either direction, u without what the shared line
-    itself carries + M t for all that a line carries, and `rounds` f. Links and lines carry what they must
-    carry whatever the other cuts are (`certain_crossing`), and where that is no value with a gradient, u
+    In a chain of devices with segments of c seconds (forward and backward), of which w are on a microbatch's
+    way (`passes.round_trip_share`), the time in which one comes to a device and, from there, back to the
+    start is u, and all the way there and back it is f. A step of M microbatches takes at least u + M w and M
+    c for each device, f + (M - 1) t for t seconds on any link in either direction, u without what the shared
+    line itself carries + M t for all that a line carries, and `rounds` f. Links and lines carry what they
+    must carry whatever the other cuts are (`certain_crossing`), and where that is no value with a gradient, u
     begins anew. Each of these is a lower bound on the simulated step.
     """
 
@@ -77,8 +77,8 @@ class Subsets:
         table, devices = case.positions, case.devices
         certain = certain_crossing(table.workload)
         forward, backward = certain.forward[table.at], certain.backward[table.at]
-        self.forward, self.backward, self.joined = forward, backward, certain.joined[table.at]
-        self.way = on_the_way()
+        self.forward, self.backward, self.has_gradient = forward, backward, certain.has_gradient[table.at]
+        self.round_trip_part = round_trip_share()
         self.seconds = [self._segments(device) for device in range(len(devices))]
         rate = np.where(devices.bandwidth > 0, devices.bandwidth, np.nan)[:, :, None]
         self.sent = np.nan_to_num(forward / rate, nan=np.inf)
@@ -97,7 +97,7 @@ class Subsets:
         return np.asarray(work / devices.speeds[device])
 
     def bound(self, path: Path) -> float:
-        """What the simulated step of a plan is never below."""
+        """A lower bound on the simulated step of a plan."""
         devices, count = self._case.devices, self._case.microbatches
         trip, start, worst, link = float(self._case.around[path.devices[0]]), 0, 0.0, 0.0
         for number, (device, stop) in enumerate(zip(path.devices, path.stops, strict=True)):
@@ -106,13 +106,13 @@ class Subsets:
                 last = path.devices[number - 1]
                 sent, returned = self.sent[last, device, start], self.returned[last, device, start]
                 trip += sent + returned + self.away[last, device]
-                if not self.joined[start]:
+                if not self.has_gradient[start]:
                     trip, sent, returned = float(self._case.around[device]), 0.0, 0.0
                 link = max(link, sent, returned)
             up = (self.forward[stop] + self.backward[start]) / devices.up[device]
             down = (self.backward[stop] + self.forward[start]) / devices.down[device]
             whole = self.seconds[device][stop, start]
-            seconds = whole * self.way
+            seconds = whole * self.round_trip_part
             worst = max(worst, trip + count * seconds, float(self._case.around[device]) + count * whole)
             worst = max(worst, trip - returned + count * up, trip - sent + count * down)
             trip, start = trip + seconds, stop
@@ -121,7 +121,7 @@ class Subsets:
         return float(max(worst, trip + (count - 1) * link, around))
 
     def near(self, limit: float, most: int) -> list[Path]:
-        """The best plan of each set of devices and last one: those with the least bounds, up to `limit`."""
+        """The best plans for each set of devices and last device, with the least bounds up to `limit`."""
         count = self._case.microbatches
         paths = [
             path
@@ -143,7 +143,7 @@ class Subsets:
             if found is None:
                 return None
             longer, path = found
-            if longer <= round_trip:  # with links no busier than `link`: nothing was given up
+            if longer <= round_trip:  # with links no busier than `link`: nothing was excluded
                 return path
             round_trip = longer
 
@@ -174,7 +174,7 @@ class _Pass:
         return best, self._trace(*end)
 
     def ends(self) -> list[Path]:
-        """The plan with the least round trip of each set of devices and last one."""
+        """The plan with the least round trip for each set of devices and last device."""
         return [self._trace(*end) for end in self._fills()]
 
     def _fills(self) -> dict[tuple[int, int], float]:
@@ -194,8 +194,8 @@ class _Pass:
     def _segment(self, before: int, device: int) -> Floats:
         """Round trips to where a segment on `device`, after those on `before`, may end: [P]."""
         work, left = self._case.positions.work, np.full(len(self._case.positions), np.inf)
-        arrived, _ = self._arrivals(before, device)
-        starts = np.flatnonzero(np.isfinite(arrived[0]))
+        arrivals, _ = self._arrivals(before, device)
+        starts = np.flatnonzero(np.isfinite(arrivals[0]))
         if not len(starts):
             return left
         first, end = int(starts[0]), int(starts[-1]) + 1
@@ -203,32 +203,32 @@ class _Pass:
         furthest = int(np.searchsorted(work, work[end - 1] + most, side="right"))
         rows, columns = slice(first + 1, furthest), slice(first, end)
         if furthest > first + 1:
-            left[rows] = self._round_trips(device, arrived[:, columns], rows, columns).min(axis=1)
+            left[rows] = self._round_trips(device, arrivals[:, columns], rows, columns).min(axis=1)
         left[left > self._limit] = np.inf
         return left
 
-    def _round_trips(self, device: int, arrived: Floats, stops: slice, starts: slice) -> Floats:
-        """Of each segment on `device` that keeps the limit: [stops, starts]."""
+    def _round_trips(self, device: int, arrivals: Floats, stops: slice, starts: slice) -> Floats:
+        """Round trips with each segment on `device` that meets the limit: [stops, starts]."""
         tables, devices, count = self._tables, self._case.devices, self._case.microbatches
         whole = tables.seconds[device][stops, starts]
-        seconds = whole * tables.way
-        allowed = (arrived[0] + count * seconds <= self._limit) & (
+        seconds = whole * tables.round_trip_part
+        allowed = (arrivals[0] + count * seconds <= self._limit) & (
             self._case.around[device] + count * whole <= self._limit
         )
         lines = (
-            (devices.up[device], arrived[1], tables.forward, tables.backward),
-            (devices.down[device], arrived[2], tables.backward, tables.forward),
+            (devices.up[device], arrivals[1], tables.forward, tables.backward),
+            (devices.down[device], arrivals[2], tables.backward, tables.forward),
         )
         for rate, head, at_stop, at_start in lines:
             if np.isfinite(rate):
                 busy = (at_stop[stops, None] + at_start[None, starts]) / rate
                 allowed &= head + count * busy <= self._limit
-        return np.where(allowed, arrived[0] + seconds, np.inf)
+        return np.where(allowed, arrivals[0] + seconds, np.inf)
 
     def _arrivals(self, before: int, device: int) -> tuple[Floats, Floats]:
-        """Round trips to where a segment on `device` may begin, and those by way of each device before it.
+        """Round trips to where a segment on `device` may begin, and those over each device before it.
 
-        The first are [3, P]: whole, without what comes back over the last link, and without what goes there.
+        The first are [3, P]: complete, without the last link's backward part, and without its forward part.
         """
         tables = self._tables
         begun = self._case.around[device]
@@ -241,21 +241,21 @@ class _Pass:
         sent, returned = tables.sent[index, device], tables.returned[index, device]
         left = np.where(np.maximum(sent, returned) <= self._link, left, np.inf)
         left = left + tables.away[index, device][:, None]
-        ways = np.array([left + sent + returned, left + sent, left + returned])
-        ways = np.where(~tables.joined & np.isfinite(ways), begun, ways)
-        return ways.min(axis=1), ways[0]
+        trips_by_last = np.array([left + sent + returned, left + sent, left + returned])
+        trips_by_last = np.where(~tables.has_gradient & np.isfinite(trips_by_last), begun, trips_by_last)
+        return trips_by_last.min(axis=1), trips_by_last[0]
 
     def _trace(self, chosen: int, last: int) -> Path:
         stop = len(self._case.positions) - 1
         devices, stops = [last], [stop]
         while True:
             before = chosen ^ 1 << last
-            arrived, ways = self._arrivals(before, last)
-            trips = self._round_trips(last, arrived[:, :stop], slice(stop, stop + 1), slice(0, stop))
+            arrivals, trips_by_last = self._arrivals(before, last)
+            trips = self._round_trips(last, arrivals[:, :stop], slice(stop, stop + 1), slice(0, stop))
             start = int(trips[0].argmin())
             if start == 0:
                 return Path(tuple(reversed(devices)), tuple(reversed(stops)))
-            chosen, last, stop = before, _bits(before)[int(ways[:, start].argmin())], start
+            chosen, last, stop = before, _bits(before)[int(trips_by_last[:, start].argmin())], start
             devices.append(last)
             stops.append(stop)
 

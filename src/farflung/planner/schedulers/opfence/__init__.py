@@ -1,4 +1,4 @@
-"""FusionLLM's OP-Fence, and more than it: `scheduler` orders workers by their `communities`."""
+"""FusionLLM's OP-Fence and a variant: `scheduler` orders workers by their `communities`."""
 
 from farflung.planner.schedulers.opfence.scheduler import opfence, opfence_plus
 

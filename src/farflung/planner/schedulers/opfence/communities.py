@@ -1,4 +1,4 @@
-"""Communities of workers: who has faster links to one another than to the rest, whatever sites they declare.
+"""Communities of workers with faster links to each other than to the rest, regardless of declared sites.
 
 Louvain's method (Blondel et al., 2008) on the bandwidth graph, as FusionLLM's OP-Fence finds its clusters.
 """
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from farflung.plans import Topology
 
-MOST_NODES = 160  # above it networkx takes seconds: a first pass of ours leaves it fewer nodes
+MOST_NODES = 160  # above this networkx takes seconds, so our own first pass contracts nodes
 CLEARLY = 1.5  # noise of 30 % on equal links makes parts that differ by less than 1.1
 FAR = 4.0
 Weights = NDArray[np.float64]
@@ -21,11 +21,11 @@ Nodes = NDArray[np.int64]
 def communities(topology: Topology, seed: int = 0) -> tuple[tuple[int, ...], ...]:
     """Workers' numbers by community, each community ascending, the communities by their first member.
 
-    An edge weighs what the slower of its two directions carries, in Mbit/s. Modularity overlooks small or
-    slow communities beside large or fast ones (its resolution limit), so the method is applied again inside
-    each one for as long as the parts it finds are clearly faster inside than among one another; and as it
-    leaves nobody alone who has any link, members with far slower links than the others are taken out.
-    Equal topologies and seeds give equal communities.
+    The weight of an edge is the rate of the slower direction in Mbit/s. Modularity misses small or slow
+    communities next to large or fast ones (its resolution limit). So the method is applied again inside each
+    community, as long as the parts are clearly faster inside than between each other. And because it leaves
+    no worker with a link alone, members with far slower links than the others are removed. Equal topologies
+    and seeds give equal communities.
     """
     bandwidth = np.array(topology.bandwidth_mbps)
     weights = np.minimum(bandwidth, bandwidth.T)
@@ -58,7 +58,7 @@ def _parts(weights: Weights, nodes: Nodes, rng: np.random.Generator) -> list[Nod
 
 
 def _without_outsider(weights: Weights, community: Nodes) -> list[Nodes]:
-    """The community and its slowest member apart, if the others' links are `FAR` times as fast."""
+    """The community and its slowest member separately, if the others' links are `FAR` times as fast."""
     count = len(community)
     if count < 3:
         return []
@@ -81,7 +81,7 @@ def _clear(weights: Weights, part: Nodes, community: Nodes) -> bool:
 
 
 def _louvain(weights: Weights, seed: int) -> list[set[int]]:
-    """Networkx's communities of nodes; a diagonal entry is the weight between what a node has contracted."""
+    """Networkx's communities of nodes; diagonal entries are weights inside contracted nodes."""
     graph = nx.Graph()
     graph.add_nodes_from(range(len(weights)))
     rows, columns = np.nonzero(np.triu(weights))

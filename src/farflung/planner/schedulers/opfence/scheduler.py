@@ -1,19 +1,18 @@
-"""OP-Fence, the scheduler of FusionLLM (arXiv 2410.12707), as far as it could be read, and ours made of it.
+"""OP-Fence, the scheduler of FusionLLM (arXiv 2410.12707), as far as it is known, and a variant of it.
 
 The abstract says: "OP-Fence scheduler clusters devices with similar bandwidths together and partitions the
-DAG to increase throughput". The body could not be read. From memory, unverified: the clusters are communities
-of the bandwidth graph; they and their devices are put in an order in which slow links are crossed as seldom
-as possible; along it the chain of operators is cut into contiguous ranges sized to the devices, so that what
-the busiest device or link does each microbatch is least, within memory. What is ours in both schedulers:
+DAG to increase throughput". The body was not available. From memory, unverified: the clusters are communities
+of the bandwidth graph. They and their devices are ordered so that slow links are crossed as rarely as
+possible. Along this order the chain of operators is cut into contiguous ranges sized to the devices, so that
+the busiest device or link has the least time per microbatch, within memory. Our choices in both schedulers:
 
-* the clusters: Louvain's communities, refined (`communities.py`); the paper's method is not certain;
+* the clusters: Louvain's communities, refined (`communities.py`); the paper's method is uncertain;
 * the order of clusters and of devices in them: the cheapest path for one cut's bytes (`fenced_order`), in
-  either direction; the paper's rule is not known;
-* the cut: exact, and the best there is for this order (`chain.py`); the paper's cannot be better for it.
+  either direction; the paper's rule is unknown;
+* the cut: exact, and optimal for this order (`chain.py`); the paper's cannot be better.
 
-`opfence` gives every worker a range, as an order made to cross slow links seldom presupposes, and as the
-paper's baselines do. One may also read that a device can be left without work, for the largest load is then
-least; `opfence_plus` does that, and weighs windows against cuts, of which no excerpt speaks.
+`opfence` gives every worker a range, as the paper's baselines do. The paper may also leave devices without
+work to reduce the largest load. `opfence_plus` does that, and chooses windows together with cuts.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from farflung.workload import Workload
 Costs = NDArray[np.float64]
 
 MOST_IMPROVED = 24
-"""Members of a community whose order is searched; larger ones follow the nearest neighbour."""
+"""Largest community whose order is searched; in larger ones, each device precedes its nearest neighbour."""
 
 
 def fenced_order(
     devices: Devices, communities: Sequence[Sequence[int]], crossing_bytes: tuple[float, float]
 ) -> list[int]:
-    """Every device once, each community in one piece.
+    """An order of all devices in which each community is contiguous.
 
-    A link costs the seconds that the bytes of one cut, (forward, backward), take to the next device and
-    back. Communities follow one another over their best links; inside each one devices do, from the device
-    that the one before hands over to, to the best gateway to the next one.
+    A link costs the seconds of one cut's bytes (forward, backward) to the next device and back. Communities
+    are joined by their best links. Inside each, devices are ordered from the one that the previous community
+    reaches to the best gateway to the next.
     """
     costs = _hop_seconds(devices, crossing_bytes)
     between = np.array([[costs[np.ix_(a, b)].min() for b in communities] for a in communities])
@@ -62,7 +61,7 @@ def fenced_order(
 
 
 def _hop_seconds(devices: Devices, crossing_bytes: tuple[float, float]) -> Costs:
-    """What a cut between each two devices costs; with no link more than with any."""
+    """Seconds of a cut between each two devices; a missing link costs more than any other."""
     forward, backward = crossing_bytes
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = forward / devices.bandwidth + backward / devices.bandwidth.T
@@ -75,7 +74,7 @@ def _hop_seconds(devices: Devices, crossing_bytes: tuple[float, float]) -> Costs
 def _through(
     costs: Costs, before: Sequence[int], members: Sequence[int], following: Sequence[int]
 ) -> list[int]:
-    """The members in order, from the end of the path so far to the gateway to what follows."""
+    """The members in order, from the end of the path so far to the gateway to the next community."""
     if len(members) > MOST_IMPROVED:
         return _nearest(costs, before, members, following)
     never = costs.max() * len(costs) * 4 + 1.0
@@ -102,7 +101,7 @@ def _nearest(
 
 
 MOST_SKIPS = 16
-"""Devices in a row that the cut may leave out between two others; whole communities at the ends."""
+"""How many devices in a row the cut may leave out between two others; at the ends, whole communities."""
 
 MOST_BEGINNINGS = 24
 
@@ -113,9 +112,9 @@ _Cut = tuple[Devices, ChainCut, int]
 def opfence(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """Contiguous segments along the communities of a fleet, one for every worker, with the least bottleneck.
 
-    Where a number of workers is asked for, they are that many neighbours in the order: those with the least
-    bottleneck. Workers are left out only where there are more of them than there can be segments, or where
-    some have too little memory for any. The window is chosen as for the baselines.
+    If a number of workers is given, they are that many neighbours in the order with the least bottleneck.
+    Workers are only left out if there are more of them than possible segments, or if some have too little
+    memory for any segment. The window is chosen as for the baselines.
 
     Raises
     ------
@@ -137,9 +136,9 @@ def opfence(topology: Topology, workload: Workload, options: Options) -> Schedul
 
 
 def opfence_plus(topology: Topology, workload: Workload, options: Options) -> Schedule:
-    """As `opfence`, but workers and whole communities may be left out, and windows are weighed.
+    """As `opfence`, but may leave out workers and whole communities, and compares windows.
 
-    The window is as wide as memory allows without cuts that make the step longer.
+    The window is as wide as memory allows without cuts that lengthen the step.
 
     Raises
     ------
@@ -174,32 +173,32 @@ def _seconds(workload: Workload, _: Devices, cut: ChainCut, window: int) -> floa
 
 
 def _chains(fleet: Fleet, workload: Workload, options: Options, runs: bool) -> Iterator[Devices]:
-    """Every run of as many neighbours in the order as are asked for, in both directions.
+    """Every run of the requested number of neighbours in the order, in both directions.
 
-    Where no number is, the whole order. A loop begins with the first of a chain, so with `runs` chains
-    without the first communities count too where parameters are tied.
+    Without a number, the whole order. A loop begins with the first device of a chain. So if parameters are
+    tied, `runs` also includes chains without the first communities.
     """
     found = communities(fleet.topology, options.seed)
     order = fenced_order(fleet.devices, found, _typical_cut(workload))
-    for way in (order, order[::-1]) if len(order) > 1 else (order,):
+    for direction in (order, order[::-1]) if len(order) > 1 else (order,):
         if fleet.count:
-            chains = [way[at : at + fleet.count] for at in range(len(way) - fleet.count + 1)]
+            chains = [direction[at : at + fleet.count] for at in range(len(direction) - fleet.count + 1)]
         else:
-            beginnings = _beginnings(way, found) if runs and workload.ties else [0]
-            chains = [way[at:] for at in beginnings]
+            beginnings = _beginnings(direction, found) if runs and workload.ties else [0]
+            chains = [direction[at:] for at in beginnings]
         for chain in chains:
             yield fleet.devices.take(chain)
 
 
 def _beginnings(order: list[int], found: Sequence[Sequence[int]]) -> list[int]:
-    """Where communities begin in an order, but for those after the `MOST_BEGINNINGS` first."""
+    """Where the first `MOST_BEGINNINGS` communities begin in an order."""
     community = {number: index for index, members in enumerate(found) for number in members}
     changes = (at for at in range(1, len(order)) if community[order[at - 1]] != community[order[at]])
     return [0, *islice(changes, MOST_BEGINNINGS - 1)]
 
 
 def _typical_cut(workload: Workload) -> tuple[float, float]:
-    """Bytes of a cut between blocks: what the cheapest fourth of the positions with any do not exceed."""
+    """Bytes of a typical cut between blocks: the lower quartile of the positions where any bytes cross."""
     both = [
         crossing[workload.legal & (crossing > 0)]
         for crossing in (workload.crossing_forward, workload.crossing_backward)

@@ -58,5 +58,5 @@ def _leads_here(text: str, listening_host: str) -> bool:
         address = ipaddress.ip_address(text)
     except ValueError:  # an IPv6 address with a zone is useless to others
         return False
-    heard = address.version == 4 or listening_host == "::"
-    return heard and not (address.is_loopback or address.is_link_local or address.is_unspecified)
+    is_listened_on = address.version == 4 or listening_host == "::"
+    return is_listened_on and not (address.is_loopback or address.is_link_local or address.is_unspecified)

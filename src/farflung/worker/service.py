@@ -215,13 +215,13 @@ class WorkerService:
     async def watch_device(self) -> None:
         """Watch the deadlines of the compute thread; raises DeviceHeld if it is stuck."""
         watch, before = Watch(), self._loop.time()
-        while not (trouble := watch.overrun(self._most_seconds())):
+        while not (overrun := watch.overrun(self._most_seconds())):
             pause = self._timeouts.heartbeat_seconds
             await asyncio.sleep(pause)
             now = self._loop.time()
             watch = watch.seen(self._compute.stopwatch.doing, min(now - before, 2 * pause))
             before = now
-        raise DeviceHeld(f"{trouble}, and only the end of its process ends an op")
+        raise DeviceHeld(f"{overrun}, and only the end of its process ends an op")
 
     def _most_seconds(self) -> float:
         return most_seconds(self._compute.attempt, self._state.attempt, self._timeouts.chore_seconds)

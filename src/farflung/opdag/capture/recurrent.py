@@ -26,9 +26,9 @@ Cell = Callable[[Tensor, State, Tensor, Tensor | None, Tensor | None], State]
 
 def _lstm(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> State:
     into, forget, cell, out = (gates + F.linear(state[0], weight, bias)).chunk(4, dim=-1)
-    kept = torch.sigmoid(forget) * state[1] + torch.sigmoid(into) * torch.tanh(cell)
-    shown = torch.sigmoid(out) * torch.tanh(kept)
-    return (shown if down is None else F.linear(shown, down)), kept
+    next_cell = torch.sigmoid(forget) * state[1] + torch.sigmoid(into) * torch.tanh(cell)
+    shown = torch.sigmoid(out) * torch.tanh(next_cell)
+    return (shown if down is None else F.linear(shown, down)), next_cell
 
 
 def _gru(gates: Tensor, state: State, weight: Tensor, bias: Tensor | None, down: Tensor | None) -> State:
@@ -84,11 +84,11 @@ def _layers(name: str, cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
         count: int,
         dropout: float,
         train: bool,
-        both_ways: bool,
+        both_directions: bool,
         batch_first: bool,
     ) -> tuple[Tensor, ...]:
-        ways = 2 if both_ways else 1
-        each = len(weights) // (count * ways)
+        directions = 2 if both_directions else 1
+        each = len(weights) // (count * directions)
         initials = initial if name == "lstm" else (initial,)
         x = x.transpose(0, 1) if batch_first else x
         finals: list[State] = []
@@ -96,14 +96,14 @@ def _layers(name: str, cell: Cell) -> Callable[..., tuple[Tensor, ...]]:
             if layer and train and dropout:
                 x = F.dropout(x, dropout)
             outputs = []
-            for way in range(ways):
-                at = layer * ways + way
+            for direction in range(directions):
+                at = layer * directions + direction
                 state = tuple(part[at] for part in initials)
                 own = weights[at * each : (at + 1) * each]
-                shown, state = _over_time(cell, x, state, own, has_biases, backwards=way == 1)
+                shown, state = _over_time(cell, x, state, own, has_biases, backwards=direction == 1)
                 outputs.append(shown)
                 finals.append(state)
-            x = outputs[0] if ways == 1 else torch.cat(outputs, dim=-1)
+            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
         x = x.transpose(0, 1) if batch_first else x
         return x, *(torch.stack(part) for part in zip(*finals, strict=True))
 

@@ -135,19 +135,19 @@ class TlsStream:
         if self._is_reading:
             # Check this first: when Python reads from OpenSSL, a reset or time-out looks like an end of file.
             self._failure = _pending_error(self.socket) or self._failure
-        wire, taken = self._owner, 0
-        while self._is_reading and taken < _TURN_BYTES:
-            assert wire is not None
-            buffer = wire.buffer()
+        owner, processed = self._owner, 0
+        while self._is_reading and processed < _TURN_BYTES:
+            assert owner is not None
+            buffer = owner.buffer()
             count, end = self._fill(buffer)
             if count:
-                wire.received(count)
+                owner.received(count)
             if end is not None:
                 self._lose(end.error or self._failure)
                 return
             if count < len(buffer):
                 return
-            taken += count
+            processed += count
         if self._is_reading and self.socket.pending():
             self._loop.call_soon(self._read)
 
@@ -188,10 +188,10 @@ class TlsStream:
                 self._loop.remove_writer(self.socket)
 
     def _send_backlog(self) -> None:
-        backlog, send, taken = self._backlog, self.socket.send, 0
-        while backlog and taken < _TURN_BYTES:
+        backlog, send, processed = self._backlog, self.socket.send, 0
+        while backlog and processed < _TURN_BYTES:
             count = send(backlog[0])
-            taken += count
+            processed += count
             if count < len(backlog[0]):
                 backlog[0] = backlog[0][count:]
                 continue

@@ -129,13 +129,13 @@ class Prober:
 
     def control(self, link: Link, message: bytes) -> None:
         """Answer a question; pass answers and reports to the probe."""
-        said = decode(message)
-        if isinstance(said, Question):
-            link.send_control(encode(Answer(said.number)))
-        elif isinstance(said, Done):
+        decoded = decode(message)
+        if isinstance(decoded, Question):
+            link.send_control(encode(Answer(decoded.number)))
+        elif isinstance(decoded, Done):
             self.peer_done.set()
         elif self._probe is not None:
-            self._probe.on_message(said)
+            self._probe.on_message(decoded)
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Let all messages share the same memory, which is never read."""
@@ -210,18 +210,18 @@ class _Probe:
         self._is_sending = False
         self._link.withdraw(lambda header: isinstance(header, ProbeHeader))
 
-    def on_message(self, said: Answer | Report) -> None:
+    def on_message(self, decoded: Answer | Report) -> None:
         """Process the other side's message; ProtocolError if it cannot be true."""
-        if isinstance(said, Answer):
-            if said.number >= len(self._asked):
+        if isinstance(decoded, Answer):
+            if decoded.number >= len(self._asked):
                 raise ProtocolError("found an answer to a question that the probe never asked")
-            self._estimator.on_round_trip(time.monotonic() - self._asked[said.number])
+            self._estimator.on_round_trip(time.monotonic() - self._asked[decoded.number])
         else:
-            if said.total_bytes > self._bytes_sent:
+            if decoded.total_bytes > self._bytes_sent:
                 raise ProtocolError(
-                    f"the peer reported {said.total_bytes} bytes, but only {self._bytes_sent} were sent"
+                    f"the peer reported {decoded.total_bytes} bytes, but only {self._bytes_sent} were sent"
                 )
-            self._estimator.on_arrival(Arrival(said.seconds, said.total_bytes))
+            self._estimator.on_arrival(Arrival(decoded.seconds, decoded.total_bytes))
             self._send()
 
     async def _ask(self, started: float, deadline: float) -> None:

@@ -27,8 +27,8 @@ def dropped(random_key: Array, array: Array, p: float) -> tuple[Array, Array]:
         raise ValueError(f"dropout of {p}")
     if p == 1:
         return jnp.zeros_like(array), jnp.zeros(array.shape, BOOL)
-    kept = _bernoulli(random_key, 1 - p, array.shape)
-    return jnp.where(kept, array * to(1 / (1 - p), array.dtype), 0), kept
+    mask = _bernoulli(random_key, 1 - p, array.shape)
+    return jnp.where(mask, array * to(1 / (1 - p), array.dtype), 0), mask
 
 
 def _bernoulli(random_key: Array, p: float, shape: Sequence[int]) -> Array:

@@ -170,7 +170,7 @@ def mistyped(token: str) -> str:
         ("of another broker", "did not create this token"),
         ("mistyped", "the token's checksum does not match: copy it again"),
         ("of another role", "the token is for a submitter, not for a worker"),
-        ("cut", "characters, 89 are expected"),
+        ("cut", "characters instead of 89: copy all of it again"),
     ],
 )
 def test_a_token_that_does_not_let_in_says_why(hub: Hub, kind: str, words: str) -> None:

@@ -186,7 +186,7 @@ class _Reading:
     used: bool = False
 
 
-_reading: ContextVar[_Reading | None] = ContextVar("text to read in place of the library", default=None)
+_reading: ContextVar[_Reading | None] = ContextVar("text to read instead of the library", default=None)
 
 
 def text(

@@ -1,4 +1,4 @@
-"""What a model costs: an OP-DAG as arrays over its nodes, and what a range of them asks of a device."""
+"""The costs of a model: an OP-DAG as arrays over its nodes, and the time and memory that a range needs."""
 
 from farflung.workload.from_graph import workload_of
 from farflung.workload.workload import BACKWARD_FACTOR, Feed, Live, Repeat, Span, Workload

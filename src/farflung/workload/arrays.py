@@ -1,4 +1,4 @@
-"""Arrays over the nodes of a workload, and sums over what a range of nodes needs, each thing once."""
+"""Arrays over the nodes of a workload, and sums over ranges of nodes that count shared items once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def before(values: Floats) -> Floats:
 
 
 class Gap(NamedTuple):
-    """What needs memory from the node `last` on until `at`, and between them is no node's."""
+    """Bytes that are occupied from the node `last` until the node `at` and belong to no node between."""
 
     last: int
     at: int
@@ -25,7 +25,7 @@ class Gap(NamedTuple):
 
 
 class Gaps:
-    """What waits at nodes for others."""
+    """Memory that waits for later nodes."""
 
     def __init__(self, gaps: Iterable[Gap]) -> None:
         points = np.array(list(gaps), dtype=np.float64).reshape(-1, 3)
@@ -34,22 +34,22 @@ class Gaps:
         self._bytes: Floats = points[:, 2].copy()
 
     def up_to(self, stop: int) -> Floats:
-        """At each node before `stop`, the bytes that wait for a later one than these: [stop]."""
+        """At each node before `stop`, the bytes that wait for a node from `stop` on: [stop]."""
         over = (self._at >= stop) & (self._last < stop)
         counted = np.bincount(self._last[over], self._bytes[over], stop).astype(np.float64)
         return np.asarray(np.cumsum(counted))
 
 
 class Touched:
-    """Weights of things that nodes need, summed over any range of nodes in constant time for short skips.
+    """Weights of items that nodes need, summed over any range of nodes, in constant time for short skips.
 
     Parameters
     ----------
     first : float64 [n]
-        Weight of what each node is the first to need, or makes.
+        Weight of the items that each node makes or is the first to need.
     again
-        (position of the last need before, position, weight) of every further need of a thing: it counts in a
-        range that holds this need and not the one before.
+        (position of the previous need, position, weight) of every further need of an item: it counts in a
+        range that contains this need but not the previous one.
     """
 
     def __init__(self, first: Floats, again: Iterable[tuple[int, int, float]] = ()) -> None:
@@ -76,7 +76,7 @@ class Touched:
         return np.asarray(held - self.passing_up_to(stop))
 
     def passing(self, start: int, stop: int) -> float:
-        """Of things that are needed before `start` and from `stop` on, and not between."""
+        """The weight of items that are needed before `start` and from `stop` on, but not between."""
         longest = int(np.searchsorted(self._shortness, start - stop, side="left"))
         if not longest:
             return 0.0

@@ -1,4 +1,4 @@
-"""The memory that codecs take beside their worker's segments. Planner and worker both ask here."""
+"""The memory that codecs need besides their worker's segments, for both planner and worker."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ column."""
 
 
 class CodingBytes(NamedTuple):
-    """Bytes that codecs take for values that cross to other workers.
+    """Bytes that codecs need for values that cross to other workers.
 
-    `held` for each microbatch in the window, `learned` for the whole run, `working` while one is written or
-    read. Of several values the first two are added up, and of the last the largest counts.
+    `held` is needed for each microbatch in the window, `learned` for the whole run, `working` while a value
+    is encoded or decoded. Over several values the first two add up, and the largest `working` counts.
     """
 
     held: float = 0
@@ -48,7 +48,7 @@ class CodingBytes(NamedTuple):
         )
 
     def bytes(self, window: int) -> float:
-        """With so many microbatches in flight."""
+        """All bytes with `window` microbatches in flight."""
         return self.held * window + self.learned + self.working
 
 
@@ -57,18 +57,18 @@ NOTHING = CodingBytes()
 
 @dataclass(frozen=True)
 class CodingMemory:
-    """What the codecs of a job need, whichever of them a link is written by at the time.
+    """The memory that the codecs of a job need, for any choice of codecs on its links.
 
     Attributes
     ----------
     masks
-        Whether both ends remember which elements of an activation were sent until its gradient has passed.
+        Whether both ends store the mask of an activation until its gradient has passed.
     learning
-        How many codecs learn of features; each is kept for each value in both directions.
+        The number of codecs that learn; each has a state for each value and direction.
     subtracting
         Whether one of them subtracts a reference.
     working_bytes
-        For each element of the tensor that is written or read.
+        Working memory for each element of the tensor that is encoded or decoded.
     """
 
     masks: bool
@@ -79,7 +79,8 @@ class CodingMemory:
     @staticmethod
     @lru_cache(maxsize=64)
     def of(codebook: tuple[str, ...], samples: bool) -> CodingMemory | None:
-        """Of a job that may use these, and if it `samples` tries all of them; None where nothing is written.
+        """The memory of a job with this codebook, which tries all codecs if it `samples`; None without
+        codecs.
 
         Raises
         ------
@@ -99,7 +100,7 @@ class CodingMemory:
         )
 
     def value(self, form: Form) -> CodingBytes:
-        """For one value on its way to one segment of another worker, at either end."""
+        """Bytes for one value that goes to one segment of another worker, at either end."""
         if not form.is_codable:
             return NOTHING
         held = -(-form.elements // 8) * self.masks + form.rows * self.subtracting
@@ -109,7 +110,7 @@ class CodingMemory:
         return CodingBytes(held, 2 * learned, working)
 
     def values(self, forms: Iterable[Form]) -> CodingBytes:
-        """For several; one codec thread writes and reads all of them."""
+        """Bytes for several values; one codec thread handles all of them."""
         together = NOTHING
         for form in forms:
             together = together.plus(self.value(form))
@@ -117,7 +118,7 @@ class CodingMemory:
 
 
 class Crossing(NamedTuple):
-    """A value that codecs may write where a cut parts it from a reader: `readers` ascend."""
+    """A value that codecs may write if a cut separates it from a reader; `readers` are ascending."""
 
     made: int
     readers: tuple[int, ...]
@@ -125,11 +126,11 @@ class Crossing(NamedTuple):
 
 
 class CodedRanges:
-    """Of one workload's values, written by the codecs of a job.
+    """The memory of a job's codecs for ranges of one workload.
 
-    What a worker asks for (`runtime.coding`), and never less: a value goes to as many other segments as have
-    a reader of it, here to as many as there are readers, but `most_receivers`; and what passes over a range
-    counts as if it were for it, as far as the largest tensor goes.
+    It is at least what a worker computes (`runtime.coding`). A value goes to one segment for each reader, up
+    to `most_receivers`, although readers may share a segment. Values that pass over a range count for its
+    largest tensor.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class CodedRanges:
 
 
 def _touched(nodes: int, values: Sequence[Crossing], sizes: Sequence[float]) -> Touched:
-    """Of values that come into a range, once however many of its nodes read them."""
+    """Sizes of values that come into a range, each counted once."""
     points = [
         (last, at, size)
         for value, size in zip(values, sizes, strict=True)
@@ -171,5 +172,5 @@ def _touched(nodes: int, values: Sequence[Crossing], sizes: Sequence[float]) -> 
 
 
 def _from(positions: np.ndarray, sizes: Floats, stop: int) -> Floats:
-    """The sum of the sizes at or behind each position below `stop`."""
+    """The sum of the sizes at or after each position below `stop`."""
     return np.asarray(np.cumsum(np.bincount(positions, sizes, stop)[::-1])[::-1])

@@ -1,7 +1,7 @@
-"""The memory that segments take, alone, together, and for all ranges. Planner and worker both ask here.
+"""The memory of segments: alone, together, and for all ranges of nodes; for both planner and worker.
 
-A worker runs one task at a time: of all its segments only one is ever at its peak, while the microbatches of
-the others rest.
+A worker runs one task at a time: only one of its segments is at its peak, while the others only store their
+microbatches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Number = TypeVar("Number", float, Floats)
 Others = TypeVar("Others", float, Floats)
 
 UPDATED_AT_ONCE = 2**20
-"""Bytes: of a larger parameter an update changes one piece after the other."""
+"""Larger parameters are updated in pieces of this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Footprint(Generic[Number]):
     Parameters
     ----------
     state
-        Parameters, buffers, gradients and the optimizer's moments, and what codecs remember.
+        Parameters, buffers, gradients, the optimizer's moments, and the state of codecs.
     resting
-        Of all microbatches in flight, while no task of the segment runs.
+        All microbatches in flight while no task of the segment runs.
     working
-        What a task of the segment takes beside.
+        Additional memory of a running task.
     updating, copied
-        After the last microbatch: an update, or a copy of the state to hand out, less the gradients, which
-        are gone by then.
+        After the last microbatch: an update, or a copy of the state to send, minus the gradients, which are
+        freed by then.
     coding
-        What writing or reading one tensor of a link takes, whatever else happens at the time.
+        Encoding or decoding one tensor of a link, at any time.
     """
 
     state: Number
@@ -55,17 +55,17 @@ class Footprint(Generic[Number]):
 
     @property
     def bytes(self) -> Number:
-        """The most at any time."""
+        """The peak at any time."""
         ending = np.maximum(self.updating, self.copied)
         most: Number = self.state + np.maximum(self.resting + self.working, ending) + self.coding
         return most
 
     def with_codecs(self, kept: Number, coding: Number) -> Footprint[Number]:
-        """The same where codecs keep that much for the whole run, and need the other at a time."""
+        """The same footprint with codecs that need `kept` for the whole run and `coding` at a time."""
         return replace(self, state=self.state + kept, coding=coding)
 
     def beside(self: Footprint[float], other: Footprint[Others]) -> Footprint[Others]:
-        """This segment and another (or each of others) on one worker."""
+        """The footprint of this segment and another one (or each of others) on one worker."""
         return Footprint(
             state=self.state + other.state,
             resting=self.resting + other.resting,

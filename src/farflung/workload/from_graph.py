@@ -1,4 +1,4 @@
-"""From an OP-DAG to its workload: shapes and formulas only, nothing runs."""
+"""Compute the workload of an OP-DAG from shapes and formulas, without running it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def workload_of(
 
 
 class _Costs:
-    """Sizes, and who needs what, of a graph at one microbatch size."""
+    """The sizes and readers of a graph's values at one microbatch size."""
 
     def __init__(self, graph: Graph, batch: int) -> None:
         self._graph = graph
@@ -82,8 +82,9 @@ class _Costs:
     def _find_readers(self) -> dict[int, list[int]]:
         """Value -> positions of the nodes that need it, ascending.
 
-        A static node runs where what it makes is needed, so what it reads is needed there. Where it makes a
-        result of the graph it runs at its own place. A buffer's new value is made where the buffer is held.
+        A static node runs where its results are needed, so its inputs are needed there. If it makes a result
+        of the graph, it also runs at its own position. A buffer's new value is made where the buffer is
+        stored.
         """
         graph = self._graph
         found: dict[int, set[int]] = {}
@@ -141,7 +142,7 @@ class _Costs:
         return found
 
     def _recomputing(self) -> Floats:
-        """By node that is not static: the most memory while what is static is made, as far as it needs it."""
+        """For each node that is not static, the peak memory while its static inputs are made."""
         nodes, tape = self._graph.nodes, self._tape
         count = len(nodes)
         change, last = np.zeros(count + 1), self._last_uses()
@@ -166,14 +167,14 @@ class _Costs:
         return found
 
     def _forward_gaps(self) -> Iterable[Gap]:
-        """Where results are that nobody keeps; those that are recomputed may be needed anywhere."""
+        """Gaps of results that are not on the tape; recomputed ones may be needed anywhere."""
         last = self._last_uses()
         for value, made in self._graph.producers().items():
             if value in self._tape.unkept and value not in self._static and last[value] > made:
                 yield Gap(made, last[value], self._sizes[value])
 
     def _backward_gaps(self) -> Iterable[Gap]:
-        """Where gradients wait in memory of their own, which may be theirs only below some node."""
+        """Gaps where gradients wait in memory of their own, possibly only below some node."""
         nodes, shared = self._graph.nodes, self._tape.shared_from
         made = self._graph.producers()
         passes = [not self._gradients.isdisjoint(node.writes()) for node in nodes]
@@ -198,7 +199,7 @@ class _Costs:
             yield first[root], reader, self._sizes[root]
 
     def _kept_if_shipped(self) -> Iterable[tuple[int, int, int]]:
-        """What is sent stays on the tape, as what crosses a cut does."""
+        """Sent values stay on the tape, like values that cross a cut."""
         for value in self._may_be_shipped():
             if self._storage.root(value) in self._tape.unkept:
                 readers = self._readers[value]
@@ -209,7 +210,7 @@ class _Costs:
             yield from ((last, at, self._sizes[value]) for last, at in pairwise(self._readers[value]))
 
     def _may_be_shipped(self) -> Iterable[int]:
-        """Static values that are sent to who lacks the model inputs that make them, which are larger."""
+        """Static values that are sent, because the model inputs that make them are larger."""
         inputs = {entry.value: {entry.value} for entry in self._graph.inputs_of("input")}
         for at, still in enumerate(self._is_static):
             if not still:

@@ -1,4 +1,4 @@
-"""How long a device takes for each kind of node that a model has: measured there, read here."""
+"""Profiles: measured times of a device for each kind of node in a model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for times in (self.times, self.updates):
             if len({time.signature for time in times}) != len(times):
-                raise ValueError("two times are of the same signature")
+                raise ValueError("two times have the same signature")
 
 
 class NodeSeconds(NamedTuple):
@@ -166,7 +166,7 @@ def node_seconds(workload: Workload, graph: Graph, profile: DeviceProfile) -> No
             weights = one.backward_weight_seconds + adding * one.sum_seconds
             found[:, at] += one.forward_seconds, one.backward_input_seconds, weights
     if not found.sum():
-        raise ProfileError("the profile says that the model takes no time: make a new one")
+        raise ProfileError("all times in the profile are 0: make a new one")
     return NodeSeconds(*found)
 
 
@@ -186,7 +186,7 @@ def weighed(workload: Workload, graph: Graph, profile: DeviceProfile) -> Workloa
 
 
 def sustained_tflops(workload: Workload, graph: Graph, profile: DeviceProfile) -> float:
-    """What the profile's device reaches on the whole model, by formula flops over measured seconds.
+    """The speed that the profile's device sustains on the whole model: formula flops over measured seconds.
 
     Raises ProfileError as `weighed` does.
     """
@@ -195,7 +195,7 @@ def sustained_tflops(workload: Workload, graph: Graph, profile: DeviceProfile) -
 
 
 def read_profile(path: Path) -> DeviceProfile:
-    """The profile in the file at `path`; ProfileError where there is none."""
+    """Read the profile in the file at `path`; raises ProfileError if it is not valid."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -212,7 +212,7 @@ def read_profile(path: Path) -> DeviceProfile:
 
 
 def write_profile(path: Path, profile: DeviceProfile) -> None:
-    """Write the profile as JSON; ProfileError if that is not possible."""
+    """Write the profile as JSON; raises ProfileError if that fails."""
     try:
         write_atomically(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
     except OSError as error:

@@ -1,6 +1,7 @@
-"""Times that were taken on a device before, kept on disk: what was seen once costs nothing again.
+"""Store measured times on disk, so that each kind of node is measured once per device.
 
-One file for each device, framework version, opset and number of threads: where one of them differs, times do.
+There is one file for each device, framework version, opset and number of threads, because times depend on
+them.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from farflung.files import write_atomically
 from farflung.workload.profile import DeviceProfile, OpTime, UpdateTime
 
 MOST_TIMES = 20_000
-"""Of a file: some two hundred models. A full one begins anew."""
+"""Limit on the times in a file, some two hundred models; a full file starts again."""
 MOST_BYTES = 16 * 2**20
 _METHOD = b"2"
-"""Raised when times are taken otherwise: older ones are not looked at again."""
+"""Version of the measuring method; raise it to ignore older times."""
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What times depend on beside what is timed."""
+    """The properties of a device that times depend on."""
 
     name: Annotated[str, Meta(max_length=200)]
     framework: Annotated[str, Meta(max_length=200)]
@@ -68,7 +69,7 @@ def device_name() -> str:
 
 
 def recall(device: Device, folder: Path) -> Known:
-    """What is known of a device; nothing where there is no file, or one that cannot be read."""
+    """The stored times of a device; empty if there is no readable file."""
     with suppress(OSError, msgspec.DecodeError, ValueError, RecursionError):
         with _path(device, folder).open("rb") as file:
             kept = msgspec.json.decode(file.read(MOST_BYTES + 1), type=_File)
@@ -78,7 +79,7 @@ def recall(device: Device, folder: Path) -> Known:
 
 
 def remember(device: Device, profile: DeviceProfile, folder: Path) -> None:
-    """Add a profile's times to what is known of its device; a folder that takes none is left alone."""
+    """Add a profile's times to the stored ones of its device; does nothing if the folder is not writable."""
     before = recall(device, folder)
     nodes = {**before.nodes, **{time.signature: time for time in profile.times}}
     updates = {**before.updates, **{time.signature: time for time in profile.updates}}

@@ -1,10 +1,10 @@
-"""What a microbatch takes while it runs through nodes: a tape that grows forward and shrinks backward.
+"""The memory of a microbatch that runs through nodes: a tape that grows forward and shrinks backward.
 
-A run over shapes in place of tensors: forward every result lives to its last use, and what the backward pass
-needs (`opdag.kept`) to the end; backward every gradient lives from its first reader to the node that made the
-value. Gradients of parameters come later (`SegmentRunner.accumulate`): until then what products and the like
-have read stays, with the gradients of what they made. The planner asks it of a whole graph, a worker of its
-segment.
+It is a run over shapes instead of tensors. Forward, every result lives until its last use, and what the
+backward pass needs (`opdag.saved_tensors`) lives until the end. Backward, every gradient lives from its first
+reader to the node that made the value. Gradients of parameters come later (`SegmentRunner.accumulate`): until
+then, inputs of products and similar nodes stay, with the gradients of their results. The planner computes
+this for a whole graph, a worker for its segment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from farflung.workload.arrays import Floats
 _SAME_GRADIENT = frozenset(
     {"add", "reshape", "flatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "cat", "stack"}
 )
-"""Ops whose operands' gradients look at their result's, where the shapes allow it."""
+"""Ops whose operands' gradients are views of their result's gradient, if shapes allow."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Tape:
     shared_from: Mapping[int, int]
 
     def forward_peak_bytes(self) -> float:
-        """The most that a microbatch takes while it runs forward, at any node."""
+        """The peak memory of a microbatch while it runs forward."""
         return float((np.cumsum(self.kept) + self.forward).max(initial=0.0))
 
     def backward_peak_bytes(self, whole: bool) -> float:
-        """The most while it runs backward, beside the gradients that came back over links.
+        """The peak memory while it runs backward, without the gradients received over links.
 
-        With `whole` gradients of parameters are made on the way.
+        With `whole`, gradients of parameters are computed in the same pass.
         """
         left = 0.0 if whole else self.left.sum() - np.cumsum(self.left)
         return float((np.cumsum(self.kept) + left + self.backward).max(initial=0.0))
@@ -81,7 +81,7 @@ def tape_of(
     trained: set[int],
     sent: Collection[int] = (),
 ) -> Tape:
-    """Run `nodes` in thought on a microbatch of `batch` samples.
+    """Compute the tape of `nodes` for a microbatch of `batch` samples.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def _left(
 
 
 class _Sizes(dict[int, int]):
-    """Bytes by value, as they are asked for."""
+    """Bytes by value, computed on demand."""
 
     def __init__(self, types: Types, batch: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def _forward(
     on_tape: set[int],
     sizes: _Sizes,
 ) -> Floats:
-    """Results that no one keeps, each until its last use, and what kernels take."""
+    """Results that are not on the tape, each until its last use, and memory of kernels."""
     last = {
         storage.root(value): at for at, node in enumerate(nodes) for value in (*node.reads(), *node.writes())
     }
@@ -168,9 +168,10 @@ def _forward(
 
 @dataclass
 class _Backward:
-    """A backward pass in thought. A gradient is a number, `bytes` its memory, `uses` how many wait for it.
+    """A simulated backward pass. A gradient is a number; `bytes` holds its memory, `uses` its number of
+    users.
 
-    Gradients of what was sent are there from the beginning, and stay: they take nothing here.
+    Gradients of sent values are present from the beginning to the end and take no memory here.
     """
 
     nodes: Sequence[Node]
@@ -215,7 +216,7 @@ class _Backward:
         self.shared_from.update((v, at) for v, gradient in self.waiting.items() if self.uses[gradient] > 1)
 
     def _incoming(self, node: Node) -> list[int]:
-        """Gradients of what the node made; what nobody read is the loss."""
+        """Gradients of the node's results; a result without a reader is the loss."""
         found = []
         for value in node.writes():
             if value in self.gradients:
@@ -245,7 +246,7 @@ class _Backward:
         return number
 
     def _wait(self, value: int, gradient: int) -> None:
-        """Add to what waits for `value`: in place where nobody else looks at one of the two."""
+        """Add a gradient to the one that waits for `value`, reusing the memory of one without other users."""
         other = self.waiting.get(value)
         if other is None:
             self.waiting[value] = gradient

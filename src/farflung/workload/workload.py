@@ -23,18 +23,19 @@ WEIGHT_FACTOR = 1.0
 
 @dataclass(frozen=True)
 class Live:
-    """Bytes of one microbatch beside the tape, by node: float64 [n] each.
+    """Bytes of one microbatch besides the tape, by node: float64 [n] each.
 
     Parameters
     ----------
     forward, returning, left
         As `tape.Tape` says (`returning` is its `backward`).
     recomputing
-        The most while the values are made that depend on no parameter and that the node needs.
+        The peak while the values that the node needs and that depend on no parameter are made.
     recomputed
-        Of `Workload.tape_bytes` what is one of those values: it is there before any other node runs.
+        The part of `Workload.tape_bytes` for those values, which exist before any other node runs.
     forward_gaps, backward_gaps
-        What `forward` and `returning` count at nodes that do not need it: not in a range without its ends.
+        Memory that `forward` and `returning` count at nodes that do not need it; excluded from ranges without
+        its ends.
     """
 
     forward: Floats
@@ -50,8 +51,8 @@ class Live:
 class Span:
     """A value that may cross a cut: made at one node, read at later ones (`readers`, ascending).
 
-    `bytes` is its size for one microbatch; a `gradient` of the same size travels back, or none. Where no
-    `form` is said it is one row of numbers in fp32.
+    `bytes` is its size for one microbatch; a `gradient` of the same size travels back, or none. Without a
+    `form` it counts as one row of fp32 numbers.
     """
 
     value: int
@@ -78,11 +79,12 @@ class Feed:
 
 @dataclass(frozen=True)
 class Repeat:
-    """What several nodes need (`readers`, ascending): its bytes in any range but that of the first reader.
+    """An item that several nodes need (`readers`, ascending), with its bytes in ranges without the first
+    reader.
 
-    `state` of a parameter is its gradient, because one worker holds them all; of a buffer it is a copy.
-    `tape` is what is recomputed; below zero it is a copy that the second node makes only beside the first.
-    What the first reader needs stands in the workload's arrays.
+    `state` of a parameter is its gradient, because one worker has all uses; of a buffer it is a copy. `tape`
+    is what is recomputed; a negative value is a copy that the second node only makes together with the first.
+    The workload's arrays count what the first reader needs.
     """
 
     readers: tuple[int, ...]
@@ -95,14 +97,14 @@ class Workload:
     """An OP-DAG with the costs of one microbatch of `microbatch_size` samples.
 
     Arrays have one entry for each of n nodes; position p, 0 to n, stands before node p. Nodes that depend on
-    no parameter and no random number cost nothing: whoever needs them recomputes them.
+    no parameter and no random number cost nothing: every worker that needs them recomputes them.
 
     Parameters
     ----------
     name
-        For people.
+        The model's name in reports.
     microbatches, microbatch_size
-        Of a step: how many, of how many samples. All replicas together run `microbatches`.
+        The microbatches of a step, over all replicas, and the samples of each.
     flops : float64 [n]
         Operations of the forward pass.
     legal : bool [n + 1]
@@ -186,11 +188,12 @@ class Workload:
         return np.array(ends, dtype=np.int64).reshape(-1, 2).T
 
     def footprint(self, start: int, stop: int, window: int, recompute: bool = False) -> Footprint[float]:
-        """What the nodes from `start` up to `stop` take as one segment, with `window` microbatches in flight.
+        """The memory of the nodes from `start` up to `stop` as one segment, with `window` microbatches in
+        flight.
 
-        What `runtime.footprint` counts, and never less: the same, but for values that are recomputed here
-        where the plan ships them because they are smaller than the model inputs they come from. With
-        `recompute` only what came in and came back is kept for each microbatch, and one tape.
+        It is never less than what `runtime.footprint` counts. They differ only for values that are recomputed
+        here but sent by the plan, because they are smaller than the model inputs they come from. With
+        `recompute`, only received values and gradients are stored for each microbatch, and one tape.
         """
         footprint = self._memory.up_to(stop).at(start).footprint(window, recompute)
         if self._coded is None:
@@ -207,7 +210,7 @@ class Workload:
         return footprint.with_codecs(window * held + learned, working)
 
     def memory_bytes(self, start: int, stop: int, window: int, recompute: bool = False) -> float:
-        """What a worker needs that has these nodes as its only segment."""
+        """Bytes that a worker needs if these nodes are its only segment."""
         return float(self.footprint(start, stop, window, recompute).bytes)
 
     def memory_up_to(self, stop: int, window: int, recompute: bool = False) -> Floats:
@@ -215,11 +218,11 @@ class Workload:
         return self.footprints_up_to(stop, window, recompute).bytes
 
     def weighing(self, flops: Floats) -> Workload:
-        """The same workload with other operations, `[n]`; what was computed of its memory is shared."""
+        """The same workload with other operations, `[n]`; tables of its memory are shared."""
         return self._sharing_memory(replace(self, flops=flops))
 
     def coded(self, codecs: CodingMemory | None, workers: int) -> Workload:
-        """The same workload where codecs write what crosses between at most so many workers."""
+        """The same workload with codecs on all values that cross between at most `workers` workers."""
         return self._sharing_memory(replace(self, codecs=codecs, most_receivers=max(1, workers)))
 
     @cached_property
@@ -248,7 +251,7 @@ class Workload:
         return CodedRanges(len(self), values, self.codecs, self.most_receivers)
 
     def _sharing_memory(self, other: Workload) -> Workload:
-        """The other, which differs in nothing that segments keep in memory."""
+        """`other`, which needs the same memory, with this workload's tables."""
         other.__dict__["_memory"] = self._memory  # where `cached_property` keeps it
         return other
 

@@ -36,7 +36,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Orders:
-    """b orders, padded to k visits with NOBODY.
+    """b orders, padded to k visits with NO_WORKER.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Orders:
         The fraction of a worker's time and memory that may be used up to the end of a visit: the first c of v
         visits may use c / v.
     earlier : int64 [b, k]
-        The visit of the same worker before this one, or NOBODY.
+        The visit of the same worker before this one, or NO_WORKER.
     lengths : int64 [b]
     """
 

@@ -102,7 +102,7 @@ def judged(topology: Topology, told: dict[str, Any], log: str, load: float) -> F
         for name, expected in (("up_mbps", spec.up_mbps), ("down_mbps", spec.down_mbps))
         if expected and (rate := found["workers"][place[spec.id]].get(name)) is not None
     ]
-    seconds, megabytes = map(float, re.findall(r"over after (\d+) s; (\d+) MB", log)[0])
+    seconds, megabytes = map(float, re.findall(r"finished after (\d+) s; (\d+) MB", log)[0])
     errors.sort()
     return Found(
         workers=len(topology.workers),

@@ -1,8 +1,8 @@
-"""What becomes of memory that was freed: a worker keeps it, for its next task takes as much again.
+"""Make glibc retain freed memory: a worker's next task needs as much again.
 
-glibc gives the end of its heap back to the kernel as soon as some of it is free, and every thread has a heap
-of its own, in pieces that it gives back whole. So the tensors of a step got new pages again and again, each
-by a fault (docs/measurements/memory.md, "Freed memory"). Where the library is another one nothing is changed.
+glibc returns the end of its heap to the kernel as soon as some of it is free, and each thread has a heap of
+its own, in pieces that are returned whole. So the tensors of each step got new pages, with a page fault for
+each (docs/measurements/memory.md, "Freed memory"). With another C library nothing changes.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_a_killed_worker_ends_the_job_and_the_others_serve_the_next(place: Place
     reason = run.fails()
     assert f"worker {killed} was lost at step" in reason and "steps were applied" in reason
     assert "the process at the other end may have died" in reason
-    assert "the weights were with the workers and are lost: the run must start anew" in reason
+    assert "the weights were with the workers and are lost: the run must start again" in reason
     assert not (run.folder / "model.safetensors").exists()
     place.broker.says(f"worker {killed} was lost")
     place.workers[survivor].says("job job-", f"{killed}", "idle")

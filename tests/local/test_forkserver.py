@@ -38,7 +38,7 @@ def fork_servers() -> set[psutil.Process]:
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.Error):  # it ends as we look
-            found |= {child} if "nursery" in " ".join(child.cmdline()) else set()
+            found |= {child} if "forkserver" in " ".join(child.cmdline()) else set()
     return found
 
 
@@ -46,7 +46,7 @@ def fork_servers() -> set[psutil.Process]:
 def fork_server() -> Iterator[ForkServer]:
     """One that has imported nothing, and fails to import what there is not."""
     before = fork_servers()
-    fork_server = ForkServer(["no_such_module"], {"INHERITED": "of the nursery", "REMOVED": "too"})
+    fork_server = ForkServer(["no_such_module"], {"INHERITED": "of the fork server", "REMOVED": "too"})
     yield fork_server
     fork_server.close(10.0)
     assert fork_servers() <= before
@@ -133,10 +133,10 @@ import json, os, pathlib, sys
 pathlib.Path("told").write_text(json.dumps({**os.environ, "argv": sys.orig_argv[1:]}))
 raise SystemExit(3)
 """)
-    assert code(start("check", "tell.py", GIVEN="anew", REMOVED=None)) not in (None, 0)
+    assert code(start("check", "tell.py", GIVEN="new", REMOVED=None)) not in (None, 0)
     report = json.loads((tmp_path / "told").read_text())
-    assert (report["GIVEN"], report["INHERITED"]) == ("anew", "of the nursery") and "REMOVED" not in report
-    assert report["argv"] == ["-m", "farflung", "check", "tell.py"]  # with which it begins anew
+    assert (report["GIVEN"], report["INHERITED"]) == ("new", "of the fork server") and "REMOVED" not in report
+    assert report["argv"] == ["-m", "farflung", "check", "tell.py"]  # with which it starts again
 
 
 def test_children_import_themselves_if_an_import_starts_threads(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_fleet_whose_fork_server_is_killed_goes_on_and_leaves_no_process(
 def test_a_fleet_that_is_left_at_once_has_forked_no_process(
     temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its nursery has imported what workers need, however long the broker takes to begin."""
+    """Before its fork server has imported what workers need, however long the broker takes to begin."""
     (tmp_path / "heavy.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr("farflung.local.fleet.WORKER_MODULES", ("heavy",))

@@ -71,7 +71,7 @@ def test_cards_on_a_ring_do_not_touch(sizes: list[tuple[float, float]]) -> None:
         assert abs(a.x - b.x) > (wide + wide2) / 2 or abs(a.y - b.y) > (high + high2) / 2
 
 
-def test_an_owners_text_stays_text() -> None:
+def test_what_an_owner_wrote_stays_text() -> None:
     site = "<script>$x^{2$ alert('&')"
     workers = (WorkerSpec("a", site, 1.0, 1.0), WorkerSpec("b", site, 1.0, 1.0))
     topology = Topology(workers, ((0, 1), (1, 0)), ((0, 8), (8, 0)), title='"]]><b>$\\frac$\x1b[31m')
@@ -89,7 +89,7 @@ def pair_matrices() -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, .
     return ((0, 35), (35, 0)), ((0, 8), (50, 0))
 
 
-def test_a_missing_link_is_labelled() -> None:
+def test_a_missing_link_is_said() -> None:
     assert "no link" in svg_text(draw_topology(pair(bandwidth_mbps=((0, 0), (0, 0)))))
 
 

@@ -12,12 +12,12 @@ from farflung.plans.ability import Ability
 OPS = frozenset({"aten.relu.default", "aten.tanh.default"})
 
 
-def test_a_worker_with_every_op_can_run_the_model() -> None:
+def test_who_has_every_op_is_able() -> None:
     abilities = {"a": Ability(1), "b": Ability(7, ("aten.erf.default",)), "c": Ability(1, (), "jax")}
     assert unable(Needs(1, OPS), abilities) == {}
 
 
-def test_an_older_opset_is_named_with_the_op_it_lacks() -> None:
+def test_an_older_opset_is_told_with_the_op_that_it_lacks() -> None:
     with newer_table():
         found = unable(Needs(NEWER, OPS | {NEW_OP}), {"a": Ability(NEWER), "b": Ability(NEWER - 1)})
     assert list(found) == ["b"]
@@ -26,7 +26,7 @@ def test_an_older_opset_is_named_with_the_op_it_lacks() -> None:
     )
 
 
-def test_ops_that_a_backend_lacks_are_named_with_the_backend() -> None:
+def test_what_a_backend_refuses_is_told_with_the_backend() -> None:
     lacks = (*OPS, "aten.erf.default")
     found = unable(
         Needs(1, OPS), {"a": Ability(1, lacks, "jax 0.10.2\n\x1b[2J" + "x" * 99), "b": Ability(1, lacks)}

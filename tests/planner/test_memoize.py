@@ -28,7 +28,7 @@ def test_a_workload_is_asked_once_for_each_of_the_arguments() -> None:
     assert len(asked) == 3
 
 
-def test_cached_results_live_as_long_as_their_workload() -> None:
+def test_what_is_kept_goes_with_its_workload() -> None:
     workload = random_workload(1, 12, ties=True)
     lower_bound_seconds(random_topology(1, 3), workload)
     gone = weakref.ref(workload)

@@ -29,6 +29,6 @@ def test_a_plan_says_where_other_numbers_are_drawn_than_on_torch() -> None:
     )
 
 
-def test_there_is_no_note_if_all_workers_draw_alike() -> None:
+def test_nothing_is_said_where_all_draw_the_same_or_nobody_does() -> None:
     assert draws_notes(True, ["a", "d", "unknown"], FRAMEWORKS) == []
     assert draws_notes(False, ["a", "b"], FRAMEWORKS) == []

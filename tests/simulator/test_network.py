@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.simulator.clock import Clock
-from farflung.simulator.network import Line, Link, Message, Priority
+from farflung.simulator.network import AccessLine, Link, Message, Priority
 from farflung.transport.link.outbox import Outbox
 from farflung.transport.wire.headers import SliceHeader, ValueHeader
 
@@ -52,7 +52,7 @@ def test_messages_are_sent_in_the_order_of_the_outbox(posts: Posts) -> None:
     assert order_of_the_link(posts) == order_of_the_outbox(posts)
 
 
-def arrivals(line: Line | None, sizes: list[float], starts: list[float]) -> list[float]:
+def arrivals(line: AccessLine | None, sizes: list[float], starts: list[float]) -> list[float]:
     """When one message of each of several links has come; each could carry 10 bytes a second alone."""
     clock = Clock()
     found: dict[int, float] = {}
@@ -73,18 +73,18 @@ def test_a_single_message_takes_its_transfer_time_and_the_latency() -> None:
 
 def test_links_share_a_line_while_both_send() -> None:
     """From 1 to 3 each has 5 bytes a second; then the other has 10 again."""
-    assert arrivals(Line(10.0), [20.0, 40.0], [0.0, 1.0]) == pytest.approx([3.5, 6.5])
+    assert arrivals(AccessLine(10.0), [20.0, 40.0], [0.0, 1.0]) == pytest.approx([3.5, 6.5])
 
 
 def test_a_wide_line_limits_no_link() -> None:
-    assert arrivals(Line(20.0), [20.0, 40.0], [0.0, 1.0]) == pytest.approx([2.5, 5.5])
+    assert arrivals(AccessLine(20.0), [20.0, 40.0], [0.0, 1.0]) == pytest.approx([2.5, 5.5])
 
 
 @given(st.lists(st.tuples(st.floats(1, 100), st.floats(0, 20)), min_size=1, max_size=6), st.floats(5, 60))
 def test_a_line_carries_everything_within_its_capacity(
     messages: list[tuple[float, float]], capacity: float
 ) -> None:
-    line = Line(capacity)
+    line = AccessLine(capacity)
     sizes, starts = [size for size, _ in messages], [start for _, start in messages]
     found = arrivals(line, sizes, starts)
     assert line.carried == pytest.approx(sum(sizes))

@@ -55,7 +55,7 @@ class ForkedCommand:
         self._on_readable(timeout)
         if not self._process.is_over:
             raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
-        assert self.returncode is not None, "its nursery is gone"
+        assert self.returncode is not None, "its fork server is gone"
         return self.returncode
 
     def send_signal(self, number: int) -> None:

@@ -173,7 +173,7 @@ def test_other_numbers_of_microbatches_are_planned_with_codecs_too() -> None:
     assert len(seen) >= 2 and {each.codecs for each in seen} == {memory_of(wishes)}  # type: ignore[attr-defined]
 
 
-def test_values_that_codecs_do_not_write_need_no_memory() -> None:
+def test_what_is_no_float_that_codecs_write_takes_nothing() -> None:
     memory = CodingMemory.of(("int8",), False)
     assert memory is not None and CodingMemory.of((), True) is None
     for form in (Form("float64", (4, 4)), Form("int64", (4,)), Form("float32", (0, 4))):

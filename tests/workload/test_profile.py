@@ -120,7 +120,7 @@ def test_updates_of_what_is_not_trained_take_no_time() -> None:
         update_seconds(graph, "SGD", profile, names)
 
 
-def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_profile_is_what_was_written(tmp_path: Path) -> None:
     profile = profile_of(graph_of("gpt"))
     write_profile(tmp_path / "p.json", profile)
     assert read_profile(tmp_path / "p.json") == profile
@@ -147,7 +147,7 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_damaged_profile_is_an_error_of_one_line(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_damaged_profile_is_one_clear_line(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "p.json"
     path.write_bytes(content)
     with pytest.raises(ProfileError, match=words) as caught:
@@ -163,7 +163,7 @@ def test_a_profile_of_another_model_or_microbatch_is_refused() -> None:
     with pytest.raises(ProfileError, match="microbatches of 2 samples, the job has 3"):
         weighed(workload_of(graph, 4, 3), graph, profile)
     empty = msgspec.structs.replace(profile, times=[OpTime(t.signature, 0, 0, 0) for t in profile.times])
-    with pytest.raises(ProfileError, match="times in the profile are 0"):
+    with pytest.raises(ProfileError, match="no time"):
         weighed(workload, graph, empty)
     with pytest.raises(ProfileError, match="cannot read"):
         read_profile(Path("/nowhere/at/all.json"))

@@ -127,7 +127,7 @@ def test_values_that_are_shipped_count_for_each_microbatch_of_a_segment_that_rec
     assert required_bytes(segment, BATCH, 2, True) <= workload.memory_bytes(6, 18, 2, True)
 
 
-def test_recomputing_never_needs_more_and_stores_received_values() -> None:
+def test_recomputing_never_needs_more_and_keeps_what_came_in() -> None:
     _, graph = captured(case("gpt"), BATCH)
     workload = workload_of(graph, 3, BATCH)
     start, stop = len(workload) // 3, 2 * len(workload) // 3

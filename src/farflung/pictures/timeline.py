@@ -161,7 +161,7 @@ def _marked(load: Load, rows: Mapping[str, object]) -> set[str]:
     """The rows of a resource: of an access line, all links that cross it."""
     if load.kind != "line":
         return {_row_of(load)}
-    end = 0 if load.name.endswith(" up") else 2
+    end = 0 if load.direction == "up" else 2
     return {row for row in rows if " -> " in row and row.partition(" -> ")[end] in load.workers}
 
 

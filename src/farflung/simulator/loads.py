@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from farflung.plans import FEEDER, Topology
 from farflung.simulator.device import Cores
-from farflung.simulator.network import Priority, Wiring
+from farflung.simulator.network import AccessLine, Priority, Wiring
 from farflung.simulator.pipeline import Pipeline
 from farflung.simulator.simulation import Kind, Load, Span
 
@@ -62,8 +63,9 @@ class Loads:
         seconds = step_seconds * steps or math.inf
         loads = [
             Load("line", f"the access line of {self._ids[worker]} {direction}", (self._ids[worker],),
-                 line.carried / line.capacity / seconds, line.carried / steps, line.capacity * self._mbps)
-            for direction, lines in (("up", self._wiring.up), ("down", self._wiring.down))
+                 line.carried / line.capacity / seconds, line.carried / steps, line.capacity * self._mbps,
+                 direction)
+            for direction, lines in _access_lines(self._wiring)
             for worker, line in lines.items()
         ]  # fmt: skip
         loads += [
@@ -122,3 +124,7 @@ class Loads:
 
     def _pair(self, source: int, target: int) -> str:
         return f"{'submitter' if source == FEEDER else self._ids[source]} -> {self._ids[target]}"
+
+
+def _access_lines(wiring: Wiring) -> tuple[tuple[Literal["up", "down"], Mapping[int, AccessLine]], ...]:
+    return ("up", wiring.up), ("down", wiring.down)

@@ -75,7 +75,7 @@ class Message:
     microbatch: int = -1
 
 
-class Line:
+class AccessLine:
     """Capacity that links share: a worker's access line in one direction, or the path of two homes."""
 
     def __init__(self, capacity: float) -> None:
@@ -126,7 +126,7 @@ class Link:
         "pieces",
     )
 
-    def __init__(self, clock: Clock, rate: float, latency: float, lines: Iterable[Line] = ()) -> None:
+    def __init__(self, clock: Clock, rate: float, latency: float, lines: Iterable[AccessLine] = ()) -> None:
         self._clock = clock
         self.latency = latency
         self.lines = tuple(lines)
@@ -259,7 +259,7 @@ class Link:
 def _share(links: Iterable[Link]) -> None:
     """Recompute the rates of these links and of all that share saturated lines with them."""
     reached = dict.fromkeys(links)
-    lines: dict[Line, None] = {}
+    lines: dict[AccessLine, None] = {}
     waiting = list(reached)
     while waiting:
         for line in waiting.pop().lines:
@@ -281,9 +281,9 @@ class Wiring:
         self._clock = clock
         self.costs = costs
         self.links: dict[tuple[int, int], Link] = {}
-        self.up: dict[int, Line] = {}
-        self.down: dict[int, Line] = {}
-        self._paths: dict[int, Line] = {}
+        self.up: dict[int, AccessLine] = {}
+        self.down: dict[int, AccessLine] = {}
+        self._paths: dict[int, AccessLine] = {}
 
     def link(self, source: int, target: int) -> Link | None:
         """The link between two workers, or from the feeder to one; None if they need none."""
@@ -298,10 +298,10 @@ class Wiring:
         start = costs.home if source == FEEDER else source
         lines = []
         if (rate := costs.up(start)) is not None:
-            lines.append(self.up.setdefault(start, Line(rate)))
+            lines.append(self.up.setdefault(start, AccessLine(rate)))
         if (rate := costs.down(target)) is not None:
-            lines.append(self.down.setdefault(target, Line(rate)))
+            lines.append(self.down.setdefault(target, AccessLine(rate)))
         own = costs.rate(source, target)
         if start == costs.home:  # both the feeder and the worker there may send to this target
-            lines.append(self._paths.setdefault(target, Line(own)))
+            lines.append(self._paths.setdefault(target, AccessLine(own)))
         return Link(self._clock, own, costs.seconds_away(start, target), lines)

@@ -19,7 +19,7 @@ class Load:
     describes it; `workers` holds the ids of its worker, of the workers on the machine, or of sender and
     receiver (the submitter is in the topology's home). `bytes` counts bytes on the wire, `mbps` is the rate
     in the topology; both are 0 for a device. `share` is the fraction of the step for which it worked at full
-    rate.
+    rate. `direction` is that of an access line.
     """
 
     kind: Literal["device", "machine", "link", "line"]
@@ -28,6 +28,7 @@ class Load:
     share: float
     bytes: float = 0.0
     mbps: float = 0.0
+    direction: Literal["", "up", "down"] = ""
 
 
 @dataclass(frozen=True)

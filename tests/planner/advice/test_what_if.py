@@ -33,7 +33,7 @@ def homes(mbps: float = 8.0, **line: float) -> Topology:
 
 
 @pytest.mark.parametrize(("mbps", "rate"), [(8, 20), (10, 20), (50, 100), (0.3, 1), (60_000, None)])
-def test_a_faster_line_has_the_next_rate_that_one_can_order(mbps: float, rate: float | None) -> None:
+def test_a_line_is_the_next_that_one_can_order(mbps: float, rate: float | None) -> None:
     assert changes.next_line_mbps(mbps) == rate
 
 
@@ -76,7 +76,7 @@ def test_paths_devices_and_memory() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_effects_are_true_and_the_best_is_first(seed: int) -> None:
+def test_what_helps_is_told_the_best_first_and_is_true(seed: int) -> None:
     topology, workload = random_topology(seed, 4), random_workload(seed, 30)
     options = Options(budget=60, efficiency=1.0)
     equal = SCHEDULERS["equal-compute"]
@@ -94,7 +94,7 @@ def test_effects_are_true_and_the_best_is_first(seed: int) -> None:
         assert effect.change == pytest.approx(after.step_seconds / schedule.step_seconds - 1)
 
 
-def test_changes_without_a_plan_count_for_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_need_no_plan_take_of_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     topology, workload = random_topology(1, 4), random_workload(1, 30)
     schedule = SCHEDULERS["equal-compute"](topology, workload, Options(budget=12))
     loads = simulate(schedule.plan, topology, Conditions()).loads
@@ -110,7 +110,7 @@ def test_changes_without_a_plan_count_for_the_time_limit(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_a_slow_worker_is_named_if_a_plan_must_use_all() -> None:
+def test_who_slows_the_rest_down_is_told_where_a_plan_must_have_everybody() -> None:
     slow = WorkerSpec("slow", "", tflops=1e-13, memory_gb=1.0)
     workers = tuple(WorkerSpec(f"w{n}", "", tflops=1e-11, memory_gb=1.0) for n in range(3))
     rows = tuple((100.0,) * 4 for _ in range(4))

@@ -110,7 +110,7 @@ def test_two_branches_on_two_workers_take_as_long_as_one(replicas: int) -> None:
     assert lower_bound_seconds(topology, workload, replicas=replicas) <= seconds
 
 
-def test_a_model_without_work_has_no_bound() -> None:
+def test_a_model_without_work_is_bound_by_nothing() -> None:
     assert lower_bound_seconds(random_topology(1, 2), chain_workload([0, 0, 0], [1, 1])) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_row_of_operators_is_all_gates(seed: int) -> None:
     assert [block.forward_bytes for block in blocks] == [0, *crossing]
 
 
-def test_values_off_the_path_do_not_make_a_hop_cheap() -> None:
+def test_what_is_made_beside_the_way_to_work_does_not_make_a_hop_cheap() -> None:
     """As the positions of a vision transformer: a few bytes that meet the patches before the first block."""
     spans = (
         Span(0, 0, (2,), 10**6, True),

@@ -162,7 +162,7 @@ def test_recomputation_only_where_the_tape_does_not_fit(seed: int) -> None:
         assert twice == (needed > topology.workers[worker].memory_gb * 1e9)
 
 
-def test_only_cuts_below_a_bound_are_searched() -> None:
+def test_only_what_is_below_a_bound_is_sought() -> None:
     workload, devices = random_workload(3, 12), Devices.of(random_topology(3, 3, memory=2000.0))
     cutter = Cutter(workload, 2)
     cut = cutter.cut(devices)

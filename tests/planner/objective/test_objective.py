@@ -57,7 +57,7 @@ def test_no_plan_with_replicas_takes_less(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_closed_form_and_simulator_agree_if_nothing_is_shared() -> None:
+def test_where_nothing_is_shared_they_agree() -> None:
     """With the windows that planners choose; loops share a device, and are not among these."""
     draws = [random_chain(random.Random(seed)) for seed in range(400)]
     chains = [(p, t) for p, t in draws if p.workers() == [q.worker for q in p.placements]]

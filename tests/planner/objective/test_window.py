@@ -18,7 +18,7 @@ def test_a_single_device_needs_one_microbatch_at_a_time() -> None:
     assert choose_window(chain([0.1], [], 16), topology([1.0])) == 1
 
 
-def test_the_window_keeps_the_bottleneck_busy() -> None:
+def test_until_the_first_comes_back_the_bottleneck_goes_on() -> None:
     """Forward passes of 0.1 s for the two seconds in which nothing is back."""
     plan, places = chain([0.1, 0.0], [MB], 32), topology([1.0, 1.0], 1000.0, [[0.0, 500.0], [1500.0, 0.0]])
     window = choose_window(plan, places)

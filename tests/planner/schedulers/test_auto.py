@@ -118,7 +118,7 @@ def improved(topology: Topology, seed: int, what: str) -> Topology:
 @settings(max_examples=5)
 @given(seed=st.integers(0, 10**6))
 @example(5167)  # two workers whose best cut no greedy one is near
-def test_no_other_scheduler_is_better(seed: int) -> None:
+def test_no_rival_is_better(seed: int) -> None:
     topology, workload = case(seed)
     schedule = planned(topology, workload)
     few = len(topology.workers) <= TINY_WORKERS  # and positions are few in all of these cases
@@ -224,7 +224,7 @@ def test_workers_who_share_cores_share_the_work_evenly_where_that_sends_no_more(
     assert found.assignment.cuts == (4, 8, 12)
 
 
-def test_workers_that_share_cores_do_not_send_bytes_for_small_gains() -> None:
+def test_workers_who_share_cores_are_not_sent_bytes_for_little() -> None:
     """Four workers on two cores: even segments are little faster and send much more."""
     little = (3, 8, 13)
     sizes = [10**3 if node in little else 10**5 for node in range(1, 16)]

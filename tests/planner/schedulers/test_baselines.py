@@ -57,7 +57,7 @@ def test_the_first_workers_are_used(scheduler: Scheduler) -> None:
 
 
 @BOTH
-def test_memory_comes_before_balance(scheduler: Scheduler) -> None:
+def test_memory_goes_before_balance(scheduler: Scheduler) -> None:
     workload = chain_workload([1.0] * 8, [1] * 7)
     topology = random_topology(3, 2, memory=1e6)
     small = msgspec.structs.replace(topology.workers[0], memory_gb=(workload.memory_bytes(0, 3, 2) + 1) / 1e9)

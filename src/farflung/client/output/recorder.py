@@ -281,7 +281,7 @@ class Recorder:
         note = f"; the metrics of {steps}{weights} are in {self.folder.path}"
         if step is not None or self._emulated:
             return note
-        return f"{note}, but the weights were with the workers and are lost: the run must start anew"
+        return f"{note}, but the weights were with the workers and are lost: the run must start again"
 
     async def _warn(self, links: Sequence[LinkTraffic]) -> None:
         """Warn once that a codec cannot encode some tensors; the run sends those uncompressed."""

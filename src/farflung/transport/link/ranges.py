@@ -9,7 +9,7 @@ from farflung.errors import ProtocolError
 from farflung.transport.wire.headers import MAXIMUM_STREAMS, DataHeader
 
 MAXIMUM_SAVED_BYTES = 64 * 2**20
-"""Limit on the memory of a session's saved message parts; further messages start anew."""
+"""Limit on the memory of a session's saved message parts; further messages start again."""
 
 
 class ByteRanges:

@@ -9,7 +9,7 @@ from benchmarks.dtfm_grid import evolve_with_bound as evolve_grid
 from farflung.errors import PlanError
 
 
-def test_a_grid_costs_what_the_search_reports() -> None:
+def test_what_is_emitted_costs_what_is_claimed() -> None:
     fleet = random_topology(12, 3)
     found = evolve_grid(fleet, GridObjective(4, 3), seed=1, budget=130)
     assert found.total == grid_total(fleet, found.grid)

@@ -40,7 +40,7 @@ def test_the_matrices_say_the_same(seed: int, stages: int, replicas: int) -> Non
 
 
 @pytest.mark.parametrize("grid", [(), ((0, 1), (2,)), ((0, 1), (2, 2)), ((0, 1), (2, 4)), ((0, 1),)])
-def test_a_grid_places_every_worker_once(grid: tuple[tuple[int, ...], ...]) -> None:
+def test_a_grid_places_everybody_once(grid: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(PlanError, match="exactly once"):
         grid_total(random_topology(4, 0), grid)
 

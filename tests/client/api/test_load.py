@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from farflung.client.api import load
 from farflung.client.api.load import MODULE_NAME, load_job
 from farflung.errors import JobError
 
@@ -110,6 +111,15 @@ def test_a_changed_file_is_run_afresh_and_nothing_is_left_beside_it(write: Write
     write(GOOD.replace("steps=5", "steps=6"))
     assert load_job(path).steps == 6
     assert [entry.name for entry in path.parent.iterdir()] == ["my_job.py"]
+
+
+def test_an_error_names_the_users_line_where_farflung_lies_beside_the_job(
+    write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "farflung_test_neighbour.py").write_text("def refuse():\n    raise ValueError('no batch')\n")
+    path = write("import farflung_test_neighbour\nfarflung_test_neighbour.refuse()\n")
+    monkeypatch.setattr(load, "PACKAGE", tmp_path / "farflung_test_neighbour.py")
+    assert refusal(path) == f"{path}:2: the job file raised ValueError: no batch"
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from farflung.opdag.graph import Precision
 from farflung.runtime.frameworks import require_installed
 from farflung.text import kind_of
 
+PACKAGE = Path(__file__).parents[2]
+"""The folder of farflung itself, which lies beside the job file where that is in a clone."""
 MODULE_NAME = "farflung_job"
 """`__name__` of a job file. The file is in `sys.modules` under it, as pickle and dataclasses require."""
 
@@ -124,10 +126,11 @@ def _blame(error: BaseException, path: Path) -> JobError:
 
 
 def _user_line(error: BaseException, path: Path) -> str:
-    """The deepest frame of a traceback in the job's own folder, ignoring installed packages."""
+    """The deepest frame of a traceback in the job's own folder, ignoring installed packages and farflung."""
     folder = path.resolve().parent
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if file.is_relative_to(folder) and "site-packages" not in file.parts:
+        is_theirs = "site-packages" in file.parts or file.is_relative_to(PACKAGE)
+        if file.is_relative_to(folder) and not is_theirs:
             return f"{path if file == path.resolve() else file}:{frame.lineno}"
     return str(path)

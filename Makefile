@@ -17,7 +17,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "Making $(VENV), once. With what it downloads this takes some minutes; 1 of 3: PyTorch, the largest part"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	@echo "2 of 3: what else requirements.lock names"
+	@echo "2 of 3: what else requirements.lock names; pip may print nothing for some minutes"
 	@$(BIN)/pip install --disable-pip-version-check -r requirements.lock
 	@echo "3 of 3: farflung"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

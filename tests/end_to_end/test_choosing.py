@@ -95,7 +95,7 @@ def test_a_link_that_gets_slow_is_written_rougher_within_ten_steps_by_all_worker
         before = [row["bytes_on_wire"] for row in run.rows[2:4]]
         after = run.rows[since + WITHIN + 1]["bytes_on_wire"]
         assert after < min(before) / 2
-        assert any("after step" in line and " by " in line for line in run.command.err.splitlines())
+        assert any("after step" in line and " uses " in line for line in run.command.err.splitlines())
         run.command.stop()
         broker_said = broker.err
         for command in (*workers, broker):

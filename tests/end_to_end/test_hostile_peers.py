@@ -307,4 +307,7 @@ def test_a_worker_refuses_what_a_hostile_broker_gives_it(tmp_path: Path) -> None
     assert all(reason and "\n" not in reason for reason in answers.values()), answers
     assert "Traceback" not in worker[0].err
     assert "aten.save.to_file" in answers["op that writes files"]
-    assert "gives" in answers["huge state"] and "has no segment for a" in answers["another worker's plan"]
+    assert (
+        "this worker offers" in answers["huge state"]
+        and "has no segment for a" in answers["another worker's plan"]
+    )

@@ -27,7 +27,7 @@ def test_a_live_endpoint_stands_20_000_damaged_frames_and_2_000_wrong_handshakes
     assert figures.frames >= 20_000 and figures.handshakes == 2_000
     assert_stood(figures)
     # The damage reaches what it should: every frame is taken sometimes and refused sometimes.
-    frames = "hello control open chunk credit ping pong cancel close taken stripe widen"
+    frames = "hello control open chunk credit ping pong cancel close ack stripe widen"
     for frame in frames.split():
         assert figures.frame_outcomes.get(f"{frame} refused", 0) > 10, (frame, figures)
     odd = [what for what in figures.frame_outcomes if what.startswith("odd ") and what.endswith(" refused")]

@@ -104,7 +104,7 @@ def test_an_index_out_of_range_is_reported_with_its_input_and_op(
     with pytest.raises(JobError) as caught:
         ran(backend, batch)
     words = str(caught.value)
-    assert words.startswith(f"microbatch 1 holds index {index} in {name!r} where {taker}")
+    assert words.startswith(f"microbatch 1 contains index {index} in {name!r} where {taker}")
     assert words.endswith(f" takes {taken}: the data has a token or class that the model lacks")
     assert "\n" not in words
 

@@ -237,5 +237,5 @@ def test_an_undecodable_parcel_ends_the_attempt_in_one_line() -> None:
         thread.receive(ATTEMPT, damaged)
         eventually(lambda: any(isinstance(one, ComputeFailed) for one in outcomes))
     (failed,) = [one for one in outcomes if isinstance(one, ComputeFailed)]
-    assert "cannot be read" in failed.reason and "\n" not in failed.reason
+    assert "cannot be decoded" in failed.reason and "\n" not in failed.reason
     assert not any(isinstance(one, UnitFinished) for one in outcomes)

@@ -108,7 +108,7 @@ def test_data_of_another_type_than_the_models_is_named(checked_by: Callable[[Job
 def test_a_lost_gradient_is_refused() -> None:
     job = job_of(case("chain"))
     with pytest.raises(
-        CaptureError, match=r"does: the gradient of layers\.0\.weight is missing on one side"
+        CaptureError, match=r"results: the gradient of layers\.0\.weight is missing on one side"
     ) as raised:
         checked(job, with_detached(capture_shapes(job).graph, "aten.tanh.default"))
     assert raised.value.lint == "self-check"
@@ -141,7 +141,7 @@ def test_a_buffer_that_no_longer_changes_is_refused() -> None:
     job = job_of(case("batch-norm"))
     graph = capture_shapes(job).graph
     kept = {name: value for name, value in graph.mutations.items() if name != "mean_input"}
-    with pytest.raises(CaptureError, match=r"does: buffer mean_input differs by .* \(1e-04 is allowed\)$"):
+    with pytest.raises(CaptureError, match=r"results: buffer mean_input differs by .* \(1e-04 is allowed\)$"):
         checked(job, msgspec.structs.replace(graph, mutations=kept))
 
 

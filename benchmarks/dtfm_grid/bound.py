@@ -2,16 +2,16 @@
 
 For a limit t on hop costs, let the links of at most t split the workers into components. Cut the stages at
 every hop that costs more than t: within a *run* of stages between cuts each pipeline stays in one
-component, so every stage of a run has the same number of workers from each component. Now let nobody's sum
-of gradient averages exceed D. What D says of the number of runs:
+component, so every stage of a run has the same number of workers from each component. Now assume that no
+worker's sum of gradient averages exceeds D. What D says of the number of runs:
 
 * (packing) A worker whose stage holds n of its component pays at least its n - 1 cheapest links within it and
   its replicas - n cheapest ones out of it, so D tells how many of its component it needs in its stage. The
   run that holds the neediest worker of a component has as many pipelines in that component: components share
   a run only if their needs fit in the replicas, and a run is no longer than the size of any of them divided
-  by its need (by its least need, in a run without anybody's neediest). All runs together are as long as there
-  are stages.
-* (spreading) To a run of L stages a component gives at most its size / L workers a stage. Whoever is in a run
+  by its need (by its least need, in a run without the neediest worker of any component). All runs together
+  are as long as there are stages.
+* (spreading) To a run of L stages a component gives at most its size / L workers a stage. A worker in a run
   at least that long pays for its replicas - 1 cheapest partners under these limits, and the lengths of the
   runs say how many workers are in runs at least that long: take those who pay least. So for every way to part
   the stages into runs there is a least D. (Of too many stages, only the longest of r runs is looked at.)

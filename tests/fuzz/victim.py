@@ -119,7 +119,7 @@ def _speak(link: Link) -> None:
 
 async def _on_newcomer(request: bytes, remote: str) -> bytes:
     join_messages.decode_request(request)
-    return join_messages.encode(join_messages.Refuse("this endpoint lets nobody join"))
+    return join_messages.encode(join_messages.Refuse("this endpoint accepts no newcomers"))
 
 
 if __name__ == "__main__":

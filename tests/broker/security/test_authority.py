@@ -299,8 +299,8 @@ def test_a_stranger_is_told_whose_certificates_count_and_the_time(authority: Aut
 @given(data=st.binary(max_size=200))
 def test_garbage_is_answered_with_a_refusal(data: bytes) -> None:
     # No folder is needed: nothing of the authority is touched by what cannot be read.
-    nobody = Authority(Path(), None, None, None, lambda: 0.0)  # type: ignore[arg-type]
-    answer = join_messages.decode_answer(nobody.answer(data, "here"))
+    blank = Authority(Path(), None, None, None, lambda: 0.0)  # type: ignore[arg-type]
+    answer = join_messages.decode_answer(blank.answer(data, "here"))
     assert isinstance(answer, Refuse) and "cannot read a join message" in answer.reason
 
 

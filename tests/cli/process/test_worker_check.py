@@ -49,7 +49,7 @@ def test_who_is_away_or_to_come_is_waited_for_in_so_many_words() -> None:
 def test_a_codec_is_for_workers_who_are_there() -> None:
     codecs = CodecWishes(links=(LinkWish("w0", "w1", "int8/int8"),))
     require_codec_ends(status_of("idle", "running"), codecs)
-    require_codec_ends(status_of("lost"), codecs)  # then whoever comes trains
+    require_codec_ends(status_of("lost"), codecs)  # then any worker that joins will do
     with pytest.raises(PlanError, match=r"there is no worker w1: the workers are w0$"):
         require_codec_ends(status_of("idle", "lost"), codecs)
 

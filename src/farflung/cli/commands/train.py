@@ -1,15 +1,16 @@
 """`farflung train`: train the model of a job file.
 
 The command reads its options, joins the broker, loads the job, captures its model, trains (at that broker,
-or on a local fleet that it starts), and reports the outcome. `options` parse, `process` joins, captures and
-starts, `render` prints, and `client.run.submitter` runs the job.
+or on a local fleet that it starts), and reports the outcome. `options` parse, `process` joins and captures,
+`render` prints, and `client.run.submitter` runs the job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,11 +40,11 @@ from farflung.cli.options.target import (
 from farflung.cli.process.capture import capture_model
 from farflung.cli.process.identity import TokenText, folder_of
 from farflung.cli.process.interrupts import RunStopper, stop_on_interrupt
-from farflung.cli.process.local_fleet import start_local_fleet
 from farflung.cli.process.worker_check import join_broker
 from farflung.cli.render.output import note
 from farflung.cli.render.run_report import report_run, stopping_note, warn_if_disk_is_short
 from farflung.errors import RunInterrupted
+from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
@@ -161,8 +162,21 @@ async def _train(
         submit = partial(_submit, prepared, target, run, observer, stopper)
         if identity is not None:
             return await submit(identity)
-        async with start_local_fleet(target, run.logs) as fleet:
+        async with _start_local_fleet(target, run.logs) as fleet:
             return await submit(fleet.identity, fleet)
+
+
+@asynccontextmanager
+async def _start_local_fleet(target: Target, logs: Path) -> AsyncIterator[LocalFleet]:
+    """Run the fleet of a target for this block, and print which worker computes with which framework."""
+    from farflung.local.fleet import LocalFleet
+
+    fleet = LocalFleet(target.local, logs, backends=target.frameworks)
+    shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
+    start = f"starting a broker and {count_of(target.local, 'worker')} on this machine"
+    note(f"{start}: {shares}" if shares else start)
+    async with fleet:
+        yield fleet
 
 
 async def _submit(

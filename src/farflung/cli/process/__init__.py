@@ -6,8 +6,6 @@ identity
     The identity that a command uses, and how a token becomes one.
 interrupts
     Ctrl-C while an event loop runs, and torch's output on stderr.
-local_fleet
-    Start the broker and workers of `farflung train --local`.
 service
     Run a broker or a worker until it is stopped.
 worker_check

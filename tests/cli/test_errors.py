@@ -109,7 +109,7 @@ CASES = [
     ),
     (["train", "good.py", "--local", "1", "--backends", "torch,torch"], 2, "names 2 for --local 1"),
     (["train", "good.py", "--broker", "h:1", "--backends", "torch"], 2, "--backends needs --local"),
-    (["train", "good.py"], 2, "nothing to train on: add --local N"),
+    (["train", "good.py"], 2, "no workers to train on: add --local N"),
     (["train", "good.py", "--broker", "127.0.0.1:9"], 2, "there is no identity in"),
     (["train", "good.py", "--broker", "127.0.0.1:9", "--token", "ff1-abc"], 2, "the token has 7 characters"),
     (["check", "good.py", "--segments", "0"], 2, "at least 1 segment"),

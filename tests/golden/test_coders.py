@@ -26,7 +26,7 @@ def test_the_codec_format_is_the_one_that_was_recorded() -> None:
 @pytest.mark.parametrize("name", RECORDED["payloads"])
 def test_a_payload_is_read_as_it_was(name: str) -> None:
     coder, kept = recipe_called(name).coder(WIDTH), RECORDED["payloads"][name]
-    assert _read(coder, kept, 0) == pytest.approx(_numbers(kept), rel=1e-6, abs=1e-6)
+    _require_close(_read(coder, kept, 0), _numbers(kept))
 
 
 @pytest.mark.parametrize("name", RECORDED["snapshots"])
@@ -36,7 +36,7 @@ def test_a_coder_goes_on_from_a_snapshot(name: str) -> None:
         coder = recipe_called(name).coder(WIDTH)
         coder.restore(bytes.fromhex(kept[end]))
         assert coder.snapshot() == bytes.fromhex(kept[end])
-    assert _read(coder, kept, 3) == pytest.approx(_numbers(kept), rel=1e-6, abs=1e-6)
+    _require_close(_read(coder, kept, 3), _numbers(kept))
 
 
 def test_a_worker_goes_on_from_what_it_remembered_of_its_links() -> None:
@@ -46,6 +46,11 @@ def test_a_worker_goes_on_from_what_it_remembered_of_its_links() -> None:
     coding = worker_coding(msgspec.json.decode(kept["plan"], type=Plan))
     coding.restore(snapshot)
     assert coding.snapshot() == snapshot
+
+
+def _require_close(found: np.ndarray, recorded: np.ndarray) -> None:
+    """Equal but for the last bits of a matrix product, which differ between CPUs by its largest numbers."""
+    assert np.abs(found - recorded).max() <= 1e-6 * np.abs(recorded).max()
 
 
 def _read(coder: Any, kept: dict[str, str], step: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from farflung.local.findings import opset_findings
+from farflung.local.findings import lost_findings, opset_findings
 from farflung.protocol.viewer import WorkerStatus
 
 
@@ -18,6 +18,12 @@ def test_findings_name_workers_with_older_opsets_and_missing_ops() -> None:
     assert not older.ok and "a knows opset version 1, others 2" in older.found and "newer" in older.helps
     assert poorer.ok and poorer.found.startswith("c cannot run models with aten.op0.default")
     assert "aten.op4.default and 2 more" in poorer.found
+
+
+def test_a_lost_worker_is_a_finding_and_one_that_left_is_not() -> None:
+    (finding,) = lost_findings([worker("a"), worker("b", state="lost"), worker("c", state="left")])
+    assert not finding.ok and finding.found == "b is disconnected, last seen 0:00 ago"
+    assert "farflung join" in finding.helps
 
 
 def test_lost_workers_do_not_count() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from farflung.client.run.broker_client import ask_status
 from farflung.errors import FarflungError, IdentityError
-from farflung.local.findings import Finding, opset_findings, path_findings
+from farflung.local.findings import Finding, lost_findings, opset_findings, path_findings
 from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport.endpoint import ask
 from farflung.transport.net.addresses import DEFAULT_PORT, parse_address
@@ -149,7 +149,12 @@ async def _admitted(identity: Identity) -> list[Finding]:
         helps = f"farflung token create --role {identity.role} on the broker, then join again with --token"
         return [Finding("broker", False, f"{identity.id} is not admitted: {error}", helps)]
     workers = {worker.worker for worker in status.workers}
-    count = f"{status.workers_counted()}, {len(status.backup_pool)} idle"
-    admitted = Finding("broker", True, f"{identity.id} is admitted; farflung {status.version}, {count}")
+    found = f"{identity.id} is admitted; farflung {status.version}, {status.workers_counted()}"
+    admitted = Finding("broker", True, found)
     holder = identity.id if identity.role == "worker" else None
-    return [admitted, *opset_findings(status.workers), *path_findings(holder, status.links, workers)]
+    return [
+        admitted,
+        *lost_findings(status.workers),
+        *opset_findings(status.workers),
+        *path_findings(holder, status.links, workers),
+    ]

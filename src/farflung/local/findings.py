@@ -1,4 +1,4 @@
-"""Findings of `farflung doctor` about a fleet: workers that lack ops, and links that are not direct.
+"""Findings of `farflung doctor` about a fleet: lost workers, missing ops, and links that are not direct.
 
 For a link they name the routes that were tried, their results, and what would help.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 from farflung.connectivity.routes import advice, split_failures
 from farflung.protocol.viewer import LinkView, WorkerStatus
-from farflung.text import and_more, count_of
+from farflung.text import and_more, count_of, format_clock
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -25,6 +25,17 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 NAMED = 5
+
+
+def lost_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
+    """One finding for each worker whose connection was lost; one that left by itself is in order."""
+    for worker in workers:
+        if worker.state == "lost":
+            found = f"{worker.worker} is disconnected"
+            if worker.last_seen_seconds >= 0:
+                found += f", last seen {format_clock(worker.last_seen_seconds)} ago"
+            helps = "run farflung doctor on its machine; if its worker has ended, run farflung join"
+            yield Finding("worker", False, found, helps)
 
 
 def opset_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:

@@ -87,10 +87,11 @@ class Status(Message, frozen=True):
     relay_mbps: float
 
     def workers_counted(self) -> str:
-        """The number of connected workers, and of those that are away: "2 workers, 1 away"."""
+        """The number of workers in each state: "2 workers connected, 1 disconnected, 2 idle"."""
         away = sum(worker.is_away for worker in self.workers)
-        here = count_of(len(self.workers) - away, "worker")
-        return f"{here}, {away} away" if away else here
+        connected = f"{count_of(len(self.workers) - away, 'worker')} connected"
+        disconnected = f", {away} disconnected" if away else ""
+        return f"{connected}{disconnected}, {len(self.backup_pool)} idle"
 
 
 class Renew(Message, frozen=True):

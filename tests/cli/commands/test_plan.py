@@ -288,7 +288,7 @@ def test_a_search_says_how_it_gets_on(folder: Path) -> None:
     counts = [line for line in said if " plans, best " in line]
     (last,) = counts[-1:]
     assert f": {found.evaluated} plans, best " in last and last.endswith(" s a step")
-    assert any(line.startswith("what if 1 of 12: ") for line in said)
+    assert any(line.startswith("what if, change 1: ") for line in said)
 
 
 def test_a_step_of_nearly_nothing_says_what_is_not_counted(

@@ -25,10 +25,10 @@ def status_of(*states: str) -> Status:
 @pytest.mark.parametrize(
     ("states", "words"),
     [
-        (("idle", "running"), "2 workers"),
-        (("idle", "lost", "left"), "1 worker, 2 away"),
-        (("lost",), "0 workers, 1 away"),
-        ((), "0 workers"),
+        (("idle", "running"), "2 workers connected, 1 idle"),
+        (("idle", "lost", "left"), "1 worker connected, 2 disconnected, 1 idle"),
+        (("lost",), "0 workers connected, 1 disconnected, 0 idle"),
+        ((), "0 workers connected, 0 idle"),
     ],
 )
 def test_workers_that_are_away_are_counted_apart(states: tuple[str, ...], words: str) -> None:

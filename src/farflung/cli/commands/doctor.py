@@ -43,11 +43,10 @@ def doctor(
 
 
 def _lines(finding: Finding, width: int) -> Iterator[str]:
-    """The lines of a finding: what was found, what was tried, and what helps."""
+    """The lines of a finding: what was found, what was tried, and what helps (a command, so in one line)."""
     margin = " " * 19
     yield f"{'ok  ' if finding.ok else 'FAIL'}  {finding.check:<12} {finding.found}"
-    helps = [] if finding.ok else [f"helps: {finding.helps}"]
-    for line in (*finding.details, *helps):
+    for line in finding.details:
         yield textwrap.fill(
             line,
             width,
@@ -56,3 +55,5 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
             break_long_words=False,
             break_on_hyphens=False,
         )
+    if not finding.ok:
+        yield f"{margin}helps: {finding.helps}"

@@ -83,6 +83,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a job on a broker's workers or on local ones; Ctrl-C stops it and keeps the weights."""
+    from farflung.client.api.load import require_job_file
     from farflung.client.output.run_folder import RunFolder
 
     # Every check that needs no captured model comes first: a capture may take a minute.
@@ -91,6 +92,7 @@ def train(
         local, broker, token, workers, backends, on, topology, scheduler, efficiency, recompute, codecs.wishes
     )
     float_type = parse_precision(precision)
+    require_job_file(job)
     identity_folder = folder_of("submitter", folder)
     identity = None if target.local else join_broker(identity_folder, broker, token, target, wait)
     declared = read_job(job, steps, text, float_type, codecs.every)

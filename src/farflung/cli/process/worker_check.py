@@ -36,7 +36,8 @@ def join_broker(folder: Path, broker: str | None, token: str | None, target: Tar
     """
     if broker is None and token is None and not (folder / "identity.json").exists():
         raise JobError(
-            "nothing to train on: add --local N for workers on this machine, or --broker HOST:PORT --token T"
+            "no workers to train on: add --local N to start some on this machine, or --token with what"
+            " `farflung token create --role submitter` prints on the broker's machine"
         )
     return asyncio.run(_join_broker(folder, broker, token, target, wait))
 
@@ -49,8 +50,7 @@ async def _join_broker(
     identity = await obtain_identity(folder, "submitter", broker, token)
     note(f"asking the broker at {identity.broker} for its workers")
     status = await ask_status(identity)
-    has = f"it has {status.workers_counted()}; {len(status.backup_pool)} idle"
-    note(has if status.workers else "no worker has joined it yet")
+    note(status.workers_counted() if status.workers else "no worker has joined it yet")
     for line in check_workers(status, target.pool, identity.broker, wait):
         note(line)
     if not target.pool:
@@ -86,7 +86,7 @@ def require_codec_ends(status: Status, codecs: CodecWishes) -> None:
 
 
 def _refusal(status: Status, strange: Sequence[str], broker: str) -> str:
-    there = [f"{worker.worker} (away)" if worker.is_away else worker.worker for worker in status.workers]
+    there = [worker.worker + " (disconnected)" * worker.is_away for worker in status.workers]
     has = f"its workers are {and_more(there)}" if there else "no worker has joined it yet"
     return (
         f"no worker called {and_more(strange)} has joined the broker at {broker}: {has}. Start it with"

@@ -196,7 +196,7 @@ def searching() -> Iterator[Callable[[str], None]]:
     said: list[str] = []
 
     def once(words: str) -> None:
-        phase = words if words.startswith("what if ") else words.partition(":")[0]
+        phase = words if words.startswith("what if, ") else words.partition(":")[0]
         if phase not in said:
             said.append(phase)
             print(phase, file=stream, flush=True)

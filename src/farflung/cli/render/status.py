@@ -23,7 +23,7 @@ def status_lines(status: Status) -> Iterator[str]:
     from farflung.local.findings import opset_findings
 
     yield f"broker {status.version}, up {format_clock(status.uptime_seconds)}"
-    yield f"{status.workers_counted()}, {len(status.backup_pool)} in the backup pool"
+    yield status.workers_counted()
     yield from fitting(WORKER, [_worker(worker) for worker in status.workers])
     for finding in opset_findings(status.workers):
         yield from _wrapped(finding.found)
@@ -45,7 +45,7 @@ def _links(status: Status) -> Iterator[str]:
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
     links = [view for view in status.links if view.job not in over]
     relays = f"the broker relays up to {format_rate(status.relay_mbps)}"
-    yield f"links: {count_of(len(links), 'end')}; {relays}"
+    yield f"{count_of(len(links), 'link')} in use; {relays}"
     written = {(job.job, one.source, one.target): one.codec for job in status.jobs for one in job.codecs}
     carried = {
         (job.job, link.source, link.target): (link.ratio, link.coding_seconds / max(1, job.step))

@@ -13,7 +13,7 @@ from farflung.client.capture.prepared import Microbatches, Model, model_of, numb
 from farflung.client.output.progress import ProgressCallback, Search, no_progress
 from farflung.errors import PlanError, TopologyError
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
-from farflung.planner.advice.what_if import MOST_CHANGES, Effect
+from farflung.planner.advice.what_if import Effect
 from farflung.planner.advice.what_if import what_if as effects_of
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.codecs.wishes import (
@@ -145,7 +145,7 @@ def _effects(
         search,
         options,
         seconds=WHAT_IF_SECONDS,
-        tell=lambda words: tell(f"what if {next(tried)} of {MOST_CHANGES}: {words}"),
+        tell=lambda words: tell(f"what if, change {next(tried)}: {words}"),
     )
 
 

@@ -41,7 +41,8 @@ class Origin:
     line: str
 
     def __str__(self) -> str:
-        return f"in module {self.module or '(root)'}, {self.line or 'source line unknown'}"
+        module = f"module {self.module}" if self.module else "the outermost module"
+        return f"in {module}, {self.line or 'source line unknown'}"
 
 
 def origin_of(node: fx.Node) -> Origin:

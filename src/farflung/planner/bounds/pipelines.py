@@ -10,13 +10,13 @@ backward.)
 1. *Round trips.* If U is a lower bound on the time of one microbatch before it reaches a piece of work, plus
    the time from its gradient leaving this work to the end of the step, then M times this piece fits into T -
    U: the first forward pass cannot begin earlier, nor the last backward pass end later. Where gradients of
-   parameters come after those that are sent (`passes.round_trip_share`), that is so for what is on the way,
+   parameters come after those that are sent (`passes.round_trip_share`), that is so for what is on its path,
    and M times the whole piece fits into T less what is before it and less the word of its end to the broker.
-   What a microbatch does one after the other, at least, is the longest way through each block; and where a
-   hop is counted beside it, which may be on another way through its block, the shortest way through that one.
-   A path without a gradient has no backward part.
+   What a microbatch does one after the other, at least, is the longest path through each block; and where a
+   hop is counted beside it, which may be on another path through its block, the shortest path through that
+   one. A path without a gradient has no backward part.
 2. *New workers.* A worker with work in some block but in none before gets a value from another worker that
-   is on a way from the last gate to this work, at least `Block.forward_bytes`, and gives its gradient back.
+   is on a path from the last gate to this work, at least `Block.forward_bytes`, and gives its gradient back.
    So U before a worker's first work is at least the cheapest hops into all workers of earlier blocks, one
    for each block, and into itself; at least the shortest path from the first worker to it; and at least its
    own round trip to the broker, which starts the step and gets its end.
@@ -30,10 +30,9 @@ backward.)
    memory with the window that T asks for: M microbatches pass in T with no more than W at a time, so
    W >= M x round trip / T, a whole number. State and tapes of different operators add up (`Items.fit`).
 5. *Waiting.* A worker with a gate makes all later workers wait for all its work: U grows from worker to
-worker
-   by what each does of a microbatch. Then workers do the most if the fastest are first and each does as much
-   as fits (`Interval._filled`; two neighbours in any other order do less, and one more at the end never
-   hurts).
+   worker by what each does of a microbatch. Then workers do the most if the fastest are first and each does
+   as much as fits (`Interval._filled`; two neighbours in any other order do less, and one more at the end
+   never hurts).
 6. *Ranges.* What a worker has of the row is one range between two places where it may be cut. If every worker
    has one range of the model (no parameter is used at both ends), it gets from others each value that is read
    in its range and made before, and sends others each that is made in it and read after, with gradients back;
@@ -41,8 +40,7 @@ worker
    largest of these M times there and back, beside a round trip (`Pieces`). So it fills its time with whole
    ranges that its best link allows, however little crosses elsewhere.
 7. *Operators.* An operator runs on one worker. So at most n workers run the last n operators, for every n,
-and
-   two operators count as one if every link is too slow for what crosses between them.
+   and two operators count as one if every link is too slow for what crosses between them.
 8. *Inputs.* The worker of the first operator receives M times the model inputs that this operator reads.
 
 Conditions that are left out make the bound looser, never wrong. With replicas only the speed of the whole

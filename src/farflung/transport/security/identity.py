@@ -173,7 +173,8 @@ def _read(folder: Path, name: str) -> bytes:
         return (folder / name).read_bytes()
     except FileNotFoundError:
         raise IdentityError(
-            f"there is no identity in {folder} ({name} is missing): join with a token first (--token)"
+            f"there is no identity in {folder} ({name} is missing): the first time, add --token with what"
+            " `farflung token create` prints on the broker's machine"
         ) from None
     except OSError as error:
         raise IdentityError(f"{folder / name} cannot be read: {error.strerror}") from None

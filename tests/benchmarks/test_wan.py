@@ -33,7 +33,9 @@ def eager() -> Reference:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("system", BASELINES)
+@pytest.mark.parametrize(
+    "system", ["1f1b", *(pytest.param(name, marks=pytest.mark.full) for name in BASELINES if name != "1f1b")]
+)
 def test_a_baseline_has_the_losses_of_one_process(system: str, eager: Reference, tmp_path: Path) -> None:
     leg = race(system, LoopbackGround(2), TINY, tmp_path / system, warmup=0)
     assert leg.losses == pytest.approx(eager.losses, rel=1e-5)

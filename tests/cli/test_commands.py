@@ -95,6 +95,7 @@ def listening_address(broker: subprocess.Popen[str]) -> str:
     raise AssertionError("the broker never listened")
 
 
+@pytest.mark.full  # tests/end_to_end/test_machines.py does the same with tokens alone
 def test_several_machines_train_together(machine: Start, tmp_path: Path) -> None:
     broker = machine("b", "broker", "--listen", "127.0.0.1:0", "--json")
     address = listening_address(broker)

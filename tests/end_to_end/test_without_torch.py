@@ -27,7 +27,7 @@ class Mixed(Machines):
         return super().environment(home, sources) | (self.bare.environment if home == "bare" else {})
 
 
-@pytest.fixture(scope="module", params=["beside", pytest.param("installed", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["beside", pytest.param("installed", marks=pytest.mark.full)])
 def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Python:
     """A Python without torch: made of links, or really installed."""
     make = {"beside": beside, "installed": installed}[request.param]

@@ -24,13 +24,14 @@ def assert_stood(figures: Figures) -> None:
 
 
 @pytest.mark.slow
-def test_the_loader_stands_20_000_damaged_documents(tmp_path: Path) -> None:
-    figures = documents.run(tmp_path, count=20_000, seed=1)
-    assert figures.inputs == 20_000
+@pytest.mark.parametrize("count", [6_000, pytest.param(20_000, marks=pytest.mark.full)])
+def test_the_loader_stands_damaged_documents(count: int, tmp_path: Path) -> None:
+    figures = documents.run(tmp_path, count=count, seed=1)
+    assert figures.inputs == count
     assert_stood(figures)
     # The damage reaches what it should: every gate is passed and closed many times, nearly every op is met.
     for outcome in ("refused by the loader", "refused on the meta device", "verified", "ran"):
-        assert figures.outcomes.get(outcome, 0) > 300, figures
+        assert figures.outcomes.get(outcome, 0) > count // 60, figures
     assert figures.ops_resolved > 120, figures
 
 

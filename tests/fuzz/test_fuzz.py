@@ -22,15 +22,20 @@ def assert_stood(figures: Figures) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_live_endpoint_stands_20_000_damaged_frames_and_2_000_wrong_handshakes(tmp_path: Path) -> None:
-    figures = asyncio.run(campaign.run(tmp_path, frames=20_000, handshakes=2_000, seed=1))
-    assert figures.frames >= 20_000 and figures.handshakes == 2_000
+@pytest.mark.parametrize(
+    ("frames", "handshakes"), [(6_000, 600), pytest.param(20_000, 2_000, marks=pytest.mark.full)]
+)
+def test_a_live_endpoint_stands_damaged_frames_and_wrong_handshakes(
+    frames: int, handshakes: int, tmp_path: Path
+) -> None:
+    figures = asyncio.run(campaign.run(tmp_path, frames=frames, handshakes=handshakes, seed=1))
+    assert figures.frames >= frames and figures.handshakes == handshakes
     assert_stood(figures)
     # The damage reaches what it should: every frame is taken sometimes and refused sometimes.
-    frames = "hello control open chunk credit ping pong cancel close ack stripe widen"
-    for frame in frames.split():
-        assert figures.frame_outcomes.get(f"{frame} refused", 0) > 10, (frame, figures)
+    kinds = "hello control open chunk credit ping pong cancel close ack stripe widen"
+    for kind in kinds.split():
+        assert figures.frame_outcomes.get(f"{kind} refused", 0) > 5, (kind, figures)
     odd = [what for what in figures.frame_outcomes if what.startswith("odd ") and what.endswith(" refused")]
     assert not odd, figures  # what may be said is not refused, however strange
     further = [count for what, count in figures.frame_outcomes.items() if what.startswith("further")]
-    assert sum(further) > 50, figures
+    assert sum(further) > 15, figures

@@ -40,8 +40,8 @@ def resnet() -> tuple[nn.Module, dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("build", "worker", "recompute", "optimizer"),
     [
-        (gpt, 0, False, AdamW(lr=0.1)),
-        (gpt, 1, False, AdamW(lr=0.1)),
+        pytest.param(gpt, 0, False, AdamW(lr=0.1), marks=pytest.mark.full),
+        pytest.param(gpt, 1, False, AdamW(lr=0.1), marks=pytest.mark.full),
         (gpt, 1, True, AdamW(lr=0.1)),
         (resnet, 1, False, SGD(lr=0.1)),
     ],

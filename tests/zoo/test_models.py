@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 torch.set_num_threads(1)
 STEPS = 3
-RANDOM_CUTS, RANDOM_STEPS = 30, 2
+RANDOM_STEPS = 2
 
 
 FULL = {"resnet101"}
@@ -87,9 +87,10 @@ def test_trains_as_eager_at_the_planners_cuts(subject: Subject, count: int) -> N
     require_same(subject, by_segments(subject, plan, SAMPLES, STEPS), subject.eager)
 
 
-def test_trains_as_eager_at_random_legal_cuts(subject: Subject) -> None:
+@pytest.mark.parametrize("cuts", [8, pytest.param(30, marks=pytest.mark.full)])
+def test_trains_as_eager_at_random_legal_cuts(subject: Subject, cuts: int) -> None:
     draw = random.Random(subject.case.name)
-    for _ in range(RANDOM_CUTS):
+    for _ in range(cuts):
         plan = random_plan(subject.graph, draw)
         ours = by_segments(subject, plan, SAMPLES, RANDOM_STEPS, verified=False)
         require_same(subject, islice(ours, 1), subject.eager[:1])

@@ -160,7 +160,7 @@ def test_a_loss_function_that_fails_is_told_how_it_is_called(
         assert words.endswith(f"Job(loss=) is called as {called}")
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.full), "gpt2"])
 def test_bfloat16_is_held_to_what_bfloat16_can_hold(name: str) -> None:
     """Losses agree, and gradients where the model exports what it runs; Llama does not with its keys."""
     report = check_job(job_of(case(name), precision="bfloat16"), segments=2, steps=1)

@@ -92,7 +92,8 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", ["gpt2-xl", pytest.param("llama-7b", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gpt2-xl", "llama-7b"])
 def test_models_larger_than_memory_are_reported_in_less_than_1_gb(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     fields, parameters = SIZES[name]

@@ -41,7 +41,14 @@ def trained(worker: int, recompute: bool) -> Answer:
     return ask(Question(programs, planned.plan, training, recompute, "jax"))
 
 
-@pytest.mark.parametrize(("worker", "recompute"), [(0, False), (1, False), (1, True)])
+@pytest.mark.parametrize(
+    ("worker", "recompute"),
+    [
+        pytest.param(0, False, marks=pytest.mark.full),
+        pytest.param(1, False, marks=pytest.mark.full),
+        (1, True),
+    ],
+)
 def test_a_worker_needs_what_its_compiled_programs_say(worker: int, recompute: bool) -> None:
     found = trained(worker, recompute)
     assert found.compiled_bytes is not None

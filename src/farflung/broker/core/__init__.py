@@ -6,6 +6,7 @@
 - `records`: the state as data (`State`, `Worker`, `Job`).
 - `reducer`: applies a fact to the state.
 - `transition`: collects facts and commands while one event is decided.
+- `overdue`: when a job without progress is given up.
 - `jobs`: the life of a job. `units`: the end of a unit. `commit`: the step commit.
 - `log_lines`: a log line for each stored fact.
 """

@@ -1,0 +1,51 @@
+"""When a job that makes no progress is given up, even if all of its sessions are alive.
+
+Deadlines follow from measured unit times (10 x the slowest so far). Before the first measurement they follow
+from the bytes and FLOPs of the plan, at rates below those of any useful device or access line.
+"""
+
+from __future__ import annotations
+
+from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, RUNNING, Job
+
+DROPPED_AFTER = 10.0
+BYTES_PER_SECOND = 1e5
+FLOPS_PER_SECOND = 1e9
+TRAIN_FLOPS_PER_FORWARD = 3
+
+
+def overdue(job: Job, now: float, patience_seconds: float) -> str:
+    """The reason to give the job up at `now`; empty if there is none.
+
+    Every wait may last at least `patience_seconds`.
+    """
+    if job.state not in (PLANNING, LOADING, RUNNING, COLLECTING):
+        return ""
+    allowed = patience_seconds + _expected_seconds(job)
+    waited = now - job.pace.moved_at
+    return f"{_missing_text(job)} after {waited:.0f} s (allowed: {allowed:.0f} s)" if waited > allowed else ""
+
+
+def _expected_seconds(job: Job) -> float:
+    if job.plan is None:
+        return 0.0
+    state_seconds = sum(part.parameter_bytes for part in job.plan.placements) / BYTES_PER_SECOND
+    if job.unit is None:
+        return state_seconds
+    if job.pace.slowest is not None:
+        return DROPPED_AFTER * job.pace.slowest * job.unit.microbatches
+    flops = TRAIN_FLOPS_PER_FORWARD * sum(part.flops for part in job.plan.placements)
+    bytes_moved = 2 * sum(edge.bytes for edge in job.plan.edges)
+    return job.unit.microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND)
+
+
+def _missing_text(job: Job) -> str:
+    if job.state == PLANNING:
+        return "the planner gave no answer"
+    if job.state == LOADING:
+        missing = [name for name in job.members if name not in job.loaded]
+        return f"the job is still not loaded on {', '.join(missing)}"
+    if job.state == COLLECTING:
+        return f"the submitter has not confirmed the weights of step {job.step}"
+    missing = list(job.members) if job.group is None else job.group.missing_workers()
+    return f"step {job.step + 1} is not complete on {', '.join(missing)}"

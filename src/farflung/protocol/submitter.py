@@ -79,7 +79,7 @@ class Planned(Message, frozen=True):
 
 
 class Running(Message, frozen=True):
-    """Every worker has loaded; unit 0 has begun."""
+    """Every worker has loaded; the first unit that is not decided has begun."""
 
     job: Id
     attempt: Count

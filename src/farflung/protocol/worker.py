@@ -96,7 +96,10 @@ class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Load(Message, frozen=True):
-    """Load these segments. `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id."""
+    """Load these segments. `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id.
+
+    `unit` is the first unit to run.
+    """
 
     job: Id
     attempt: Count
@@ -105,6 +108,7 @@ class Load(Message, frozen=True):
     programs: Annotated[list[SegmentProgram], Meta(max_length=100_000)]
     addresses: dict[Id, Addresses]
     submitter: Id
+    unit: Count = 0
 
 
 class Loaded(Message, frozen=True):
@@ -123,7 +127,7 @@ class Refused(Message, frozen=True):
 
 
 class Begin(Message, frozen=True):
-    """Every worker has loaded: run unit 0, then each next unit when the one before is decided."""
+    """Every worker has loaded: run the first unit, then each next unit when the one before is decided."""
 
     job: Id
     attempt: Count

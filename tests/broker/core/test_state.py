@@ -649,6 +649,53 @@ def test_units_follow_each_other_as_the_schedule_lists_them(
     assert found == list(job.units())
 
 
+def second_attempt(story: Scenario, job: str = "job-1") -> None:
+    """Give the job's workers a new attempt, as it will be once a lost worker no longer ends a job."""
+    held = story.state.jobs[job]
+    assert held.plan is not None
+    for fact in (
+        facts.JobRequeued(story.now, job, "worker d was lost"),
+        facts.JobPlanning(story.now, job, held.attempt + 1, list(held.members)),
+        facts.JobLoading(story.now, job, held.plan, []),
+        facts.JobRunning(story.now, job),
+    ):
+        story.state = reduce_fact(story.state, fact)
+        story.facts.append(fact)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.booleans(), max_size=8), st.integers(0, 2))
+def test_attempts_run_every_unit_once_and_in_order(interrupted: list[bool], validation: int) -> None:
+    story = Scenario("a", "b")
+    story.running(2, steps=len(interrupted) + 1, validate_every=2, validation_microbatches=validation)
+    units = list(story.state.jobs["job-1"].training.units())
+    for unit, again in zip(units, [*interrupted, *[False] * len(units)], strict=False):
+        if again:
+            story.ready("a", unit.number)
+            second_attempt(story)
+        assert story.state.jobs["job-1"].unit == unit
+        story.all_ready(unit.number)
+    assert story.state.jobs["job-1"].state == "collecting"
+    assert [fact.unit for fact in story.facts if isinstance(fact, facts.UnitDecided)] == [*range(len(units))]
+    log = [fact for fact in story.facts if isinstance(fact, facts.Decision)]
+    assert replay(log) == durable(story.state)
+
+
+def test_a_new_attempt_tells_its_workers_the_first_unit_that_is_not_decided() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    story.all_ready(0)
+    story.ready("a", 1)
+    second_attempt(story)
+    for fact in (
+        facts.JobRequeued(story.now, "job-1", "worker d was lost"),
+        facts.JobPlanning(story.now, "job-1", 3, ["a", "b"]),
+    ):
+        story.state = reduce_fact(story.state, fact)
+    (load,) = sent(story.planned().commands, "a")
+    assert isinstance(load, Load) and (load.attempt, load.unit) == (3, 1)
+
+
 WORKERS = ("a", "b", "c", "d")
 
 

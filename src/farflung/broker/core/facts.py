@@ -101,7 +101,7 @@ class JobLoading(Decision, frozen=True):
 
 
 class JobRunning(Decision, frozen=True):
-    """Every worker has loaded; unit 0 has begun."""
+    """Every worker has loaded; the first unit that is not decided has begun."""
 
     job: str
 

@@ -104,6 +104,7 @@ def worker_loaded(turn: Transition, job: Job, worker: str) -> None:
 
 def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
     """Send the plan to its workers and to the submitter."""
+    assert job.unit is not None
     turn.emit(facts.JobLoading(turn.now, job.job, result.plan, result.owned, dict(result.unable)))
     names = result.plan.workers()
     for name in names:
@@ -117,6 +118,7 @@ def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
             programs=[program for program in result.programs if program.segment in mine],
             addresses={peer: turn.state.addresses_for(peer, name) for peer in names if peer in near},
             submitter=job.submitter,
+            unit=job.unit.number,
         )
         turn.do(Send(name, message))
     planned = Planned(

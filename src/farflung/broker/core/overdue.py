@@ -30,7 +30,7 @@ def _expected_seconds(job: Job) -> float:
     if job.plan is None:
         return 0.0
     state_seconds = sum(part.parameter_bytes for part in job.plan.placements) / BYTES_PER_SECOND
-    if job.unit is None:
+    if job.state != RUNNING or job.unit is None:
         return state_seconds
     if job.pace.slowest is not None:
         return DROPPED_AFTER * job.pace.slowest * job.unit.microbatches

@@ -67,7 +67,8 @@ class Pace:
 
 @dataclass(frozen=True)
 class Job:
-    """One job. `unit` is the current one; `step` counts applied training steps.
+    """One job. `unit` runs, or runs next, in whichever attempt; it is None once every unit is decided. `step`
+    counts applied training steps.
 
     `seen` is the host that the submitter connects from. `members` are the workers that the job holds (after
     its end: held). `ending` is the final state of a job that is collecting. `on` names the only workers that

@@ -116,6 +116,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         on=tuple(fact.on),
         wishes=fact.wishes,
         seen=fact.seen,
+        unit=next_unit(fact.training, None),
     )
     return state.with_job(job)
 
@@ -128,6 +129,9 @@ def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
         reason="",
         attempt=fact.attempt,
         members=tuple(fact.workers),
+        plan=None,
+        codecs=(),
+        group=None,
         pace=Pace(fact.at),
     )
     return _assign_workers(state, job, fact.workers).with_job(job)
@@ -160,8 +164,7 @@ def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
 
 @_evolve.register
 def _apply_job_running(fact: facts.JobRunning, state: State) -> State:
-    job = replace(state.jobs[fact.job], state=RUNNING, pace=Pace(fact.at))
-    return state.with_job(_begin_next_unit(job))
+    return state.with_job(replace(state.jobs[fact.job], state=RUNNING, pace=Pace(fact.at)))
 
 
 @_evolve.register
@@ -174,8 +177,10 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
         pace=_next_pace(job, fact.at),
         step=job.step + trained,
         loss=fact.loss if trained else job.loss,
+        unit=next_unit(job.training, job.unit),
+        group=None,
     )
-    return state.with_job(_begin_next_unit(moved))
+    return state.with_job(moved)
 
 
 @_evolve.register
@@ -193,9 +198,7 @@ def _apply_job_collecting(fact: facts.JobCollecting, state: State) -> State:
     job = state.jobs[fact.job]
     pace = replace(job.pace, moved_at=fact.at)
     return state.with_job(
-        replace(
-            job, state=COLLECTING, reason=fact.reason, ending=fact.state, unit=None, group=None, pace=pace
-        )
+        replace(job, state=COLLECTING, reason=fact.reason, ending=fact.state, group=None, pace=pace)
     )
 
 
@@ -260,10 +263,6 @@ def _assign_workers(state: State, job: Job, keep: Collection[str]) -> State:
         elif worker.job == job.job:
             state = state.with_worker(replace(worker, job=None))
     return state
-
-
-def _begin_next_unit(job: Job) -> Job:
-    return replace(job, unit=next_unit(job.training, job.unit), group=None)
 
 
 def _next_pace(job: Job, at: float) -> Pace:

@@ -62,3 +62,14 @@ def test_a_replay_knows_what_links_are_written_by() -> None:
     again = replay(fact for fact in scenario.facts if isinstance(fact, facts.Decision))
     assert again == durable(scenario.state)
     assert again.jobs["job-1"].codecs == tuple(GENTLE)
+
+
+def test_a_replay_knows_the_codecs_that_were_decided_with_the_last_unit() -> None:
+    scenario = Phased("a", "b")
+    scenario.running(2, steps=4)
+    for number, codecs in enumerate([None, tuple(GENTLE), None]):
+        scenario.all_ready(number)
+        again = replay(fact for fact in scenario.facts if isinstance(fact, facts.Decision))
+        (decision,) = again.jobs["job-1"].decisions
+        assert (decision.unit, decision.codecs) == (number, codecs)
+        assert sent(scenario.commands, "a")[-1] == decision

@@ -649,6 +649,18 @@ def test_units_follow_each_other_as_the_schedule_lists_them(
     assert found == list(job.units())
 
 
+def test_a_replay_knows_the_decision_that_some_member_may_not_have_applied() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    for unit in range(2):
+        story.all_ready(unit)
+        (decide,) = [m for m in sent(story.commands[-3:], "a") if isinstance(m, Decide)]
+        again = replay(fact for fact in story.facts if isinstance(fact, facts.Decision))
+        assert again.jobs["job-1"].decisions == (decide,) and decide.unit == unit and decide.scale < 1.0
+    story.cancel(collect=False)
+    assert story.state.jobs["job-1"].decisions == ()
+
+
 def second_attempt(story: Scenario, job: str = "job-1") -> None:
     """Give the job's workers a new attempt, as it will be once a lost worker no longer ends a job."""
     held = story.state.jobs[job]

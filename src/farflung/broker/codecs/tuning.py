@@ -27,23 +27,22 @@ from farflung.protocol.submitter import CodecChange
 from farflung.schedule import Unit
 
 
-def apply_phase(turn: Transition, job: Job, unit: Unit) -> tuple[LinkCodec, ...] | None:
-    """The codecs of all links after `unit`, if the plan has a phase that begins there; else None.
+def apply_phase(turn: Transition, job: Job, unit: Unit) -> None:
+    """Change the codecs of all links after `unit`, if the plan has a phase that begins there.
 
     `job` is the job's state from before the unit was decided.
     """
     if job.plan is None or not unit.train:
-        return None
+        return
     step = unit.step + 1
     codecs = job.plan.codecs_from(step)
     if codecs is None:
-        return None
+        return
     steps = job.training.steps
     why = f"as the job asks for from step {step + 1} of {steps} on" if step < steps else "the run is over"
     changes = _changes(job.codecs, tuple(codecs), why)
     turn.emit(facts.CodecsDecided(turn.now, job.job, job.attempt, unit.number + 1, codecs, changes))
     turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit.number + 1, step, changes, []))
-    return tuple(codecs)
 
 
 def _changes(before: tuple[LinkCodec, ...], after: tuple[LinkCodec, ...], why: str) -> list[CodecChange]:
@@ -72,18 +71,17 @@ def begin(turn: Transition, job: Job, initial_state: bytes) -> None:
     turn.emit(facts.CodecTuningChanged(job.job, TuningState(steering)))
 
 
-def on_unit_decided(
-    turn: Transition, job: Job, group: CommitGroup, verdict: Verdict
-) -> tuple[LinkCodec, ...] | None:
-    """Show a decided unit to codec tuning; the codecs of all links from the next unit on, if they change.
+def on_unit_decided(turn: Transition, job: Job, group: CommitGroup, verdict: Verdict) -> None:
+    """Show a decided unit to codec tuning, and change the codecs from the next unit on if there is reason to.
 
     `job` is the job's state from before the unit was decided.
     """
     tuning, unit = job.tuning, job.unit
     if unit is None:
-        return None
+        return
     if tuning is None:
-        return apply_phase(turn, job, unit)
+        apply_phase(turn, job, unit)
+        return
     from farflung.planner.codecs.codec_context import LinkSample
     from farflung.planner.codecs.controller import LinkMeasured, LinkWritten
     from farflung.planner.codecs.tuner import FinishedUnit
@@ -117,7 +115,7 @@ def on_unit_decided(
         unit.number, unit.train, step, verdict.loss, rates, computing, payloads, unit.plain, samples
     )
     _examine(turn, job, replace(tuning.with_unit(observed), pending=None))
-    return _apply_result(turn, job, tuning, unit.number + 1, step)
+    _apply_result(turn, job, tuning, unit.number + 1, step)
 
 
 def on_codecs_considered(turn: Transition, job: Job, event: CodecsConsidered) -> None:
@@ -133,19 +131,16 @@ def _examine(turn: Transition, job: Job, tuning: TuningState) -> None:
     turn.emit(facts.CodecTuningChanged(job.job, tuning))
 
 
-def _apply_result(
-    turn: Transition, job: Job, tuning: TuningState, unit: int, step: int
-) -> tuple[LinkCodec, ...] | None:
-    """Apply a result that is ready: store it, tell the submitter, and return changed codecs for workers."""
+def _apply_result(turn: Transition, job: Job, tuning: TuningState, unit: int, step: int) -> None:
+    """Apply a result that is ready: store it and tell the submitter."""
     if tuning.pending is None:
-        return None
+        return
     changes = [
         CodecChange(switch.source, switch.target, switch.rung, switch.ratio, one_line(switch.reason))
         for switch in tuning.pending.switches
     ]
-    codecs = tuning.pending.codecs
     if changes:
-        turn.emit(facts.CodecsDecided(turn.now, job.job, job.attempt, unit, list(codecs), changes))
+        codecs = list(tuning.pending.codecs)
+        turn.emit(facts.CodecsDecided(turn.now, job.job, job.attempt, unit, codecs, changes))
     words = [one_line(word) for word in tuning.pending.words]
     turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit, step, changes, words))
-    return codecs if changes else None

@@ -119,7 +119,10 @@ class UnitDecided(Decision, frozen=True):
 
 
 class CodecsDecided(Decision, frozen=True):
-    """From `unit` on the job's links use `codecs`; links that are not listed are dense."""
+    """From `unit` on the job's links use `codecs`; links that are not listed are dense.
+
+    It follows the `UnitDecided` of the unit before, and workers hear both in one message.
+    """
 
     job: str
     attempt: int

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
-from farflung.protocol.worker import Device, HomeLine, LinkTraffic
+from farflung.protocol.worker import Decide, Device, HomeLine, LinkTraffic
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
@@ -73,7 +73,8 @@ class Job:
     `seen` is the host that the submitter connects from. `members` are the workers that the job holds (after
     its end: held). `ending` is the final state of a job that is collecting. `on` names the only workers that
     may run it, if any; `unable` maps workers to the ops of its model that they lack, until they register
-    again. `codecs` are the current codecs of its links.
+    again. `codecs` are the current codecs of its links. `decisions` are those that may have to be sent again,
+    the oldest first.
 
     `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `tuning` (codec
     tuning) are observed, and empty after a replay.
@@ -104,12 +105,18 @@ class Job:
     traffic: Mapping[tuple[str, str], LinkTraffic] = field(default_factory=dict)
     words: str = ""
     codecs: tuple[LinkCodec, ...] = ()
+    decisions: tuple[Decide, ...] = ()
     tuning: TuningState | None = None
 
     @property
     def over(self) -> bool:
         """Whether the job has ended."""
         return self.state in OVER
+
+    def decision_of(self, unit: int) -> Decide | None:
+        """The decision of a unit in the current attempt, if it may have to be sent again."""
+        found = (one for one in self.decisions if (one.attempt, one.unit) == (self.attempt, unit))
+        return next(found, None)
 
 
 @dataclass(frozen=True)

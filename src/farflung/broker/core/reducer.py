@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from functools import singledispatch
 
+import msgspec
+
 from farflung.broker.core import facts
 from farflung.broker.core.commit import CommitGroup, add_traffic
 from farflung.broker.core.records import (
@@ -21,6 +23,7 @@ from farflung.broker.core.records import (
 )
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES
+from farflung.protocol.worker import Decide
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -172,6 +175,8 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.unit is not None
     trained = job.unit.train
+    # Each member has applied the earlier ones, or it could not have been ready for this unit.
+    decisions = (Decide(job.job, fact.attempt, fact.unit, fact.scale),)
     moved = replace(
         job,
         pace=_next_pace(job, fact.at),
@@ -179,13 +184,19 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
         loss=fact.loss if trained else job.loss,
         unit=next_unit(job.training, job.unit),
         group=None,
+        decisions=decisions,
     )
     return state.with_job(moved)
 
 
 @_evolve.register
 def _apply_codecs_decided(fact: facts.CodecsDecided, state: State) -> State:
-    return state.with_job(replace(state.jobs[fact.job], codecs=tuple(fact.codecs)))
+    job, codecs = state.jobs[fact.job], tuple(fact.codecs)
+    decisions = tuple(
+        msgspec.structs.replace(decision, codecs=codecs) if decision.unit + 1 == fact.unit else decision
+        for decision in job.decisions
+    )
+    return state.with_job(replace(job, codecs=codecs, decisions=decisions))
 
 
 @_evolve.register
@@ -219,6 +230,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         loaded=frozenset(),
         traffic={},
         codecs=(),
+        decisions=(),
         tuning=None,
         words="",
     )

@@ -8,7 +8,7 @@ from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
 from farflung.broker.core.transition import Transition
 from farflung.errors import ProtocolError
-from farflung.protocol.messages import Decide, UnitDone, UnitReady
+from farflung.protocol.messages import UnitDone, UnitReady
 
 
 def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
@@ -49,8 +49,10 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             verdict.bytes_sent,
         )
     )
-    codecs = tuning.on_unit_decided(turn, job, group, verdict)
-    turn.send_members(job, Decide(job.job, job.attempt, unit, verdict.scale, codecs))
+    tuning.on_unit_decided(turn, job, group, verdict)
+    decision = turn.state.jobs[job.job].decision_of(unit)
+    assert decision is not None
+    turn.send_members(job, decision)
     turn.tell(
         job.job,
         UnitDone(

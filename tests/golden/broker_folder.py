@@ -82,7 +82,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.WorkerAdmitted, worker=f"w-{number}", boot=f"boot-{number}")
     yield fact(facts.WorkerMoved, worker="w-1")
     for number in range(1, 4):
-        yield fact(facts.JobSubmitted, job=f"job-{number}")
+        yield fact(facts.JobSubmitted, job=f"job-{number}", number=number)
     for job in ("job-1", "job-2"):
         yield fact(facts.JobPlanning, job=job, attempt=1, workers=["w-1", "w-2", "w-3", "w-4"])
         yield fact(facts.JobRequeued, job=job, unable={"w-9": "lacks an op"})

@@ -622,6 +622,32 @@ def test_a_restart_ends_open_jobs_and_keeps_everyone_known() -> None:
     assert not after.feed(events.WorkerMessage(after.now, "a", stale)).facts
 
 
+def test_no_job_gets_the_name_of_one_that_the_log_has_forgotten() -> None:
+    story = Scenario()
+    for _ in range(3):
+        story.submit(1)
+    log = [fact for fact in story.facts if isinstance(fact, facts.JobSubmitted)]
+    after = Scenario()
+    after.state = replay(log[1:])
+    after.submit(1)
+    assert list(after.state.jobs) == ["job-2", "job-3", "job-4"]
+    after.state = dataclasses.replace(after.state, jobs={})
+    after.submit(1)
+    assert list(after.state.jobs) == ["job-5"]
+
+
+def test_an_old_log_without_numbers_of_jobs_continues_right() -> None:
+    story = Scenario()
+    for _ in range(3):
+        story.submit(1)
+    log = [replace(fact, number=0) for fact in story.facts if isinstance(fact, facts.JobSubmitted)]
+    after = Scenario()
+    after.state = replay(log)
+    assert after.state == durable(story.state)
+    after.submit(1)
+    assert list(after.state.jobs)[-1] == "job-4"
+
+
 def test_a_damaged_log_is_named() -> None:
     with pytest.raises(FarflungError, match="cannot read"):
         facts.decode(b"\x81\xa4type\xa5Other")

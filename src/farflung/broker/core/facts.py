@@ -59,7 +59,10 @@ class WorkerLost(Decision, frozen=True):
 
 
 class JobSubmitted(Decision, frozen=True):
-    """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them."""
+    """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them.
+
+    `number` counts all jobs of a broker from 1; older logs lack it.
+    """
 
     job: str
     name: str
@@ -70,6 +73,7 @@ class JobSubmitted(Decision, frozen=True):
     on: list[str] = []
     wishes: Wishes = NO_WISHES
     seen: str = ""
+    number: int = 0
 
 
 class JobPlanning(Decision, frozen=True):

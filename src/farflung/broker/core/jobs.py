@@ -49,11 +49,11 @@ NAMED = 5
 
 def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None:
     """Add a job to the end of the queue; `seen` is the host that the submitter connects from."""
-    job = f"job-{len(turn.state.jobs) + 1}"
+    number = turn.state.submitted + 1
     turn.emit(
         facts.JobSubmitted(
             at=turn.now,
-            job=job,
+            job=f"job-{number}",
             name=one_line(message.name),
             submitter=submitter,
             graph=message.graph,
@@ -62,6 +62,7 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             on=message.on,
             wishes=message.wishes,
             seen=seen,
+            number=number,
         )
     )
 

@@ -121,10 +121,14 @@ class Job:
 
 @dataclass(frozen=True)
 class State:
-    """All workers and jobs that the broker has known; jobs are in order of submission."""
+    """All workers and jobs that the broker knows; jobs are in order of submission.
+
+    `submitted` is the number of the newest job. It stays when a job is forgotten, so that no name repeats.
+    """
 
     workers: Mapping[str, Worker]
     jobs: Mapping[str, Job]
+    submitted: int = 0
 
     @classmethod
     def empty(cls) -> State:

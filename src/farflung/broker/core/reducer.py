@@ -121,7 +121,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         seen=fact.seen,
         unit=next_unit(fact.training, None),
     )
-    return state.with_job(job)
+    return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
 
 
 @_evolve.register

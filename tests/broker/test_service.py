@@ -24,6 +24,7 @@ from farflung.protocol.messages import (
     Cancel,
     Collected,
     Collecting,
+    Decide,
     Denied,
     Ended,
     Loaded,
@@ -249,6 +250,21 @@ def test_a_worker_that_breaks_the_protocol_is_cut_off_and_told_why(tmp_path: Pat
         assert "expected unit 0" in await second.lost()
         assert "worker lab-2 was lost" in (await ana.hear(Ended)).reason
         await first.hear(Stop)
+
+    story(tmp_path, scene)
+
+
+def test_a_worker_that_says_again_that_it_is_ready_keeps_its_session(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        ana, (first, second) = await running(service, folder)
+        for _ in range(2):
+            first.ready(0)
+        second.ready(0)
+        decision = await first.hear(Decide)
+        first.ready(0)
+        assert await first.hear(Decide) == decision
+        assert (await ana.hear(UnitDone)).unit == 0
+        assert not first.gone.done()
 
     story(tmp_path, scene)
 

@@ -89,8 +89,16 @@ def test_a_breach_is_refused(worker: str, message: UnitReady, words: str) -> Non
 def test_a_share_counts_once() -> None:
     group = opened(["a", "b"]).add("b", ready(share(1)))
     assert group.missing_workers() == ["a"]
-    with pytest.raises(ProtocolError, match="twice"):
-        group.add("b", ready(share(1)))
+    assert group.holds("b", ready(share(1))) and not group.holds("a", ready(share(1)))
+    other = ready(share(1, loss=0.5))
+    assert not group.holds("b", other)
+    with pytest.raises(ProtocolError, match="other shares of unit 4 than before"):
+        group.add("b", other)
+
+
+def test_a_message_with_a_loss_that_is_not_a_number_is_the_same_when_it_comes_again() -> None:
+    group = opened(["a", "b"]).add("b", ready(share(1, loss=math.nan)))
+    assert group.holds("b", ready(share(1, loss=float("nan"))))
 
 
 @settings(max_examples=50)

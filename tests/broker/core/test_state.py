@@ -582,6 +582,46 @@ def test_a_breach_raises_and_changes_nothing(message: messages.Loaded | UnitRead
         story.collected()
 
 
+def test_shares_that_come_again_change_nothing() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    story.ready("a", 0)
+    outcome = story.ready("a", 0)
+    assert not outcome.facts and not outcome.commands
+    with pytest.raises(ProtocolError, match="other shares of unit 0 than before"):
+        story.ready("a", 0, loss=0.25)
+    story.ready("b", 0)
+    assert [fact.unit for fact in story.facts if isinstance(fact, facts.UnitDecided)] == [0]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_who_is_ready_again_for_the_last_decided_unit_gets_its_decision_again(steps: int) -> None:
+    story = Scenario("a", "b")
+    story.running(2, steps=steps)
+    story.all_ready(0)
+    (decide,) = [m for m in sent(story.commands, "a") if isinstance(m, Decide)]
+    outcome = story.ready("a", 0)
+    assert outcome.commands == (Send("a", decide),) and not outcome.facts
+
+
+def test_shares_of_units_decided_long_ago_are_ignored() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    late = story.shares("a", 0)
+    for unit in range(2):
+        story.all_ready(unit)
+    outcome = story.feed(events.WorkerMessage(story.now, "a", late))
+    assert not outcome.facts and not outcome.commands
+
+
+def test_the_decision_of_an_earlier_attempt_answers_no_later_one() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    story.all_ready(0)
+    second_attempt(story)
+    assert not story.ready("a", 0).commands
+
+
 def test_a_wait_without_end_is_given_up_and_says_from_whom() -> None:
     story = Scenario("a", "b")
     story.running(2)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from farflung.errors import ProtocolError
 from farflung.plans import Plan
+from farflung.protocol import messages
 from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkTraffic, Share
@@ -65,15 +66,20 @@ class CommitGroup:
             worker for worker, owned in self.owners.items() if owned and not self.shares.keys() >= set(owned)
         ]
 
+    def holds(self, worker: str, ready: UnitReady) -> bool:
+        """Whether `worker`'s shares were added from this very message."""
+        found = [known for name, known in self.ready_messages if name == worker]
+        return any(messages.encode(known) == messages.encode(ready) for known in found)  # NaN != NaN
+
     def add(self, worker: str, ready: UnitReady) -> CommitGroup:
         """The group with `worker`'s shares added.
 
         Raises
         ------
         ProtocolError
-            The shares belong to another attempt or unit, were sent before, are not exactly those of the
-            worker's segments, or hold a negative sum of squares; or the message names a link that the plan
-            does not have.
+            The shares belong to another attempt or unit, follow others of the same worker, are not exactly
+            those of its segments, or hold a negative sum of squares; or the message names a link that the
+            plan does not have.
         """
         if (ready.attempt, ready.unit) != (self.attempt, self.unit.number):
             raise ProtocolError(
@@ -87,7 +93,7 @@ class CommitGroup:
                 f"the plan gives it {sorted(self.owners.get(worker, ()))[:20]}"
             )
         if self.shares.keys() & set(found):
-            raise ProtocolError(f"worker {worker} sent its shares of unit {ready.unit} twice")
+            raise ProtocolError(f"worker {worker} sent other shares of unit {ready.unit} than before")
         if any(share.square_sum < 0 for share in ready.shares):
             raise ProtocolError(f"worker {worker} sent a negative sum of squares")
         added = {share.segment: share for share in ready.shares}

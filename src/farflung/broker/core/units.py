@@ -5,6 +5,7 @@ from __future__ import annotations
 from farflung.broker.codecs import tuning
 from farflung.broker.core import facts, jobs
 from farflung.broker.core.commit import CommitGroup
+from farflung.broker.core.events import Send
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
 from farflung.broker.core.transition import Transition
 from farflung.errors import ProtocolError
@@ -14,15 +15,24 @@ from farflung.protocol.messages import UnitDone, UnitReady
 def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
     """Add a worker's shares; the last ones decide the unit.
 
+    A worker sends its message again when it cannot know whether it arrived. The same one changes nothing; for
+    the unit that was decided last it is answered with the decision.
+
     Raises
     ------
     ProtocolError
         The shares are not what the plan and the current unit let the worker send.
     """
+    if decision := job.decision_of(message.unit):
+        turn.do(Send(worker, decision))
+        return
     if job.state == COLLECTING:
         return  # sent before the worker knew that the unit was dropped
     if job.state != RUNNING:
         raise ProtocolError(f"worker {worker} is ready for unit {message.unit} of a job that is {job.state}")
+    assert job.unit is not None
+    if message.unit < job.unit.number or (job.group is not None and job.group.holds(worker, message)):
+        return
     turn.emit(facts.WorkerReady(job.job, worker, message))
     job = turn.state.jobs[job.job]
     assert job.group is not None

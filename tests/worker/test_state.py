@@ -9,11 +9,12 @@ from tests.worker.loads import load
 
 from farflung.plans import LinkCodec
 from farflung.protocol.messages import Begin, Broken, Decide, Loaded, Refused, SendState, Stop, UnitReady
-from farflung.protocol.worker import LinkBytes, Share
+from farflung.protocol.worker import LinkBytes, LinkRate, Share
 from farflung.runtime.parcel import Sent
 from farflung.worker import state as machine
 from farflung.worker.state import (
     Apply,
+    BrokerBack,
     BrokerLost,
     ComputeFailed,
     Drop,
@@ -27,6 +28,7 @@ from farflung.worker.state import (
     Start,
     State,
     Tell,
+    Traffic,
     UnitFinished,
     Verified,
 )
@@ -66,6 +68,22 @@ def test_a_unit_runs_from_begin_to_decide() -> None:
     finished = UnitFinished(KEY, 0, SHARES)
     assert run(*READY, begin, finished, decide, decide)[1].count(Apply(0, 0.5)) == 1
     assert Apply(0, 0.5) not in run(*READY, begin, decide)[1]
+
+
+def test_a_report_is_sent_again_until_its_unit_is_decided() -> None:
+    traffic = Traffic(28, {"c": 20}, (LinkRate("a", 1e6),))
+    finished = UnitFinished(KEY, 0, SHARES, (Sent("c", 400, 100),), 0.5, traffic)
+    ready = UnitReady(
+        JOB, ATTEMPT, 0, list(SHARES), 28, [LinkBytes("c", 400, 20, 0, 100)], [LinkRate("a", 1e6)], 0.5
+    )
+    running = (*READY, FromBroker(Begin(JOB, ATTEMPT)))
+    assert run(*running, BrokerBack())[1][-1] == Start()
+    state, done = run(*running, finished, BrokerBack(), BrokerBack())
+    assert done[-3:] == [Tell(ready)] * 3 and state.ready == ready
+    decided = (*running, finished, FromBroker(Decide(JOB, ATTEMPT, 0, 0.5)))
+    assert run(*decided, BrokerBack()) == run(*decided)
+    broken = (*running, finished, PeerLost("a", "reset"))
+    assert run(*broken, BrokerBack()) == run(*broken)
 
 
 def test_traffic_is_reported_and_values_that_are_not_finite_are_noted_once() -> None:
@@ -151,6 +169,7 @@ EVENTS = st.sampled_from(
         PeerLost("desk", "reset"),
         ComputeFailed(KEY, "boom"),
         BrokerLost("gone"),
+        BrokerBack(),
         Verified(KEY, "bad"),
     ]
 )

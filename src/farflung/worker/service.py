@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from farflung.errors import AnotherAuthority, ConnectionFailed, DeviceHeld, FarflungError, GraphError
@@ -17,7 +17,7 @@ from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_session import BrokerSession, Renewal, dial_broker
 from farflung.protocol.fields import Opset, shutting_down
-from farflung.protocol.messages import Load, Message, Register, UnitReady
+from farflung.protocol.messages import Load, Message, Register
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, listen
@@ -263,6 +263,7 @@ class WorkerService:
             self._routes.on_registered(self._broker.link.local, self._timeouts)
             # Always: behind a NAT only the broker sees whether the address has changed.
             self._send(messages.Moved(self._routes.addresses()))
+            self._step(machine.BrokerBack())
 
     def on_disconnect(self, reason: str) -> None:
         self._broker = None
@@ -285,8 +286,7 @@ class WorkerService:
         if isinstance(command, machine.Note):
             log.info("%s", command.text)
         elif isinstance(command, machine.Tell):
-            message = command.message
-            self._send(self._meter.fill(message) if isinstance(message, UnitReady) else message)
+            self._send(command.message)
         elif isinstance(command, machine.Prepare):
             self._prepare(command)
         elif isinstance(command, machine.Drop):
@@ -351,6 +351,9 @@ class WorkerService:
         else:
             if isinstance(outcome, machine.Verified) and outcome.problem is None:
                 self._peers.trust()
+            if isinstance(outcome, machine.UnitFinished):
+                traffic = self._meter.read(sent.target for sent in outcome.sent)
+                outcome = replace(outcome, traffic=traffic)
             self._step(outcome)
 
     def state_arrived(self) -> None:

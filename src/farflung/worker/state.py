@@ -7,6 +7,7 @@ attempt here with one message to the broker; the broker's `Stop` returns the wor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -25,7 +26,7 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import LinkBytes, Share
+from farflung.protocol.worker import LinkBytes, LinkRate, Share
 from farflung.runtime.parcel import Sent
 from farflung.text import count_of
 
@@ -36,7 +37,10 @@ Phase = Literal["idle", "loading", "running", "collecting", "broken"]
 
 @dataclass(frozen=True)
 class State:
-    """The worker's job, if any, and what it still needs before it can begin."""
+    """The worker's job, if any, and what it still needs before it can begin.
+
+    `ready` is what was reported about unit `unit`; it is kept until the broker has decided that unit.
+    """
 
     worker: str
     phase: Phase = "idle"
@@ -46,7 +50,7 @@ class State:
     linked: frozenset[str] = field(default_factory=frozenset)
     announced: bool = False
     unit: int = 0
-    reported: bool = False
+    ready: UnitReady | None = None
     warned: bool = False
 
     @property
@@ -83,6 +87,11 @@ class BrokerLost:
 
 
 @dataclass(frozen=True)
+class BrokerBack:
+    """The broker can be reached again; it may have missed what was sent before."""
+
+
+@dataclass(frozen=True)
 class Verified:
     """The programs of the attempt are verified (`problem` is None) or refused."""
 
@@ -113,6 +122,15 @@ class PeerLost:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What data links carried since the last unit, as in `UnitReady`; `wire_bytes` are by target."""
+
+    bytes_sent: int = 0
+    wire_bytes: Mapping[str, int] = field(default_factory=dict)
+    rates: tuple[LinkRate, ...] = ()
+
+
+@dataclass(frozen=True)
 class UnitFinished:
     """Every microbatch of a unit has run here.
 
@@ -124,6 +142,7 @@ class UnitFinished:
     shares: tuple[Share, ...]
     sent: tuple[Sent, ...] = ()
     computing_seconds: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,17 @@ class ComputeFailed:
     reason: str
 
 
-Event = FromBroker | BrokerLost | Verified | Filled | PeerLinked | PeerLost | UnitFinished | ComputeFailed
+Event = (
+    FromBroker
+    | BrokerLost
+    | BrokerBack
+    | Verified
+    | Filled
+    | PeerLinked
+    | PeerLost
+    | UnitFinished
+    | ComputeFailed
+)
 
 
 # commands
@@ -197,6 +226,8 @@ def step(state: State, event: Event) -> tuple[State, list[Command]]:
         return _from_broker(state, event.message)
     if isinstance(event, BrokerLost):
         return _broker_lost(state, event.reason)
+    if isinstance(event, BrokerBack):
+        return state, [Tell(state.ready)] if state.ready and state.phase == "running" else []
     if isinstance(event, PeerLinked):
         return _progress(replace(state, linked=state.linked | {event.peer}))
     if isinstance(event, PeerLost):
@@ -229,8 +260,8 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return State(state.worker), [Drop(message.reason), Note(f"job {message.job}: {message.reason}; idle")]
     if isinstance(message, Begin) and state.phase == "loading":
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
-    if isinstance(message, Decide) and state.reported and message.unit == state.unit:
-        return replace(state, unit=state.unit + 1, reported=False), [
+    if isinstance(message, Decide) and state.ready is not None and message.unit == state.unit:
+        return replace(state, unit=state.unit + 1, ready=None), [
             Apply(message.unit, message.scale, message.codecs)
         ]
     if isinstance(message, SendState) and state.phase == "running":
@@ -275,11 +306,12 @@ def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
 def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Command]]:
     if state.phase != "running" or event.unit != state.unit or state.load is None:
         return state, []
+    load, traffic = state.load, event.traffic
     links = [
         LinkBytes(
             sent.target,
             sent.tensor_bytes,
-            0,
+            traffic.wire_bytes.get(sent.target, 0),
             sent.not_finite,
             sent.payload_bytes,
             sent.coding_seconds,
@@ -287,16 +319,24 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
         )
         for sent in event.sent
     ]
-    load, shares, seconds = state.load, list(event.shares), event.computing_seconds
-    ready = UnitReady(load.job, load.attempt, event.unit, shares, 0, links, computing_seconds=seconds)
+    ready = UnitReady(
+        load.job,
+        load.attempt,
+        event.unit,
+        list(event.shares),
+        traffic.bytes_sent,
+        links,
+        list(traffic.rates),
+        event.computing_seconds,
+    )
     unfit = [sent.target for sent in event.sent if sent.not_finite]
     if not unfit or state.warned:
-        return replace(state, reported=True), [Tell(ready)]
+        return replace(state, ready=ready), [Tell(ready)]
     note = Note(
         f"job {load.job}: values for {unfit[0]} are not finite; codecs cannot encode them, so they are sent"
         " uncompressed"
     )
-    return replace(state, reported=True, warned=True), [Tell(ready), note]
+    return replace(state, ready=ready, warned=True), [Tell(ready), note]
 
 
 def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-import msgspec
-
-from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkRate
+from farflung.worker.state import Traffic
 
 MOST_RATE = 1e12
 
@@ -44,21 +43,21 @@ class TrafficMeter:
         self._by_peer = {peer: self._counters.bytes_sent_to(peer) for peer in peers}
         self._reported = {}
 
-    def fill(self, ready: UnitReady) -> UnitReady:
-        """Add the bytes sent since the last reading, and the links' rates, to a `UnitReady`."""
+    def read(self, targets: Iterable[str]) -> Traffic:
+        """The bytes sent since the last reading, in all and to each of `targets`, and the links' rates."""
         sent = self._counters.bytes_sent - self._total
         self._total += sent
-        links = []
-        for link in ready.links:
-            now = self._counters.bytes_sent_to(link.target)
-            before, self._by_peer[link.target] = self._by_peer.get(link.target, 0), now
-            links.append(msgspec.structs.replace(link, wire_bytes=now - before))
-        return msgspec.structs.replace(ready, bytes_sent=sent, links=links, rates=self.rates())
+        wire_bytes = {}
+        for target in targets:
+            now = self._counters.bytes_sent_to(target)
+            before, self._by_peer[target] = self._by_peer.get(target, 0), now
+            wire_bytes[target] = now - before
+        return Traffic(sent, wire_bytes, self.rates())
 
-    def rates(self) -> list[LinkRate]:
+    def rates(self) -> tuple[LinkRate, ...]:
         """The rates that changed since the last report; the broker would count a repeated one twice."""
         found = ((peer, self._counters.rate_from(peer)) for peer in sorted(self._by_peer))
         rates = {peer: min(rate, MOST_RATE) for peer, rate in found if rate}
         moved = [LinkRate(peer, rate) for peer, rate in rates.items() if rate != self._reported.get(peer)]
         self._reported = rates
-        return moved
+        return tuple(moved)

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farflung.broker.core import events, facts
-from farflung.broker.core.events import Admit, Command, Reject, Reply, RunPlanner, Send, SendToSubmitter
-from farflung.broker.core.state import Outcome, State, decide
+from farflung.broker.core.events import (
+    Admit,
+    Command,
+    Reject,
+    Reply,
+    RunPlanner,
+    Send,
+    SendLoad,
+    SendToSubmitter,
+)
+from farflung.broker.core.state import Outcome, State, decide, reduce_fact
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol.fields import Opset
-from farflung.protocol.messages import Cancel, Collected, Loaded, Message, Register, Submit, UnitReady
+from farflung.protocol.messages import Cancel, Collected, Load, Loaded, Message, Register, Submit, UnitReady
 from farflung.protocol.worker import Device, SegmentProgram, Share
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizer import SGD
@@ -54,6 +63,7 @@ class Scenario:
         self.now = 1000.0
         self.facts: list[facts.Fact] = []
         self.commands: list[Command] = []
+        self.blobs: dict[bytes, bytes] = {}
         for worker in workers:
             self.join(worker)
 
@@ -62,8 +72,18 @@ class Scenario:
         self.state = outcome.state
         self.facts.extend(outcome.facts)
         self.commands.extend(outcome.commands)
+        self.blobs.update(outcome.blobs)
+        for digest in outcome.unneeded:
+            self.blobs.pop(digest, None)
         self.now += 1.0
         return outcome
+
+    def take(self, *decisions: facts.Fact) -> None:
+        """Apply decisions that no event leads to yet."""
+        for fact in decisions:
+            self.state = reduce_fact(self.state, fact)
+            self.facts.append(fact)
+        self.blobs = {digest: blob for digest, blob in self.blobs.items() if digest in self.state.blobs()}
 
     def join(
         self,
@@ -89,7 +109,7 @@ class Scenario:
         held = self.state.jobs[job]
         members = list(held.members)[: held.asked or None] or ["gone"]
         plan = plan_over(members)
-        programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
+        programs = [SegmentProgram(n, b"program", {f"weight-{n}": 4}) for n in range(len(plan.placements))]
         owned = [[f"weight-{part.segment}"] for part in plan.placements]
         attempt = held.attempt if attempt is None else attempt
         return self.feed(events.PlanMade(self.now, job, attempt, PlanResult(plan, programs, owned, None)))
@@ -134,9 +154,26 @@ def sent(outcome_commands: object, worker: str) -> list[Message]:
     return [c.message for c in outcome_commands if isinstance(c, Send) and c.worker == worker]  # type: ignore[attr-defined]
 
 
+def loads(outcome: Outcome) -> dict[str, Load]:
+    """What this outcome makes each worker load."""
+    found = [command for command in outcome.commands if isinstance(command, SendLoad)]
+    return {command.worker: command.message(outcome.blobs) for command in found}
+
+
 def told(outcome_commands: object, job: str = "job-1") -> list[Message]:
     """What these commands tell the job's submitter."""
     return [c.message for c in outcome_commands if isinstance(c, SendToSubmitter) and c.job == job]  # type: ignore[attr-defined]
 
 
-__all__ = ["Admit", "Reject", "Reply", "RunPlanner", "Scenario", "plan_over", "sent", "told", "training"]
+__all__ = [
+    "Admit",
+    "Reject",
+    "Reply",
+    "RunPlanner",
+    "Scenario",
+    "loads",
+    "plan_over",
+    "sent",
+    "told",
+    "training",
+]

@@ -3,8 +3,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,17 @@ import pytest
 from tests.broker.scenario import plan_over, training
 from tests.support.broker_fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker, identity
 
-from farflung.broker.core.events import PlanFailed, PlanMade, RunPlanner
+from farflung.broker.core import facts
+from farflung.broker.core.events import PlanFailed, PlanMade, RunPlanner, SubmitterLeaves
+from farflung.broker.core.jobs import load_of
+from farflung.broker.core.state import replay
+from farflung.broker.dispatcher import Arrival
 from farflung.broker.planning import client
 from farflung.broker.planning.messages import PlanResult, Searched
 from farflung.broker.service import BrokerService, serve
-from farflung.broker.storage.store import Store
+from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.errors import ConnectionFailed, StoreError
+from farflung.protocol import messages
 from farflung.protocol.messages import (
     Accepted,
     Ask,
@@ -54,18 +61,22 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def plan(
         command: RunPlanner,
+        graph: bytes,
         measured: object,
         timeouts: Timeouts,
         clock: Callable[[], float],
         hear: Callable[[Searched], None],
     ) -> PlanMade | PlanFailed:
-        if command.graph == b"long":
+        if graph == b"long":
             hear(Searched(1234.5, None))
             hear(Searched(2000.0, 0.25))
-        if command.graph == b"bad":
+        if graph == b"bad":
             return PlanFailed(clock(), command.job, command.attempt, "the graph is bad")
         made = plan_over(list(command.workers[: command.count or None]))
-        programs = [SegmentProgram(part.segment, b"program") for part in made.placements]
+        programs = [
+            SegmentProgram(part.segment, b"program of %d" % part.segment, {"weight": 4})
+            for part in made.placements
+        ]
         owned = [[f"weight-{part.segment}"] for part in made.placements]
         return PlanMade(clock(), command.job, command.attempt, PlanResult(made, programs, owned, None))
 
@@ -337,6 +348,63 @@ def test_a_broker_restarted_on_its_folder_knows_its_workers_and_jobs(tmp_path: P
     asyncio.run(scene())
 
 
+def test_what_workers_loaded_can_be_made_again_from_the_log_and_the_blobs_beside_it(tmp_path: Path) -> None:
+    async def scene() -> list[PretendedWorker]:
+        async with broker(tmp_path / "broker") as service:
+            _, workers = await running(service, tmp_path / "broker")
+            return workers
+
+    workers = asyncio.run(scene())
+    with Store(tmp_path / "broker") as store:
+        state = replay(map(facts.decode, store.events()))
+        job = state.jobs["job-1"]
+        assert job.blobs.graph is not None and store.blobs([job.blobs.graph]) == {job.blobs.graph: b"graph"}
+        for worker in workers:
+            command = load_of(state, job, worker.id)
+            again = command.message(store.blobs(command.programs))
+            assert messages.encode(again) == messages.encode(worker.load)
+
+
+def test_blobs_of_jobs_that_are_over_are_deleted_and_others_stay(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        ana, _ = await running(service, folder)
+        for submitted in (job(5), job(6, b"another graph")):
+            ana.say(submitted)
+            await ana.hear(Accepted)
+        assert len(service._dispatcher.state.blobs()) == len(stored(folder)) > 2
+        for over in ("job-3", "job-1"):
+            ana.say(Cancel(over, "Ctrl-C", collect=False))
+            assert (await ana.hear(Ended)).job == over
+        assert stored(folder) == [b"graph"]
+
+    def stored(folder: Path) -> list[bytes]:
+        with closing(sqlite3.connect(folder / STORE_FILE)) as connection:
+            return [body for (body,) in connection.execute("SELECT body FROM blobs")]
+
+    story(tmp_path, scene)
+
+
+def test_a_plan_whose_job_ends_at_once_is_sent_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*arguments: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("farflung.broker.dispatcher.plan", never)
+
+    async def scene(service: BrokerService, folder: Path) -> None:
+        (worker,) = await registered(service, folder, "lab-1")
+        ana = await submitter(service, folder)
+        ana.say(job(1))
+        await ana.hear(Accepted)
+        result = PlanResult(plan_over(["lab-1"]), [SegmentProgram(0, b"program")], [["weight"]], None)
+        service._dispatcher.put(Arrival(None, PlanMade(service._clock(), "job-1", 1, result)))
+        service._dispatcher.put(Arrival(None, SubmitterLeaves(service._clock(), "job-1", "gone")))
+        assert "gone" in (await worker.hear(Stop)).reason
+
+    story(tmp_path, scene)
+
+
 def test_the_status_shows_where_workers_are(tmp_path: Path) -> None:
     async def scene(service: BrokerService, folder: Path) -> None:
         await registered(service, folder, "lab-1")
@@ -368,10 +436,10 @@ def test_a_decision_that_cannot_be_stored_stops_the_broker(tmp_path: Path) -> No
     class FullStore(Store):
         full = False
 
-        def append(self, events: Any) -> None:
+        def append(self, *given: Any) -> None:
             if self.full:
                 raise StoreError("the disk is full")
-            super().append(events)
+            super().append(*given)
 
     async def scene() -> None:
         folder = tmp_path / "broker"
@@ -454,10 +522,10 @@ def test_a_broker_that_stops_amid_a_commit_lets_it_reach_the_disk(tmp_path: Path
         writing = threading.Event()
         allowed = threading.Event()
 
-        def append(self, events: Any) -> None:
+        def append(self, *given: Any) -> None:
             self.writing.set()
             assert self.allowed.wait(60)
-            super().append(events)
+            super().append(*given)
 
     async def scene() -> None:
         folder = tmp_path / "broker"

@@ -9,17 +9,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 from tests.golden.samples import members, samples
 
 from farflung.broker.address_file import write_address
 from farflung.broker.core import facts
+from farflung.broker.core.blobs import digest_of
 from farflung.broker.core.state import State, replay
 from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, sign_authority
 from farflung.broker.storage import store
 from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
 from farflung.broker.survey.measurements import Measurement, row
+from farflung.protocol.worker import SegmentProgram
 from farflung.transport.security.certificates import certificate_to_pem, key_to_pem
 from farflung.transport.security.identity import AUTHORITY_FILE, KEY_FILE, Identity, read_key
 
@@ -28,6 +31,7 @@ FILE = "broker.json"
 MADE_AT = 1_750_000_000.0
 YEARS = 9 * 365 * 24 * 3600.0
 """How long certificates are good for: the authority's own ends after ten."""
+_BLOBS = [b"a graph", msgspec.msgpack.encode(SegmentProgram(1, b"a program", {"weight": 4}))]
 DIGESTS = [bytes([number]) * 32 for number in (1, 2, 3)]
 
 
@@ -42,6 +46,7 @@ def record(folder: Path) -> None:
         document: dict[str, Any] = {
             "facts": [facts.encode(fact).hex() for fact in decisions],
             "state": summary(replay(decisions)),
+            "blobs": [blob.hex() for blob in _BLOBS],
             "tokens": [[token.digest.hex(), *_columns(token)] for token in _tokens()],
             "measurements": [list(map(_text, row(one))) for one in _measurements()],
             "broker": _files(broker),
@@ -82,12 +87,13 @@ def _history() -> Iterator[Any]:
         yield fact(facts.WorkerAdmitted, worker=f"w-{number}", boot=f"boot-{number}")
     yield fact(facts.WorkerMoved, worker="w-1")
     for number in range(1, 4):
-        yield fact(facts.JobSubmitted, job=f"job-{number}", number=number)
+        digest = digest_of(_BLOBS[0])
+        yield fact(facts.JobSubmitted, job=f"job-{number}", number=number, graph=b"", graph_digest=digest)
     for job in ("job-1", "job-2"):
         yield fact(facts.JobPlanning, job=job, attempt=1, workers=["w-1", "w-2", "w-3", "w-4"])
         yield fact(facts.JobRequeued, job=job, unable={"w-9": "lacks an op"})
         yield fact(facts.JobPlanning, job=job, attempt=2, workers=["w-1", "w-2", "w-3", "w-4"])
-        yield fact(facts.JobLoading, job=job)
+        yield fact(facts.JobLoading, job=job, programs={1: digest_of(_BLOBS[1])}, steering=None)
         yield fact(facts.JobRunning, job=job)
         for unit in range(3):
             yield fact(facts.UnitDecided, job=job, attempt=2, unit=unit)
@@ -109,7 +115,8 @@ def _fill(broker: Path, worker: Path, decisions: list[Any]) -> None:
         (folder / name).write_bytes(key_to_pem(ec.derive_private_key(seed * 10**30 + 7, ec.SECP256R1())))
         (folder / name).chmod(0o600)
     with Store(broker) as kept:
-        kept.append([facts.encode(fact) for fact in decisions])
+        blobs = {digest_of(blob): blob for blob in _BLOBS}
+        kept.append([facts.encode(fact) for fact in decisions], blobs)
         kept.write_measurements([row(one) for one in _measurements()])
         for token in _tokens():
             kept.add_token(token)

@@ -55,6 +55,14 @@ def test_the_log_is_read_and_gives_the_state_that_it_gave(folder: Path, document
     assert json.loads(json.dumps(summary(replay(decisions)))) == document["state"]
 
 
+def test_blobs_that_open_jobs_name_are_there(folder: Path, document: dict[str, Any]) -> None:
+    with Store(folder) as kept:
+        state = replay(map(facts.decode, kept.events()))
+        if "blobs" in document:  # older stores held the graph in the log, and no programs
+            assert sorted(blob.hex() for blob in kept.blobs(state.blobs()).values()) == document["blobs"]
+    assert state.jobs["job-2"].blobs.graph and not state.jobs["job-1"].blobs.digests()
+
+
 @IN_NEWEST
 def test_the_newest_log_holds_every_fact_as_it_is_written_today(folder: Path) -> None:
     with Store(folder) as kept:

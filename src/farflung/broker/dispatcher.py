@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from farflung.broker.core import events, facts, log_lines
+from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import (
     CodecsConsidered,
     Command,
@@ -29,6 +30,7 @@ from farflung.broker.core.events import (
     PlanMade,
     Reject,
     RunPlanner,
+    SendLoad,
 )
 from farflung.broker.core.jobs import is_planning, planning_words
 from farflung.broker.core.state import Outcome, State, decide
@@ -64,6 +66,8 @@ from farflung.text import format_seconds
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.broker")
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -156,10 +160,24 @@ def _addresses_of(session: HolderSession, addresses: Sequence[str]) -> WorkerAdd
 
 @dataclass
 class _Group:
-    """Decisions that are stored together, and the actions that follow once they are stored."""
+    """Decisions that are stored together with their blobs, and the actions that follow once they are stored.
 
-    records: list[bytes]
-    actions: list[Callable[[], None]]
+    `read` holds the blobs that the actions need, once they are read.
+    """
+
+    records: list[bytes] = field(default_factory=list)
+    actions: list[Callable[[], None]] = field(default_factory=list)
+    blobs: dict[Digest, bytes] = field(default_factory=dict)
+    unneeded: set[Digest] = field(default_factory=set)
+    loads: list[SendLoad] = field(default_factory=list)
+    read: dict[Digest, bytes] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome) -> None:
+        """Add what must be stored of an outcome; it follows those added before."""
+        self.records.extend([facts.encode(decision) for decision in outcome.decisions()])
+        kept = {digest: blob for digest, blob in self.blobs.items() if digest not in outcome.unneeded}
+        self.blobs = {**kept, **outcome.blobs}
+        self.unneeded = (self.unneeded | outcome.unneeded) - outcome.blobs.keys()
 
 
 class Dispatcher:
@@ -201,11 +219,13 @@ class Dispatcher:
             await self._awake.wait()
             self._awake.clear()
             arrivals, self._arrivals = self._arrivals, []
-            group = _Group([], [])
+            group = _Group()
             for arrival in arrivals:
                 self._process(arrival, group)
             if group.records:
-                await self._append(group.records)
+                await _on_thread(partial(self._store.append, group.records, group.blobs, group.unneeded))
+            if programs := {digest for load in group.loads if self._is_due(load) for digest in load.programs}:
+                group.read = await _on_thread(partial(self._store.blobs, programs))
             for action in group.actions:
                 action()
 
@@ -227,9 +247,8 @@ class Dispatcher:
 
     def _decide(self, event: Event, origin: HolderSession | None, group: _Group) -> None:
         outcome = decide(self.state, event)
-        records = [facts.encode(decision) for decision in outcome.decisions()]
+        group.add(outcome)
         self.state = outcome.state
-        group.records.extend(records)
         for fact in outcome.facts:
             if words := log_lines.log_line(fact):
                 group.actions.append(partial(_log.info, "%s", words))
@@ -246,6 +265,9 @@ class Dispatcher:
         for command in self._expand_circuits(outcome.commands):
             if isinstance(command, RunPlanner):
                 group.actions.append(partial(self.spawn, self._plan(command)))
+            if isinstance(command, SendLoad) and (worker := self.sessions.workers.get(command.worker)):
+                group.loads.append(command)
+                group.actions.append(partial(self._send_load, worker, command, group))
             if isinstance(command, ConsiderCodecs):
                 group.actions.append(partial(self.spawn, self._tune_codecs(command)))
             if replaced := self.sessions.admit(command, origin):
@@ -265,17 +287,14 @@ class Dispatcher:
             else:
                 yield command
 
-    async def _append(self, records: list[bytes]) -> None:
-        writing = asyncio.create_task(asyncio.to_thread(self._store.append, records))
-        cancelled = False
-        while not writing.done():
-            try:
-                await asyncio.wait([writing])
-            except asyncio.CancelledError:
-                cancelled = True  # the thread still writes, and the caller closes the store next
-        writing.result()
-        if cancelled:
-            raise asyncio.CancelledError
+    def _is_due(self, command: SendLoad) -> bool:
+        """Whether the attempt has not ended since the command was given: then its programs are deleted."""
+        job = self.state.jobs[command.load.job]
+        return not job.over and job.attempt == command.load.attempt
+
+    def _send_load(self, session: HolderSession, command: SendLoad, group: _Group) -> None:
+        if self._is_due(command):
+            session.send_control(messages.encode(command.message(group.read)))
 
     async def _plan(self, command: RunPlanner) -> None:
         async with self._planner_lock.turn(self.state.jobs[command.job].submitter):
@@ -286,11 +305,12 @@ class Dispatcher:
 
     async def _run_planner(self, command: RunPlanner) -> PlanMade | PlanFailed | PlanLacks:
         try:
+            graph = (await asyncio.to_thread(self._store.blobs, [command.graph]))[command.graph]
             measured = await asyncio.to_thread(
                 self._measured_topology, command.workers
             )  # seconds for a thousand workers
             on_progress = partial(self._send_progress, command)
-            return await plan(command, measured, self._timeouts, self._clock, on_progress)
+            return await plan(command, graph, measured, self._timeouts, self._clock, on_progress)
         except Exception:  # without an answer the job would hold its workers for ever
             _log.exception("%s could not be planned", command.job)
             reason = "the broker could not plan this job: see its log"
@@ -343,3 +363,18 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._tuning_thread.shutdown(wait=False, cancel_futures=True)
+
+
+async def _on_thread(call: Callable[[], _Result]) -> _Result:
+    """The result of a call on a thread. A cancelled caller waits for it too: the store is closed next."""
+    running = asyncio.create_task(asyncio.to_thread(call))
+    cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            cancelled = True
+    result = running.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return result

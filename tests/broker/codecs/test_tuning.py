@@ -12,7 +12,7 @@ from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.broker.status import status_of
 from farflung.planner.codecs.limits import Limits
-from farflung.planner.codecs.tuner import tuning_basis
+from farflung.planner.codecs.tuner import CodecTuner, tuning_basis
 from farflung.plans import LinkCodec, Topology, WorkerSpec
 from farflung.protocol.messages import CodecsChosen, Decide
 from farflung.protocol.worker import LinkRate, SegmentProgram
@@ -113,6 +113,14 @@ def test_a_replay_of_the_decisions_knows_how_links_are_written() -> None:
     again = replay(fact for fact in scenario.facts if isinstance(fact, facts.Decision))
     assert again == durable(scenario.state)
     assert again.jobs["job-1"].codecs == job.codecs and again.jobs["job-1"].tuning is None
+
+
+def test_a_replay_knows_where_the_initial_state_of_codec_tuning_is_kept() -> None:
+    scenario = steered()
+    again = replay(fact for fact in scenario.facts if isinstance(fact, facts.Decision))
+    steering = again.jobs["job-1"].blobs.steering
+    assert steering is not None
+    assert CodecTuner.start(scenario.blobs[steering]).controller.levels == (0, 0)
 
 
 def test_status_shows_the_codecs_of_a_job_that_runs() -> None:

@@ -15,6 +15,7 @@ from tests.broker.scenario import (
     Reply,
     RunPlanner,
     Scenario,
+    loads,
     plan_over,
     sent,
     told,
@@ -40,7 +41,6 @@ from farflung.protocol.messages import (
     Decide,
     Denied,
     Ended,
-    Load,
     PeerMoved,
     Planned,
     Refused,
@@ -84,8 +84,7 @@ def test_a_job_runs_from_its_submission_to_its_end() -> None:
     assert told(outcome.commands) == [Accepted("job-1", "planning for 2 workers")]
     assert [c.workers for c in outcome.commands if isinstance(c, RunPlanner)] == [("lab-1", "lab-2")]
     outcome = story.planned()
-    (load,) = sent(outcome.commands, "lab-1")
-    assert isinstance(load, Load)
+    load = loads(outcome)["lab-1"]
     assert [program.segment for program in load.programs] == [0, 2]
     assert load.addresses == {"lab-2": ["lab-2.example:7000"]}
     assert load.submitter == "ana"
@@ -731,14 +730,12 @@ def second_attempt(story: Scenario, job: str = "job-1") -> None:
     """Give the job's workers a new attempt, as it will be once a lost worker no longer ends a job."""
     held = story.state.jobs[job]
     assert held.plan is not None
-    for fact in (
+    story.take(
         facts.JobRequeued(story.now, job, "worker d was lost"),
         facts.JobPlanning(story.now, job, held.attempt + 1, list(held.members)),
         facts.JobLoading(story.now, job, held.plan, []),
         facts.JobRunning(story.now, job),
-    ):
-        story.state = reduce_fact(story.state, fact)
-        story.facts.append(fact)
+    )
 
 
 @settings(max_examples=30)
@@ -765,13 +762,12 @@ def test_a_new_attempt_tells_its_workers_the_first_unit_that_is_not_decided() ->
     story.all_ready(0)
     story.ready("a", 1)
     second_attempt(story)
-    for fact in (
+    story.take(
         facts.JobRequeued(story.now, "job-1", "worker d was lost"),
         facts.JobPlanning(story.now, "job-1", 3, ["a", "b"]),
-    ):
-        story.state = reduce_fact(story.state, fact)
-    (load,) = sent(story.planned().commands, "a")
-    assert isinstance(load, Load) and (load.attempt, load.unit) == (3, 1)
+    )
+    load = loads(story.planned())["a"]
+    assert (load.attempt, load.unit) == (3, 1)
 
 
 WORKERS = ("a", "b", "c", "d")
@@ -783,11 +779,12 @@ class Chaos:
     def __init__(self, data: st.DataObject) -> None:
         self.story = Scenario(*WORKERS)
         self.data = data
+        self.taken: list[tuple[str, UnitReady]] = []
 
     def play(self, count: int) -> None:
-        destructive = (self.leave, self.cancel, self.quit)
+        destructive = (self.leave, self.cancel, self.quit, self.try_again)
         moves = (self.join, self.submit, self.stray, self.tick, self.collect)
-        moves += (self.plan,) * 4 + (self.load,) * 4 + (self.ready,) * 12
+        moves += (self.plan,) * 4 + (self.load,) * 4 + (self.ready,) * 12 + (self.repeat,) * 3
         for _ in range(count):
             try:
                 # One blow in twenty moves, so that histories get far enough to have something to lose.
@@ -844,7 +841,35 @@ class Chaos:
         if held.unit is None or not held.members:
             return
         finite = self.data.draw(st.integers(0, 9)) > 0
-        self.story.ready(self.data.draw(st.sampled_from(held.members)), held.unit.number, job, finite=finite)
+        worker = self.data.draw(st.sampled_from(held.members))
+        message = self.story.shares(worker, held.unit.number, job, finite=finite)
+        if self.story.feed(events.WorkerMessage(self.story.now, worker, message)).facts:
+            self.taken.append((worker, message))
+
+    def repeat(self) -> None:
+        """Say again what was taken; that never ends a session and never changes anything."""
+        if not self.taken:
+            return
+        worker, message = self.data.draw(st.sampled_from(self.taken[-6:]))
+        before = self.story.state
+        try:
+            outcome = self.story.feed(events.WorkerMessage(self.story.now, worker, message))
+        except ProtocolError as error:
+            raise AssertionError(message) from error
+        assert (outcome.state, outcome.facts) == (before, ())
+        for command in outcome.commands:
+            assert isinstance(command, Send) and isinstance(command.message, Decide)
+            assert (command.message.attempt, command.message.unit) == (message.attempt, message.unit)
+
+    def try_again(self) -> None:
+        """Plan a job anew that has run for a while, as it will be once a lost worker no longer ends it."""
+        job = self._job()
+        if job is not None and self.story.state.jobs[job].state == "running":
+            held, story = self.story.state.jobs[job], self.story
+            story.take(
+                facts.JobRequeued(story.now, job, "worker d was lost"),
+                facts.JobPlanning(story.now, job, held.attempt + 1, list(held.members)),
+            )
 
     def collect(self) -> None:
         if (job := self._job()) is not None:
@@ -883,12 +908,14 @@ def test_laws_of_every_history(data: st.DataObject) -> None:
     assert state == story.state
     log = [facts.encode(fact) for fact in story.facts if isinstance(fact, facts.Decision)]
     assert replay(map(facts.decode, log)) == durable(story.state)
+    assert set(story.blobs) == story.state.blobs()
     _no_worker_serves_two(story)
     _everything_ends(story)
+    assert not story.blobs
 
 
 def _decides_once_and_only_when_ready(history: list[facts.Fact]) -> None:
-    decided: set[tuple[str, int, int]] = set()
+    decided: dict[str, int] = {}
     shares: dict[tuple[str, int, int], list[Share]] = {}
     plans = {}
     for fact in history:
@@ -899,8 +926,8 @@ def _decides_once_and_only_when_ready(history: list[facts.Fact]) -> None:
             shares.setdefault(key, []).extend(fact.ready.shares)
         elif isinstance(fact, facts.UnitDecided):
             key = (fact.job, fact.attempt, fact.unit)
-            assert key not in decided
-            decided.add(key)
+            assert fact.unit == decided.get(fact.job, 0)
+            decided[fact.job] = fact.unit + 1
             segments = sorted(share.segment for share in shares[key])
             assert segments == [part.segment for part in plans[fact.job].placements]
             if fact.gradient_norm:

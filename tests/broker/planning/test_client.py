@@ -12,6 +12,7 @@ import torch
 from tests.broker.scenario import training
 from torch import nn
 
+from farflung.broker.core.blobs import digest_of
 from farflung.broker.core.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.planning import process
 from farflung.broker.planning.client import plan
@@ -38,8 +39,8 @@ def answered(
 ) -> object:
     """What comes of planning a graph; on workers of whom nothing is known, unless `measured` says more."""
     count = len(workers) if count is None else count
-    command = RunPlanner("job-1", 3, graph, training, workers, count, wishes, abilities or {})
-    return asyncio.run(plan(command, measured, Timeouts(), lambda: 7.0))
+    command = RunPlanner("job-1", 3, digest_of(graph), training, workers, count, wishes, abilities or {})
+    return asyncio.run(plan(command, graph, measured, Timeouts(), lambda: 7.0))
 
 
 def test_a_hostile_graph_is_a_reason_and_no_traceback() -> None:
@@ -142,12 +143,13 @@ def test_a_search_says_how_many_plans_it_has_looked_at(monkeypatch: pytest.Monke
     """By a planner that says so at each of them; the broker passes a word on now and then."""
     monkeypatch.setattr("farflung.broker.planning.client.PROGRAM", "tests.broker.chatty_planner")
     wishes = Wishes(topology=fleet("a", "b", "c"))
-    command = RunPlanner("job-1", 3, tower(), training(microbatch_size=4), ("a", "b", "c"), 0, wishes)
+    graph, workers = tower(), ("a", "b", "c")
+    command = RunPlanner("job-1", 3, digest_of(graph), training(microbatch_size=4), workers, 0, wishes)
 
     def heard(pause_seconds: float) -> list[Searched]:
         monkeypatch.setattr("farflung.broker.planning.client.PROGRESS_SECONDS", pause_seconds)
         found: list[Searched] = []
-        answer = asyncio.run(plan(command, None, Timeouts(), lambda: 7.0, found.append))
+        answer = asyncio.run(plan(command, graph, None, Timeouts(), lambda: 7.0, found.append))
         assert isinstance(answer, PlanMade) and answer.result.prediction is not None
         return found
 

@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,52 @@ def test_more_events_than_one_page(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.append(events)
         assert list(store.events()) == events
+
+
+def blob(body: bytes) -> dict[bytes, bytes]:
+    return {sha256(body).digest(): body}
+
+
+def test_blobs_are_kept_with_the_events_that_name_them_until_they_are_unneeded(tmp_path: Path) -> None:
+    graph, program = blob(b"graph"), blob(bytes(100_000))
+    with Store(tmp_path) as store:
+        store.append([b"submitted"], graph)
+        store.append([b"submitted again"], graph)
+        store.append([b"planned"], program, unneeded=[b"never stored".ljust(32)])
+    with Store(tmp_path) as store:
+        assert store.blobs([*graph, *program]) == graph | program
+        store.append([b"over"], unneeded=graph)
+        assert list(store.events()) == [b"submitted", b"submitted again", b"planned", b"over"]
+        assert store.blobs(program) == program
+        with pytest.raises(StoreError, match=r"blob [0-9a-f]{64} is missing"):
+            store.blobs(graph)
+
+
+def test_an_event_and_its_blobs_are_stored_together_or_not_at_all(tmp_path: Path) -> None:
+    held, large = blob(b"held"), blob(bytes(100_000))
+    with Store(tmp_path) as store:
+        store.append([b"kept"], held)
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreError, match="full"):
+            store.append([bytes(100_000)], blob(b"small"), unneeded=held)
+        with pytest.raises(StoreError, match="full"):
+            store.append([b"names it"], large, unneeded=held)
+        assert list(store.events()) == [b"kept"] and store.blobs(held) == held
+        for absent in (blob(b"small"), large):
+            with pytest.raises(StoreError, match="missing"):
+                store.blobs(absent)
+
+
+def test_a_blob_whose_bytes_have_changed_is_not_given_out(tmp_path: Path) -> None:
+    graph = blob(b"graph")
+    with Store(tmp_path) as store:
+        store.append([b"submitted"], graph)
+        with sqlite3.connect(tmp_path / STORE_FILE) as connection:
+            connection.execute("UPDATE blobs SET body = x'00'")
+        connection.close()
+        with pytest.raises(StoreError, match="is damaged"):
+            store.blobs(graph)
 
 
 def test_tokens_and_holders_come_back(tmp_path: Path) -> None:
@@ -243,6 +290,7 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> No
         store.append([b"kept"])
     with sqlite3.connect(tmp_path / STORE_FILE) as connection:
         connection.execute("DROP TABLE measurements")
+        connection.execute("DROP TABLE blobs")
         connection.execute("ALTER TABLE tokens DROP COLUMN made_at")
         connection.execute(
             "INSERT INTO tokens (digest, role, uses, expires_at) VALUES (x'01', 'viewer', 2, 9)"

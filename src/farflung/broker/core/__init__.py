@@ -4,6 +4,7 @@
 - `events`: events that go in and commands that come out.
 - `facts`: changes of the state, and which of them are stored.
 - `records`: the state as data (`State`, `Worker`, `Job`).
+- `blobs`: large bytes that facts and state name by their digest.
 - `reducer`: applies a fact to the state.
 - `transition`: collects facts and commands while one event is decided.
 - `overdue`: when a job without progress is given up.

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from farflung.broker.core.blobs import Digest
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import NO_WISHES, Wishes
@@ -16,6 +19,7 @@ from farflung.protocol.messages import (
     Broken,
     Cancel,
     Collected,
+    Load,
     Loaded,
     Message,
     NotReached,
@@ -24,6 +28,7 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -160,6 +165,20 @@ class Send:
 
 
 @dataclass(frozen=True)
+class SendLoad:
+    """Send a `Load` to a registered worker. `load` lacks the programs, which are the blobs `programs`."""
+
+    worker: str
+    load: Load
+    programs: tuple[Digest, ...]
+
+    def message(self, blobs: Mapping[Digest, bytes]) -> Load:
+        """The whole message; `blobs` hold its programs."""
+        programs = [msgspec.msgpack.decode(blobs[digest], type=SegmentProgram) for digest in self.programs]
+        return msgspec.structs.replace(self.load, programs=programs)
+
+
+@dataclass(frozen=True)
 class SendToSubmitter:
     """Send a message over the session through which `job` was submitted, if it is still open."""
 
@@ -192,7 +211,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Plan the job on `count` of these workers, outside the event loop.
+    """Plan the job, whose OP-DAG is the blob `graph`, on `count` of these workers, outside the event loop.
 
     Answered by `PlanMade`, `PlanFailed` or `PlanLacks`. Each of the `count` workers gets a part; with 0 the
     planner chooses how many to use. `abilities` say what each worker can compute; a worker that is not listed
@@ -201,7 +220,7 @@ class RunPlanner:
 
     job: str
     attempt: int
-    graph: bytes
+    graph: Digest
     training: Training
     workers: tuple[str, ...]
     count: int
@@ -238,4 +257,6 @@ class OpenCircuit:
     byte_quota: int
 
 
-Command = Send | SendToSubmitter | Reply | Admit | Reject | RunPlanner | ConsiderCodecs | OpenCircuit
+Command = (
+    Send | SendLoad | SendToSubmitter | Reply | Admit | Reject | RunPlanner | ConsiderCodecs | OpenCircuit
+)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farflung.broker.core.blobs import Digest
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.messages import UnitReady
@@ -61,19 +62,21 @@ class WorkerLost(Decision, frozen=True):
 class JobSubmitted(Decision, frozen=True):
     """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them.
 
-    `number` counts all jobs of a broker from 1; older logs lack it.
+    `number` counts all jobs of a broker from 1; older logs lack it. The blob `graph_digest` is the encoded
+    OP-DAG; in older logs it is `graph`.
     """
 
     job: str
     name: str
     submitter: str
-    graph: bytes
     training: Training
     workers: int
     on: list[str] = []
     wishes: Wishes = NO_WISHES
     seen: str = ""
     number: int = 0
+    graph: bytes = b""
+    graph_digest: Digest | None = None
 
 
 class JobPlanning(Decision, frozen=True):
@@ -96,12 +99,17 @@ class JobRequeued(Decision, frozen=True):
 
 
 class JobLoading(Decision, frozen=True):
-    """The plan is made. Workers that it does not use are free again; `unable` says what some of them lack."""
+    """The plan is made. Workers that it does not use are free again; `unable` says what some of them lack.
+
+    `programs` and `steering` name blobs, see `JobBlobs`; older logs lack them.
+    """
 
     job: str
     plan: Plan
     owned: list[list[str]]
     unable: dict[str, str] = {}
+    programs: dict[int, Digest] = {}
+    steering: Digest | None = None
 
 
 class JobRunning(Decision, frozen=True):

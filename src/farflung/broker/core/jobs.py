@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from farflung.broker.codecs import tuning
 from farflung.broker.core import facts
-from farflung.broker.core.events import Reply, RunPlanner, Send
+from farflung.broker.core.events import Reply, RunPlanner, Send, SendLoad
 from farflung.broker.core.records import (
     CANCELLED,
     COLLECTING,
@@ -17,6 +19,7 @@ from farflung.broker.core.records import (
     QUEUED,
     RUNNING,
     Job,
+    State,
 )
 from farflung.broker.core.transition import Transition
 from farflung.broker.planning.messages import PlanResult
@@ -56,13 +59,13 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             job=f"job-{number}",
             name=one_line(message.name),
             submitter=submitter,
-            graph=message.graph,
             training=message.training,
             workers=message.workers,
             on=message.on,
             wishes=message.wishes,
             seen=seen,
             number=number,
+            graph_digest=turn.keep(message.graph),
         )
     )
 
@@ -105,23 +108,20 @@ def worker_loaded(turn: Transition, job: Job, worker: str) -> None:
 
 def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
     """Send the plan to its workers and to the submitter."""
-    assert job.unit is not None
-    turn.emit(facts.JobLoading(turn.now, job.job, result.plan, result.owned, dict(result.unable)))
+    turn.emit(
+        facts.JobLoading(
+            turn.now,
+            job.job,
+            result.plan,
+            result.owned,
+            dict(result.unable),
+            {one.segment: turn.keep(msgspec.msgpack.encode(one)) for one in result.programs},
+            turn.keep(result.steering) if result.steering else None,
+        )
+    )
     names = result.plan.workers()
     for name in names:
-        mine = set(result.plan.segments_of(name))
-        near = result.plan.neighbours(name)
-        message = Load(
-            job=job.job,
-            attempt=job.attempt,
-            plan=result.plan,
-            training=job.training,
-            programs=[program for program in result.programs if program.segment in mine],
-            addresses={peer: turn.state.addresses_for(peer, name) for peer in names if peer in near},
-            submitter=job.submitter,
-            unit=job.unit.number,
-        )
-        turn.do(Send(name, message))
+        turn.do(load_of(turn.state, turn.state.jobs[job.job], name))
     planned = Planned(
         job.job,
         job.attempt,
@@ -134,6 +134,24 @@ def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
     )
     turn.tell(job.job, planned)
     tuning.begin(turn, job, result.steering)
+
+
+def load_of(state: State, job: Job, worker: str) -> SendLoad:
+    """What a member of the job's plan needs to begin the current attempt, at the first unit to run."""
+    assert job.plan is not None and job.unit is not None
+    near, mine = job.plan.neighbours(worker), set(job.plan.segments_of(worker))
+    load = Load(
+        job=job.job,
+        attempt=job.attempt,
+        plan=job.plan,
+        training=job.training,
+        programs=[],
+        addresses={peer: state.addresses_for(peer, worker) for peer in job.members if peer in near},
+        submitter=job.submitter,
+        unit=job.unit.number,
+    )
+    programs = tuple(digest for segment, digest in job.blobs.programs.items() if segment in mine)
+    return SendLoad(worker, load, programs)
 
 
 def worker_moved(turn: Transition, job: Job, worker: str) -> None:
@@ -232,10 +250,10 @@ def _plan(turn: Transition, job: Job, workers: list[str]) -> None:
     turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
     turn.tell(job.job, Accepted(job.job, planning_words(job, len(workers))))
     abilities = {name: turn.state.workers[name].device.ability for name in workers}
+    graph = job.blobs.graph
+    assert graph is not None
     turn.do(
-        RunPlanner(
-            job.job, attempt, job.graph, job.training, tuple(workers), job.asked, job.wishes, abilities
-        )
+        RunPlanner(job.job, attempt, graph, job.training, tuple(workers), job.asked, job.wishes, abilities)
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from farflung.broker.core.blobs import Digest, JobBlobs
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
@@ -83,10 +84,10 @@ class Job:
     job: str
     name: str
     submitter: str
-    graph: bytes
     training: Training
     asked: int
     pace: Pace
+    blobs: JobBlobs = field(default_factory=JobBlobs)
     on: tuple[str, ...] = ()
     wishes: Wishes = NO_WISHES
     unable: Mapping[str, str] = field(default_factory=dict)
@@ -157,6 +158,10 @@ class State:
         else:
             seen = "" if other is None else other.where.seen
         return self.workers[worker].where.visible_to(seen)
+
+    def blobs(self) -> set[Digest]:
+        """The blobs that jobs still need."""
+        return {digest for job in self.jobs.values() for digest in job.blobs.digests()}
 
     def with_worker(self, worker: Worker) -> State:
         """The state with this worker added or replaced."""

@@ -9,6 +9,7 @@ from functools import singledispatch
 import msgspec
 
 from farflung.broker.core import facts
+from farflung.broker.core.blobs import JobBlobs, digest_of
 from farflung.broker.core.commit import CommitGroup, add_traffic
 from farflung.broker.core.records import (
     COLLECTING,
@@ -112,10 +113,10 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         job=fact.job,
         name=fact.name,
         submitter=fact.submitter,
-        graph=fact.graph,
         training=fact.training,
         asked=fact.workers,
         pace=Pace(fact.at),
+        blobs=JobBlobs(fact.graph_digest or digest_of(fact.graph)),
         on=tuple(fact.on),
         wishes=fact.wishes,
         seen=fact.seen,
@@ -126,12 +127,14 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
 
 @_evolve.register
 def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
+    job = state.jobs[fact.job]
     job = replace(
-        state.jobs[fact.job],
+        job,
         state=PLANNING,
         reason="",
         attempt=fact.attempt,
         members=tuple(fact.workers),
+        blobs=JobBlobs(job.blobs.graph),
         plan=None,
         codecs=(),
         group=None,
@@ -152,9 +155,11 @@ def _apply_job_requeued(fact: facts.JobRequeued, state: State) -> State:
 
 @_evolve.register
 def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
+    held = state.jobs[fact.job]
     job = replace(
-        state.jobs[fact.job],
+        held,
         state=LOADING,
+        blobs=JobBlobs(held.blobs.graph, dict(fact.programs), fact.steering),
         plan=fact.plan,
         members=tuple(fact.plan.workers()),
         loaded=frozenset(),
@@ -162,7 +167,7 @@ def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
         tuning=None,
         pace=Pace(fact.at),
     )
-    return _assign_workers(state, state.jobs[fact.job], job.members).with_job(job)
+    return _assign_workers(state, held, job.members).with_job(job)
 
 
 @_evolve.register
@@ -221,7 +226,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         job,
         state=fact.state,
         reason=fact.reason,
-        graph=b"",
+        blobs=JobBlobs(),
         wishes=NO_WISHES,
         unable={},
         plan=None,

@@ -8,12 +8,13 @@ A job that makes no progress is given up after a deadline (`overdue`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from farflung.broker.codecs import tuning
 from farflung.broker.core import events, facts, jobs, units
+from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
 from farflung.broker.core.overdue import overdue
@@ -45,11 +46,16 @@ __all__ = ["Outcome", "State", "decide", "durable", "reduce_fact", "replay"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one event; `state` is the old state with all `facts` applied in order."""
+    """The result of one event; `state` is the old state with all `facts` applied in order.
+
+    `blobs` must be stored together with the decisions that name them, and `unneeded` ones deleted.
+    """
 
     state: State
     facts: tuple[Fact, ...]
     commands: tuple[Command, ...]
+    blobs: Mapping[Digest, bytes]
+    unneeded: frozenset[Digest]
 
     def decisions(self) -> list[AnyDecision]:
         """The facts that must be stored before any command is carried out."""
@@ -68,7 +74,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     turn = Transition(state, event.now)
     _decide(event, turn)
     jobs.start_queued(turn)
-    return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands))
+    return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands), turn.blobs, turn.unneeded_blobs())
 
 
 def replay(decisions: Iterable[AnyDecision]) -> State:

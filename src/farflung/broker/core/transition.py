@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from farflung.broker.core.blobs import Digest, digest_of
 from farflung.broker.core.events import Command, Send, SendToSubmitter
-from farflung.broker.core.facts import Fact
+from farflung.broker.core.facts import Fact, JobEnded, JobLoading, JobPlanning
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.reducer import reduce_fact
 from farflung.protocol.messages import Message
@@ -17,11 +18,25 @@ class Transition:
         self.now = now
         self.facts: list[Fact] = []
         self.commands: list[Command] = []
+        self.blobs: dict[Digest, bytes] = {}
+        self._before = state
 
     def emit(self, fact: Fact) -> None:
         """Add a fact and apply it to `state`."""
         self.state = reduce_fact(self.state, fact)
         self.facts.append(fact)
+
+    def keep(self, blob: bytes) -> Digest:
+        """Keep bytes that came with the event as long as a job needs them; the digest to name them by."""
+        digest = digest_of(blob)
+        self.blobs[digest] = blob
+        return digest
+
+    def unneeded_blobs(self) -> frozenset[Digest]:
+        """The blobs that jobs needed before and no job needs now."""
+        jobs = {fact.job for fact in self.facts if isinstance(fact, JobPlanning | JobLoading | JobEnded)}
+        held = [self._before.jobs[job].blobs.digests() for job in jobs & self._before.jobs.keys()]
+        return frozenset[Digest]().union(*held) - self.state.blobs() if held else frozenset()
 
     def do(self, command: Command) -> None:
         """Add a command."""

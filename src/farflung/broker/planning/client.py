@@ -44,17 +44,18 @@ def ignore_progress(searched: Searched) -> None:
 
 async def plan(
     command: RunPlanner,
+    graph: bytes,
     measured: MeasuredTopology | None,
     timeouts: Timeouts,
     clock: Clock,
     on_progress: Callable[[Searched], None] = ignore_progress,
 ) -> PlanMade | PlanFailed | PlanLacks:
-    """Plan a job. A failure becomes a `PlanFailed` whose reason is shown to the submitter.
+    """Plan a job with this OP-DAG. A failure becomes a `PlanFailed` whose reason is shown to the submitter.
 
     `measured` is the measured topology of the command's workers; a topology that the job brings takes
     precedence. `on_progress` is called with progress reports.
     """
-    question = _question(command, measured, timeouts.search_seconds)
+    question = _question(command, graph, measured, timeouts.search_seconds)
     try:
         answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds, on_progress)
     except PlanError as error:
@@ -72,11 +73,13 @@ async def plan(
     return PlanFailed(clock(), command.job, command.attempt, reason)
 
 
-def _question(command: RunPlanner, measured: MeasuredTopology | None, search_seconds: float) -> Question:
+def _question(
+    command: RunPlanner, graph: bytes, measured: MeasuredTopology | None, search_seconds: float
+) -> Question:
     wishes = command.wishes
     is_own = wishes.topology is not None or measured is None
     return Question(
-        graph=command.graph,
+        graph=graph,
         training=command.training,
         workers=list(command.workers),
         count=command.count,

@@ -28,7 +28,8 @@ CREATE TABLE measurements (
     PRIMARY KEY (subject, object)) WITHOUT ROWID;
 """
 _THIRD = "ALTER TABLE tokens ADD COLUMN made_at REAL;"
-_SCHEMAS = (_FIRST, _SECOND, _THIRD)
+_FOURTH = "CREATE TABLE blobs (digest BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL);"
+_SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH)
 """The changes that each schema version made to the one before."""
 
 _SCHEMA_VERSION = len(_SCHEMAS)

@@ -1,4 +1,4 @@
-"""The broker's store: its event log, measurements, tokens and certificates, in one SQLite file.
+"""The broker's store: its event log, blobs, measurements, tokens and certificates, in one SQLite file.
 
 Every write is on disk when the call returns (WAL, synchronous=FULL). One broker at a time owns a folder;
 other processes may add tokens meanwhile.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 
@@ -103,13 +104,41 @@ class Store:
                 self._connection.rollback()
                 raise
 
-    def append(self, events: Sequence[bytes]) -> None:
-        """Add events to the log, in one transaction."""
+    def append(
+        self, events: Sequence[bytes], blobs: Mapping[bytes, bytes] = {}, unneeded: Iterable[bytes] = ()
+    ) -> None:
+        """Add events to the log and blobs by their SHA-256, and delete the `unneeded` blobs, all or nothing.
+
+        A blob that is there already stays, and one that is not there need not be deleted.
+        """
         now = time.time()
         with self.transaction():
             self._connection.executemany(
+                "INSERT OR IGNORE INTO blobs (digest, body) VALUES (?, ?)", blobs.items()
+            )
+            self._connection.executemany(
                 "INSERT INTO events (at, body) VALUES (?, ?)", [(now, event) for event in events]
             )
+            self._connection.executemany(
+                "DELETE FROM blobs WHERE digest = ?", [(digest,) for digest in unneeded]
+            )
+
+    def blobs(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The blobs with these digests.
+
+        Raises
+        ------
+        StoreError
+            One of them is not there, or its bytes have changed.
+        """
+        found = {}
+        for digest in digests:
+            rows = self._rows("SELECT body FROM blobs WHERE digest = ?", digest)
+            if not rows or sha256(rows[0][0]).digest() != digest:
+                state = "is damaged" if rows else "is missing"
+                raise StoreError(f"{self._path}: blob {digest.hex()} {state}: put a copy of the folder back")
+            found[digest] = rows[0][0]
+        return found
 
     def events(self) -> Iterator[bytes]:
         """All events in the order in which they were appended."""

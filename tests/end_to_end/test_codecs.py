@@ -74,7 +74,7 @@ def in_one_process(
         ("gpt", "int8/int4-stochastic"),
         ("gpt", "axes30/axes100-dithered"),
         ("gpt", "token-mean:axes30/axes100-dithered"),
-        ("resnet", "int8/int4-stochastic"),
+        pytest.param("resnet", "int8/int4-stochastic", marks=pytest.mark.full),
         ("resnet", "row-topk30-int4/masked30-int4+zstd"),
     ],
 )

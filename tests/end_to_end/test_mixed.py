@@ -83,6 +83,7 @@ def test_a_gpt_on_two_frameworks_trains_as_on_one(fleet: Fleet) -> None:
     require_the_same(fleet, lambda: job_of("gpt", farflung.AdamW(lr=1e-3), batch=4, precise=False))
 
 
+@pytest.mark.full  # tests/runtime/jax_backend has the draws themselves
 def test_dropout_on_jax_draws_by_the_seed_of_the_job(fleet: Fleet) -> None:
     """The same run twice is the same bit for bit, also beside torch; another seed drops something else."""
 

@@ -80,7 +80,9 @@ def require_learnt(subject: Subject, ours: Iterator[Step], theirs: Sequence[Step
     assert difference.gradient == 0.0 or tolerance
 
 
-@pytest.mark.parametrize("count", [2, 4, 7])
+@pytest.mark.parametrize(
+    "count", [pytest.param(2, marks=pytest.mark.full), 4, pytest.param(7, marks=pytest.mark.full)]
+)
 def test_trains_as_eager_at_the_planners_cuts(subject: Subject, count: int) -> None:
     plan = planned(subject.graph, training(), count)
     assert plan.plan.workers() == workers(count)

@@ -83,16 +83,17 @@ def test_a_run_on_strangers_ends_before_its_job_is_read(
 ) -> None:
     monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text("raise AssertionError('the job was read')")
     with serving(tmp_path / "broker", "nine") as address:
         token = create_token(tmp_path / "broker", "submitter").text
         where = ("--broker", address, "--token", token)
         for names, strange in (("--on", "one,nine"), "one"), (("--topology", "four-homes"), "home-0, home-1"):
-            assert run(["train", "missing.py", *where, *names]) == 2
+            assert run(["train", "job.py", *where, *names]) == 2
             error = capsys.readouterr().err.splitlines()[-1]
             assert f"no worker called {strange}" in error and "its workers are nine" in error
-        assert run(["train", "missing.py", *where, "--codec", "nine->ten=int8"]) == 2
+        assert run(["train", "job.py", *where, "--codec", "nine->ten=int8"]) == 2
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.endswith("link nine -> ten, but there is no worker ten: the workers are nine")
-        assert run(["train", "missing.py", *where, "--on", "one,nine", "--wait"]) == 2
+        assert run(["train", "job.py", *where, "--on", "one,nine", "--wait"]) == 2
         said = capsys.readouterr().err
-        assert "waiting for one to join" in said and "expected a job file at missing.py" in said
+        assert "waiting for one to join" in said and "the job was read" in said

@@ -51,7 +51,7 @@ class Stopwatch:
         self.seconds = np.zeros((len(pipeline.segments), len(PARTS)))
         for number, segment in enumerate(pipeline.segments):
             for name, part in (
-                ("forward", 0), ("backward", 1), ("accumulate", 2), ("square_sum", 3), ("apply", 3)
+                ("forward", 0), ("backward", 1), ("accumulate", 2), ("square_sums", 3), ("apply", 3)
             ):  # fmt: skip
                 if hasattr(segment, name):
                     setattr(segment, name, self._timed(number, part, getattr(segment, name)))

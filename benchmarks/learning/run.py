@@ -16,6 +16,7 @@ from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob, plan_graph
 from farflung.plans import Plan
+from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.steps import named_state, received
 
 Tell = Callable[[str], None]
@@ -46,7 +47,8 @@ def train(subject: Subject, way: Way, seed: int, tell: Tell) -> Outcome:
         links.begin(batches)
         shares = pipeline.run(unit.number, batches)
         loss = sum(share.loss for share in shares)
-        pipeline.decide(unit.number, _scale(training.clip, sum(share.square_sum for share in shares)))
+        norm = gradient_norm(share.squares for share in shares)
+        pipeline.decide(unit.number, clip_scale(training.clip, norm))
         links.decided()
         if not math.isfinite(loss):
             break
@@ -68,7 +70,3 @@ def train(subject: Subject, way: Way, seed: int, tell: Tell) -> Outcome:
 def cut(graph: Graph, microbatches: int, samples: int) -> PlannedJob:
     """The planner's cut for four equal workers."""
     return plan_graph(graph, microbatches, samples, [f"worker-{number}" for number in range(SEGMENTS)])
-
-
-def _scale(clip: float | None, square_sum: float) -> float:
-    return 1.0 if clip is None else min(1.0, clip / (math.sqrt(square_sum) + 1e-6))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -16,6 +15,7 @@ from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob, place, plan_graph
 from farflung.planner.assignment import Assignment
+from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import named_state, received
@@ -60,14 +60,13 @@ class SideBySide:
 
     def accumulate(self, microbatches: Sequence[Batch]) -> tuple[float, float]:
         """Forward and backward of one step on both sides: the two losses."""
-        self._shares = self.pipeline.run(self._unit, microbatches)
-        return sum(share.loss for share in self._shares), self.reference.accumulate(microbatches)
+        self.shares = self.pipeline.run(self._unit, microbatches)
+        return sum(share.loss for share in self.shares), self.reference.accumulate(microbatches)
 
     def apply(self) -> None:
         """Clip and update both sides."""
-        norm = math.sqrt(sum(share.square_sum for share in self._shares))
-        clip = self.training.clip
-        self.pipeline.decide(self._unit, 1.0 if clip is None else min(1.0, clip / (norm + 1e-6)))
+        norm = gradient_norm(share.squares for share in self.shares)
+        self.pipeline.decide(self._unit, clip_scale(self.training.clip, norm))
         self.reference.apply()
         self._unit += 1
 

@@ -122,9 +122,11 @@ class Scenario:
 
     def shares(self, worker: str, unit: int, job: str = "job-1", **share: object) -> UnitReady:
         held = self.state.jobs[job]
-        values = {"square_sum": 4.0, "finite": True, "loss": 0.5, **share}
+        values = {"square": 4.0, "finite": True, "loss": 0.5, **share}
         plan = held.plan or plan_over(list(held.members))
-        parts = [Share(number, **values) for number in plan.segments_of(worker)]  # type: ignore[arg-type]
+        square = values.pop("square")
+        mine = plan.segments_of(worker)
+        parts = [Share(number, squares={number: square}, **values) for number in mine]  # type: ignore[arg-type, dict-item]
         return UnitReady(job, held.attempt, unit, parts, bytes_sent=10)
 
     def running(self, workers: int = 2, **changes: object) -> None:

@@ -98,7 +98,7 @@ def _talk(link: Link) -> None:
     for message in [
         Register(device, "home", ["192.0.2.1:7700", "[2001:db8::1]:7700"], "boot"),
         Loaded("job-1", 1),
-        UnitReady("job-1", 1, 0, [Share(0, 2.5, True, 0.25)], 10**6),
+        UnitReady("job-1", 1, 0, [Share(0, True, 0.25, {3: 2.5})], 10**6),
         Refused("job-1", 2, "no memory"),
         Ask(),
     ]:

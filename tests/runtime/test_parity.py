@@ -25,6 +25,7 @@ from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
+from farflung.runtime.clipping import gradient_norm
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
 from farflung.runtime.training import Training
@@ -135,22 +136,32 @@ def test_a_structure_trains_as_eager_at_every_legal_cut_there_is(name: str) -> N
             require_equal(side, case(name), 2)
 
 
-@pytest.mark.parametrize("name", ["gpt", "resnet", "gpt2-mask-dropout"])
-def test_clipping_agrees_to_rounding(name: str) -> None:
-    """The norm is added per segment, so its last bits differ."""
+@pytest.mark.parametrize("name", ["gpt", "gpt-dropout", "resnet", "batch-norm", "frozen", "chain"])
+def test_clipping_does_not_follow_the_cut(name: str) -> None:
+    """The norm is added by parameter, so a clipped run has eager's bits at every cut."""
     module, graph = subject(name)
+    draw = random.Random(name)
+    norms = set()
+    for number in range(8):
+        settings = training(SGD(lr=0.1, momentum=0.9), clip=0.05)
+        job = planned(graph, settings, number) if 0 < number < 4 else random_placement(graph, draw, settings)
+        side = SideBySide(module, graph, job, settings)
+        require_equal(side, case(name), 3)
+        norms.add(gradient_norm(share.squares for share in side.shares))
+    assert len(norms) == 1 and norms.pop() > 0.05
+    unclipped = SideBySide(module, graph, job, training(settings.optimizer))
+    for step in range(3):
+        unclipped.accumulate(microbatches(case(name), SAMPLES, MICROBATCHES, step))
+        unclipped.apply()
+    assert parameter_difference(side.states()[0], unclipped.states()[0])[0] > 1e-3
+
+
+def test_clipping_a_tied_model_agrees_to_rounding() -> None:
+    """The gradient of a parameter that several segments read is added up in another order than eager's."""
+    module, graph = subject("gpt2-mask-dropout")
     settings = training(SGD(lr=0.1, momentum=0.9), clip=0.05)
     side = SideBySide(module, graph, planned(graph, settings, 3), settings)
-    unclipped = SideBySide(module, graph, planned(graph, settings, 3), training(settings.optimizer))
-    for step in range(4):
-        batches = microbatches(case(name), SAMPLES, MICROBATCHES, step)
-        ours, theirs = side.accumulate(batches)
-        assert ours == pytest.approx(theirs, rel=1e-6)
-        side.apply()
-        unclipped.accumulate(batches)
-        unclipped.apply()
-    assert parameter_difference(*side.states())[0] < 1e-6
-    assert parameter_difference(side.states()[0], unclipped.states()[0])[0] > 1e-3
+    require_close(side, case("gpt2-mask-dropout"), 4)
 
 
 @pytest.mark.parametrize("name", ["gpt-dropout", "gpt2-fused-dropout", "resnet", "batch-norm"])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from farflung.runtime.optimizer import SGD, AdamW, Constant, Optimizer
-from farflung.runtime.torch_backend.optimizer import Update, build, parts, set_learning_rate, square_sum
+from farflung.runtime.torch_backend.optimizer import Update, build, parts, set_learning_rate, square_sums
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 DECLARED: list[Optimizer] = [
@@ -70,7 +70,7 @@ def test_a_gradient_that_is_not_contiguous_is_never_copied_whole(declared: Optim
         update.step(step)
         reference.step(step)
         assert torch.equal(ours, theirs)
-        assert square_sum([mixed]) == square_sum([gradient])
+        assert square_sums([mixed]) == square_sums([gradient])
 
 
 def test_parameters_without_a_gradient_stay_unchanged() -> None:
@@ -83,9 +83,17 @@ def test_parameters_without_a_gradient_stay_unchanged() -> None:
 
 def test_a_norm_is_of_all_pieces() -> None:
     held = [parameter.detach() for parameter in parameters()]
-    expected = sum(float(tensor.double().square().sum()) for tensor in held)
-    assert square_sum(held) == pytest.approx(expected, rel=1e-12)
-    assert square_sum([]) == 0.0
+    expected = [float(tensor.double().square().sum()) for tensor in held]
+    assert square_sums(held) == pytest.approx(expected, rel=1e-12)
+    assert square_sums([]) == []
+
+
+@pytest.mark.parametrize("shape", [(63, 65), (5, 33, 17), (4, 3, 9, 8)])
+def test_a_norm_has_the_same_bits_however_its_gradient_lies_in_memory(shape: tuple[int, ...]) -> None:
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    turned = gradient.permute(*reversed(range(len(shape)))).contiguous().permute(*reversed(range(len(shape))))
+    assert torch.equal(turned, gradient) and not turned.is_contiguous()
+    assert square_sums([turned]) == square_sums([gradient])
 
 
 def test_a_worker_does_not_import_torchs_compiler() -> None:

@@ -148,8 +148,9 @@ class PretendedWorker(Member):
         await self.hear(Begin)
 
     def ready(self, unit: int, **share: Any) -> None:
-        values = {"square_sum": 1.0, "finite": True, "loss": 0.25, **share}
-        shares = [Share(number, **values) for number in self.load.plan.segments_of(self.id)]
+        values = {"finite": True, "loss": 0.25, **share}
+        mine = self.load.plan.segments_of(self.id)
+        shares = [Share(number, squares={number: 1.0}, **values) for number in mine]
         self.say(messages.UnitReady(self.load.job, self.load.attempt, unit, shares, 100))
 
     async def work(self, units: int) -> None:

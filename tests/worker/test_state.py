@@ -37,7 +37,7 @@ JOB, ATTEMPT = "job-1", 5
 KEY = (JOB, ATTEMPT)
 LINKED = (PeerLinked("a"), PeerLinked("c"), PeerLinked("desk"))
 READY = (FromBroker(load()), Verified(KEY, None), *LINKED, Filled(KEY))
-SHARES = (Share(1, 2.0, True, 0.5),)
+SHARES = (Share(1, True, 0.5, {7: 2.0}),)
 
 
 def run(*events: machine.Event) -> tuple[State, list[machine.Command]]:

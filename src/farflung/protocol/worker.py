@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from farflung.opdag.graph import ValueId
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.ability import Ability, Lacks
 from farflung.plans.codec_pair import MOST_CODECS
@@ -136,14 +137,16 @@ class Begin(Message, frozen=True):
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment's part of a unit.
 
-    `square_sum` is the float64 sum of squares over the gradients the segment owns, `finite` whether all of
-    them (and its loss) are; `loss` is its float64 sum of w_m * loss_m (0.0 without the loss).
+    `squares` has the float64 sum of squares of each gradient that the segment owns, by the value id of its
+    parameter, and is empty after an evaluation. `finite` says whether all of them, and the loss, are finite.
+    `loss` is its float64 sum of w_m * loss_m (0.0 without the loss). Older versions sent one `square_sum`.
     """
 
     segment: Count
-    square_sum: float
     finite: bool
     loss: float
+    squares: Annotated[dict[ValueId, float], Meta(max_length=100_000)] = {}
+    square_sum: float = 0.0
 
 
 class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

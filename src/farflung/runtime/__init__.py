@@ -6,8 +6,9 @@ torch_backend, jax_backend, emulated
     The backends: PyTorch, JAX, and devices that only take time.
 frameworks
     Choose a backend by name.
-executor, training, parcel
-    Run the tasks of a worker's segments, the training settings, and what segments send each other.
+executor, training, parcel, clipping
+    Run the tasks of a worker's segments, the training settings, what segments send each other, and the norm
+    of all gradients.
 coding, link_book, row_keys, sample
     Apply codec pairs to a worker's links.
 footprint, indices, optimizer

@@ -108,14 +108,17 @@ class SegmentRunner(Protocol[Array]):
         """Accumulate the parameter gradients of a microbatch after its `backward`, and drop its tape.
 
         Called once for each microbatch of a training unit, in ascending order, before `share_gradients` and
-        `square_sum`. A backend that cannot separate the two computes everything in `backward`.
+        `square_sums`. A backend that cannot separate the two computes everything in `backward`.
         """
 
     def share_gradients(self, owners: Mapping[str, Self]) -> None:
         """Add the gradients of parameters that other segments of this worker own to theirs."""
 
-    def square_sum(self) -> float:
-        """Sum of squares over the gradients of owned parameters, in float64."""
+    def square_sums(self) -> dict[int, float]:
+        """The sum of squares of each owned, trained parameter's gradient by value id, in float64.
+
+        It is 0.0 without a gradient, and depends neither on the cut nor on how the gradient lies in memory.
+        """
 
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call."""

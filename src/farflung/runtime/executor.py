@@ -19,10 +19,14 @@ from farflung.schedule import Policy, Task, TaskKind, Unit, UnitWindow, needs_of
 
 
 class SegmentShare(NamedTuple):
-    """A segment's part of a finished unit: float64 sum of squares, all finite?, float64 loss share."""
+    """A segment's part of a finished unit; `finite` says whether all the numbers are.
+
+    `squares` has the float64 sum of squares of each gradient by its parameter's value id, empty after an
+    evaluation; `loss` is the float64 share of the loss.
+    """
 
     segment: int
-    square_sum: float
+    squares: dict[int, float]
     finite: bool
     loss: float
 
@@ -184,10 +188,10 @@ class Executor(Generic[Array]):
             segment.share_gradients(self._owners)
         shares = []
         for number, segment in self._segments.items():
-            square_sum = segment.square_sum() if state.unit.train else 0.0
+            squares = segment.square_sums() if state.unit.train else {}
             loss = segment.take_loss()
-            finite = math.isfinite(square_sum) and math.isfinite(loss)
-            shares.append(SegmentShare(number, square_sum, finite, loss))
+            finite = all(map(math.isfinite, (loss, *squares.values())))
+            shares.append(SegmentShare(number, squares, finite, loss))
         self._outlet.ready(state.unit, shares)
 
 

@@ -170,7 +170,7 @@ class _Job(Generic[Array]):
         self._post("reading what came", fail)
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
-        reported = tuple(Share(s.segment, s.square_sum, s.finite, s.loss) for s in shares)
+        reported = tuple(Share(s.segment, s.finite, s.loss, s.squares) for s in shares)
         seconds, self._computing = max(0.0, self._computing), 0.0
 
         def report(sent: tuple[Sent, ...]) -> None:

@@ -26,13 +26,14 @@ def ready(*shares: Share, attempt: int = 1, unit: int = 4) -> UnitReady:
     return UnitReady("job-1", attempt, unit, list(shares), 7)
 
 
-def share(segment: int, square_sum: float = 1.0, finite: bool = True, loss: float = 0.0) -> Share:
-    return Share(segment, square_sum, finite, loss)
+def share(segment: int, square: float = 1.0, finite: bool = True, loss: float = 0.0) -> Share:
+    """The share of a segment with one parameter."""
+    return Share(segment, finite, loss, {10 + segment: square})
 
 
 def full(unit: Unit = STEP, **last: object) -> CommitGroup:
     group = opened(["a", "b"], unit).add("a", ready(share(0, 9.0), share(2, 0.0, loss=2.5)))
-    return group.add("b", ready(Share(1, **{"square_sum": 16.0, "finite": True, "loss": 0.0, **last})))  # type: ignore[arg-type]
+    return group.add("b", ready(share(1, **{"square": 16.0, **last})))  # type: ignore[arg-type]
 
 
 def test_the_norm_is_clipped_and_the_loss_summed() -> None:
@@ -59,8 +60,8 @@ def test_an_evaluation_is_never_in_trouble_and_has_no_norm() -> None:
         ({"loss": math.nan, "finite": False}, "loss became NaN"),
         ({"loss": math.inf}, "loss became infinite"),
         ({"finite": False}, "gradient became NaN or infinite"),
-        ({"square_sum": math.nan}, "gradient became NaN or infinite"),
-        ({"square_sum": math.inf}, "gradient became NaN or infinite"),
+        ({"square": math.nan}, "gradient became NaN or infinite"),
+        ({"square": math.inf}, "gradient became NaN or infinite"),
     ],
 )
 def test_a_step_that_is_not_finite_is_in_trouble(last: dict[str, object], words: str) -> None:
@@ -79,6 +80,7 @@ def test_a_step_that_is_not_finite_is_in_trouble(last: dict[str, object], words:
         ("c", ready(share(1)), "the plan gives it"),
         ("a", ready(share(0)), "the plan gives it"),
         ("b", ready(share(1, -1.0)), "negative"),
+        ("a", ready(share(0), Share(2, True, 0.0, {10: 1.0})), "squares of parameter 10 again"),
     ],
 )
 def test_a_breach_is_refused(worker: str, message: UnitReady, words: str) -> None:
@@ -101,13 +103,40 @@ def test_a_message_with_a_loss_that_is_not_a_number_is_the_same_when_it_comes_ag
     assert group.holds("b", ready(share(1, loss=float("nan"))))
 
 
+def test_a_parameter_counts_once_in_all_shares() -> None:
+    group = opened(["a", "b"]).add("b", ready(share(1)))
+    with pytest.raises(ProtocolError, match="worker a sent the squares of parameter 11 again"):
+        group.add("a", ready(share(0), Share(2, True, 0.0, {11: 1.0})))
+
+
+@settings(max_examples=50)
+@given(st.data(), st.integers(2, 6))
+def test_the_norm_does_not_follow_the_cut(data: st.DataObject, count: int) -> None:
+    """Squares are added by parameter, to the same bits, whichever segment has which."""
+    squares = dict(enumerate(data.draw(st.lists(st.floats(0, 1e30), min_size=1, max_size=20))))
+    workers = [f"w{number}" for number in range(count)]
+    plan = plan_over(workers)
+    group = CommitGroup.for_plan(plan, 1, STEP)
+    owner = {value: data.draw(st.integers(0, len(plan.placements) - 1)) for value in squares}
+    for worker in workers:
+        shares = []
+        for segment in plan.segments_of(worker):
+            mine = data.draw(st.permutations([value for value in squares if owner[value] == segment]))
+            shares.append(Share(segment, True, 0.0, {value: squares[value] for value in mine}))
+        group = group.add(worker, ready(*shares))
+    total = 0.0
+    for square in squares.values():
+        total += square
+    assert group.verdict(clip=None).gradient_norm == math.sqrt(total)
+
+
 @settings(max_examples=50)
 @given(st.data(), st.integers(2, 6))
 def test_the_order_of_arrival_does_not_matter(data: st.DataObject, count: int) -> None:
     workers = [f"w{number}" for number in range(count)]
     number = st.floats(0, 1e30)
     sums = data.draw(st.lists(st.tuples(number, number), min_size=count + 1, max_size=count + 1))
-    shares = [Share(segment, square, True, loss) for segment, (square, loss) in enumerate(sums)]
+    shares = [share(segment, square, True, loss) for segment, (square, loss) in enumerate(sums)]
     plan = plan_over(workers)
     verdicts = []
     for order in (workers, data.draw(st.permutations(workers))):

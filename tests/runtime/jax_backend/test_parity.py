@@ -6,7 +6,6 @@ Without random ops: those draw other numbers here.
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from farflung.opdag.capture.capture import LossModule
 from farflung.runtime.backend import AnyBackend
+from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.jax_backend.backend import JaxBackend
 from farflung.runtime.optimizer import SGD, Optimizer
 from farflung.runtime.parity.eager import Reference
@@ -72,8 +72,8 @@ class Run:
             assert float(found.pop(zero).abs().max()) < 1e-6
             del expected[zero]
         difference, _ = gradient_difference(found, expected)
-        norm = math.sqrt(sum(share.square_sum for share in shares))
-        self.pipeline.decide(self._unit, min(1.0, 1.0 / (norm + 1e-6)))
+        norm = gradient_norm(share.squares for share in shares)
+        self.pipeline.decide(self._unit, clip_scale(1.0, norm))
         self.reference.apply()
         self._unit += 1
         return sum(share.loss for share in shares), theirs, difference

@@ -308,7 +308,9 @@ def test_a_snapshot_is_bytes_that_later_steps_leave_alone() -> None:
 def test_the_sum_of_squares_is_in_float64() -> None:
     pair = Pair("chain")
     pair.step()
-    wanted = sum(
-        float(np.square(g.astype(np.float64)).sum()) for g in copies(pair.first.gradients()).values()
-    )
-    assert pair.first.square_sum() == pytest.approx(wanted, rel=1e-14)
+    gradients = copies(pair.first.gradients())
+    values = {e.value: e.name for e in pair.definitions[0].inputs if e.name in gradients}
+    wanted = {v: float(np.square(gradients[n].astype(np.float64)).sum()) for v, n in values.items()}
+    assert pair.first.square_sums() == pytest.approx(wanted, rel=1e-14)
+    pair.first.drop()
+    assert pair.first.square_sums() == dict.fromkeys(wanted, 0.0)

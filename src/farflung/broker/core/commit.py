@@ -16,9 +16,8 @@ from farflung.protocol import messages
 from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkTraffic, Share
+from farflung.runtime.clipping import added_in_order, clip_scale, gradient_norm
 from farflung.schedule import Unit
-
-NORM_OFFSET = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class CommitGroup:
         ------
         ProtocolError
             The shares belong to another attempt or unit, follow others of the same worker, are not exactly
-            those of its segments, or hold a negative sum of squares; or the message names a link that the
-            plan does not have.
+            those of its segments, or hold a negative sum of squares or one of a parameter that another share
+            has; or the message names a link that the plan does not have.
         """
         if (ready.attempt, ready.unit) != (self.attempt, self.unit.number):
             raise ProtocolError(
@@ -94,8 +93,7 @@ class CommitGroup:
             )
         if self.shares.keys() & set(found):
             raise ProtocolError(f"worker {worker} sent other shares of unit {ready.unit} than before")
-        if any(share.square_sum < 0 for share in ready.shares):
-            raise ProtocolError(f"worker {worker} sent a negative sum of squares")
+        self._check_squares(worker, ready.shares)
         added = {share.segment: share for share in ready.shares}
         return replace(
             self,
@@ -106,16 +104,28 @@ class CommitGroup:
         )
 
     def verdict(self, clip: float | None) -> Verdict:
-        """Add up the shares in segment order and decide. The group must be complete."""
+        """Add up the losses in segment order and the squares by parameter, and decide.
+
+        The group must be complete.
+        """
         shares = [self.shares[segment] for segment in sorted(self.shares)]
-        loss = _in_order(share.loss for share in shares)
+        loss = added_in_order(share.loss for share in shares)
         if not self.unit.train:
             return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links)
-        norm = math.sqrt(_in_order(share.square_sum for share in shares))
+        norm = gradient_norm(share.squares for share in shares)
         finite = all(share.finite for share in shares) and math.isfinite(norm)
-        scale = 1.0 if clip is None or not finite else min(1.0, clip / (norm + NORM_OFFSET))
+        scale = clip_scale(clip, norm) if finite else 1.0
         trouble = "" if finite and math.isfinite(loss) else _trouble(loss)
         return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links)
+
+    def _check_squares(self, worker: str, shares: Iterable[Share]) -> None:
+        known = {value for share in self.shares.values() for value in share.squares}
+        for share in shares:
+            if any(square < 0 for square in share.squares.values()):
+                raise ProtocolError(f"worker {worker} sent a negative sum of squares")
+            if twice := known & share.squares.keys():
+                raise ProtocolError(f"worker {worker} sent the squares of parameter {min(twice)} again")
+            known |= share.squares.keys()
 
     def _links(self, worker: str, ready: UnitReady) -> list[LinkTraffic]:
         others = self.owners.keys() - {worker}
@@ -150,14 +160,6 @@ def add_traffic(
             known = before.get((link.source, link.target), LinkTraffic(link.source, link.target, 0, 0))
             after[link.source, link.target] = known.with_more(link)
     return after
-
-
-def _in_order(numbers: Iterable[float]) -> float:
-    # Not `sum`: it compensates from Python 3.12 on, so the same run would differ between Pythons.
-    total = 0.0
-    for number in numbers:
-        total += number
-    return total
 
 
 def _trouble(loss: float) -> str:

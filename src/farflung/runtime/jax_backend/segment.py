@@ -171,9 +171,14 @@ class JaxSegment:
         self._sums[at] = self._sums[at] + gradient
         self._summed.add(name)
 
-    def square_sum(self) -> float:
-        """Sum of squares over the gradients of owned parameters, in float64."""
-        return sum(float(_square_sum(gradient)) for gradient in self.gradients().values())
+    def square_sums(self) -> dict[int, float]:
+        """The sum of squares of each owned, trained parameter's gradient by value id, in float64."""
+        gradients = self.gradients()
+        mine = [self._layout.trainable[at] for at in self._mine]
+        sums = {e.value: _square_sum(gradients[e.name]) for e in mine if e.name in gradients}
+        return {entry.value: 0.0 for entry in mine} | {
+            value: float(found) for value, found in jax.device_get(sums).items()
+        }
 
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call."""

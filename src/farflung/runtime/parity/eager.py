@@ -6,7 +6,6 @@ weighted 1/microbatches, and its k-th random op seeded like the graph's k-th ran
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag import opset
 from farflung.opdag.graph import Graph
+from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.torch_backend.codegen import reseed
-from farflung.runtime.torch_backend.optimizer import build, set_learning_rate, square_sum
+from farflung.runtime.torch_backend.optimizer import build, set_learning_rate, square_sums
 from farflung.runtime.training import Training, microbatch_seed
 
 Batch = Mapping[str, Tensor]
@@ -69,6 +69,7 @@ class Reference:
     ) -> None:
         self._module = module
         self._loss_of = loss_of
+        self._graph = graph
         self._numbers = random_numbers(graph) if draws is None else draws
         self._training = training
         trainable = [p for p in module.parameters() if p.requires_grad]
@@ -92,12 +93,18 @@ class Reference:
     def apply(self) -> None:
         """Clip and update, at the step's learning rate."""
         if self._training.clip is not None:
-            gradients = [p.grad for p in self._module.parameters() if p.grad is not None]
-            norm = math.sqrt(square_sum(gradients))
-            scale = min(1.0, self._training.clip / (norm + 1e-6))
-            for gradient in gradients:
+            gradients = self._gradients()
+            norm = gradient_norm([dict(zip(gradients, square_sums(gradients.values()), strict=True))])
+            scale = clip_scale(self._training.clip, norm)
+            for gradient in gradients.values():
                 if scale != 1.0:
                     gradient.mul_(scale)
         set_learning_rate(self._optimizer, self._training.optimizer, self.step)
         self._optimizer.step()
         self.step += 1
+
+    def _gradients(self) -> dict[int, Tensor]:
+        """The gradients by the value ids of their parameters in the graph."""
+        parameters = dict(self._module.named_parameters(remove_duplicate=False))
+        known = {e.value: parameters[e.name].grad for e in self._graph.inputs_of("parameter")}
+        return {value: gradient for value, gradient in known.items() if gradient is not None}

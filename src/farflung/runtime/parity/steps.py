@@ -14,6 +14,7 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Graph, Precision
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
+from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.eager import Batch, Reference
 from farflung.runtime.torch_backend.verify import verify_segment
@@ -139,7 +140,8 @@ class Comparison:
         expected = self._reference.accumulate(microbatches)
         loss = sum(share.loss for share in shares)
         gradients = gradient_difference(self.gradients(), self._eager_gradients())
-        self._pipeline.decide(unit, self._scale(sum(share.square_sum for share in shares)))
+        norm = gradient_norm(share.squares for share in shares)
+        self._pipeline.decide(unit, clip_scale(self._training.clip, norm))
         self._reference.apply()
         return (
             relative(loss, expected),
@@ -174,11 +176,6 @@ class Comparison:
     def _eager_gradients(self) -> dict[str, Tensor]:
         names = parameter_names(self._eager, self._graph)
         return {names[id(p)]: p.grad for p in self._eager.parameters() if p.grad is not None}
-
-    def _scale(self, square_sum: float) -> float:
-        if self._training.clip is None:
-            return 1.0
-        return min(1.0, self._training.clip / (square_sum**0.5 + 1e-6))
 
 
 def compare(

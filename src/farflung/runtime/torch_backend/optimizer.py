@@ -43,13 +43,19 @@ class Update:
                         self._rule.step([one], rate)
 
 
-def square_sum(gradients: Iterable[Tensor]) -> float:
-    """The sum of squares of all numbers in float64; pieces, because torch converts a whole tensor at once."""
-    total = torch.zeros((), dtype=torch.float64)
-    for gradient in gradients:
-        for piece in parts(gradient):
-            total += torch.linalg.vector_norm(piece, dtype=torch.float64).square()
-    return float(total)
+def square_sums(gradients: Iterable[Tensor]) -> list[float]:
+    """Each tensor's sum of squares in float64, added in row-major order however the tensor lies in memory."""
+    sums = [_square_sum(gradient) for gradient in gradients]
+    found: list[float] = torch.stack(sums).tolist() if sums else []  # waits for the device once
+    return found
+
+
+def _square_sum(gradient: Tensor) -> Tensor:
+    """In pieces, because torch converts a whole tensor at once."""
+    total = torch.zeros((), dtype=torch.float64, device=gradient.device)
+    for piece in parts(gradient):
+        total += torch.linalg.vector_norm(piece.reshape(-1), dtype=torch.float64).square()
+    return total
 
 
 def parts(tensor: Tensor) -> Iterator[Tensor]:

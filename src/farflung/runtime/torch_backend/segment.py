@@ -17,7 +17,7 @@ from farflung.opdag.analysis import sides_of
 from farflung.opdag.segment import Segment
 from farflung.runtime.indices import index_ranges, require_in_range
 from farflung.runtime.torch_backend.codegen import Program, source_name
-from farflung.runtime.torch_backend.optimizer import Update, square_sum
+from farflung.runtime.torch_backend.optimizer import Update, square_sums
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, memory, outgoing
@@ -163,9 +163,13 @@ class TorchSegment:
         else:
             parameter.grad += gradient
 
-    def square_sum(self) -> float:
-        """Sum of squares over the gradients of owned parameters, in float64."""
-        return square_sum(self.gradients().values())
+    def square_sums(self) -> dict[int, float]:
+        """The sum of squares of each owned, trained parameter's gradient by value id, in float64."""
+        gradients = self.gradients()
+        trained = [e for e in self._entries if e.trainable and e.name in self._owned]
+        found = [entry.value for entry in trained if entry.name in gradients]
+        sums = zip(found, square_sums(gradients.values()), strict=True)
+        return {entry.value: 0.0 for entry in trained} | dict(sums)
 
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from farflung.opdag.graph import DTypeName, Graph
 from farflung.runtime.optimizer import Optimizer
-from farflung.runtime.torch_backend.optimizer import Update, square_sum
+from farflung.runtime.torch_backend.optimizer import Update, square_sums
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_signature
 
@@ -96,7 +96,7 @@ def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
     update = Update(optimizer, parameters)
 
     def step() -> None:
-        square_sum(parameter.grad for parameter in parameters if parameter.grad is not None)
+        square_sums(parameter.grad for parameter in parameters if parameter.grad is not None)
         update.step(0)
 
     return _median(step)

@@ -13,7 +13,7 @@ from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import SideBySide, captured, microbatches, planned
 from torch import Tensor
 
-from farflung.errors import CodecError
+from farflung.errors import CodecError, PlanError
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob
 from farflung.plans import LinkCodec, Plan
@@ -209,12 +209,12 @@ def test_a_step_that_is_run_again_gives_the_same_bytes() -> None:
         ends.place = (step, *ends.place[1:])
         ends.read(ends.sent(ends.numbers() + step))
         for coding in ends.codings:
-            coding.decided(step, applied=True)
+            coding.decided(step)
     again = Ends(LEARNING)
     for coding, kept in zip(again.codings, ends.codings, strict=True):
         coding.restore(kept.snapshot())
         for step in range(3):
-            coding.decided(step, applied=False)
+            coding.decided(step)
     for each in (ends, again):
         each.place = (3, *each.place[1:])
         sent = each.sent(each.numbers())
@@ -224,15 +224,37 @@ def test_a_step_that_is_run_again_gives_the_same_bytes() -> None:
     assert written[0] == written[1]
 
 
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_unit_that_is_dropped_runs_again_with_the_same_bits(rung: str) -> None:
+    """Dropped in its middle, once the codecs have learned from the steps before it and from its beginning."""
+    undisturbed, dropped = side("gpt", rung, sample=True), side("gpt", rung, sample=True)
+    losses = [train(run, "gpt", range(2)) for run in (undisturbed, dropped)]
+    undisturbed.pipeline.take_sent(), dropped.pipeline.take_sent()
+    batches = microbatches(case("gpt"), SAMPLES, MICROBATCHES, 2)
+    with pytest.raises(PlanError):
+        dropped.pipeline.run(2, batches[:-1])
+    dropped.pipeline.restart()
+    assert all(not coding.remembered_bytes for coding in dropped.pipeline.codings.values())
+    for run, found in zip((undisturbed, dropped), losses, strict=True):
+        found += train(run, "gpt", range(2, 4))
+    assert losses[0] == losses[1]
+    assert same(undisturbed.state, dropped.state)
+    counts = [
+        {link: one._replace(coding_seconds=0.0) for link, one in run.pipeline.take_sent().items()}
+        for run in (undisturbed, dropped)
+    ]
+    assert counts[0] == counts[1]
+
+
 def test_a_payload_for_a_later_state_waits_for_its_unit() -> None:
     ends = Ends(LEARNING)
     first = ends.sent(ends.numbers())
-    ends.codings[0].decided(0, applied=True)
+    ends.codings[0].decided(0)
     ends.place = (1, *ends.place[1:])
     second = ends.sent(ends.numbers())
     assert not ends.codings[1].is_early(first) and ends.codings[1].is_early(second)
     ends.read(first)
-    ends.codings[1].decided(0, applied=True)
+    ends.codings[1].decided(0)
     assert not ends.codings[1].is_early(second)
     assert np.abs(ends.read(second) - ends.numbers()).max() < 1
 

@@ -66,6 +66,12 @@ class Network:
         self.shares += shares
 
     def run(self, unit: int, batches: list[dict[str, Tensor]], draw: random.Random) -> float:
+        self.feed(unit, batches)
+        while len(self.shares) < len(self.segments):
+            self.turn(draw)
+        return sum(share.loss for share in sorted(self.shares, key=lambda share: share.segment))
+
+    def feed(self, unit: int, batches: list[dict[str, Tensor]]) -> None:
         names = {entry.value: entry.name for entry in self.graph.inputs_of("input")}
         for edge in self.plan.edges:
             if edge.source == FEEDER:
@@ -74,15 +80,22 @@ class Network:
                     for m, batch in enumerate(batches)
                 ]
         self.shares = []
-        while len(self.shares) < len(self.segments):
-            if self.parcels and draw.random() < 0.6:
-                parcel = self.parcels.pop(draw.randrange(len(self.parcels)))
-                if parcel.target != FEEDER:
-                    self.executors[self.plan.worker_of(parcel.target)].receive(parcel)
-            else:
-                draw.choice(list(self.executors.values())).run_next()
-                self.most_held = max(self.most_held, *(len(s._tapes) for s in self.segments))
-        return sum(share.loss for share in sorted(self.shares, key=lambda share: share.segment))
+
+    def turn(self, draw: random.Random) -> None:
+        """Deliver a parcel, or run a task."""
+        if self.parcels and draw.random() < 0.6:
+            parcel = self.parcels.pop(draw.randrange(len(self.parcels)))
+            if parcel.target != FEEDER:
+                self.executors[self.plan.worker_of(parcel.target)].receive(parcel)
+        else:
+            draw.choice(list(self.executors.values())).run_next()
+            self.most_held = max(self.most_held, *(len(s._tapes) for s in self.segments))
+
+    def restart(self) -> None:
+        """Drop the unit in flight everywhere, and all parcels that travel."""
+        for executor in self.executors.values():
+            executor.restart()
+        self.parcels.clear()
 
     def gradients(self) -> dict[str, Tensor]:
         return {n: g for segment in self.segments for n, g in segment.gradients().items()}
@@ -175,12 +188,51 @@ def test_dropping_a_step_in_its_middle_keeps_nothing_of_it(again: bool) -> None:
         executor.receive(parcel)
     while not segment.gradients() or not segment._tapes:
         assert executor.run_next()
-    executor.drop()
+    executor.end()
     for parcel in fed:
         executor.receive(parcel)
     assert not executor.run_next() and not executor._units
     assert not segment.gradients() and not segment._tapes and not segment._pending
     assert {name: bytes(data) for name, data in segment.snapshot(state).items()} == before
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["keeping", "recomputing"])
+@pytest.mark.parametrize("name", ["gpt-dropout", "batch-norm"])
+def test_a_unit_that_is_dropped_runs_again_with_the_same_bits(name: str, again: bool) -> None:
+    """At any moment, also once all is ready; the executors go on to the next unit."""
+    module, graph = captured(case(name), SAMPLES)
+    job = planned(graph, training(), 3)
+    placements = [msgspec.structs.replace(p, recompute=again) for p in job.plan.placements]
+    job = PlannedJob(msgspec.structs.replace(job.plan, placements=placements), job.segments)
+    batches = [microbatches(case(name), SAMPLES, MICROBATCHES, step) for step in range(2)]
+    networks = [Network(graph, job, state_of(module), training()) for _ in range(2)]
+    draw = random.Random(7)
+    for unit in range(2):
+        expected = networks[0].run(unit, batches[unit], draw)
+        networks[1].run(unit, batches[unit], draw)
+        for turns in (1, 40, 90, 0):
+            networks[1].restart()
+            networks[1].feed(unit, batches[unit])
+            for _ in range(turns):
+                networks[1].turn(draw)
+        while not any(segment._loss for segment in networks[1].segments):
+            networks[1].turn(draw)
+        networks[1].restart()
+        assert networks[1].run(unit, batches[unit], draw) == expected
+        one, other = (network.gradients() for network in networks)
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+        assert sorted(networks[0].shares) == sorted(networks[1].shares)
+        for network in networks:
+            for executor in network.executors.values():
+                executor.decide(unit, 0.5)
+    states = [{n: t for s in network.segments for n, t in s.state().items()} for network in networks]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def state_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
 def test_evaluation_changes_nothing_and_keeps_no_tape() -> None:

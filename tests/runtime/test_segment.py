@@ -100,12 +100,13 @@ def test_a_dropped_step_leaves_nothing() -> None:
     pair.backward(0)
     for segment in (pair.first, pair.second):
         segment.drop()
-        segment.take_loss()
     assert same(pair.state, before)
     assert not pair.first.gradients()
     for again in (pair, fresh):
         again.forward(0)
         again.backward(0)
+    assert pair.second.take_loss() == fresh.second.take_loss() != 0.0
+    for again in (pair, fresh):
         again.first.apply(0, 1.0)
         again.second.apply(0, 1.0)
     assert same(pair.state, fresh.state)

@@ -63,9 +63,12 @@ class Fake:
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         return parcel.unit > self.current
 
-    def decided(self, unit: int, applied: bool) -> None:
+    def decided(self, unit: int) -> None:
         self.current = unit + 1
         self.calls.append(("decided", unit))
+
+    def restart(self) -> None:
+        self.calls.append(("restart",))
 
     def take_sent(self) -> list[Sent]:
         self.calls.append(("sent",))
@@ -111,6 +114,17 @@ def test_all_is_done_in_the_order_in_which_it_was_asked_for() -> None:
         ("decode", 1, 1), ("encode", 4),
     ]  # fmt: skip
     assert bench.read == [(0, 2), (1, 1)] and told == [()] and not bench.errors
+
+
+def test_a_restart_forgets_parcels_that_wait_for_the_next_unit() -> None:
+    bench = Bench()
+    bench.links.read(parcel(1, unit=1))
+    bench.links.read(parcel(0))
+    bench.links.restart()
+    bench.links.read(parcel(0))
+    bench.links.decided(0, None)
+    bench.end()
+    assert bench.coding.calls == [("decode", 0, 0), ("restart",), ("decode", 0, 0), ("decided", 0)]
 
 
 def test_an_error_is_reported_once_and_nothing_follows() -> None:

@@ -63,8 +63,11 @@ class LinkCoding(Protocol):
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         """Whether a parcel must not be decoded before its unit begins."""
 
-    def decided(self, unit: int, applied: bool) -> None:
-        """End a unit."""
+    def decided(self, unit: int) -> None:
+        """End a unit: what it taught the codecs counts from now on."""
+
+    def restart(self) -> None:
+        """Forget what the current unit taught the codecs: it runs again."""
 
     def take_sent(self) -> list[Sent]:
         """Return and reset the counts of what was encoded for each worker."""
@@ -127,7 +130,7 @@ class SegmentRunner(Protocol[Array]):
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
 
     def drop(self) -> None:
-        """Drop gradients, tapes and everything else of a step that is not applied."""
+        """Drop gradients, tapes, loss and everything else of a unit that is not applied; it can run again."""
 
     def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
         """Copies of the owned parameters and buffers in `names`, all made at once."""

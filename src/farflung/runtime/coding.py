@@ -129,17 +129,23 @@ class Coding:
             return False
         return self._recipes[self._book.codec_of(parcel, parcel.payload.codec)[1]].learns
 
-    def decided(self, unit: int, applied: bool) -> None:
-        """End a unit: commit the codecs' state if it was applied, and drop its masks."""
+    def decided(self, unit: int) -> None:
+        """End a unit: commit the codecs' state, and drop the unit's masks."""
         for coder in self._coders.values():
-            if applied:
-                coder.commit()
-            else:
-                coder.discard()
+            coder.commit()
         self._masks = {place: mask for place, mask in self._masks.items() if place[0] > unit}
         if self._keys is not None:
             self._keys.forget(unit)
         self._units.advance()
+
+    def restart(self) -> None:
+        """Drop what is learned, kept and counted since the last unit ended: the current one runs again."""
+        for coder in self._coders.values():
+            coder.discard()
+        self._masks.clear()
+        if self._keys is not None:
+            self._keys.clear()
+        self._book.restart()
 
     def take_sent(self) -> list[Sent]:
         """Return and reset the counts of what was encoded for each worker."""

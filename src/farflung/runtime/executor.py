@@ -67,6 +67,7 @@ class Executor(Generic[Array]):
         self._outlet = outlet
         self._window = UnitWindow(training.units())
         self._units: dict[int, _UnitState[Array]] = {}
+        self._is_over = False
         self._incoming = _edges(plan.edges, lambda edge: edge.target)
         self._outgoing = _edges(plan.edges, lambda edge: edge.source)
         self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
@@ -127,21 +128,25 @@ class Executor(Generic[Array]):
                 segment.apply(state.unit.step, scale)
         self._window.advance()
 
-    def drop(self) -> None:
-        """Drop all unfinished units; nothing is received and nothing runs afterwards."""
+    def restart(self) -> None:
+        """Forget what was received and computed for undecided units: the current one runs from new inputs."""
         self._units.clear()
-        self._window = UnitWindow(iter(()))
         for segment in self._segments.values():
             segment.drop()
 
+    def end(self) -> None:
+        """Free the memory of undecided units; nothing is received and nothing runs afterwards."""
+        self.restart()
+        self._is_over = True
+
     def _unit(self, number: int) -> _UnitState[Array] | None:
         """The state of a unit, created on first use; None if it is over or beyond the job's last unit."""
-        unit = self._window.get(number)
-        if unit is not None and number not in self._units:
+        state = self._units.get(number)
+        if state is None and not self._is_over and (unit := self._window.get(number)) is not None:
             needs = needs_of(self._segments, self._plan.edges, self._plan.recomputing())
             policy = Policy(needs, unit.microbatches, self._plan.window, unit.train)
-            self._units[number] = _UnitState(unit, policy)
-        return self._units.get(number)
+            state = self._units[number] = _UnitState(unit, policy)
+        return state
 
     def _forward(self, state: _UnitState[Array], task: Task) -> None:
         values = state.values.pop((task.segment, task.microbatch), {})

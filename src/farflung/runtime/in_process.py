@@ -106,9 +106,17 @@ class InProcessPipeline:
             executor.decide(unit, scale)
             self._outlets[worker].shares = None
         for coding in self.codings.values():
-            coding.decided(unit, applied=True)
+            coding.decided(unit)
         if self._plan.later:
             self._switch_codecs(unit)
+
+    def restart(self) -> None:
+        """Forget the unit in flight, at any moment: `run` it again, from new inputs."""
+        for worker, executor in self._executors.items():
+            executor.restart()
+            self._outlets[worker].parcels, self._outlets[worker].shares = [], None
+        for coding in self.codings.values():
+            coding.restart()
 
     def _switch_codecs(self, number: int) -> None:
         unit = self._units.get(number)

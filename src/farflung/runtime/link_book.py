@@ -113,6 +113,10 @@ class LinkBook:
         sent, self._sent = self._sent, {}
         return [one._replace(coding_seconds=self._seconds.pop(one.target, 0.0)) for one in sent.values()]
 
+    def restart(self) -> None:
+        """Forget the counts: what they count is done again."""
+        self._sent, self._seconds = {}, {}
+
     def describe(self, parcel: AnyParcel) -> str:
         """Describe a parcel and its sender, for messages."""
         kind = "the gradient of value" if parcel.gradient else "value"
@@ -162,6 +166,10 @@ class PlainLinks:
         """End a unit; CodecError if `codecs` names one."""
         if codecs is not None:
             self._book.set(codecs)
+
+    def restart(self) -> None:
+        """Forget what the current unit sent: it runs again."""
+        self._book.restart()
 
     def close(self) -> None:
         """Do nothing: no call is waiting."""

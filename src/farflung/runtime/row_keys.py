@@ -61,6 +61,10 @@ class RowKeys:
         """Drop the keys of all units up to this one."""
         self._known = {place: known for place, known in self._known.items() if place[0] > unit}
 
+    def clear(self) -> None:
+        """Drop all keys."""
+        self._known.clear()
+
     @property
     def nbytes(self) -> int:
         """Memory used by the keys, in bytes."""

@@ -85,6 +85,10 @@ class CodedLinks:
         """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
         self._post(lambda: self._decided(unit, codecs))
 
+    def restart(self) -> None:
+        """Forget parcels that wait, and what the current unit taught the codecs: it runs again."""
+        self._post(self._restart)
+
     def close(self) -> None:
         """Drop all queued work."""
         self._is_closed = True
@@ -113,8 +117,12 @@ class CodedLinks:
         else:
             self._read(self._coding.decode(parcel, self._allocate))
 
+    def _restart(self) -> None:
+        self._coding.restart()
+        self._early.clear()
+
     def _decided(self, unit: int, codecs: Sequence[LinkCodec] | None) -> None:
-        self._coding.decided(unit, applied=True)
+        self._coding.decided(unit)
         if codecs is not None:
             self._coding.set(codecs)
         early, self._early = self._early, []

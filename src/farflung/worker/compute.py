@@ -188,7 +188,7 @@ class _Job(Generic[Array]):
 
         No task runs afterwards: the memory of unfinished steps is freed for the copies.
         """
-        self.executor.drop()
+        self.executor.end()
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
             for name, buffer in segment.snapshot(changed).items():

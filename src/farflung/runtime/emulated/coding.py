@@ -51,8 +51,11 @@ class EmulatedCoding:
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         return False
 
-    def decided(self, unit: int, applied: bool) -> None:
+    def decided(self, unit: int) -> None:
         """Do nothing: codecs keep no state here."""
+
+    def restart(self) -> None:
+        self._book.restart()
 
     def take_sent(self) -> list[Sent]:
         return self._book.take_sent()

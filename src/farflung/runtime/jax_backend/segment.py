@@ -202,11 +202,12 @@ class JaxSegment:
         self.drop()
 
     def drop(self) -> None:
-        """Drop gradients, tapes and pending buffers of a step that is not applied."""
+        """Drop gradients, tapes, pending buffers and loss of a unit that is not applied; it can run again."""
         self._sums = []
         self._summed.clear()
         self._pending.clear()
         self._microbatches.clear()
+        self._losses = []
 
     def gradients(self) -> dict[str, Any]:
         """Gradients of owned parameters by name, if they have one."""

@@ -188,11 +188,12 @@ class TorchSegment:
         self.drop()
 
     def drop(self) -> None:
-        """Drop gradients, tapes and pending buffers of a step that is not applied."""
+        """Drop gradients, tapes, pending buffers and loss of a unit that is not applied; it can run again."""
         for tensor in self._state:
             tensor.grad = None
         self._pending.clear()
         self._tapes.clear()
+        self._loss = 0.0
 
     def gradients(self) -> dict[str, Tensor]:
         """Gradients of owned parameters by name, if they have one."""

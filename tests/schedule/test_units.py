@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.schedule import UnitWindow, unit_sequence
+from farflung.schedule import Unit, Units, UnitWindow
+
+STEPS = st.integers(1, 12)
+EVERY = st.one_of(st.none(), st.integers(1, 13))
+VALIDATION = st.integers(0, 3)
 
 
-@given(
-    steps=st.integers(1, 12),
-    every=st.one_of(st.none(), st.integers(1, 13)),
-    validation=st.integers(0, 3),
-)
+@given(STEPS, EVERY, VALIDATION)
 def test_every_step_once_and_evaluation_between(steps: int, every: int | None, validation: int) -> None:
-    units = list(unit_sequence(steps, 4, every, validation))
+    units = list(Units(steps, 4, every, validation))
     assert [unit.number for unit in units] == list(range(len(units)))
     assert [unit.step for unit in units if unit.train] == list(range(steps))
     assert all(unit.microbatches == (4 if unit.train else validation) for unit in units)
@@ -25,8 +28,33 @@ def test_every_step_once_and_evaluation_between(steps: int, every: int | None, v
         assert units[0].train is units[-1].train is False
 
 
-def test_a_window_makes_units_ahead_and_forgets_what_is_over() -> None:
-    window = UnitWindow(unit_sequence(2, 4, None, 0))
+def walked(units: Units) -> Iterator[Unit]:
+    """The same units, one after the other."""
+    number = 0
+    every = units.validate_every or units.steps
+    for step in range(units.steps + 1):
+        if units.validation_microbatches and (step == units.steps or step % every == 0):
+            for plain in (False, True)[: 1 + units.validate_twice]:
+                yield Unit(number, False, step, units.validation_microbatches, plain)
+                number += 1
+        if step < units.steps:
+            yield Unit(number, True, step, units.microbatches)
+            number += 1
+
+
+@given(STEPS, EVERY, VALIDATION, st.booleans())
+def test_any_unit_is_found_without_those_before_it(
+    steps: int, every: int | None, validation: int, twice: bool
+) -> None:
+    units = Units(steps, 4, every, validation, twice)
+    expected = list(walked(units))
+    assert list(units) == expected == [units.at(number) for number in range(len(expected))]
+    assert units.at(-1) is units.at(len(expected)) is units.at(sys.maxsize) is None
+    assert all(list(units.since(first)) == expected[first:] for first in range(len(expected) + 2))
+
+
+def test_a_window_sees_units_ahead_and_none_that_is_over() -> None:
+    window = UnitWindow(Units(2, 4))
     ahead = window.get(1)
     assert ahead is not None and ahead.step == 1
     assert window.get(2) is None
@@ -38,12 +66,21 @@ def test_a_window_makes_units_ahead_and_forgets_what_is_over() -> None:
     assert window.get(2) is None
 
 
+def test_a_window_can_begin_late_in_a_long_job() -> None:
+    units = Units(10**9, 4, 10, 2, True)
+    window = UnitWindow(units, 12 * 10**7)
+    assert window.get(window.current) == Unit(12 * 10**7, False, 10**8, 2)
+    assert window.get(window.current - 1) is None
+    window.advance()
+    assert window.get(window.current) == Unit(12 * 10**7 + 1, False, 10**8, 2, plain=True)
+
+
 @given(steps=st.integers(1, 8), every=st.one_of(st.none(), st.integers(1, 9)), validation=st.integers(0, 2))
 def test_each_evaluation_is_followed_by_a_plain_one_if_asked_for(
     steps: int, every: int | None, validation: int
 ) -> None:
-    once = [unit[1:] for unit in unit_sequence(steps, 4, every, validation)]
-    twice = list(unit_sequence(steps, 4, every, validation, True))
+    once = [unit[1:] for unit in Units(steps, 4, every, validation)]
+    twice = list(Units(steps, 4, every, validation, True))
     assert [unit.number for unit in twice] == list(range(len(twice)))
     assert [unit[1:] for unit in twice if not unit.plain] == once
     for unit in twice:

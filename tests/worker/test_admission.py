@@ -41,6 +41,16 @@ def test_a_gradient_comes_once_and_only_for_a_value_that_was_sent() -> None:
         admission.admit("c", GRADIENT)
 
 
+def test_an_attempt_begins_at_the_unit_that_it_is_given() -> None:
+    admission = Admission("b", msgspec.structs.replace(load(), unit=1))
+    assert not admission.admit("a", VALUE)
+    assert admission.admit("a", changed(VALUE, unit=1))
+    admission.advance()
+    assert admission.admit("a", changed(VALUE, unit=2))
+    with pytest.raises(ProtocolError, match="unit 3, which is not due"):
+        admission.admit("a", changed(VALUE, unit=3))
+
+
 def test_an_incomplete_value_may_be_sent_again() -> None:
     admission = Admission("b", load())
     admission.on_sent(SENT)

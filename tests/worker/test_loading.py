@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
-from tests.worker.loads import fresh, load
+from tests.worker.loads import STEPS, fresh, load
 
 from farflung.errors import GraphError
 from farflung.planner import plan_graph
@@ -48,6 +48,13 @@ def test_a_job_whose_codecs_write_as_another_version_does_is_refused() -> None:
     training = msgspec.structs.replace(job.training, codecs=("int8",), emulated=True)
     job = msgspec.structs.replace(job, training=training)
     with pytest.raises(GraphError, match="codec format 1, this worker's version has"):
+        load_segments("b", job, StateReceiver(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
+
+
+def test_a_job_that_would_begin_after_its_last_unit_is_refused() -> None:
+    job = msgspec.structs.replace(load(), unit=STEPS)
+    job = msgspec.structs.replace(job, training=msgspec.structs.replace(job.training, emulated=True))
+    with pytest.raises(GraphError, match=f"would begin at unit {STEPS}, which it does not have"):
         load_segments("b", job, StateReceiver(job, [1], 10**6, fresh), 10**9, EmulatedBackend(1.0))
 
 

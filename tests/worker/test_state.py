@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +85,16 @@ def test_a_report_is_sent_again_until_its_unit_is_decided() -> None:
     assert run(*decided, BrokerBack()) == run(*decided)
     broken = (*running, finished, PeerLost("a", "reset"))
     assert run(*broken, BrokerBack()) == run(*broken)
+
+
+def test_a_run_begins_at_the_units_that_it_is_given() -> None:
+    late = msgspec.structs.replace(load(), unit=3)
+    begun = (FromBroker(late), *READY[1:], FromBroker(Begin(JOB, ATTEMPT)))
+    state, done = run(*begun, UnitFinished(KEY, 0, SHARES), FromBroker(Decide(JOB, ATTEMPT, 0, 0.5)))
+    assert (state.unit, done[-1]) == (3, Start())
+    state, done = run(*begun, UnitFinished(KEY, 3, SHARES), FromBroker(Decide(JOB, ATTEMPT, 3, 0.5)))
+    assert done[-2:] == [Tell(UnitReady(JOB, ATTEMPT, 3, list(SHARES), 0)), Apply(3, 0.5)]
+    assert state.unit == 4
 
 
 def test_traffic_is_reported_and_values_that_are_not_finite_are_noted_once() -> None:

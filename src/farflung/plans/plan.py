@@ -145,6 +145,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The codec pairs that begin at exactly this step; None if the plan changes none there."""
         return next((later.codecs for later in self.later if later.step == step), None)
 
+    def codecs_at(self, step: int) -> list[LinkCodec]:
+        """The codec pairs of the links at `step`."""
+        return next((later.codecs for later in reversed(self.later) if later.step <= step), self.codecs)
+
     def worker_of(self, segment: int) -> str:
         """The worker that runs `segment`."""
         return self.placements[segment].worker

@@ -97,9 +97,9 @@ class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Load(Message, frozen=True):
-    """Load these segments. `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id.
+    """Load these segments, to begin at unit `unit` with the state that the submitter sends.
 
-    `unit` is the first unit to run.
+    `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id.
     """
 
     job: Id
@@ -128,7 +128,7 @@ class Refused(Message, frozen=True):
 
 
 class Begin(Message, frozen=True):
-    """Every worker has loaded: run the first unit, then each next unit when the one before is decided."""
+    """Every worker has loaded: run the first unit, then each next one when the one before is decided."""
 
     job: Id
     attempt: Count

@@ -172,8 +172,10 @@ class Backend(Protocol[Array]):
         received values are kept, and the forward pass is run again, with the same bits, before backward.
         """
 
-    def coding(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> LinkCoding:
-        """The encoder and decoder of `worker`'s links.
+    def coding(
+        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
+    ) -> LinkCoding:
+        """The encoder and decoder of `worker`'s links, beginning at unit `first`.
 
         Raises
         ------

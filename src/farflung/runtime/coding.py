@@ -41,7 +41,7 @@ _DTYPES: dict[str, np.dtype] = {
 
 
 class Coding:
-    """The codecs of one worker in one attempt; not safe for concurrent calls.
+    """The codecs of one worker in one attempt, which begins at unit `first`; not safe for concurrent calls.
 
     Both ends of a link remember which elements of an activation were sent until its gradient has passed.
     Random numbers derive from the job's seed and the parcel's position in the job.
@@ -52,16 +52,18 @@ class Coding:
         The job's codebook has an unknown codec, or a link of the plan has one that is not in the codebook.
     """
 
-    def __init__(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> None:
+    def __init__(
+        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
+    ) -> None:
         self._recipes: dict[str, Recipe] = {name: recipe(name) for name in training.codecs}
         here = list(segments)
-        self._book = LinkBook(worker, plan, training, here)
+        self._book = LinkBook(worker, plan, training, here, first)
         memory = CodingMemory.of(training.codecs, training.sample_codecs)
         self._keys = RowKeys(KEYS, plan, here) if memory and memory.subtracting else None
         self._seed = training.seed
         self._samples = training.sample_codecs
         self._keeps_masks = memory is not None and memory.masks
-        self._units = UnitWindow(training.units())
+        self._units = UnitWindow(training.units(), first)
         self._coders: dict[_End, Coder] = {}
         self._masks: dict[_Place, Mask] = {}
 

@@ -53,7 +53,10 @@ class _UnitState(Generic[Array]):
 
 
 class Executor(Generic[Array]):
-    """Runs the segments that `plan` gives to one worker, unit after unit."""
+    """Runs the segments that `plan` gives to one worker, unit after unit, beginning at unit `first`.
+
+    With the state that the units before it left, a run that begins at a later one has the bits of the whole.
+    """
 
     def __init__(
         self,
@@ -61,11 +64,12 @@ class Executor(Generic[Array]):
         segments: Mapping[int, SegmentRunner[Array]],
         training: Training,
         outlet: Outlet[Array],
+        first: int = 0,
     ) -> None:
         self._plan = plan
         self._segments = dict(sorted(segments.items()))
         self._outlet = outlet
-        self._window = UnitWindow(training.units())
+        self._window = UnitWindow(training.units(), first)
         self._units: dict[int, _UnitState[Array]] = {}
         self._is_over = False
         self._incoming = _edges(plan.edges, lambda edge: edge.target)

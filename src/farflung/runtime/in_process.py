@@ -42,7 +42,8 @@ class InProcessPipeline:
     """Runs units of a plan on microbatches given as dicts of tensors.
 
     `state` maps parameter and buffer names to tensors, which training updates in place. Values between
-    workers are encoded and decoded with the codecs of `plan` and `training`.
+    workers are encoded and decoded with the codecs of `plan` and `training`. The first unit to run is number
+    `first`.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class InProcessPipeline:
         segments: Sequence[Segment],
         state: Mapping[str, Tensor],
         training: Training,
+        first: int = 0,
     ) -> None:
         self._plan = plan
         self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
@@ -62,20 +64,24 @@ class InProcessPipeline:
         self._outlets = {worker: _Outlet() for worker in plan.workers()}
         self._executors = {
             worker: Executor(
-                plan, {n: self.segments[n] for n in plan.segments_of(worker)}, training, self._outlets[worker]
+                plan,
+                {n: self.segments[n] for n in plan.segments_of(worker)},
+                training,
+                self._outlets[worker],
+                first,
             )
             for worker in plan.workers()
         }
         self.codings = (
             {
-                worker: Coding(worker, plan, training, [segments[n] for n in plan.segments_of(worker)])
+                worker: Coding(worker, plan, training, [segments[n] for n in plan.segments_of(worker)], first)
                 for worker in plan.workers()
             }
             if training.codecs
             else {}
         )
         self._plain = False
-        self._units = UnitWindow(training.units())
+        self._units = UnitWindow(training.units(), first)
 
     def run(
         self, unit: int, microbatches: Sequence[Mapping[str, Tensor]], plain: bool = False

@@ -24,7 +24,7 @@ def edge_key(parcel: AnyParcel) -> EdgeKey:
 
 
 class LinkBook:
-    """The links of one worker in one attempt.
+    """The links of one worker in one attempt, with the codec pairs that the plan has for unit `first`.
 
     Codecs apply to floats with a gradient that cross between workers; everything else is dense.
 
@@ -34,7 +34,9 @@ class LinkBook:
         A link of the plan has a codec that is not in the job's codebook.
     """
 
-    def __init__(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> None:
+    def __init__(
+        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
+    ) -> None:
         self._worker = worker
         self._workers = {number: placed.worker for number, placed in enumerate(plan.placements)}
         self._codebook = training.codecs
@@ -47,7 +49,9 @@ class LinkBook:
         self._seconds: dict[str, float] = {}
         for later in plan.later:
             self._require_named(later.codecs)
-        self.set(plan.codecs)
+        self._require_named(plan.codecs)
+        unit = training.units().at(first)
+        self.set(plan.codecs if unit is None else plan.codecs_at(unit.step))
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:
         """Set the links' codec pairs. Links that are not listed become dense; CodecError as above."""

@@ -6,7 +6,6 @@ Seeds of random ops are a function of (job seed, step, microbatch, node), so a r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -15,7 +14,7 @@ from msgspec import Meta
 from farflung.opdag.graph import Precision
 from farflung.plans.codec_pair import CODEC_FORMAT, Codebook
 from farflung.runtime.optimizer import Optimizer
-from farflung.schedule import Unit, unit_sequence
+from farflung.schedule import Units
 from farflung.seeds import mix
 
 Whole = Annotated[int, Meta(ge=1, le=10**9)]
@@ -57,9 +56,9 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """A copy whose links may use these codecs, in this version's format."""
         return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT, sample_codecs=sample)
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Units:
         """Every unit of the job in order."""
-        return unit_sequence(
+        return Units(
             self.steps,
             self.microbatches,
             self.validate_every,

@@ -10,7 +10,7 @@ units
 
 from farflung.schedule.feeding import WINDOWS_AHEAD, Feeding
 from farflung.schedule.policy import MOST_WAITING, Needs, Policy, Task, TaskKind, needs_of
-from farflung.schedule.units import Unit, UnitWindow, unit_sequence
+from farflung.schedule.units import Unit, Units, UnitWindow
 
 __all__ = [
     "MOST_WAITING",
@@ -22,6 +22,6 @@ __all__ = [
     "TaskKind",
     "Unit",
     "UnitWindow",
+    "Units",
     "needs_of",
-    "unit_sequence",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 
@@ -21,51 +22,60 @@ class Unit(NamedTuple):
     plain: bool = False
 
 
-def unit_sequence(
-    steps: int,
-    microbatches: int,
-    validate_every: int | None,
-    validation_microbatches: int,
-    validate_twice: bool = False,
-) -> Iterator[Unit]:
-    """Every unit of a job in order.
+@dataclass(frozen=True)
+class Units:
+    """Every unit of a job, in order; any of them is computed directly.
 
     With `validation_microbatches` > 0 the model is evaluated before the first step, after the last one and,
     if `validate_every` is given, after each `validate_every` steps. With `validate_twice` each such pass is
     followed by a plain one.
     """
-    number = 0
-    for step in range(steps + 1):
-        due = step in (0, steps) or (validate_every is not None and step % validate_every == 0)
-        if validation_microbatches and due:
-            for plain in (False, True)[: 1 + validate_twice]:
-                yield Unit(number, False, step, validation_microbatches, plain)
-                number += 1
-        if step < steps:
-            yield Unit(number, True, step, microbatches)
-            number += 1
+
+    steps: int
+    microbatches: int
+    validate_every: int | None = None
+    validation_microbatches: int = 0
+    validate_twice: bool = False
+
+    def at(self, number: int) -> Unit | None:
+        """Unit `number`, from 0; None if the job has no such unit."""
+        passes = 1 + self.validate_twice if self.validation_microbatches else 0
+        every = min(self.validate_every or self.steps, self.steps)
+        blocks = -(-self.steps // every)  # of some passes and then at most `every` steps
+        last_passes = self.steps + blocks * passes
+        block, place = divmod(number, passes + every)
+        step = block * every + max(0, place - passes)
+        if number >= last_passes:
+            step, place = self.steps, number - last_passes
+        if number < 0 or (step == self.steps and place >= passes):
+            return None
+        if place < passes:
+            return Unit(number, False, step, self.validation_microbatches, plain=place == 1)
+        return Unit(number, True, step, self.microbatches)
+
+    def since(self, first: int) -> Iterator[Unit]:
+        """The units from number `first` on."""
+        for number in count(first):
+            unit = self.at(number)
+            if unit is None:
+                return
+            yield unit
+
+    def __iter__(self) -> Iterator[Unit]:
+        return self.since(0)
 
 
 class UnitWindow:
-    """The units of a job from the current one on, created on demand."""
+    """The units of a job from the current one on, which at first is number `first`."""
 
-    def __init__(self, units: Iterator[Unit]) -> None:
+    def __init__(self, units: Units, first: int = 0) -> None:
         self._units = units
-        self._made: deque[Unit] = deque()
-        self.current = 0
+        self.current = first
 
     def get(self, number: int) -> Unit | None:
         """Unit `number`; None if it is over or the job has no such unit."""
-        while number >= self.current + len(self._made):
-            unit = next(self._units, None)
-            if unit is None:
-                return None
-            self._made.append(unit)
-        return self._made[number - self.current] if number >= self.current else None
+        return self._units.at(number) if number >= self.current else None
 
     def advance(self) -> None:
         """Go on to the next unit."""
-        self.get(self.current)
-        if self._made:
-            self._made.popleft()
         self.current += 1

@@ -31,7 +31,7 @@ class Admission:
         self._gradients = {edge_key: edge for edge_key, edge in edges if edge.source in mine}
         self._senders = {n: placed.worker for n, placed in enumerate(load.plan.placements)}
         self._senders[FEEDER] = load.submitter
-        self._units = UnitWindow(load.training.units())
+        self._units = UnitWindow(load.training.units(), load.unit)
         self._longest = _longest(load.training.codecs)
         self._seen: dict[int, set[Key]] = {}
         self._unanswered: dict[EdgeKey, set[Place]] = {edge_key: set() for edge_key in self._values}

@@ -96,7 +96,7 @@ class _Job(Generic[Array]):
         self.segments = load_segments(worker, load, receiver, memory_bytes, backend)
         programs = {number: runner.segment for number, runner in self.segments.items()}
         self.passes = Passes.of(programs, self._batch, limits)
-        self.executor = Executor(load.plan, self.segments, load.training, self)
+        self.executor = Executor(load.plan, self.segments, load.training, self, load.unit)
         self._forms = {
             (number, value): Form.of(kind, self._batch)
             for number, segment in programs.items()
@@ -105,7 +105,7 @@ class _Job(Generic[Array]):
         self.is_coded = bool(load.training.codecs)
         self._links: PlainLinks | CodedLinks
         if self.is_coded:
-            coding = backend.coding(worker, load.plan, load.training, programs.values())
+            coding = backend.coding(worker, load.plan, load.training, programs.values(), load.unit)
             self._links = CodedLinks(
                 coding, codecs.post, backend.allocate, self._decoded, self._written, self._fail
             )

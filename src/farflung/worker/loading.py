@@ -28,8 +28,8 @@ def load_segments(
     Raises
     ------
     GraphError
-        A program is missing or invalid, or does not fit the plan, the state or `memory_bytes`; or exactly one
-        of job and device is emulated.
+        A program is missing or invalid, or does not fit the plan, the state or `memory_bytes`; the job has no
+        unit `load.unit`; or exactly one of job and device is emulated.
     """
     from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
     from farflung.runtime.footprint import worker_bytes
@@ -39,7 +39,7 @@ def load_segments(
     if emulated != load.training.emulated:
         asks, does = ("computes", "is emulated") if emulated else ("is emulated", "computes")
         raise GraphError(f"the job {asks}, this worker {does}: a job needs one kind of workers")
-    _require_runnable(load.plan, load.training)
+    _require_runnable(load.plan, load.training, load.unit)
     segments = _programs(worker, load)
     for segment in segments.values():
         backend.verify(segment, batch)
@@ -95,10 +95,12 @@ def _require_memory(who: str, needed: int, memory_bytes: int) -> None:
         )
 
 
-def _require_runnable(plan: Plan, training: Training) -> None:
-    """Refuse plans with features that this version can plan but not run."""
+def _require_runnable(plan: Plan, training: Training, unit: int) -> None:
+    """Refuse plans with features that this version can plan but not run, and units that the job lacks."""
     if plan.replicas > 1:
         raise GraphError("the plan has replicas: this worker's version runs one copy of each segment")
+    if training.units().at(unit) is None:
+        raise GraphError(f"the job would begin at unit {unit}, which it does not have")
     from farflung.codec.catalogue import recipe
 
     if training.codecs and training.codec_format != CODEC_FORMAT:

@@ -186,7 +186,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Start:
-    """Run unit 0, and each further unit when the one before it is decided."""
+    """Run the first unit, and each further one when the one before it is decided."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     if state.load is not None:
         commands.append(Drop(f"superseded by attempt {load.attempt} of job {load.job}"))
-    fresh = State(state.worker, phase="loading", load=load)
+    fresh = State(state.worker, phase="loading", load=load, unit=load.unit)
     if state.worker not in load.plan.workers():
         refused = Refused(load.job, load.attempt, f"the plan has no segment for {state.worker}")
         return State(state.worker), [*commands, Tell(refused)]

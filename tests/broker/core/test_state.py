@@ -25,7 +25,6 @@ from tests.broker.scenario import (
 from farflung.broker.core import events, facts, log_lines
 from farflung.broker.core.events import Send
 from farflung.broker.core.jobs import planning_words
-from farflung.broker.core.reducer import next_unit
 from farflung.broker.core.state import durable, reduce_fact, replay
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
@@ -54,8 +53,6 @@ from farflung.protocol.messages import (
     UnitReady,
 )
 from farflung.protocol.worker import Share
-from farflung.runtime.optimizer import SGD
-from farflung.runtime.training import Training
 
 
 def ended(story: Scenario, job: str = "job-1") -> Ended:
@@ -690,28 +687,6 @@ def test_an_old_log_without_numbers_of_jobs_continues_right() -> None:
 def test_a_damaged_log_is_named() -> None:
     with pytest.raises(FarflungError, match="cannot read"):
         facts.decode(b"\x81\xa4type\xa5Other")
-
-
-@settings(max_examples=50)
-@given(
-    st.integers(1, 12),
-    st.integers(1, 3),
-    st.one_of(st.none(), st.integers(1, 5)),
-    st.integers(0, 3),
-    st.booleans(),
-)
-def test_units_follow_each_other_as_the_schedule_lists_them(
-    steps: int, microbatches: int, every: int | None, validation: int, twice: bool
-) -> None:
-    job = Training(
-        steps, microbatches, 1, SGD(0.1),
-        validate_every=every, validation_microbatches=validation, validate_twice=twice,
-    )  # fmt: skip
-    unit, found = next_unit(job, None), []
-    while unit is not None:
-        found.append(unit)
-        unit = next_unit(job, unit)
-    assert found == list(job.units())
 
 
 def test_a_replay_knows_the_decision_that_some_member_may_not_have_applied() -> None:

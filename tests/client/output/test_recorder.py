@@ -78,6 +78,17 @@ def test_a_run_is_counted() -> None:
     assert summary.corpus is None
 
 
+def test_a_run_that_begins_later_counts_from_there() -> None:
+    tally = RunMetrics(job(steps=5, validate_every=2), 100.0, first=4)  # before it: 0, step, step, 2
+    tally.running(103.0, 1000)
+    assert tally.current is not None and (tally.current.number, tally.current.step, tally.steps) == (4, 2, 2)
+    rows = [tally.finished(done(unit, 5.0, 7), 100.0 + unit * unit, 1000) for unit in (4, 5, 6, 7)]
+    assert [row and row.step for row in rows] == [3, 4, None, 5]
+    assert tally.step_seconds == (9.0 + 13.0) / 2
+    assert tally.finished(done(8, 5.0, 7), 170.0, 1000) is None
+    assert tally.current is None and tally.summary("done", "", "job-1", 171.0).steps == 5
+
+
 def test_a_run_that_never_began_has_a_summary_too() -> None:
     summary = RunMetrics(job(), 0.0).summary("failed", "the broker was lost", "", 2.0)
     assert (summary.steps, summary.workers, summary.train_loss, summary.loading_seconds) == (0, 0, None, None)

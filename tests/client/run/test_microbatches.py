@@ -54,10 +54,10 @@ def job(data: Numbers, **changes: Any) -> Job:
     return Job(**{**fields, **changes})
 
 
-def stream(job: Job, limit: int = 100) -> list[Microbatch]:
+def stream(job: Job, limit: int = 100, first: int = 0) -> list[Microbatch]:
     async def collect() -> list[Microbatch]:
         found = []
-        stream = Microbatches(job, GRAPH).stream()
+        stream = Microbatches(job, GRAPH).stream(first)
         async for microbatch in stream:
             found.append(microbatch)
             if len(found) == limit:
@@ -79,6 +79,20 @@ def test_units_and_samples_come_in_the_order_of_the_job() -> None:
     order = SampleOrder(20, 4, 5)
     assert [steps[unit] for unit in (1, 2, 3)] == [order.indices(step) for step in range(3)]
     assert steps[0] == steps[4] == spread_indices(10, 4)
+
+
+def test_a_stream_begins_at_any_unit_with_the_samples_of_the_whole() -> None:
+    whole = stream(job(Numbers(20)))
+    for first in range(6):
+        data = Numbers(20)
+        begun = job(data)
+        data.read.clear()
+        late = stream(begun, first=first)
+        expected = [entry for entry in whole if entry.unit.number >= first]
+        assert [entry[:2] for entry in late] == [entry[:2] for entry in expected]
+        for one, other in zip(late, expected, strict=True):
+            assert torch.equal(one.tensors["x"], other.tensors["x"])
+        assert len(data.read) == 2 * sum(entry.unit.train for entry in expected)
 
 
 def test_little_is_loaded_before_it_is_needed() -> None:

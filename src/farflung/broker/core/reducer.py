@@ -25,31 +25,6 @@ from farflung.broker.core.records import (
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES
 from farflung.protocol.worker import Decide
-from farflung.runtime.training import Training
-from farflung.schedule import Unit
-
-
-def next_unit(training: Training, after: Unit | None) -> Unit | None:
-    """The unit after `after` (None: the first) in `training.units()`; None if there is no more.
-
-    Computed directly, because walking the sequence of a long job would take too long.
-    """
-    number = 0 if after is None else after.number + 1
-    step = 0 if after is None else after.step + after.train
-    evaluated = after is not None and not after.train
-    if after is not None and evaluated and training.validate_twice and not after.plain:
-        return after._replace(number=number, plain=True)
-    if not evaluated and _evaluates(training, step):
-        return Unit(number, False, step, training.validation_microbatches)
-    if step < training.steps:
-        return Unit(number, True, step, training.microbatches)
-    return None
-
-
-def _evaluates(training: Training, step: int) -> bool:
-    every = training.validate_every
-    due = step in (0, training.steps) or (every is not None and step % every == 0)
-    return training.validation_microbatches > 0 and due
 
 
 def reduce_fact(state: State, fact: facts.Fact) -> State:
@@ -120,7 +95,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         on=tuple(fact.on),
         wishes=fact.wishes,
         seen=fact.seen,
-        unit=next_unit(fact.training, None),
+        unit=fact.training.units().at(0),
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
 
@@ -187,7 +162,7 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
         pace=_next_pace(job, fact.at),
         step=job.step + trained,
         loss=fact.loss if trained else job.loss,
-        unit=next_unit(job.training, job.unit),
+        unit=job.training.units().at(job.unit.number + 1),
         group=None,
         decisions=decisions,
     )

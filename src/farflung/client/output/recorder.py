@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -32,20 +32,21 @@ TYPICAL_OF = 1000  # steps
 class RunMetrics:
     """Counts steps, losses, seconds and bytes of one run. The caller gives times in monotonic seconds.
 
-    A run on `emulated` devices has no losses. `current` is the unit in progress; None after the last.
+    A run on `emulated` devices has no losses. The run begins at unit `first`; `current` is the unit in
+    progress, None after the last. `steps` are all that are applied, those before unit `first` too.
     """
 
-    def __init__(self, job: Job, now: float, emulated: bool = False) -> None:
+    def __init__(self, job: Job, now: float, emulated: bool = False, first: int = 0) -> None:
         self._job = job
         self._emulated = emulated
         self._training = job.training()
-        self._units: Iterator[Unit] = self._training.units()
-        self.current: Unit | None = next(self._units, None)
+        self._units = self._training.units()
+        self.current = self._units.at(first)
         self._started = now
         self._loading_since = now
         self._last = now
         self._counted_bytes = 0
-        self.steps = 0
+        self.steps = self._steps_before = self.current.step if self.current else self._training.steps
         self.workers = 0
         self.weights_step: int | None = None
         self.bytes_on_wire = 0
@@ -86,7 +87,7 @@ class RunMetrics:
         if unit is None or unit.number != done.unit:
             raise ProtocolError(f"the broker ended unit {done.unit}, expected {unit}")
         bytes_on_wire = done.bytes_sent + sent_bytes - self._counted_bytes
-        self.current = next(self._units, None)
+        self.current = self._units.at(unit.number + 1)
         seconds = now - self._last
         self._counted_bytes, self._last = sent_bytes, now
         self.bytes_on_wire += bytes_on_wire
@@ -124,7 +125,8 @@ class RunMetrics:
     @property
     def step_seconds(self) -> float | None:
         """The median of the newest steps, without the first one (cold links and caches) if there are more."""
-        timed = list(self._recent)[1 if self.steps == len(self._recent) > 1 else 0 :]
+        has_first = self.steps - self._steps_before == len(self._recent)
+        timed = list(self._recent)[1 if has_first and len(self._recent) > 1 else 0 :]
         return median(timed) if timed else None
 
     def summary(self, state: str, reason: str, job: str, now: float) -> Summary:

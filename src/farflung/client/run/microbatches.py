@@ -62,9 +62,9 @@ class Microbatches:
         batch = read_batch(data, "data" if unit.train else "validation", part, self._job)
         return Microbatch(unit, number, {name: self._fit(name, batch) for name in self._types})
 
-    async def stream(self) -> AsyncGenerator[Microbatch, None]:
-        """Yield every microbatch of the job in order; at most a few are loaded ahead."""
-        places = self._places()
+    async def stream(self, first: int = 0) -> AsyncGenerator[Microbatch, None]:
+        """Yield the microbatches from unit `first` on, in order; at most a few are loaded ahead."""
+        places = self._places(first)
         with _one_thread() as thread:
             ahead: deque[Future[Microbatch]] = deque()
             while True:
@@ -74,8 +74,8 @@ class Microbatches:
                     return
                 yield await asyncio.wrap_future(ahead.popleft())
 
-    def _places(self) -> Iterator[tuple[Unit, int]]:
-        for unit in self._job.training().units():
+    def _places(self, first: int) -> Iterator[tuple[Unit, int]]:
+        for unit in self._job.training().units().since(first):
             for number in range(unit.microbatches):
                 yield unit, number
 

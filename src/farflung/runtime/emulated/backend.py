@@ -177,8 +177,9 @@ class EmulatedBackend:
         return EmulatedSegment(segment, training.microbatch_size, self._device, recompute)
 
     def coding(
-        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]
+        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
     ) -> EmulatedCoding:
         from farflung.runtime.emulated.coding import EmulatedCoding  # imports numpy, through the codecs
 
-        return EmulatedCoding(worker, plan, training, segments, EmulatedDevice(self._device.tflops))
+        device = EmulatedDevice(self._device.tflops)
+        return EmulatedCoding(worker, plan, training, segments, device, first)

@@ -20,10 +20,16 @@ class EmulatedCoding:
     """See `runtime.coding.Coding`. Codecs run in parallel with the device, as on real devices."""
 
     def __init__(
-        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], device: EmulatedDevice
+        self,
+        worker: str,
+        plan: Plan,
+        training: Training,
+        segments: Iterable[Segment],
+        device: EmulatedDevice,
+        first: int = 0,
     ) -> None:
         self._declared = {name: declared(name) for name in training.codecs}
-        self._book = LinkBook(worker, plan, training, segments)
+        self._book = LinkBook(worker, plan, training, segments, first)
         self._device = device
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:

@@ -127,5 +127,7 @@ class JaxBackend:
             prune(self._cache)
         return JaxSegment(segment, state, training, recompute)
 
-    def coding(self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> Coding:
-        return Coding(worker, plan, training, segments)
+    def coding(
+        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
+    ) -> Coding:
+        return Coding(worker, plan, training, segments, first)

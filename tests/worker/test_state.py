@@ -19,6 +19,7 @@ from farflung.worker.state import (
     BrokerLost,
     ComputeFailed,
     Drop,
+    EndTraining,
     Filled,
     FromBroker,
     GiveState,
@@ -142,7 +143,7 @@ def test_a_lost_link_breaks_the_attempt_once(peer: str, named: str) -> None:
 def test_neighbours_may_leave_while_the_state_is_sent_home() -> None:
     giving = (*READY, FromBroker(Begin(JOB, ATTEMPT)), FromBroker(SendState(JOB, ATTEMPT)))
     state, done = run(*giving, PeerLost("a", "closed"))
-    assert (state.phase, done[-1]) == ("collecting", GiveState())
+    assert (state.phase, done[-2:]) == ("collecting", [EndTraining(), GiveState()])
     assert run(*giving, PeerLost("desk", "closed"))[0].phase == "broken"
 
 
@@ -204,6 +205,6 @@ def test_invariants_hold_after_any_events(events: list[machine.Event]) -> None:
                 applied = command.unit
             elif isinstance(command, Drop):
                 assert state.load is None or state.phase == "loading"
-            elif isinstance(command, Start | GiveState):
+            elif isinstance(command, Start | EndTraining | GiveState):
                 assert before.phase in ("loading", "running")
         assert (state.load is None) == (state.phase == "idle")

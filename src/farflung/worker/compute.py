@@ -184,11 +184,11 @@ class _Job(Generic[Array]):
         self.executor.decide(unit, scale)
 
     def give_state(self) -> None:
-        """Emit copies of all owned tensors that training changes.
+        """Emit copies of all owned tensors that training changes, as the last applied step left them.
 
-        No task runs afterwards: the memory of unfinished steps is freed for the copies.
+        The unit in flight goes on. The copies take memory beside it, which `needs_of` counts only after
+        `ComputeThread.end_training`.
         """
-        self.executor.end()
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
             for name, buffer in segment.snapshot(changed).items():
@@ -254,8 +254,15 @@ class ComputeThread(threading.Thread):
         """End a unit and begin the next; `codecs`, if given, are the links' codec pairs from then on."""
         self._post(attempt, "updating the parameters", lambda: self._current.decide(unit, scale, codecs))
 
+    def end_training(self, attempt: Attempt) -> None:
+        """Run no further task, and free the memory of the unit in flight; the state stays."""
+        self._post(attempt, "dropping a step", lambda: self._current.executor.end())
+
     def give_state(self, attempt: Attempt) -> None:
-        """Copy all owned tensors for the submitter; answers `OutgoingState`s and `StateGiven`."""
+        """Copy all owned tensors for the submitter; answers `OutgoingState`s and `StateGiven`.
+
+        The unit in flight goes on, unless `end_training` came before.
+        """
         self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state())
 
     def drop(self) -> None:

@@ -301,6 +301,8 @@ class WorkerService:
         elif isinstance(command, machine.Apply):
             self._peers.advance()
             self._compute.decide(attempt, command.unit, command.scale, command.codecs)
+        elif isinstance(command, machine.EndTraining):
+            self._compute.end_training(attempt)
         else:
             self._compute.give_state(attempt)
 

@@ -199,6 +199,11 @@ class Apply:
 
 
 @dataclass(frozen=True)
+class EndTraining:
+    """Drop the unit in flight and run no other: its memory is needed for copies of the state."""
+
+
+@dataclass(frozen=True)
 class GiveState:
     """Send the state of the owned tensors to the submitter."""
 
@@ -217,7 +222,7 @@ class Note:
     text: str
 
 
-Command = Tell | Prepare | Start | Apply | GiveState | Drop | Note
+Command = Tell | Prepare | Start | Apply | EndTraining | GiveState | Drop | Note
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
@@ -265,7 +270,7 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
             Apply(message.unit, message.scale, message.codecs)
         ]
     if isinstance(message, SendState) and state.phase == "running":
-        return replace(state, phase="collecting"), [GiveState()]
+        return replace(state, phase="collecting"), [EndTraining(), GiveState()]
     return state, []
 
 

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farflung.opdag.segment import Segment
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parity.steps import named_state
+from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
@@ -217,6 +218,6 @@ def test_a_snapshot_is_of_one_version_whenever_it_is_read() -> None:
     pair.forward(0)
     pair.backward(0)
     pair.first.apply(0, 1.0)
-    assert list(taken) == others
-    assert all(bytes(data) == before[name].numpy().tobytes() for name, data in taken.items())
-    assert bytes(pair.first.snapshot([first])[first]) != before[first].numpy().tobytes()
+    assert list(taken) == [StateKey(name) for name in others]
+    assert all(bytes(data) == before[key.name].numpy().tobytes() for key, data in taken.items())
+    assert bytes(pair.first.snapshot([first])[StateKey(first)]) != before[first].numpy().tobytes()

@@ -27,13 +27,15 @@ from benchmarks.zoo.parity import (
     worst_difference,
 )
 from benchmarks.zoo.side_by_side import placed, planned, workers
+from tests.support.by_hand import ByHand
 
 from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizer import SGD, AdamW
 from farflung.runtime.parity.steps import Comparison, received
+from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
 
 pytestmark = pytest.mark.slow
@@ -97,6 +99,20 @@ def test_trains_as_eager_at_random_legal_cuts(subject: Subject, cuts: int) -> No
         ours = by_segments(subject, plan, SAMPLES, RANDOM_STEPS, verified=False)
         require_same(subject, islice(ours, 1), subject.eager[:1])
         require_learnt(subject, ours, subject.eager[1:RANDOM_STEPS])
+
+
+def test_goes_on_in_new_segments_of_another_cut(subject: Subject) -> None:
+    """With the optimizer's state, so that two steps, a restore and one more are three steps."""
+    name, declared = subject.case.name, AdamW(lr=1e-3)
+    undisturbed, same, other = (ByHand(name, TorchBackend(), count, declared) for count in (3, 3, 2))
+    undisturbed.steps(0, 2)
+    state = undisturbed.state()
+    loss = undisturbed.step(2)
+    for run in (same, other):
+        run.restore(state)
+        assert run.state() == state
+    assert same.step(2) == loss and same.state() == undisturbed.state()
+    assert other.step(2) == pytest.approx(loss, rel=max(subject.case.tolerance, 1e-12))
 
 
 def random_plan(graph: Graph, draw: random.Random) -> PlannedJob:

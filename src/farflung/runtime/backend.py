@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 from farflung.opdag.segment import Segment
 from farflung.plans import LinkCodec, Plan
 from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.state import Snapshot, StateKey
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -132,8 +133,24 @@ class SegmentRunner(Protocol[Array]):
     def drop(self) -> None:
         """Drop gradients, tapes, loss and everything else of a unit that is not applied; it can run again."""
 
-    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
-        """Copies of the owned parameters and buffers in `names`, all made at once."""
+    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
+        """Copies of the owned parameters and buffers in `names`, all made at once.
+
+        With `slots` also of the optimizer slots of those parameters that have been updated.
+        """
+
+    def restore(self, state: Mapping[StateKey, memoryview]) -> None:
+        """Go on from the parameters, buffers and optimizer slots in `state`, and drop a step in flight.
+
+        Other parameters and buffers stay; a parameter without slots in `state` counts as never updated. A
+        parameter that another segment of this worker owns must get the same bytes in both. The buffers must
+        be writable, and belong to the runner from then on: it may use their memory.
+
+        Raises
+        ------
+        GraphError
+            `state` does not fit the segment or the job's optimizer; nothing has changed then.
+        """
 
 
 class Backend(Protocol[Array]):

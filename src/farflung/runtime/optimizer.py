@@ -1,10 +1,26 @@
-"""Declarations of optimizers and learning rates, which are sent to workers; each backend builds its own."""
+"""Declarations of optimizers and learning rates, which are sent to workers; each backend builds its own.
+
+What an optimizer keeps of a parameter is a set of *slots*, named as in the state dict of `torch.optim`:
+
+- AdamW: `step`, the number of updates that the parameter has had (int64), `exp_avg` and `exp_avg_sq`;
+- SGD with momentum: `momentum_buffer`; without momentum nothing.
+
+All but `step` have the parameter's shape and element type. As bytes, slots are little endian and row-major. A
+parameter that was never updated has no slots, which is not the same as slots of zeros: SGD's first buffer is
+the gradient itself, without dampening.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
+
+from farflung.errors import GraphError
+
+STEP = "step"
+STEP_BYTES = 8
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -72,6 +88,11 @@ class AdamW(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         _require_schedule(self.schedule)
 
     @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots of a parameter that has been updated."""
+        return (STEP, "exp_avg", "exp_avg_sq")
+
+    @property
     def moments(self) -> int:
         """Numbers kept for each trained number."""
         return 2
@@ -108,9 +129,14 @@ class SGD(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
         _require_schedule(self.schedule)
 
     @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots of a parameter that has been updated."""
+        return ("momentum_buffer",) if self.momentum else ()
+
+    @property
     def moments(self) -> int:
         """Numbers kept for each trained number."""
-        return 1 if self.momentum else 0
+        return len(self.slots)
 
     @property
     def rule(self) -> str:
@@ -124,6 +150,48 @@ Optimizer = AdamW | SGD
 def learning_rate(optimizer: Optimizer, step: int) -> float:
     """The learning rate of step `step`, counted from 0."""
     return optimizer.lr * optimizer.schedule.ratio(step)
+
+
+Slots = Mapping[str, memoryview]
+"""The slots of one parameter as bytes; none if it was never updated."""
+
+
+def slot_bytes(optimizer: Optimizer, parameter_bytes: int) -> dict[str, int]:
+    """Bytes of each slot of an updated parameter of `parameter_bytes`."""
+    return {slot: STEP_BYTES if slot == STEP else parameter_bytes for slot in optimizer.slots}
+
+
+def step_slot(count: int) -> memoryview:
+    """The slot `step` of a parameter with `count` updates."""
+    return memoryview(bytearray(count.to_bytes(STEP_BYTES, "little", signed=True)))
+
+
+def step_count(slots: Slots) -> int:
+    """The number of updates that the slot `step` states."""
+    return int.from_bytes(slots[STEP], "little", signed=True)
+
+
+def require_slots(optimizer: Optimizer, name: str, parameter_bytes: int, slots: Slots) -> None:
+    """Check the slots of the updated parameter `name` of `parameter_bytes`.
+
+    Raises
+    ------
+    GraphError
+        A slot is missing, unknown or of another size, or the count of updates is below 1.
+    """
+    expected = slot_bytes(optimizer, parameter_bytes)
+    found = {slot: buffer.nbytes for slot, buffer in slots.items()}
+    if found != expected:
+        raise GraphError(
+            f"the optimizer state of {name[:60]!r} does not fit {optimizer.rule}: expected"
+            f" {_listed(expected)}, found {_listed(found)}"
+        )
+    if STEP in slots and (count := step_count(slots)) < 1:
+        raise GraphError(f"the optimizer state of {name[:60]!r} counts {count} updates, expected at least 1")
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{slot[:60]} of {size} bytes" for slot, size in sorted(sizes.items())) or "nothing"
 
 
 def _warmup_ratio(step: int, warmup_steps: int) -> float:

@@ -191,9 +191,9 @@ class _Job(Generic[Array]):
         """
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
-            for name, buffer in segment.snapshot(changed).items():
+            for key, buffer in segment.snapshot(changed).items():
                 digest = hashlib.sha256(buffer).digest()
-                self._emit(OutgoingState(self._attempt, number, name, buffer, digest))
+                self._emit(OutgoingState(self._attempt, number, key.name, buffer, digest))
         self._emit(StateGiven(self._attempt))
 
 

@@ -20,6 +20,7 @@ from farflung.runtime.jax_backend.background_compile import Cancelled
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parity.steps import named_state
+from farflung.runtime.state import StateKey
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -296,14 +297,13 @@ def test_a_snapshot_is_bytes_that_later_steps_leave_alone() -> None:
     pair = Pair("chain")
     pair.step()
     pair.apply()
-    taken = {
-        name: (data, bytes(data)) for name, data in pair.first.snapshot(pair.definitions[0].owned).items()
-    }
-    assert list(taken) == pair.definitions[0].owned
+    taken = {key: (data, bytes(data)) for key, data in pair.first.snapshot(pair.definitions[0].owned).items()}
+    owned = pair.definitions[0].owned
+    assert list(taken) == [StateKey(name) for name in owned]
     pair.step()
     pair.apply()
     assert all(bytes(data) == then for data, then in taken.values())
-    assert any(bytes(data) != taken[name][1] for name, data in pair.first.snapshot(list(taken)).items())
+    assert any(bytes(data) != taken[key][1] for key, data in pair.first.snapshot(owned).items())
 
 
 def test_the_sum_of_squares_is_in_float64() -> None:

@@ -17,6 +17,7 @@ from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import EMULATED, Offer
+from farflung.runtime.state import Snapshot, StateKey
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -132,8 +133,11 @@ class EmulatedSegment:
     def drop(self) -> None:
         """Do nothing: nothing is kept."""
 
-    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
+    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
         return {}
+
+    def restore(self, state: Mapping[StateKey, memoryview]) -> None:
+        """Do nothing: there is no state."""
 
 
 class EmulatedBackend:

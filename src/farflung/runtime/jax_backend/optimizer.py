@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
+from farflung.runtime.jax_backend.arrays import memory
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild, CancelToken
 from farflung.runtime.jax_backend.memory import ProgramMemory, program_memory
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
+from farflung.runtime.optimizer import SGD, STEP, AdamW, Optimizer, learning_rate, step_count, step_slot
+from farflung.runtime.optimizer import Slots as SlotBytes
 
 Array = jax.Array
 Slots = tuple[Array, ...]
@@ -31,9 +33,10 @@ class Stepper:
 
     def __init__(self, declared: Optimizer, shapes: Sequence[jax.ShapeDtypeStruct]) -> None:
         self._declared = declared
+        self._shapes = list(shapes)
         self._steps = [0] * len(shapes)
-        rule, slots = _rule(declared)
-        self._slots = [tuple(np.zeros(shape.shape, shape.dtype) for _ in range(slots)) for shape in shapes]
+        self._slots = [self._arrays(shape, {}) for shape in shapes]
+        rule = _rule(declared)
 
         def update(
             parameters: list[Array], gradients: list[Array], slots: list[Slots], moves: Array, numbers: Array
@@ -45,7 +48,7 @@ class Stepper:
 
         count = len(shapes)
         numbers = jax.ShapeDtypeStruct((count, len(self._numbers(0, 1, 1.0))), np.float64)
-        arguments = list(shapes), list(shapes), [(shape,) * slots for shape in shapes]
+        arguments = list(shapes), list(shapes), [(shape,) * declared.moments for shape in shapes]
         moves = jax.ShapeDtypeStruct((count,), np.bool_)
 
         def compiled(wanted: CancelToken) -> Compiled:
@@ -79,6 +82,32 @@ class Stepper:
         )
         return list(updated)
 
+    def slots(self, number: int) -> dict[str, memoryview]:
+        """Copies of the slots of the `number`th parameter as bytes; none if it was never updated."""
+        count = self._steps[number]
+        if not count:
+            return {}
+        arrays = iter(self._slots[number])
+        return {
+            slot: step_slot(count) if slot == STEP else memory(np.array(next(arrays), copy=True))
+            for slot in self._declared.slots
+        }
+
+    def restore(self, slots: Sequence[SlotBytes]) -> None:
+        """Go on from these slots, one set a parameter; their memory is read at the next step."""
+        self._steps = [step_count(one) if STEP in one else min(1, len(one)) for one in slots]
+        self._slots = [self._arrays(*pair) for pair in zip(self._shapes, slots, strict=True)]
+
+    def _arrays(self, shape: jax.ShapeDtypeStruct, slots: SlotBytes) -> tuple[Any, ...]:
+        """A parameter's slots other than its count; before its first update they are zeros."""
+        return tuple(
+            np.frombuffer(slots[slot], shape.dtype).reshape(shape.shape)
+            if slots
+            else np.zeros(shape.shape, shape.dtype)
+            for slot in self._declared.slots
+            if slot != STEP
+        )
+
     def _numbers(self, step: int, count: int, scale: float) -> list[float]:
         """The inputs of one parameter's update rule at its own step number `count`, from 1."""
         rate = learning_rate(self._declared, step)
@@ -98,11 +127,8 @@ def _updated(
     )
 
 
-def _rule(declared: Optimizer) -> tuple[Rule, int]:
-    """The rule, and the number of arrays that it keeps for each parameter."""
-    if isinstance(declared, AdamW):
-        return _adamw(declared), 2
-    return _sgd(declared), 1 if declared.momentum else 0
+def _rule(declared: Optimizer) -> Rule:
+    return _adamw(declared) if isinstance(declared, AdamW) else _sgd(declared)
 
 
 def _adamw(declared: AdamW) -> Rule:

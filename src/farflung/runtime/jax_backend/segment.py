@@ -15,14 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from farflung.opdag.analysis import given_gradients
+from farflung.opdag.form import Form
 from farflung.opdag.graph import FLOATING
 from farflung.opdag.segment import Segment
-from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory, shape_of
+from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory, over, shape_of
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
 from farflung.runtime.jax_backend.differentiated import Tape
 from farflung.runtime.jax_backend.memory import NOTHING, compiled_needs
 from farflung.runtime.jax_backend.optimizer import Stepper
+from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
 from farflung.workload.footprint import Needs
@@ -218,10 +220,27 @@ class JaxSegment:
         """Owned parameters and buffers by name; the next step creates new ones."""
         return {name: self._arrays[self._values[name]] for name in self.segment.owned}
 
-    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
-        """Copies of the owned parameters and buffers in `names`, as bytes."""
+    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
+        """Copies of the owned parameters and buffers in `names`, with `slots` also of their slots."""
         state = {name: array for name, array in self.state().items() if name in names}
-        return {name: memory(np.array(array, copy=True)) for name, array in state.items()}
+        made = {StateKey(name): memory(np.array(array, copy=True)) for name, array in state.items()}
+        for at, name in enumerate(trained_names(self.segment)):
+            if slots and name in names and self._stepper is not None:
+                made |= {StateKey(name, slot): data for slot, data in self._stepper.slots(at).items()}
+        return made
+
+    def restore(self, state: Mapping[StateKey, memoryview]) -> None:
+        """Go on from this state; its memory is read when the next microbatch and the next step run."""
+        slots = require_restorable(self.segment, self._training, state)
+        self.drop()
+        batch = self._training.microbatch_size
+        for key, buffer in state.items():
+            if not key.slot:
+                value = self._values[key.name]
+                self._arrays[value] = over(buffer, Form.of(self.segment.values[value], batch))
+        self._on_device = False
+        if self._stepper is not None:
+            self._stepper.restore([slots.get(name, {}) for name in trained_names(self.segment)])
 
     def _known(self, values: Mapping[int, AnyArray]) -> dict[int, Any]:
         """Everything that a microbatch reads, by value id, on the device."""

@@ -8,39 +8,83 @@ serve as the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer, learning_rate
+from farflung.runtime.optimizer import (
+    SGD,
+    STEP,
+    AdamW,
+    Optimizer,
+    Slots,
+    learning_rate,
+    step_count,
+    step_slot,
+)
+from farflung.runtime.torch_backend.tensors import copied, like
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 
 class Update:
-    """A declared optimizer with its moments of `parameters`; its results are bit-equal to torch's own."""
+    """A declared optimizer with its slots of `parameters`; its results are bit-equal to torch's own."""
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
         self._optimizer = optimizer
         self._parameters = list(parameters)
         self._rule = _AdamW(optimizer) if isinstance(optimizer, AdamW) else _SGD(optimizer)
+        self._kept = [_Kept() for _ in self._parameters]
 
     def step(self, step: int) -> None:
         """Update the parameters that have a gradient, at the rate of step `step`, counted from 0."""
         with torch.no_grad():
             rate = learning_rate(self._optimizer, step)
-            for number, parameter in enumerate(self._parameters):
-                if parameter.grad is None:
-                    continue
-                pieces = _pieces(number, parameter, parameter.grad)
-                if parameter.grad.is_contiguous():
-                    self._rule.step(list(pieces), rate)
-                else:  # its pieces are copies: one at a time
-                    for one in pieces:
-                        self._rule.step([one], rate)
+            for parameter, kept in zip(self._parameters, self._kept, strict=True):
+                if parameter.grad is not None:
+                    self._rule.step(parameter, parameter.grad, kept, rate)
+                    kept.updates += 1
+
+    def slots(self, number: int) -> dict[str, memoryview]:
+        """Copies of the slots of the `number`th parameter as bytes; none if it was never updated."""
+        kept = self._kept[number]
+        if not kept.updates:
+            return {}
+        return {
+            slot: step_slot(kept.updates) if slot == STEP else copied(kept.slots[slot])
+            for slot in self._optimizer.slots
+        }
+
+    def restore(self, slots: Sequence[Slots]) -> None:
+        """Go on from these slots, one set a parameter, in the memory that they came in.
+
+        Slots of a parameter that is not contiguous are copied into its own layout.
+        """
+        pairs = zip(self._parameters, slots, strict=True)
+        self._kept = [_restored(parameter, of_one) for parameter, of_one in pairs]
+
+
+@dataclass
+class _Kept:
+    """The updates of a parameter so far, and its other slots, laid out as it is.
+
+    SGD does not say how many updates there were: after `restore`, 1 stands for any number.
+    """
+
+    updates: int = 0
+    slots: dict[str, Tensor] = field(default_factory=dict)
+
+
+def _restored(parameter: Tensor, slots: Slots) -> _Kept:
+    if not slots:
+        return _Kept()
+    made = {slot: like(buffer, parameter) for slot, buffer in slots.items() if slot != STEP}
+    if not parameter.is_contiguous():
+        made = {slot: torch.empty_like(parameter.detach()).copy_(tensor) for slot, tensor in made.items()}
+    return _Kept(step_count(slots) if STEP in slots else 1, made)
 
 
 def square_sums(gradients: Iterable[Tensor]) -> list[float]:
@@ -77,63 +121,76 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
             yield rows.reshape(-1)[start - first * row : end - first * row]
 
 
-def _pieces(number: int, parameter: Tensor, gradient: Tensor) -> Iterator[_Piece]:
-    """The parameter with its gradient, piece by piece; a parameter that is not contiguous is one piece."""
+def _pieces(parameter: Tensor, gradient: Tensor, *slots: Tensor) -> Iterator[list[list[Tensor]]]:
+    """A parameter's pieces, and those of its gradient and slots: as many at a time as need no memory.
+
+    A parameter that is not contiguous is one piece.
+    """
+    tensors = (parameter, gradient, *slots)
     if not parameter.is_contiguous():
-        yield _Piece((number, 0), parameter, gradient)
-        return
-    for place, pair in enumerate(zip(parts(parameter), parts(gradient), strict=True)):
-        yield _Piece((number, place), *pair)
-
-
-class _Piece(NamedTuple):
-    """A piece of a parameter with its gradient; `place` is the parameter's number and the piece's."""
-
-    place: tuple[int, int]
-    parameter: Tensor
-    gradient: Tensor
+        yield [[tensor] for tensor in tensors]
+    elif gradient.is_contiguous():
+        yield [list(parts(tensor)) for tensor in tensors]
+    else:  # the gradient's pieces are copies: one at a time
+        for pieces in zip(*map(parts, tensors), strict=True):
+            yield [[piece] for piece in pieces]
 
 
 class _AdamW:
     def __init__(self, declared: AdamW) -> None:
         self._declared = declared
-        self._state: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def step(self, pieces: list[_Piece], rate: float) -> None:
-        for place, parameter, _ in pieces:
-            if place not in self._state:
-                first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                self._state[place] = first, second, torch.zeros(())
-        states = [self._state[one.place] for one in pieces]
-        adam(
-            [one.parameter for one in pieces],
-            [one.gradient for one in pieces],
-            [first for first, _, _ in states],
-            [second for _, second, _ in states],
-            [],
-            [steps for _, _, steps in states],
-            decoupled_weight_decay=True,
-            amsgrad=False,
-            beta1=self._declared.betas[0],
-            beta2=self._declared.betas[1],
-            lr=rate,
-            weight_decay=self._declared.weight_decay,
-            eps=self._declared.eps,
-            maximize=False,
-        )
+    def step(self, parameter: Tensor, gradient: Tensor, kept: _Kept, rate: float) -> None:
+        if not kept.updates:
+            kept.slots = {slot: torch.zeros_like(parameter) for slot in ("exp_avg", "exp_avg_sq")}
+        slots = kept.slots["exp_avg"], kept.slots["exp_avg_sq"]
+        for parameters, gradients, means, squares in _pieces(parameter, gradient, *slots):
+            adam(
+                parameters,
+                gradients,
+                means,
+                squares,
+                [],
+                [torch.scalar_tensor(kept.updates, dtype=torch.float32) for _ in parameters],
+                decoupled_weight_decay=True,
+                amsgrad=False,
+                beta1=self._declared.betas[0],
+                beta2=self._declared.betas[1],
+                lr=rate,
+                weight_decay=self._declared.weight_decay,
+                eps=self._declared.eps,
+                maximize=False,
+            )
 
 
 class _SGD:
     def __init__(self, declared: SGD) -> None:
         self._declared = declared
-        self._state: dict[tuple[int, int], Tensor | None] = {}
 
-    def step(self, pieces: list[_Piece], rate: float) -> None:
-        places = [one.place for one in pieces]
-        buffers = [self._state.get(place) for place in places]
+    def step(self, parameter: Tensor, gradient: Tensor, kept: _Kept, rate: float) -> None:
+        if self._declared.momentum and not kept.updates:
+            self._begin(parameter, gradient, kept, rate)
+            return
+        for parameters, gradients, *buffers in _pieces(parameter, gradient, *kept.slots.values()):
+            self._call(parameters, gradients, [*buffers[0]] if buffers else [None] * len(gradients), rate)
+
+    def _begin(self, parameter: Tensor, gradient: Tensor, kept: _Kept, rate: float) -> None:
+        """The first update, which makes the buffer."""
+        whole = torch.empty_like(parameter)
+        for pieces in _pieces(parameter, gradient, whole):
+            for one, its_gradient, part in zip(*pieces, strict=True):
+                made: list[Tensor | None] = [None]
+                self._call([one], [its_gradient], made, rate)
+                assert made[0] is not None
+                part.copy_(made[0])
+        kept.slots = {"momentum_buffer": whole}
+
+    def _call(
+        self, parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor | None], rate: float
+    ) -> None:
         sgd(
-            [one.parameter for one in pieces],
-            [one.gradient for one in pieces],
+            parameters,
+            gradients,
             buffers,
             weight_decay=self._declared.weight_decay,
             momentum=self._declared.momentum,
@@ -142,7 +199,6 @@ class _SGD:
             nesterov=self._declared.nesterov,
             maximize=False,
         )
-        self._state.update(zip(places, buffers, strict=True))
 
 
 def build(optimizer: Optimizer, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -16,11 +16,12 @@ from torch import Tensor
 from farflung.opdag.analysis import sides_of
 from farflung.opdag.segment import Segment
 from farflung.runtime.indices import index_ranges, require_in_range
+from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
 from farflung.runtime.torch_backend.codegen import Program, source_name
 from farflung.runtime.torch_backend.optimizer import Update, square_sums
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
-from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, memory, outgoing
+from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, copied, like, outgoing
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
 
@@ -68,12 +69,8 @@ class TorchSegment:
         self._state = [self._leaf(entry.name, entry.kind, entry.trainable, state) for entry in self._entries]
         self._index = {entry.name: at for at, entry in enumerate(self._entries)}
         self._owned = set(segment.owned)
-        owned = [
-            t
-            for e, t in zip(self._entries, self._state, strict=True)
-            if e.trainable and e.name in self._owned
-        ]
-        self._update = Update(training.optimizer, owned)
+        self._trained = trained_names(segment)
+        self._update = Update(training.optimizer, [self._state[self._index[name]] for name in self._trained])
         self._pending: dict[str, Tensor] = {}
         self._tapes: dict[int, Tape] = {}
         self._loss = 0.0
@@ -211,10 +208,24 @@ class TorchSegment:
         """Owned parameters and buffers by name, detached; they share the segment's memory."""
         return {name: self._state[self._index[name]].detach() for name in self.segment.owned}
 
-    def snapshot(self, names: Container[str]) -> dict[str, memoryview]:
-        """Copies of the owned parameters and buffers in `names`, as bytes."""
-        state = {name: tensor for name, tensor in self.state().items() if name in names}
-        return {n: memory(t.clone(memory_format=torch.contiguous_format)) for n, t in state.items()}
+    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
+        """Copies of the owned parameters and buffers in `names`, with `slots` also of their slots."""
+        made = {StateKey(name): copied(tensor) for name, tensor in self.state().items() if name in names}
+        for at, name in enumerate(self._trained):
+            if slots and name in names:
+                made |= {StateKey(name, slot): data for slot, data in self._update.slots(at).items()}
+        return made
+
+    def restore(self, state: Mapping[StateKey, memoryview]) -> None:
+        """Go on from this state; slots of contiguous parameters stay in the memory that they came in."""
+        slots = require_restorable(self.segment, self._training, state)
+        self.drop()
+        with torch.no_grad():
+            for key, buffer in state.items():
+                if not key.slot:
+                    tensor = self._state[self._index[key.name]]
+                    tensor.copy_(like(buffer, tensor))
+        self._update.restore([slots.get(name, {}) for name in self._trained])
 
     def _current(self) -> list[Tensor]:
         """The state, with buffers as the step's microbatches so far have left them."""

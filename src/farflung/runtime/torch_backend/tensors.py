@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,10 +39,18 @@ def allocate(size: int) -> memoryview:
 
 def over(buffer: memoryview, form: Form) -> Tensor:
     """The tensor in `buffer`, sharing its memory."""
-    dtype = DTYPES[form.dtype]
+    return _shaped(buffer, DTYPES[form.dtype], form.shape)
+
+
+def like(buffer: memoryview, tensor: Tensor) -> Tensor:
+    """The tensor in `buffer`, sharing its memory, in the shape and element type of another."""
+    return _shaped(buffer, tensor.dtype, tensor.shape)
+
+
+def _shaped(buffer: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     if not len(buffer):
-        return torch.empty(form.shape, dtype=dtype)
-    return torch.frombuffer(buffer, dtype=dtype).reshape(form.shape)
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).reshape(shape)
 
 
 def memory(array: Tensor) -> memoryview:
@@ -51,6 +61,11 @@ def memory(array: Tensor) -> memoryview:
     # A single element is contiguous with any stride (an expanded one has 0), but `view` refuses that.
     flat = array.detach().as_strided((array.numel(),), (1,)).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
+
+
+def copied(tensor: Tensor) -> memoryview:
+    """The bytes of a copy of a CPU tensor, row-major."""
+    return memory(tensor.clone(memory_format=torch.contiguous_format))
 
 
 def outgoing(tensor: Tensor) -> Tensor:

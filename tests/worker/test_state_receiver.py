@@ -79,7 +79,7 @@ def test_a_slice_that_was_cut_off_may_come_once_more() -> None:
 
 
 def test_state_beyond_what_the_owner_gives_is_refused_before_it_is_taken() -> None:
-    with pytest.raises(GraphError, match="take 16 bytes, this worker offers 15"):
+    with pytest.raises(GraphError, match="takes 16 bytes, this worker offers 15"):
         StateReceiver(load(), [1], 15, fresh)
 
 

@@ -99,7 +99,9 @@ class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Load(Message, frozen=True):
     """Load these segments, to begin at unit `unit` with the state that the submitter sends.
 
-    `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id.
+    `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id. `updated` names the
+    parameters, of these and other segments, that go on from an earlier update: the submitter sends their
+    optimizer slots beside the state.
     """
 
     job: Id
@@ -110,6 +112,7 @@ class Load(Message, frozen=True):
     addresses: dict[Id, Addresses]
     submitter: Id
     unit: Count = 0
+    updated: Annotated[list[Name], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class Loaded(Message, frozen=True):

@@ -29,9 +29,10 @@ from farflung.runtime.backend import AnyBackend, Array, Backend
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.link_book import LinkBook, PlainLinks
 from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.state import StateKey
 from farflung.schedule import Unit
 from farflung.worker.codec_thread import CodecThread, CodedLinks
-from farflung.worker.loading import load_segments, require_compiled_to_fit
+from farflung.worker.loading import load_segments, require_compiled_to_fit, restore_slots
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 from farflung.worker.task_deadlines import Doing, Limits, Passes, Stopwatch, of_state
@@ -48,11 +49,11 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class OutgoingState:
-    """One owned tensor for the submitter; its bytes do not change until they are sent."""
+    """One piece of a segment's state for the submitter; its bytes do not change until they are sent."""
 
     attempt: Attempt
     segment: int
-    name: str
+    key: StateKey
     buffer: memoryview
     sha256: bytes
 
@@ -193,7 +194,7 @@ class _Job(Generic[Array]):
             changed = changed_by_training(segment.segment)
             for key, buffer in segment.snapshot(changed).items():
                 digest = hashlib.sha256(buffer).digest()
-                self._emit(OutgoingState(self._attempt, number, key.name, buffer, digest))
+                self._emit(OutgoingState(self._attempt, number, key, buffer, digest))
         self._emit(StateGiven(self._attempt))
 
 
@@ -355,6 +356,7 @@ class ComputeThread(threading.Thread):
         if problem := receiver.verify():
             self._emit(ComputeFailed(attempt, problem))
             return
+        restore_slots(self._current.segments, receiver)
         self._current.compile(self.stopwatch)
         self._emit(Filled(attempt))
 

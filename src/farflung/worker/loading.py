@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from farflung.errors import CodecError, GraphError
@@ -13,6 +13,7 @@ from farflung.plans import FEEDER, Plan
 from farflung.plans.codec_pair import CODEC_FORMAT
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
+from farflung.runtime.state import trained_names
 from farflung.runtime.training import Training
 from farflung.worker.state_receiver import Key, StateReceiver
 
@@ -52,8 +53,22 @@ def load_segments(
     _require_memory("the segments need", needed + coding, memory_bytes)
     if emulated:
         return {n: backend.runner(s, {}, load.training, again[n]) for n, s in segments.items()}
+    _require_trained(load, segments.values())
     state = _shaped(segments, receiver.buffers, batch, backend)
     return {n: backend.runner(s, _state_of(s, state), load.training, again[n]) for n, s in segments.items()}
+
+
+def restore_slots(runners: Mapping[int, SegmentRunner[Array]], receiver: StateReceiver) -> None:
+    """Hand the optimizer slots that came with the state, whole and verified, to the runners.
+
+    Raises
+    ------
+    GraphError
+        A count of updates is below 1.
+    """
+    for number, runner in runners.items():
+        if slots := receiver.take_slots(number):
+            runner.restore(slots)
 
 
 def require_compiled_to_fit(
@@ -141,6 +156,14 @@ def check_edges(load: Load, segment: Segment) -> None:
         raise GraphError(f"the plan's edges of segment {segment.number} do not match its program")
     if load.plan.microbatches != load.training.microbatches:
         raise GraphError("the plan and the training differ in the number of microbatches")
+
+
+def _require_trained(load: Load, segments: Iterable[Segment]) -> None:
+    """Refuse optimizer slots of what is not trained."""
+    for segment in segments:
+        others = set(segment.owned) - set(trained_names(segment))
+        if found := sorted(others.intersection(load.updated)):
+            raise GraphError(f"{found[0][:60]!r} is not trained, so no optimizer state of it can exist")
 
 
 def _programs(worker: str, load: Load) -> dict[int, Segment]:

@@ -14,9 +14,10 @@ from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Claim, Load, Welcome
 from farflung.runtime.parcel import Coded, Parcel
+from farflung.runtime.state import StateKey
 from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
-from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader
+from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader, slices
 from farflung.worker.admission import Admission
 from farflung.worker.pending_links import PendingLinks
 from farflung.worker.state import Attempt
@@ -25,7 +26,6 @@ from farflung.worker.state_receiver import EMPTY, StateReceiver
 if TYPE_CHECKING:
     from farflung.worker.compute import Outgoing
 
-SLICE_BYTES = 4 * 2**20
 NOTHING = Coded(0, EMPTY)
 
 Deliver = Callable[[Attempt, Parcel[Coded]], None]
@@ -204,16 +204,15 @@ class Peers:
             self._admission.on_sent(header)
         session.post(header, buffer)
 
-    def send_state(self, segment: int, name: str, whole: memoryview, sha256: bytes) -> None:
-        """Queue one owned tensor for the submitter, in slices."""
-        if self._load is None or (session := self._sessions.get(self._load.submitter)) is None:
+    def send_state(self, segment: int, key: StateKey, whole: memoryview, sha256: bytes) -> None:
+        """Queue one piece of a segment's state for the submitter, in slices."""
+        if (load := self._load) is None or (session := self._sessions.get(load.submitter)) is None:
             return
-        for offset in range(0, len(whole), SLICE_BYTES):
-            piece = whole[offset : offset + SLICE_BYTES]
+        for offset, size in slices(len(whole)):
             header = SliceHeader(
-                self._load.job, self._load.attempt, segment, name, offset, len(piece), len(whole), sha256
+                load.job, load.attempt, segment, key.name, offset, size, len(whole), sha256, key.slot
             )
-            session.post(header, piece)
+            session.post(header, whole[offset : offset + size])
 
     # transport.link.Handler
 

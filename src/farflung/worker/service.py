@@ -347,7 +347,7 @@ class WorkerService:
         if load is None or outcome.attempt != (load.job, load.attempt):
             return
         if isinstance(outcome, OutgoingState):
-            self._peers.send_state(outcome.segment, outcome.name, outcome.buffer, outcome.sha256)
+            self._peers.send_state(outcome.segment, outcome.key, outcome.buffer, outcome.sha256)
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)
         else:

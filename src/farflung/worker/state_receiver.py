@@ -1,51 +1,72 @@
-"""Receive the state of a job's segments: named slices, straight into the memory that the segments use."""
+"""Receive the state of a job's segments: named slices, straight into the memory that the segments use.
+
+The state is every owned parameter and buffer, and the optimizer slots of those that `Load.updated` names.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 from farflung.errors import GraphError, ProtocolError
 from farflung.protocol.messages import Load
+from farflung.runtime.optimizer import slot_bytes
+from farflung.runtime.state import Snapshot, StateKey
 from farflung.transport.wire.headers import SliceHeader
 
 Key = tuple[int, str]  # segment, name
 EMPTY = memoryview(bytearray())
 
 
-class StateReceiver:
-    """Memory for every owned tensor of this worker's segments, filled by slices.
+class _Place(NamedTuple):
+    segment: int
+    key: StateKey
 
-    Tensors arrive in any order, slices of one tensor in theirs. Use `buffers` only after `verify` has passed.
-    `allocate` returns the memory for a tensor; `memory_bytes` is the limit for all of them.
+
+def _sizes(load: Load, segments: list[int]) -> dict[_Place, int]:
+    """Bytes of everything that the segments own."""
+    updated, optimizer = set(load.updated), load.training.optimizer
+    found: dict[_Place, int] = {}
+    for program in load.programs:
+        if program.segment not in segments:
+            continue
+        for name, size in program.owned.items():
+            slots = slot_bytes(optimizer, size) if name in updated else {}
+            for slot, bytes_of_one in {"": size, **slots}.items():
+                found[_Place(program.segment, StateKey(name, slot))] = bytes_of_one
+    return found
+
+
+class StateReceiver:
+    """Memory for everything that this worker's segments own, filled by slices.
+
+    Tensors arrive in any order, slices of one tensor in theirs. Use `buffers` and `take_slots` only after
+    `verify` has passed. `allocate` returns the memory for a tensor; `memory_bytes` is the limit for all.
     """
 
     def __init__(
         self, load: Load, segments: list[int], memory_bytes: int, allocate: Callable[[int], memoryview]
     ) -> None:
-        sizes = {
-            (program.segment, name): size
-            for program in load.programs
-            if program.segment in segments
-            for name, size in program.owned.items()
-        }
+        sizes = _sizes(load, segments)
         total = sum(sizes.values())
         if total > memory_bytes:
             raise GraphError(
-                f"the segments' parameters take {total} bytes, this worker offers {memory_bytes}: "
+                f"the segments' state takes {total} bytes, this worker offers {memory_bytes}: "
                 "raise `farflung join --memory` or use more workers"
             )
         self._load = load
-        self.buffers: dict[Key, memoryview] = {k: allocate(n) if n else EMPTY for k, n in sizes.items()}
-        self._expected: dict[Key, int] = dict.fromkeys(sizes, 0)
-        self._retracted: dict[Key, set[int]] = {key: set() for key in sizes}
-        self._missing = {key: size for key, size in sizes.items() if size}
-        self._digests: dict[Key, bytes] = {}
-
-    @property
-    def size(self) -> int:
+        self._memory = {place: allocate(size) if size else EMPTY for place, size in sizes.items()}
+        self._expected = dict.fromkeys(sizes, 0)
+        self._retracted: dict[_Place, set[int]] = {place: set() for place in sizes}
+        self._missing = {place: size for place, size in sizes.items() if size}
+        self._digests: dict[_Place, bytes] = {}
+        self.size = total
         """Bytes of all tensors together."""
-        return sum(map(len, self.buffers.values()))
+        self.buffers: dict[Key, memoryview] = {
+            (segment, key.name): memory for (segment, key), memory in self._memory.items() if not key.slot
+        }
+        """The memory of parameters and buffers."""
 
     @property
     def full(self) -> bool:
@@ -63,35 +84,42 @@ class StateReceiver:
         load = self._load
         if header.job != load.job or header.attempt < load.attempt:
             return None
-        key = (header.segment, header.name)
-        buffer = self.buffers.get(key)
+        place = _place_of(header)
+        buffer = self._memory.get(place)
         if peer != load.submitter or buffer is None or header.total != len(buffer) or not header.bytes:
-            raise ProtocolError(
-                f"{peer} sent a slice of {header.name[:60]!r}, which the plan does not expect"
-            )
-        is_due = header.offset == self._expected[key] or header.offset in self._retracted[key]
+            raise ProtocolError(f"{peer} sent a slice of {place.key}, which the plan does not expect")
+        is_due = header.offset == self._expected[place] or header.offset in self._retracted[place]
         if not is_due or header.offset + header.bytes > header.total:
-            raise ProtocolError(f"{peer} sent a slice of {header.name[:60]!r} out of order")
-        if self._digests.setdefault(key, header.sha256) != header.sha256:
-            raise ProtocolError(f"{peer} sent {header.name[:60]!r} with two digests")
-        self._retracted[key].discard(header.offset)
-        self._expected[key] = max(self._expected[key], header.offset + header.bytes)
+            raise ProtocolError(f"{peer} sent a slice of {place.key} out of order")
+        if self._digests.setdefault(place, header.sha256) != header.sha256:
+            raise ProtocolError(f"{peer} sent {place.key} with two digests")
+        self._retracted[place].discard(header.offset)
+        self._expected[place] = max(self._expected[place], header.offset + header.bytes)
         return buffer[header.offset : header.offset + header.bytes]
 
     def retract(self, header: SliceHeader) -> None:
         """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
-        self._retracted[header.segment, header.name].add(header.offset)
+        self._retracted[_place_of(header)].add(header.offset)
 
     def complete(self, header: SliceHeader) -> None:
         """Note that a slice has been received completely."""
-        key = (header.segment, header.name)
-        self._missing[key] -= header.bytes
-        if not self._missing[key]:
-            del self._missing[key]
+        place = _place_of(header)
+        self._missing[place] -= header.bytes
+        if not self._missing[place]:
+            del self._missing[place]
 
     def verify(self) -> str | None:
         """Compare each tensor with its digest; returns the problem as text, or None. Blocks for seconds."""
-        for key, buffer in self.buffers.items():
-            if len(buffer) and hashlib.sha256(buffer).digest() != self._digests.get(key):
-                return f"the state of {key[1]!r} was damaged on the way (its SHA-256 differs)"
+        for place, buffer in self._memory.items():
+            if len(buffer) and hashlib.sha256(buffer).digest() != self._digests.get(place):
+                return f"{place.key} was damaged on the way (its SHA-256 differs)"
         return None
+
+    def take_slots(self, segment: int) -> Snapshot:
+        """The optimizer slots of a segment, whose memory is the caller's from now on."""
+        places = [place for place in self._memory if place.segment == segment and place.key.slot]
+        return {place.key: self._memory.pop(place) for place in places}
+
+
+def _place_of(header: SliceHeader) -> _Place:
+    return _Place(header.segment, StateKey(header.name, header.slot))

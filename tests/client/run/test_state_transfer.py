@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farflung.client.run.state_transfer import SLICE_BYTES, StateCollector, send_state, slices
+from farflung.client.run.state_transfer import StateCollector, send_state
 from farflung.errors import ProtocolError, RunFailed
 from farflung.plans import Placement, Plan
+from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.tensors import memory
-from farflung.transport.wire.headers import SliceHeader
+from farflung.transport.wire.headers import SLICE_BYTES, SliceHeader, slices
 
 PLAN = Plan([Placement(0, ["a"], 1, 1, 1), Placement(1, ["b"], 1, 1, 1)], [], 1, 1)
 OWNED = [["head", "norm"], ["flags"]]
@@ -31,23 +32,27 @@ class RememberingLink:
         self.sent.append((header, bytes(buffer)))
 
 
-def state() -> dict[str, Tensor]:
+State = dict[StateKey, Tensor]
+HEAD, NORM, FLAGS = StateKey("head"), StateKey("norm"), StateKey("flags")
+
+
+def state() -> State:
     return {
-        "head": torch.randn(SLICE_BYTES // 4 + 3, generator=torch.Generator().manual_seed(1)),
-        "norm": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t(),
-        "flags": torch.tensor([True, False]),
+        HEAD: torch.randn(SLICE_BYTES // 4 + 3, generator=torch.Generator().manual_seed(1)),
+        NORM: torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t(),
+        FLAGS: torch.tensor([True, False]),
     }
 
 
-def collector(values: dict[str, Tensor]) -> StateCollector:
+def collector(values: State) -> StateCollector:
     return StateCollector("j", 1, PLAN, OWNED, values, lambda received, total: None)
 
 
-def sent_by(segment: int, values: dict[str, Tensor]) -> list[tuple[SliceHeader, bytes]]:
+def sent_by(segment: int, values: State) -> list[tuple[SliceHeader, bytes]]:
     link = RememberingLink()
     taken: list[int] = []
     asyncio.run(send_state("j", 1, {segment: OWNED[segment]}, values, link, taken.append))
-    assert sum(taken) == sum(values[name].nbytes for name in OWNED[segment])
+    assert sum(taken) == sum(tensor.nbytes for key, tensor in values.items() if key.name in OWNED[segment])
     return link.sent
 
 
@@ -67,7 +72,7 @@ def test_what_comes_before_it_is_waited_for_is_told_then() -> None:
     async def wait() -> None:
         waiting = asyncio.create_task(target.state())
         await asyncio.sleep(0)
-        assert told == [(total - values["flags"].nbytes, total)]
+        assert told == [(total - values[FLAGS].nbytes, total)]
         deliver(target, "b", sent_flags)
         await waiting
 
@@ -81,7 +86,7 @@ def test_slices_cover_a_tensor_once(total: int) -> None:
     parts = list(slices(total))
     assert sum(size for _, size in parts) == total
     assert all(after[0] == before[0] + before[1] for before, after in itertools.pairwise(parts))
-    assert parts[0][0] == 0 and all(size <= SLICE_BYTES for _, size in parts)
+    assert all(0 < size <= SLICE_BYTES for _, size in parts) and (not parts or parts[0][0] == 0)
 
 
 def test_slices_go_out_in_name_order_with_the_digest_of_the_whole() -> None:
@@ -92,12 +97,12 @@ def test_slices_go_out_in_name_order_with_the_digest_of_the_whole() -> None:
         ("head", SLICE_BYTES, 12),
         ("norm", 0, 12),
     ]
-    norm = values["norm"].contiguous()
+    norm = values[NORM].contiguous()
     assert sent[2][0].sha256 == hashlib.sha256(memory(norm)).digest()
 
 
 def test_a_round_trip_is_bit_equal_and_leaves_the_original_alone() -> None:
-    async def scenario() -> dict[str, Tensor]:
+    async def scenario() -> State:
         target = collector(values)
         for worker, part in (("b", parts[1]), ("a", parts[0])):
             deliver(target, worker, part)
@@ -107,22 +112,44 @@ def test_a_round_trip_is_bit_equal_and_leaves_the_original_alone() -> None:
     parts = [sent_by(segment, values) for segment in (0, 1)]
     home = asyncio.run(scenario())
     assert home.keys() == values.keys()
-    for name, tensor in home.items():
-        assert tensor.dtype == values[name].dtype and torch.equal(tensor, values[name])
-        assert tensor.data_ptr() != values[name].data_ptr()
+    for key, tensor in home.items():
+        assert tensor.dtype == values[key].dtype and torch.equal(tensor, values[key])
+        assert tensor.data_ptr() != values[key].data_ptr()
 
 
-def test_an_empty_tensor_travels_too() -> None:
-    async def scenario() -> dict[str, Tensor]:
-        values = {"a": torch.empty(0, 3)}
+def test_optimizer_slots_travel_beside_their_parameter() -> None:
+    async def scenario() -> State:
+        target = collector(values)
+        for worker, part in (("b", parts[1]), ("a", parts[0])):
+            deliver(target, worker, part)
+        return await target.state()
+
+    mean = StateKey("norm", "exp_avg")
+    values = state() | {mean: torch.randn(3, 2).bfloat16(), StateKey("norm", "step"): torch.tensor(7)}
+    parts = [sent_by(segment, values) for segment in (0, 1)]
+    slots = [(header.name, header.slot, header.total) for header, _ in parts[0] if header.name == "norm"]
+    assert slots == [("norm", "", 12), ("norm", "exp_avg", 12), ("norm", "step", 8)]
+    home = asyncio.run(scenario())
+    assert home.keys() == values.keys()
+    assert all(torch.equal(home[key], values[key]) for key in values)
+
+
+def test_slots_that_nobody_asked_for_are_refused() -> None:
+    header = msgspec.structs.replace(sent_by(0, state())[2][0], slot="exp_avg")
+    with pytest.raises(ProtocolError, match="exp_avg of 'norm', which the plan does not give it"):
+        collector(state()).opening("a", header)
+
+
+def test_an_empty_tensor_is_there_without_a_slice() -> None:
+    async def scenario() -> State:
+        values = {StateKey("a"): torch.empty(0, 3)}
         plan = Plan([Placement(0, ["w"], 1, 1, 1)], [], 1, 1)
         link = RememberingLink()
         await send_state("j", 1, {0: ["a"]}, values, link, lambda size: None)
-        target = StateCollector("j", 1, plan, [["a"]], values, lambda received, total: None)
-        deliver(target, "w", link.sent)
-        return await target.state()
+        assert not link.sent
+        return await StateCollector("j", 1, plan, [["a"]], values, lambda received, total: None).state()
 
-    assert asyncio.run(scenario())["a"].shape == (0, 3)
+    assert asyncio.run(scenario())[StateKey("a")].shape == (0, 3)
 
 
 def test_a_damaged_tensor_is_named() -> None:
@@ -174,13 +201,14 @@ def test_a_repeated_slice_and_a_second_version_are_refused() -> None:
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6))
 def test_any_sizes_come_home(sizes: list[int]) -> None:
     async def scenario() -> None:
-        values = {f"p{n}": torch.arange(size, dtype=torch.int16) for n, size in enumerate(sizes)}
+        values = {StateKey(f"p{n}"): torch.arange(size, dtype=torch.int16) for n, size in enumerate(sizes)}
+        names = [key.name for key in values]
         plan = Plan([Placement(0, ["w"], 1, 1, 1)], [], 1, 1)
         link = RememberingLink()
-        await send_state("j", 1, {0: list(values)}, values, link, lambda size: None)
-        target = StateCollector("j", 1, plan, [list(values)], values, lambda received, total: None)
+        await send_state("j", 1, {0: names}, values, link, lambda size: None)
+        target = StateCollector("j", 1, plan, [names], values, lambda received, total: None)
         deliver(target, "w", link.sent)
         home = await target.state()
-        assert all(torch.equal(home[name], values[name]) for name in values)
+        assert all(torch.equal(home[key], values[key]) for key in values)
 
     asyncio.run(scenario())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
 from farflung.errors import ConnectionFailed
 from farflung.opdag.analysis import changed_by_training
 from farflung.protocol.messages import Planned, Welcome
+from farflung.runtime.state import StateKey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +44,9 @@ class Attempt:
         )
         changed = changed_by_training(prepared.graph)
         coming = [[name for name in names if name in changed] for names in planned.owned]
+        self._state = _ByKey(prepared.state)
         self._collector = StateCollector(
-            planned.job, planned.attempt, planned.plan, coming, prepared.state, observer.collecting
+            planned.job, planned.attempt, planned.plan, coming, self._state, observer.collecting
         )
 
     @property
@@ -78,7 +80,7 @@ class Attempt:
 
     async def trained_state(self) -> dict[str, Tensor]:
         """Wait for the tensors that training changed; returns all owned ones. See `StateCollector.state`."""
-        trained = await self._collector.state()
+        trained = {key.name: tensor for key, tensor in (await self._collector.state()).items()}
         kept = {name for names in self.planned.owned for name in names} - trained.keys()
         return trained | {name: self._prepared.state[name] for name in kept}
 
@@ -97,12 +99,26 @@ class Attempt:
             self._linked.set()
         segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         with suppress(ConnectionFailed):  # the lost link has been reported
-            await send_state(
-                planned.job, planned.attempt, segments, self._prepared.state, session, progress.add
-            )
+            await send_state(planned.job, planned.attempt, segments, self._state, session, progress.add)
 
     def _total_bytes(self) -> int:
         return sum(self._prepared.state[name].nbytes for names in self.planned.owned for name in names)
+
+
+class _ByKey(Mapping[StateKey, "Tensor"]):
+    """Parameters and buffers by their keys; each is read on access."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self._state = state
+
+    def __getitem__(self, key: StateKey) -> Tensor:
+        return self._state[key.name]
+
+    def __iter__(self) -> Iterator[StateKey]:
+        return map(StateKey, self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
 
 
 class _Progress:

@@ -1,24 +1,24 @@
 """Send a model's state to the workers before the first step, and collect it after the last.
 
-Each tensor travels as named slices and is verified by its digest.
+Each tensor travels as named slices and is verified by its digest. It is a parameter or buffer, or what the
+optimizer keeps of a parameter; its `StateKey` says which.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from farflung.errors import ProtocolError, RunFailed
 from farflung.plans import Plan
-from farflung.transport.wire.headers import DataHeader, SliceHeader
+from farflung.runtime.state import StateKey
+from farflung.transport.wire.headers import DataHeader, SliceHeader, slices
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SLICE_BYTES = 4 * 2**20
 
 
 class Outgoing(Protocol):
@@ -28,43 +28,45 @@ class Outgoing(Protocol):
         """Send a message; returns when the buffer may be changed again."""
 
 
-def slices(total: int) -> Iterator[tuple[int, int]]:
-    """Offset and size of each slice of a tensor of `total` bytes; an empty tensor has one, of size 0."""
-    for offset in range(0, max(total, 1), SLICE_BYTES):
-        yield offset, min(SLICE_BYTES, total - offset)
-
-
 async def send_state(
     job: str,
     attempt: int,
     segments: Mapping[int, Sequence[str]],
-    state: Mapping[str, Tensor],
+    state: Mapping[StateKey, Tensor],
     link: Outgoing,
     sent: Callable[[int], None],
 ) -> None:
-    """Send what the given segments of one worker own, in ascending segment and name order.
+    """Send what the given segments of one worker own, in ascending order of segments and keys.
 
-    `segments` maps segment numbers to names in `state`; `sent` is called with the bytes of each slice.
+    `segments` maps segment numbers to the names that they own, of which everything in `state` is sent;
+    `sent` is called with the bytes of each slice.
     """
     from farflung.runtime.torch_backend.tensors import memory, outgoing
 
     for segment in sorted(segments):
-        for name in sorted(segments[segment]):
-            tensor = outgoing(state[name]).cpu()
-            buffer = memory(tensor)
+        for key in _keys_of(segments[segment], state):
+            buffer = memory(outgoing(state[key]).cpu())
             digest = await asyncio.to_thread(_digest, buffer)
             for offset, size in slices(len(buffer)):
-                header = SliceHeader(job, attempt, segment, name, offset, size, len(buffer), digest)
+                header = SliceHeader(
+                    job, attempt, segment, key.name, offset, size, len(buffer), digest, key.slot
+                )
                 await link.send(header, buffer[offset : offset + size])
                 sent(size)
+
+
+def _keys_of(names: Iterable[str], state: Iterable[StateKey]) -> list[StateKey]:
+    """The keys of `state` with these names, all of which it has, sorted: a parameter before its slots."""
+    by_name: dict[str, list[StateKey]] = {}
+    for key in state:
+        by_name.setdefault(key.name, []).append(key)
+    return [key for name in sorted(names) for key in sorted(by_name[name])]
 
 
 @dataclass
 class _Arriving:
     """One tensor on its way back."""
 
-    segment: int
-    worker: str
     tensor: Tensor
     buffer: memoryview
     expected: int = 0
@@ -74,11 +76,12 @@ class _Arriving:
 
 
 class StateCollector:
-    """Receives every owned tensor from its worker, straight into the tensor's memory.
+    """Receives the state that segments own from their workers, straight into the memory of tensors.
 
-    Slices of one tensor arrive in order. `state` gives shapes and types; the received tensors are new ones,
-    allocated at their first slice. `progress` is called only once the state is awaited, because a worker's
-    slices may arrive before the broker's message that the last step is done.
+    `owned` names what each segment owns; everything of these names in `state` is awaited, which gives shapes
+    and types. The received tensors are new ones, allocated at their first slice; slices of one tensor arrive
+    in order. `progress` is called only once the state is awaited, because a worker's slices may arrive before
+    the broker's message that the last step is done.
     """
 
     def __init__(
@@ -87,19 +90,20 @@ class StateCollector:
         attempt: int,
         plan: Plan,
         owned: Sequence[Sequence[str]],
-        state: Mapping[str, Tensor],
+        state: Mapping[StateKey, Tensor],
         progress: Callable[[int, int], None],
     ) -> None:
         self._job = job
         self._attempt = attempt
         self._plan = plan
-        self._owner = {name: segment for segment, names in enumerate(owned) for name in names}
+        self._owner = {key: segment for segment, names in enumerate(owned) for key in _keys_of(names, state)}
         self._state = state
         self._progress = progress
-        self._arriving: dict[str, _Arriving] = {}
-        self._missing = set(self._owner)
+        self._arriving: dict[StateKey, _Arriving] = {}
+        sizes = {key: state[key].nbytes for key in self._owner}
+        self._missing = {key for key, size in sizes.items() if size}
         self._complete = asyncio.Event()
-        self._total = sum(state[name].nbytes for name in self._owner)
+        self._total = sum(sizes.values())
         self._received = 0
         self._is_awaited = False
         if not self._missing:
@@ -121,11 +125,11 @@ class StateCollector:
         is_due = header.offset in arriving.retracted or header.offset == arriving.expected
         if header.total != whole or not is_due or end > whole:
             raise ProtocolError(
-                f"worker {worker} sent bytes {header.offset} to {end} of {header.total}, {header.name!r},"
+                f"worker {worker} sent bytes {header.offset} to {end} of {header.total}, {_key_of(header)},"
                 f" expected those from {arriving.expected} of {whole}"
             )
         if arriving.sha256 not in (b"", header.sha256):
-            raise ProtocolError(f"worker {worker} sent slices of two versions of {header.name!r}")
+            raise ProtocolError(f"worker {worker} sent slices of two versions of {_key_of(header)}")
         arriving.sha256 = header.sha256
         arriving.retracted.discard(header.offset)
         arriving.expected = max(arriving.expected, end)
@@ -133,21 +137,22 @@ class StateCollector:
 
     def complete(self, header: SliceHeader) -> None:
         """Note that a slice accepted by `opening` has been received completely."""
-        arriving = self._arriving[header.name]
+        key = _key_of(header)
+        arriving = self._arriving[key]
         arriving.received += header.bytes
         self._received += header.bytes
         self._tell()
         if arriving.received == len(arriving.buffer):
-            self._missing.discard(header.name)
+            self._missing.discard(key)
         if not self._missing:
             self._complete.set()
 
     def retract(self, header: SliceHeader) -> None:
         """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
-        self._arriving[header.name].retracted.add(header.offset)
+        self._arriving[_key_of(header)].retracted.add(header.offset)
 
-    async def state(self) -> dict[str, Tensor]:
-        """Wait for all owned tensors, verify their digests, and return them by name.
+    async def state(self) -> dict[StateKey, Tensor]:
+        """Wait for all owned tensors, verify their digests, and return them.
 
         Raises
         ------
@@ -158,36 +163,43 @@ class StateCollector:
         self._tell()
         await self._complete.wait()
         await asyncio.to_thread(self._verify)
-        return {name: arriving.tensor for name, arriving in self._arriving.items()}
+        return {key: self._arrived(key).tensor for key in self._owner}
 
     def _tell(self) -> None:
         if self._is_awaited and self._received:
             self._progress(self._received, self._total)
 
     def _arriving_tensor(self, worker: str, header: SliceHeader) -> _Arriving:
-        if header.name not in self._owner or self._plan.worker_of(self._owner[header.name]) != worker:
-            raise ProtocolError(f"worker {worker} sent {header.name[:80]!r}, which the plan does not give it")
-        if header.name not in self._arriving:
+        key = _key_of(header)
+        if key not in self._owner or self._plan.worker_of(self._owner[key]) != worker:
+            raise ProtocolError(f"worker {worker} sent {key}, which the plan does not give it")
+        if header.segment != self._owner[key]:
+            raise ProtocolError(
+                f"worker {worker} sent {key} as part of segment {header.segment}, the plan says"
+                f" {self._owner[key]}"
+            )
+        return self._arrived(key)
+
+    def _arrived(self, key: StateKey) -> _Arriving:
+        """What has arrived of a tensor, whose memory is allocated when it is first asked for."""
+        if key not in self._arriving:
             import torch
 
             from farflung.runtime.torch_backend.tensors import memory
 
-            like = self._state[header.name]
-            tensor = torch.empty(like.shape, dtype=like.dtype)
-            segment = self._owner[header.name]
-            self._arriving[header.name] = _Arriving(segment, worker, tensor, memory(tensor))
-        arriving = self._arriving[header.name]
-        if arriving.segment != header.segment:
-            raise ProtocolError(
-                f"worker {worker} sent {header.name!r} as part of segment {header.segment}, the plan says"
-                f" {arriving.segment}"
-            )
-        return arriving
+            tensor = torch.empty(self._state[key].shape, dtype=self._state[key].dtype)
+            self._arriving[key] = _Arriving(tensor, memory(tensor))
+        return self._arriving[key]
 
     def _verify(self) -> None:
-        for name, arriving in self._arriving.items():
-            if _digest(arriving.buffer) != arriving.sha256:
-                raise RunFailed(f"{name!r} came damaged from worker {arriving.worker}: its SHA-256 differs")
+        for key, arriving in self._arriving.items():
+            if len(arriving.buffer) and _digest(arriving.buffer) != arriving.sha256:
+                worker = self._plan.worker_of(self._owner[key])
+                raise RunFailed(f"{key} came damaged from worker {worker}: its SHA-256 differs")
+
+
+def _key_of(header: SliceHeader) -> StateKey:
+    return StateKey(header.name, header.slot)
 
 
 def _digest(buffer: memoryview) -> bytes:

@@ -6,12 +6,14 @@ against the plan before it allocates memory for the payload, so nothing here det
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 Name = Annotated[str, Meta(max_length=512)]
+Slot = Annotated[str, Meta(max_length=64)]
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -38,9 +40,10 @@ class ValueHeader(msgspec.Struct, frozen=True, tag="value", array_like=True, for
 
 
 class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, forbid_unknown_fields=True):
-    """A byte range of one named tensor of a segment's state (a parameter, buffer or optimizer entry).
+    """A byte range of one piece of a segment's state: a parameter or buffer, or the `slot` that an optimizer
+    keeps of a parameter.
 
-    `total` is the size of the whole tensor in bytes, `sha256` the digest of the whole.
+    `total` is the size of the whole in bytes, `sha256` its digest.
     """
 
     job: Name
@@ -51,6 +54,16 @@ class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, for
     bytes: Count
     total: Count
     sha256: Digest
+    slot: Slot = ""
+
+
+SLICE_BYTES = 4 * 2**20
+
+
+def slices(total: int) -> Iterator[tuple[int, int]]:
+    """Offset and size of each slice of `total` bytes; an empty tensor has none."""
+    for offset in range(0, total, SLICE_BYTES):
+        yield offset, min(SLICE_BYTES, total - offset)
 
 
 class ProbeHeader(msgspec.Struct, frozen=True, tag="probe", array_like=True, forbid_unknown_fields=True):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import msgspec
-from tests.broker.scenario import Scenario
+from tests.broker.scenario import DEVICE, Scenario
 
 from farflung.broker.core import facts, log_lines
 from farflung.broker.status import Sighting, status_of
@@ -30,6 +30,12 @@ def test_every_state_of_a_worker_is_shown() -> None:
     for worker in "ab":
         story.loaded(worker)
     assert [worker.state for worker in status(story).workers] == ["running", "running", "idle", "lost"]
+
+
+def test_what_a_device_says_of_itself_is_shown() -> None:
+    story = Scenario("a")
+    story.join("b", device=msgspec.structs.replace(DEVICE, kernels="00ff"))
+    assert [worker.kernels for worker in status(story).workers] == ["", "00ff"]
 
 
 def test_a_worker_that_was_told_to_stop_has_left_and_was_not_lost() -> None:

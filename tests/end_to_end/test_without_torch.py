@@ -56,6 +56,7 @@ def test_a_worker_on_jax_trains_beside_one_on_torch(fleet: Mixed) -> None:
     assert sorted(run.workers) == ["bare", "with-torch"]
     shown = {worker["worker"]: worker["framework"].split()[0] for worker in fleet.status()["workers"]}
     assert shown == {"with-torch": "torch", "bare": "jax"}
+    assert len({worker["kernels"] for worker in fleet.status()["workers"]} - {""}) == 2
     if Path("/proc").exists():
         assert "libtorch" not in Path(f"/proc/{workers[1].process.pid}/maps").read_text()
     for command in [*workers, broker]:

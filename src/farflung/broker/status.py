@@ -62,6 +62,7 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
         framework=worker.device.framework,
         opset=worker.device.opset.version,
         lacks=list(worker.device.lacks),
+        kernels=worker.device.kernels,
     )
 
 

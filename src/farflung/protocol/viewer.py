@@ -24,7 +24,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """One worker as `farflung status` shows it; `state` is idle, loading, running, lost or left.
 
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
-    that it knows, `lacks` the ops of it that its backend refuses.
+    that it knows, `lacks` the ops of it that its backend refuses, `kernels` the digest of what its kernels
+    compute (`Device.kernels`).
     """
 
     worker: str
@@ -38,6 +39,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     framework: str = ""
     opset: int = 0
     lacks: list[str] = []
+    kernels: str = ""
 
     @property
     def is_away(self) -> bool:

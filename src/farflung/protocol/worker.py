@@ -22,7 +22,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `memory_bytes` is what its owner lets jobs use, `framework` the framework that it computes with, `lacks`
     the ops of the opset that it refuses. `tflops` is the rate that it sustains in float32 matrix products, as
-    measured by the worker when it started; 0 is unknown.
+    measured by the worker when it started; 0 is unknown. `kernels` is the digest of what its kernels compute
+    (`runtime.kernels`): devices with equal ones may repeat each other's steps bit for bit. Empty is unknown.
     """
 
     kind: Id
@@ -33,6 +34,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     opset: Opset
     tflops: Annotated[float, Meta(ge=0, le=MOST_TFLOPS)] = 0.0
     lacks: Lacks = ()
+    kernels: Annotated[str, Meta(max_length=64)] = ""
 
     @property
     def ability(self) -> Ability:

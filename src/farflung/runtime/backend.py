@@ -162,6 +162,12 @@ class Backend(Protocol[Array]):
     def measure_tflops(self) -> float:
         """Measure the device's TFLOP/s in float32 matrix products; takes under a second, on any thread."""
 
+    def kernel_digest(self) -> str:
+        """The digest of what the device's kernels compute with this process's threads; see `runtime.kernels`.
+
+        It takes tens of milliseconds on any thread, or a second where they must be compiled first.
+        """
+
     def allocate(self, size: int) -> memoryview:
         """Allocate `size` > 0 bytes for a link or a codec to fill; not called on the compute thread."""
 

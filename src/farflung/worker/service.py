@@ -85,7 +85,7 @@ async def run(options: WorkerOptions) -> None:
 
 
 def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
-    """Describe this worker's device for the broker; takes a moment, because it measures the device."""
+    """Describe this worker's device for the broker; takes a moment, because it tries the device out."""
     offer = backend.offer()
     tflops = min(backend.measure_tflops(), MOST_TFLOPS)
     return Device(
@@ -97,6 +97,7 @@ def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
         opset=Opset.own(),
         tflops=tflops,
         lacks=offer.lacks,
+        kernels=backend.kernel_digest(),
     )
 
 

@@ -65,7 +65,8 @@ def test_no_torch_is_imported() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from farflung.runtime.jax_backend.backend import JaxBackend\n"
-        "print(JaxBackend().offer().framework)"
+        "backend = JaxBackend()\n"
+        "print(backend.offer().framework, len(backend.kernel_digest()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("jax ")
+    assert done.stdout.startswith("jax ") and done.stdout.endswith(" 32\n")

@@ -158,6 +158,9 @@ class EmulatedBackend:
     def measure_tflops(self) -> float:
         return self._device.tflops
 
+    def kernel_digest(self) -> str:
+        return EMULATED
+
     def allocate(self, size: int) -> memoryview:
         received = self._received
         if size > len(received):

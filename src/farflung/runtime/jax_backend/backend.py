@@ -26,6 +26,7 @@ from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
 from farflung.runtime.jax_backend import arrays
 from farflung.runtime.jax_backend.arrays import AnyArray
+from farflung.runtime.jax_backend.kernels import kernel_digest
 from farflung.runtime.jax_backend.lowering import lacks
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.jax_backend.verify import verify_segment
@@ -103,6 +104,9 @@ class JaxBackend:
 
     def measure_tflops(self) -> float:
         return measure_tflops()
+
+    def kernel_digest(self) -> str:
+        return kernel_digest()
 
     def allocate(self, size: int) -> memoryview:
         return arrays.allocate(size)

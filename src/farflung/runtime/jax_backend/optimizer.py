@@ -36,7 +36,7 @@ class Stepper:
         self._shapes = list(shapes)
         self._steps = [0] * len(shapes)
         self._slots = [self._arrays(shape, {}) for shape in shapes]
-        rule = _rule(declared)
+        rule = update_rule(declared)
 
         def update(
             parameters: list[Array], gradients: list[Array], slots: list[Slots], moves: Array, numbers: Array
@@ -127,7 +127,8 @@ def _updated(
     )
 
 
-def _rule(declared: Optimizer) -> Rule:
+def update_rule(declared: Optimizer) -> Rule:
+    """The rule of a declared optimizer; its numbers are those of `Stepper` without the scale."""
     return _adamw(declared) if isinstance(declared, AdamW) else _sgd(declared)
 
 

@@ -25,6 +25,7 @@ from farflung.plans import Plan
 from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
@@ -94,6 +95,9 @@ class TorchBackend:
 
     def measure_tflops(self) -> float:
         return measure_tflops()
+
+    def kernel_digest(self) -> str:
+        return kernel_digest()
 
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)

@@ -77,7 +77,7 @@ class Running:
 
     def handed_out(self) -> dict[str, bytes]:
         self.wait_for(StateGiven)
-        return {one.name: bytes(one.buffer) for one in self.said if isinstance(one, OutgoingState)}
+        return {one.key.name: bytes(one.buffer) for one in self.said if isinstance(one, OutgoingState)}
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def load_of(run: ByHand, updated: list[str]) -> Load:
     plan = msgspec.structs.replace(run.planned.plan, placements=placements)
     segments = run.planned.segments
     programs = [SegmentProgram(s.number, wire.dump(s), _sizes(run, s.owned)) for s in segments]
-    return Load("job-1", 1, plan, run.training, programs, {}, "desk", updated)
+    return Load("job-1", 1, plan, run.training, programs, {}, "desk", updated=updated)
 
 
 def _sizes(run: ByHand, owned: list[str]) -> dict[str, int]:

@@ -94,12 +94,12 @@ def _state(job: Job, graph: Graph) -> Mapping[str, Tensor]:
         from farflung.runtime.parity.steps import named_state
 
         return named_state(job.model, graph)
-    from farflung.client.output.checkpoint_reader import CheckpointReader
+    from farflung.client.output.weights_reader import WeightsReader
 
     assert job.weights is not None
     tensors = dict(job.model.named_buffers()) | dict(job.model.named_parameters())
     own = {name: tensor.detach() for name, tensor in tensors.items() if not tensor.is_meta}
-    return CheckpointReader(Path(job.weights), graph, own)
+    return WeightsReader(Path(job.weights), graph, own)
 
 
 def _remarks(captured: Capture) -> tuple[str, ...]:

@@ -10,6 +10,6 @@ run_folder
     The run folder, which stays valid on a full disk and after a kill.
 weights
     Save and load `model.safetensors`.
-checkpoint_reader
+weights_reader
     Read the weights of a model on the meta device from safetensors files.
 """

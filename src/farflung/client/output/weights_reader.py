@@ -24,7 +24,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-class CheckpointReader(Mapping[str, "Tensor"]):
+class WeightsReader(Mapping[str, "Tensor"]):
     """A graph's parameters and buffers by name; each is read on access and not cached.
 
     Parameters

@@ -87,6 +87,10 @@ class DeviceHeld(FarflungError):
     exit_code = 1
 
 
+class CheckpointError(FarflungError):
+    """A checkpoint cannot be written or read, is damaged, or is of another run."""
+
+
 class LabError(FarflungError):
     """An emulated network cannot be as it was asked for, or this machine cannot carry it."""
 

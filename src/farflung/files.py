@@ -25,7 +25,16 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Put on disk what was written to a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def cache_folder() -> Path:
@@ -33,11 +42,3 @@ def cache_folder() -> Path:
     if home := os.environ.get("FARFLUNG_HOME"):
         return Path(home).expanduser() / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "farflung"
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

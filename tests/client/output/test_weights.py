@@ -37,7 +37,7 @@ def test_trained_weights_come_back_into_a_fresh_module(tmp_path: Path) -> None:
         "norm.num_batches_tracked": torch.tensor(7),
         "positions": torch.arange(4),
     }
-    save_weights(path, module, trained, TIES)
+    save_weights(path, module, trained, TIES, 40)
     fresh = Tied()
     load_weights(path, fresh)
     assert torch.equal(fresh.head.weight, trained["symbol.weight"])
@@ -49,17 +49,17 @@ def test_trained_weights_come_back_into_a_fresh_module(tmp_path: Path) -> None:
 
 def test_the_file_holds_each_tensor_once_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    save_weights(path, Tied(), {}, TIES)
+    save_weights(path, Tied(), {}, TIES, 40)
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
-        assert file.metadata() == {"head.weight": "same as symbol.weight"}
+        assert file.metadata() == {"head.weight": "same as symbol.weight", "farflung.step": "40"}
     assert "symbol.weight" in names and not names & {"head.weight", "positions"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_a_file_of_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    save_weights(path, Tied(4), {}, TIES)
+    save_weights(path, Tied(4), {}, TIES, 40)
     with pytest.raises(JobError, match="does not fit the model") as caught:
         load_weights(path, Tied(3))
     assert "\n" not in str(caught.value)
@@ -72,7 +72,7 @@ def test_a_disk_that_takes_no_more_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.safetensors"
-    save_weights(path, Tied(), {}, TIES)
+    save_weights(path, Tied(), {}, TIES, 40)
     before = path.read_bytes()
 
     def full(*_: object) -> None:
@@ -80,6 +80,6 @@ def test_a_disk_that_takes_no_more_leaves_the_old_file(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(RunFailed, match="cannot write to the run folder"):
-        save_weights(path, Tied(), {"unused": torch.zeros(2)}, TIES)
+        save_weights(path, Tied(), {"unused": torch.zeros(2)}, TIES, 40)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]

@@ -137,7 +137,7 @@ def test_weights_are_for_models_without_values(tmp_path: Path) -> None:
 
 def test_what_was_trained_is_saved_and_read_into_a_module_without_values(tmp_path: Path) -> None:
     trained = distinct(case("chain").build())
-    save_weights(tmp_path / "model.safetensors", on_meta("chain"), trained, {})
+    save_weights(tmp_path / "model.safetensors", on_meta("chain"), trained, {}, 1)
     module = on_meta("chain")
     load_weights(tmp_path / "model.safetensors", module)
     assert all(torch.equal(tensor, trained[name]) for name, tensor in module.state_dict().items())

@@ -10,6 +10,8 @@ run_folder
     The run folder, which stays valid on a full disk and after a kill.
 weights
     Save and load `model.safetensors`.
+tensor_file
+    Read and write safetensors files in which tied tensors are stored once.
 weights_reader
     Read the weights of a model on the meta device from safetensors files.
 """

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.client.output.run_folder import disk_failure
-from farflung.errors import JobError
+from farflung.client.output.tensor_file import STEP, TIE, read_tensors, write_tensors
+from farflung.errors import CheckpointError, JobError
+from farflung.files import sync
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TIE = "same as "
-"""Prefix of the metadata that maps each further name of a tied tensor to the name it is stored under."""
-
 
 def save_weights(
-    path: Path, module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str]
+    path: Path, module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str], step: int
 ) -> None:
-    """Write the module's state by name, with its tensors replaced by the trained ones.
+    """Write the module's state by name, with its tensors replaced by those that `step` steps trained.
 
     If writing fails, the old file remains. A tied tensor is stored once; the file's metadata maps its other
     names to that one.
@@ -31,18 +29,12 @@ def save_weights(
     RunFailed
         The disk refuses the write.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    tensors, metadata = _distinct(module, trained, ties)
     temporary = path.with_name(f".{path.name}.new")
     try:
-        save_file(tensors, temporary, metadata)
-        temporary.chmod(0o644)
-        _sync(temporary)
+        write_tensors(temporary, *named_weights(module, trained, ties, step))
         temporary.replace(path)
-        _sync(path.parent)
-    except (OSError, SafetensorError) as error:
+        sync(path.parent)
+    except OSError as error:
         raise disk_failure(path.parent, str(error)) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -66,27 +58,25 @@ def load_weights(path: Path, module: nn.Module) -> None:
     JobError
         The file cannot be read, or is of another model.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            for alias, where in (file.metadata() or {}).items():
-                if where.startswith(TIE):
-                    state[alias] = state[where.removeprefix(TIE)]
+        state, _ = read_tensors(path)
         extra = {name: value for name, value in module.state_dict().items() if not _is_tensor(value)}
         has_no_values = any(tensor.is_meta for tensor in module.parameters())
         module.load_state_dict({**state, **extra}, strict=True, assign=has_no_values)
-    except (OSError, SafetensorError, RuntimeError, KeyError) as error:
+    except (CheckpointError, RuntimeError) as error:
         line = " ".join(str(error).split())[:300]
         raise JobError(f"{path} does not fit the model: {line}") from error
 
 
-def _distinct(
-    module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str]
+def named_weights(
+    module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str], step: int
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a file of weights: the module's state by name, each tensor once.
+
+    `trained` tensors take the place of the module's own; `ties` maps further names of a tensor to its name.
+    """
     tensors: dict[str, Tensor] = {}
-    metadata: dict[str, str] = {}
+    metadata = {STEP: str(step)}
     written: dict[int, str] = {}
     for name, own in module.state_dict(keep_vars=True).items():
         if not _is_tensor(own):
@@ -94,9 +84,10 @@ def _distinct(
         first = ties.get(name) or written.setdefault(id(own), name)
         if first != name:
             metadata[name] = TIE + first
-        elif name in trained or not own.is_meta:  # else the loss does not depend on it, and no worker owns it
-            # A copy: safetensors refuses tensors that share memory.
-            tensors[name] = (trained[name] if name in trained else own.detach().clone()).cpu().contiguous()
+        elif name in trained:
+            tensors[name] = trained[name]
+        elif not own.is_meta:  # else the loss does not depend on it, and no worker owns it
+            tensors[name] = own.detach().clone()  # safetensors refuses tensors that share memory
     return tensors, metadata
 
 
@@ -104,11 +95,3 @@ def _is_tensor(value: object) -> bool:
     from torch import Tensor
 
     return isinstance(value, Tensor)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

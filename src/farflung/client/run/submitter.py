@@ -244,7 +244,8 @@ class Submitter:
         trained = await self._require_attempt().trained_state()
         job, ties = self._prepared.job, self._prepared.graph.ties
         if not self._prepared.emulated:
-            await asyncio.to_thread(save_weights, self.recorder.folder.model_path, job.model, trained, ties)
+            path = self.recorder.folder.model_path
+            await asyncio.to_thread(save_weights, path, job.model, trained, ties, step)
             self.recorder.metrics.weights_step = step
         self._events.put_nowait(WeightsSaved())
 

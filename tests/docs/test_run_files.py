@@ -9,6 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from farflung.client.output.checkpoints.record import (
+    CheckpointRecord,
+    DataIdentity,
+    ModelIdentity,
+    RunIdentity,
+    Share,
+    StoredFile,
+    Versions,
+)
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary
 from farflung.lab.run.emulation import Emulation
@@ -23,6 +32,15 @@ FILES = {
     "summary.json": [Summary, CorpusRecord],
     "events.jsonl": [Prediction],
     "plan.json": [Plan, Placement, Edge, LinkCodec, LaterCodecs],
+    "checkpoint.json": [
+        CheckpointRecord,
+        RunIdentity,
+        ModelIdentity,
+        DataIdentity,
+        Versions,
+        Share,
+        StoredFile,
+    ],
     "lab.json": [LabReport, Stats, LinkStats, Emulation],
 }
 

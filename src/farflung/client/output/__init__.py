@@ -12,6 +12,8 @@ weights
     Save and load `model.safetensors`.
 tensor_file
     Read and write safetensors files in which tied tensors are stored once.
+checkpoints
+    Checkpoints, in a folder.
 weights_reader
     Read the weights of a model on the meta device from safetensors files.
 """

@@ -1,0 +1,136 @@
+"""`checkpoint.json`: which step of which run a checkpoint holds, and its files. Keys are only ever added."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+import farflung
+from farflung.errors import CheckpointError
+from farflung.runtime.training import Training
+from farflung.text import printable
+
+FORMAT = 1
+
+RECORD = "checkpoint.json"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+BUFFERS = "non_persistent.safetensors"
+CODERS = "coders.msgpack"
+FILES = (MODEL, OPTIMIZER, BUFFERS, CODERS)
+"""What a checkpoint may hold beside its record; the first is always there."""
+
+Count = Annotated[int, Meta(ge=0)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """Size and digest of one file."""
+
+    bytes: Count
+    sha256: Sha256
+
+
+class ModelIdentity(msgspec.Struct, frozen=True):
+    """The captured model: the digest of its OP-DAG's wire form, and how many numbers its parameters have."""
+
+    graph_sha256: Sha256
+    numbers: Count
+
+
+class DataIdentity(msgspec.Struct, frozen=True):
+    """The training data: how many items, and a digest of `sampled` of them, spread evenly.
+
+    `sha256` is None if an item differed when it was read a second time, as with random augmentation.
+    """
+
+    items: Count
+    sampled: Count
+    sha256: Sha256 | None
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the sampled items were the same when they were read again."""
+        return self.sha256 is not None
+
+
+class RunIdentity(msgspec.Struct, frozen=True):
+    """What identifies a run: the model, the training settings and the data."""
+
+    model: ModelIdentity
+    training: Training
+    data: DataIdentity
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """The versions of farflung and torch that wrote a checkpoint."""
+
+    farflung: str
+    torch: str
+
+    @classmethod
+    def own(cls) -> Versions:
+        """Those of this process."""
+        import torch
+
+        return cls(farflung.__version__, str(torch.__version__))
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One segment of the cut that was in force: its workers, and the parameters and buffers that it owned."""
+
+    segment: Count
+    workers: list[str]
+    owns: list[str]
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`checkpoint.json`.
+
+    `run` is a random name that a run keeps when it is resumed, `job` the job's name. The checkpoint holds the
+    state after `step` steps, the last of which was applied in `attempt` and had `loss`; `unit` is the number
+    of the next unit. The state of coders is that of the segments in `cut`. `files` gives sizes and digests.
+    """
+
+    format: int = FORMAT
+    run: Annotated[str, Meta(min_length=1)]
+    job: str
+    step: Count
+    unit: Count
+    attempt: Count
+    loss: float | None
+    identity: RunIdentity
+    versions: Versions
+    cut: list[Share] = []
+    files: dict[str, StoredFile] = {}
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def decode_record(document: bytes, where: str, step: int) -> CheckpointRecord:
+    """Read the `checkpoint.json` of the checkpoint at `where`, which must be of that step.
+
+    Raises
+    ------
+    CheckpointError
+        It is damaged, of a newer format or of another step, or it names files that no checkpoint has.
+    """
+    try:
+        version = msgspec.json.decode(document, type=_Format).format
+        if version > FORMAT:
+            raise CheckpointError(
+                f"{where} has format {version}, this farflung reads up to {FORMAT}: use a newer farflung"
+            )
+        record = msgspec.json.decode(document, type=CheckpointRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{where}/{RECORD} is damaged or foreign: {printable(str(error))}") from None
+    if record.step != step:
+        raise CheckpointError(f"{where}/{RECORD} is of step {record.step}: its folder was renamed")
+    if MODEL not in record.files or not record.files.keys() <= set(FILES):
+        found = printable(", ".join(record.files)[:200])
+        raise CheckpointError(f"{where}/{RECORD} names the files {found or 'none'}: it is damaged or foreign")
+    return record

@@ -1,0 +1,192 @@
+"""A checkpoint of another run is refused, and the message says in which fields the runs differ."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tests.support.checkpoints import IDENTITY, record_of
+from torch import Tensor, nn
+
+import farflung
+from farflung.client.capture.prepared import Prepared
+from farflung.client.output.checkpoints.identity import (
+    data_identity,
+    differences,
+    identity_of,
+    require_same_run,
+)
+from farflung.client.output.checkpoints.record import (
+    DataIdentity,
+    ModelIdentity,
+    RunIdentity,
+    Versions,
+    decode_record,
+)
+from farflung.errors import CheckpointError, JobError
+from farflung.opdag import wire
+from farflung.opdag.graph import BatchSize, Graph, Input, ValueType
+from farflung.runtime.optimizer import SGD, AdamW, Constant, WarmupCosine
+
+
+def current(**changes: Any) -> RunIdentity:
+    """The identity of the checkpoint's run, with other training settings."""
+    return msgspec.structs.replace(IDENTITY, training=msgspec.structs.replace(IDENTITY.training, **changes))
+
+
+def test_the_same_run_is_taken_also_with_more_steps_or_another_validation() -> None:
+    require_same_run(record_of(40), IDENTITY)
+    require_same_run(record_of(40), current(steps=10_000))
+    require_same_run(record_of(40), current(steps=40))
+    require_same_run(record_of(40), current(validate_every=7, validation_microbatches=3))
+
+
+OTHERS: dict[str, tuple[RunIdentity, str]] = {
+    "learning rate": (current(optimizer=AdamW(lr=0.0003)), "optimizer: lr 0.001 there, 0.0003 here"),
+    "betas": (
+        current(optimizer=AdamW(lr=0.001, betas=(0.8, 0.9))),
+        "optimizer: betas 0.9, 0.999 there, 0.8, 0.9 here",
+    ),
+    "schedule": (
+        current(optimizer=AdamW(lr=0.001, schedule=Constant(10))),
+        "optimizer: schedule: warmup_steps 0 there, 10 here",
+    ),
+    "another schedule": (
+        current(optimizer=AdamW(lr=0.001, schedule=WarmupCosine(1, 10))),
+        "optimizer: schedule: Constant there, WarmupCosine here",
+    ),
+    "optimizer": (current(optimizer=SGD(lr=0.001)), "optimizer: AdamW there, SGD here"),
+    "microbatches": (current(microbatches=8), "microbatches: 4 there, 8 here"),
+    "seed": (current(seed=3), "seed: 0 there, 3 here"),
+    "clip": (current(clip=1.0), "clip: none there, 1.0 here"),
+    "precision": (current(precision="bfloat16"), "precision: float32 there, bfloat16 here"),
+    "codecs": (current(codecs=("dense", "int8")), "codecs: none there, dense, int8 here"),
+    "steps": (current(steps=39), "steps: 40 are done there, 39 are asked for here"),
+    "model": (
+        msgspec.structs.replace(IDENTITY, model=ModelIdentity("c" * 64, 30)),
+        "model: graph aaaaaaaaaaaa there, cccccccccccc here",
+    ),
+    "size of the model": (
+        msgspec.structs.replace(IDENTITY, model=ModelIdentity("c" * 64, 3000)),
+        "model: parameters of 30 numbers there, 3,000 here",
+    ),
+    "length of the data": (
+        msgspec.structs.replace(IDENTITY, data=DataIdentity(900, 8, "b" * 64)),
+        "data: 1000 items there, 900 here",
+    ),
+    "items of the data": (
+        msgspec.structs.replace(IDENTITY, data=DataIdentity(1000, 8, "c" * 64)),
+        "data: of 8 sampled items some are not the same",
+    ),
+    "data that are no longer repeatable": (
+        msgspec.structs.replace(IDENTITY, data=DataIdentity(1000, 8, None)),
+        "data: items read twice are alike there, unlike here",
+    ),
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_another_run_is_refused_with_the_field_that_differs(field: str) -> None:
+    other, words = OTHERS[field]
+    with pytest.raises(CheckpointError, match="the checkpoint of step 40 is of another run: ") as caught:
+        require_same_run(record_of(40), other)
+    assert f": {words}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_difference_is_named() -> None:
+    other = current(optimizer=AdamW(lr=0.1, eps=0.5), seed=1)
+    assert differences(record_of(40), other) == [
+        "optimizer: lr 0.001 there, 0.1 here",
+        "optimizer: eps 1e-08 there, 0.5 here",
+        "seed: 0 there, 1 here",
+    ]
+
+
+def test_another_version_of_torch_is_named_beside_another_graph() -> None:
+    record = msgspec.structs.replace(record_of(40), versions=Versions("0.1.0", "2.9.0"))
+    (found,) = differences(record, msgspec.structs.replace(IDENTITY, model=ModelIdentity("c" * 64, 30)))
+    assert found.endswith(f", captured with torch 2.9.0 there and {torch.__version__} here")
+
+
+def test_an_identity_survives_its_file() -> None:
+    record = msgspec.structs.replace(
+        record_of(40),
+        identity=current(optimizer=SGD(lr=0.1, momentum=0.9, schedule=WarmupCosine(3, 9)), clip=0.1),
+        files={
+            name: {"bytes": 1, "sha256": "0" * 64} for name in ("model.safetensors", "optimizer.safetensors")
+        },
+    )
+    again = decode_record(msgspec.json.encode(record), "40", 40)
+    assert again.identity == record.identity
+    require_same_run(again, record.identity)
+
+
+class Numbers:
+    """Item i is the number i, with noise if it is asked for."""
+
+    def __init__(self, length: int = 100, noise: bool = False, changed: int = -1) -> None:
+        self.length, self.noise, self.changed = length, noise, changed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        noise = random.random() if self.noise else 0.0
+        return {"x": torch.tensor([index + noise + (0.5 if index == self.changed else 0.0)])}
+
+
+def job_of(data: Any, **changes: Any) -> farflung.Job:
+    settings = {"model": nn.Linear(1, 1), "data": data, "optimizer": SGD(lr=0.1)}
+    return farflung.Job(**{**settings, "batch": 4, "microbatches": 2, "steps": 3, **changes})
+
+
+def test_data_are_known_by_their_length_and_some_items() -> None:
+    known = data_identity(job_of(Numbers()))
+    assert (known.items, known.sampled, known.is_repeatable) == (100, 8, True)
+    assert data_identity(job_of(Numbers())) == known
+    assert data_identity(job_of(Numbers(changed=50))) != known
+    assert data_identity(job_of(Numbers(101))).items == 101
+    assert data_identity(job_of(Numbers(4))).sampled == 4
+
+
+def test_data_whose_items_differ_when_read_again_are_noticed_and_taken() -> None:
+    first, second = (data_identity(job_of(Numbers(noise=True))) for _ in range(2))
+    assert not first.is_repeatable and first == second
+    there = msgspec.structs.replace(IDENTITY, data=first)
+    require_same_run(record_of(40, identity=there), there)
+
+
+def test_items_are_compared_as_batches() -> None:
+    """A tokenizer or a random mask in `collate` counts; items need not be tensors."""
+
+    def doubled(items: Any) -> dict[str, Tensor]:
+        return {"x": torch.cat([item["x"] * 2 for item in items])}
+
+    plain, other = job_of(Numbers()), job_of(Numbers(), collate=doubled)
+    assert data_identity(plain) != data_identity(other)
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index:
+            raise ValueError("no such picture")
+        return super().__getitem__(index)
+
+
+def test_an_item_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(JobError, match=r"data\[12\] raised ValueError: no such picture"):
+        data_identity(job_of(Broken()))
+
+
+def test_a_model_is_known_by_its_graph_and_its_size() -> None:
+    values = [ValueType("float32", [BatchSize(1), 1]), ValueType("float32", [3, 4])]
+    inputs = [Input(0, "input", "x"), Input(1, "parameter", "weight")]
+    graph = Graph(1, "x", values, inputs, [], 0, {}, {}, {})
+    job = job_of(Numbers())
+    prepared = Prepared(job, graph, wire.dump(graph), {}, ())
+    found = identity_of(prepared, job.training())
+    assert found.model.numbers == 12 and found.training == job.training()
+    assert identity_of(prepared, job.training()) == found

@@ -13,7 +13,7 @@ weights
 tensor_file
     Read and write safetensors files in which tied tensors are stored once.
 checkpoints
-    Checkpoints, in a folder.
+    Checkpoints, in a folder or an object store.
 weights_reader
     Read the weights of a model on the meta device from safetensors files.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on from a step, as files in a folder.
+"""Checkpoints: all that a run needs to go on from a step, as files in a folder or an object store.
 
 record
     `checkpoint.json`: which step of which run a checkpoint holds, and its files.
@@ -9,5 +9,5 @@ store
 contents
     What is saved, and how it becomes files and comes back.
 places
-    Where checkpoints are kept: a folder.
+    Where checkpoints are kept: a folder, or an object store (`object_store`).
 """

@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in a folder. Methods block: call them on a thread.
+    """The checkpoints of one run, in a folder or an object store. Methods block: call them on a thread.
 
     Parameters
     ----------
@@ -45,9 +45,28 @@ class CheckpointStore:
         self._keep = keep
 
     @classmethod
-    def open(cls, where: str | Path, keep: int = KEPT) -> CheckpointStore:
-        """The store in a folder."""
-        return cls(Folder(Path(where)), keep)
+    def open(cls, where: str | Path, keep: int = KEPT, scratch: Path | None = None) -> CheckpointStore:
+        """The store in a folder (a path or `file://`), or at any other URL that fsspec knows.
+
+        For an object store, `scratch` is a folder of this machine for temporary files, which no other process
+        uses; the system's own by default.
+
+        Raises
+        ------
+        CheckpointError
+            The URL needs a package that is not installed, is not known, or its store cannot be opened.
+        """
+        address = str(where)
+        if isinstance(where, Path) or "://" not in address:
+            return cls(Folder(Path(where)), keep)
+        if address.startswith("file://"):
+            return cls(Folder(Path(address.removeprefix("file://"))), keep)
+        from farflung.client.output.checkpoints.object_store import ObjectStore
+
+        try:
+            return cls(ObjectStore(address, scratch), keep)
+        except OSError as error:
+            raise CheckpointError(f"{address} cannot be opened: {_reason(error)}") from error
 
     @property
     def name(self) -> str:
@@ -59,12 +78,12 @@ class CheckpointStore:
 
         A kill at any moment leaves the earlier checkpoints, and this one whole or not at all. Once it is
         whole, all but the newest `keep` up to it are deleted, and so are those of later steps: the run went
-        back behind them.
+        back behind them. If an object store has a checkpoint of this step, that one is deleted first.
 
         Raises
         ------
         CheckpointError
-            The disk refuses, or there are checkpoints of another run.
+            The disk or the object store refuses, or there are checkpoints of another run.
         """
         try:
             self._require_own(record)

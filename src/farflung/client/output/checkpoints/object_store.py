@@ -1,0 +1,168 @@
+"""Checkpoints in an object store, through fsspec: S3, Google Cloud Storage, Azure and what else it knows.
+
+An object store has no rename, so `checkpoint.json` is the mark: it is written last and deleted first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farflung.client.output.checkpoints.places import OURS, Place, discard, require_equal, steps_in
+from farflung.client.output.checkpoints.record import FILES, RECORD, CheckpointRecord, StoredFile
+from farflung.errors import CheckpointError
+from farflung.text import first_line
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+OBSTORE = frozenset(("s3", "s3a", "gs", "az", "abfs", "abfss"))
+"""Protocols that obstore serves where fsspec's own package for them (s3fs, gcsfs, adlfs) is not installed."""
+
+REQUEST_TIMEOUT = "10 minutes"
+"""Of one request. obstore sends twelve parts of 5 MB at once, which share a home's access line: one can take
+minutes. With its default of 30 seconds, no part arrived over 1.2 Mbit/s, and the upload failed."""
+
+PIECE_BYTES = 2**20
+TEMPORARY = ".farflung-checkpoint-"
+
+
+class ObjectStore(Place):
+    """Checkpoints below a URL.
+
+    Each passes through a temporary folder of this machine, both ways. It is in `scratch` if that is given;
+    there the next save removes what a killed process left.
+
+    Raises
+    ------
+    CheckpointError
+        A package is missing, or the URL is of no known protocol.
+    OSError
+        A method raises it with one line if the store refuses or cannot be reached.
+    """
+
+    def __init__(self, url: str, scratch: Path | None = None) -> None:
+        self.name = url.rstrip("/")
+        self._scratch = scratch
+        with self._guarded():
+            self._files, root = _file_system(url)
+        self._root = root.rstrip("/")
+
+    def steps(self) -> list[int]:
+        with self._guarded():
+            return steps_in(entry for entry, _ in self._listed(self._root))
+
+    def read_record(self, step: int) -> bytes:
+        with self._guarded():
+            return bytes(self._files.cat_file(self._key(step, RECORD)))
+
+    def sizes(self, step: int) -> dict[str, int]:
+        with self._guarded():
+            return dict(self._listed(self._key(step)))
+
+    def begin(self, step: int) -> Path:
+        for known in self.steps():
+            names = self.sizes(known).keys()
+            if RECORD not in names and names <= OURS:
+                self.remove(known)
+        if self._scratch is not None:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            for left in self._scratch.glob(f"{TEMPORARY}*"):
+                discard(left)
+        return Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self._scratch))
+
+    def publish(self, folder: Path, step: int) -> None:
+        with self._guarded():
+            self._delete(step, [RECORD])
+            self._files.makedirs(self._key(step), exist_ok=True)
+            for name in FILES:
+                if (folder / name).exists():
+                    self._files.put_file(str(folder / name), self._key(step, name))
+            self._delete(step, [name for name in FILES if not (folder / name).exists()])
+            self._files.pipe_file(self._key(step, RECORD), (folder / RECORD).read_bytes())
+
+    def remove(self, step: int) -> None:
+        with self._guarded():
+            self._delete(step, [RECORD, *FILES])
+
+    @contextmanager
+    def verified(self, record: CheckpointRecord) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=self._scratch) as name:
+            for file, expected in record.files.items():
+                found = self._download(record.step, file, Path(name) / file)
+                require_equal(f"{self.at(record.step)}/{file}", found, expected)
+            yield Path(name)
+
+    def _download(self, step: int, name: str, target: Path) -> StoredFile:
+        """Copy a file to this machine; returns its size and digest."""
+        digest, size = hashlib.sha256(), 0
+        with (
+            self._guarded(),
+            self._files.open(self._key(step, name), "rb") as source,
+            target.open("wb") as file,
+        ):
+            while piece := source.read(PIECE_BYTES):
+                digest.update(piece)
+                size += file.write(piece)
+        return StoredFile(size, digest.hexdigest())
+
+    def _delete(self, step: int, names: list[str]) -> None:
+        present = dict(self._listed(self._key(step)))
+        for name in names:
+            if name in present:
+                self._files.rm_file(self._key(step, name))
+
+    def _listed(self, key: str) -> Iterator[tuple[str, int]]:
+        """Last part of the name and size of each object and folder below a key."""
+        self._files.invalidate_cache()
+        try:
+            entries = self._files.ls(key, detail=True)
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            yield str(entry["name"]).rstrip("/").rpartition("/")[2], int(entry["size"] or 0)
+
+    def _key(self, step: int, name: str = "") -> str:
+        return "/".join(part for part in (self._root, str(step), name) if part)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Make an OSError of whatever a client of an object store raises; each has errors of its own."""
+        try:
+            yield
+        except (CheckpointError, FileNotFoundError):
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {first_line(error)[:300]}") from error
+
+
+def _file_system(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URL, and the path in it."""
+    protocol, _, path = url.partition("://")
+    missing = f"{protocol}:// needs packages that are not installed: pip install 'farflung[remote]'"
+    try:
+        from fsspec import get_filesystem_class
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise CheckpointError(missing) from None
+    try:
+        get_filesystem_class(protocol)
+    except ValueError:
+        raise CheckpointError(f"{url}: there is no file system called {protocol!r}") from None
+    except ImportError as error:
+        if protocol not in OBSTORE:
+            raise CheckpointError(f"{protocol}:// needs another package: {first_line(error)}") from None
+    else:
+        files, root = url_to_fs(url, skip_instance_cache=True)
+        return files, str(root)
+    try:
+        from obstore.fsspec import FsspecStore
+    except ImportError:
+        raise CheckpointError(missing) from None
+    opened: Callable[..., AbstractFileSystem] = FsspecStore
+    options = {"timeout": REQUEST_TIMEOUT, "allow_http": True}  # the user's environment names the address
+    return opened(protocol, client_options=options, skip_instance_cache=True), path

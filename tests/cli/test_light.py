@@ -24,6 +24,7 @@ def loaded(program: str) -> set[str]:
         "from farflung.cli.main import run; run(['--help'])",
         "from farflung.cli.main import run; run(['status', '--help'])",
         "from farflung.cli.main import run; run(['train', '--help'])",
+        "from farflung.cli.main import run; run(['export', '--help'])",
         "from farflung.cli.main import run; run(['status', '--folder', '/nonexistent'])",
         "from farflung.cli.main import run; run(['lab', 'list'])",
         "from farflung.cli.main import run; run(['topology', 'show', 'lan'])",

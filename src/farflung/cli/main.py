@@ -15,6 +15,7 @@ from farflung.cli.commands import (
     capture,
     check,
     doctor,
+    export,
     join,
     lab,
     plan,
@@ -45,6 +46,7 @@ app.add_typer(lab.app, name="lab")
 app.add_typer(topology.app, name="topology")
 for _command in (
     train.train,
+    export.export,
     check.check,
     capture.capture,
     plan.plan,

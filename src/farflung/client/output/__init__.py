@@ -14,6 +14,8 @@ tensor_file
     Read and write safetensors files in which tied tensors are stored once.
 checkpoints
     Checkpoints, in a folder or an object store.
+export
+    The weights of a run as a plain state dict.
 weights_reader
     Read the weights of a model on the meta device from safetensors files.
 """

@@ -53,6 +53,7 @@ EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 LOGS = "logs"
+CHECKPOINTS = "checkpoints"
 
 SIGNS = (METRICS, EVENTS, SUMMARY)
 """A folder with one of these was written by a run."""

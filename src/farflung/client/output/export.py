@@ -1,0 +1,134 @@
+"""Write the weights of a run as a plain state dict, for use without farflung."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from farflung.client.output.checkpoints.record import MODEL
+from farflung.client.output.checkpoints.store import CheckpointStore
+from farflung.client.output.run_folder import CHECKPOINTS
+from farflung.client.output.tensor_file import read_tensors, write_tensors
+from farflung.errors import CheckpointError
+from farflung.files import sync
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUFFIXES = (".safetensors", ".pt")
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What `farflung export` wrote. Keys are only ever added.
+
+    `file` has `bytes` bytes and holds `tensors` tensors, read from `source`: the weights of `step`, None if
+    `source` does not say. `skipped` says of each later checkpoint why it was not read.
+    """
+
+    file: str
+    step: int | None
+    tensors: int
+    bytes: int
+    source: str
+    skipped: tuple[str, ...] = ()
+
+
+class _Weights(NamedTuple):
+    """Weights by every name that the module's state dict has, and where they were read."""
+
+    tensors: Mapping[str, Tensor]
+    step: int | None
+    source: str
+    skipped: tuple[str, ...] = ()
+
+
+def export_weights(run: str, out: Path | None = None, step: int | None = None) -> Exported:
+    """Write the newest weights of a run, or those of `step`, as a state dict that `load_state_dict` takes.
+
+    Parameters
+    ----------
+    run
+        A run folder, or the folder or URL of a run's checkpoints.
+    out
+        A file ending in `.safetensors`, or in `.pt` for `torch.load(FILE, weights_only=True)`; by default
+        `RUN-STEP.safetensors` in the current folder. An older file is replaced.
+    step
+        The step whose weights to take; by default the newest, of the checkpoints and `model.safetensors`.
+
+    Raises
+    ------
+    CheckpointError
+        There are no such weights, or they are damaged; or `out` cannot be written.
+    """
+    if out is not None and out.suffix not in SUFFIXES:
+        raise CheckpointError(f"--out must end in {' or '.join(SUFFIXES)}, found {out.name!r}")
+    weights = _weights(run, step)
+    if out is None:
+        name = (
+            Path(run.rstrip("/")).resolve().name if "://" not in run else run.rstrip("/").rpartition("/")[2]
+        )
+        out = Path(f"{name}{'' if weights.step is None else f'-{weights.step}'}.safetensors")
+    _write(out, weights.tensors)
+    return Exported(
+        str(out), weights.step, len(weights.tensors), out.stat().st_size, weights.source, weights.skipped
+    )
+
+
+def _weights(run: str, step: int | None) -> _Weights:
+    """The weights of a step, or the newest ones that are whole."""
+    if "://" in run:
+        return _of_checkpoint(CheckpointStore.open(run), step)
+    folder = Path(run)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"expected a run folder at {run}, found {'a file' if folder.exists() else 'nothing'}"
+        )
+    is_run = (folder / CHECKPOINTS).is_dir()
+    store = CheckpointStore.open(folder / CHECKPOINTS if is_run else folder)
+    final = _of_file(folder / MODEL) if (folder / MODEL).is_file() else None
+    if final is None or (step is not None and step != final.step):
+        return _of_checkpoint(store, step)
+    newest = store.newest().record
+    if newest is not None and final.step is not None and newest.step > final.step:
+        return _of_checkpoint(store, step)
+    return final
+
+
+def _of_file(path: Path) -> _Weights:
+    tensors, step = read_tensors(path)
+    return _Weights(tensors, step, str(path))
+
+
+def _of_checkpoint(store: CheckpointStore, step: int | None) -> _Weights:
+    found = store.load(step)
+    return _Weights(found.weights, found.record.step, f"{store.name}/{found.record.step}", found.skipped)
+
+
+def _write(out: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a file under a temporary name, and rename it."""
+    import torch
+
+    temporary = out.with_name(f".{out.name}.new")
+    try:
+        if out.suffix == ".pt":
+            torch.save(dict(tensors), temporary)
+            sync(temporary)
+        else:
+            write_tensors(temporary, dict(_apart(tensors)), {"format": "pt"})
+        temporary.replace(out)
+        sync(out.parent)
+    except (OSError, RuntimeError) as error:  # torch.save makes the second of the first
+        raise CheckpointError(f"{out} cannot be written: {' '.join(str(error).split())[:200]}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, of which no two share memory, as safetensors demands."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        yield name, tensor.clone() if id(tensor) in seen else tensor
+        seen.add(id(tensor))

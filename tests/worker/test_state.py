@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.worker.loads import load
 
@@ -187,10 +187,15 @@ EVENTS = st.sampled_from(
 )
 
 
+BEGUN = [*READY, FromBroker(Begin(JOB, ATTEMPT)), UnitFinished(KEY, 0, SHARES)]
+
+
 @settings(max_examples=200)
+@example([*BEGUN, PeerLost("a", "reset"), FromBroker(Decide(JOB, ATTEMPT, 0, 1.0))])
+@example([*BEGUN, FromBroker(SendState(JOB, ATTEMPT)), FromBroker(Decide(JOB, ATTEMPT, 0, 1.0))])
 @given(st.lists(EVENTS, max_size=40))
 def test_invariants_hold_after_any_events(events: list[machine.Event]) -> None:
-    """Units are applied in order and once, only while running; a dropped job leaves an idle worker."""
+    """Reported units are applied, in order and once; a dropped job leaves an idle worker."""
     state = State("b")
     applied = -1
     for event in events:
@@ -200,8 +205,8 @@ def test_invariants_hold_after_any_events(events: list[machine.Event]) -> None:
             if isinstance(command, Prepare):
                 applied = -1
             elif isinstance(command, Apply):
-                assert before.phase == "running"
-                assert command.unit == applied + 1
+                assert before.ready is not None and before.ready.unit == command.unit == applied + 1
+                assert before.phase in ("running", "broken", "collecting")  # a decided step is finished
                 applied = command.unit
             elif isinstance(command, Drop):
                 assert state.load is None or state.phase == "loading"

@@ -20,7 +20,18 @@ from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol.fields import Opset
-from farflung.protocol.messages import Cancel, Collected, Load, Loaded, Message, Register, Submit, UnitReady
+from farflung.protocol.messages import (
+    Cancel,
+    Collected,
+    Keep,
+    Kept,
+    Load,
+    Loaded,
+    Message,
+    Register,
+    Submit,
+    UnitReady,
+)
 from farflung.protocol.worker import Device, SegmentProgram, Share
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizer import SGD
@@ -53,6 +64,7 @@ def plan_over(workers: list[str]) -> Plan:
 
 
 SUBMITTER_SEEN_AT = "192.0.2.9:50000"
+RESUMING = {"unit", "attempts", "checkpoint_every", "checkpoint_end"}
 
 
 class Scenario:
@@ -102,7 +114,13 @@ class Scenario:
     def submit(
         self, workers: int = 2, submitter: str = "ana", on: Sequence[str] = (), **changes: object
     ) -> Outcome:
-        message = Submit("gpt", b"graph", training(**changes), len(on) or workers, list(on))
+        """Submit a job; `changes` are fields of `Submit` or of its training."""
+        own = {name: changes.pop(name) for name in RESUMING & changes.keys()}
+        message = Submit("gpt", b"graph", training(**changes), len(on) or workers, list(on), **own)  # type: ignore[arg-type]
+        return self.say(message, submitter)
+
+    def say(self, message: Submit | Keep | Kept | Collected | Cancel, submitter: str = "ana") -> Outcome:
+        """A message from a submitter."""
         return self.feed(events.SubmitterMessage(self.now, submitter, message, SUBMITTER_SEEN_AT))
 
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
@@ -133,22 +151,19 @@ class Scenario:
         """Bring job-1 to its first unit."""
         self.submit(workers, **changes)
         self.planned()
-        for worker in self.state.jobs["job-1"].members:
-            self.loaded(worker)
+        job = self.state.jobs["job-1"]
+        for worker in job.members:
+            self.loaded(worker, attempt=job.attempt)
 
     def all_ready(self, unit: int, **share: object) -> None:
         for worker in self.state.jobs["job-1"].members:
             self.ready(worker, unit, **share)
 
     def collected(self, job: str = "job-1", attempt: int = 1, submitter: str = "ana") -> Outcome:
-        return self.feed(
-            events.SubmitterMessage(self.now, submitter, Collected(job, attempt), SUBMITTER_SEEN_AT)
-        )
+        return self.say(Collected(job, attempt), submitter)
 
     def cancel(self, collect: bool, job: str = "job-1", submitter: str = "ana") -> Outcome:
-        return self.feed(
-            events.SubmitterMessage(self.now, submitter, Cancel(job, "Ctrl-C", collect), SUBMITTER_SEEN_AT)
-        )
+        return self.say(Cancel(job, "Ctrl-C", collect), submitter)
 
 
 def sent(outcome_commands: object, worker: str) -> list[Message]:

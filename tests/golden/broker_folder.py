@@ -88,7 +88,9 @@ def _history() -> Iterator[Any]:
     yield fact(facts.WorkerMoved, worker="w-1")
     for number in range(1, 4):
         digest = digest_of(_BLOBS[0])
-        yield fact(facts.JobSubmitted, job=f"job-{number}", number=number, graph=b"", graph_digest=digest)
+        resumed = {"unit": 2, "attempts": 3} if number == 3 else {"unit": 0, "attempts": 0}
+        named = {"job": f"job-{number}", "number": number, "graph": b"", "graph_digest": digest}
+        yield fact(facts.JobSubmitted, **named, **resumed)
     for job in ("job-1", "job-2"):
         yield fact(facts.JobPlanning, job=job, attempt=1, workers=["w-1", "w-2", "w-3", "w-4"])
         yield fact(facts.JobRequeued, job=job, unable={"w-9": "lacks an op"})
@@ -96,7 +98,9 @@ def _history() -> Iterator[Any]:
         yield fact(facts.JobLoading, job=job, programs={1: digest_of(_BLOBS[1])}, steering=None)
         yield fact(facts.JobRunning, job=job)
         for unit in range(3):
-            yield fact(facts.UnitDecided, job=job, attempt=2, unit=unit)
+            yield fact(facts.UnitDecided, job=job, attempt=2, unit=unit, keep=unit == 1)
+        yield fact(facts.CopyAsked, job=job)
+        yield fact(facts.CopyStored, job=job, unit=1)
         yield fact(facts.CodecsDecided, job=job, attempt=2, unit=3)
         if job == "job-1":
             yield fact(facts.JobCollecting, job=job, state="done")

@@ -46,7 +46,7 @@ def test_a_device_that_is_held_for_a_job_that_is_over_is_given_up(wanted: State)
         asyncio.run(asyncio.wait_for(watched(("job-1", 5), wanted), 60))
 
 
-def test_verifying_and_handing_out_are_given_time_by_the_size_of_the_parameters() -> None:
+def test_verifying_copying_and_handing_out_are_given_time_by_the_size_of_the_parameters() -> None:
     outcomes: list[Outcome] = []
     seen: list[Doing | None] = []
     thread = ComputeThread("b", 10**9, EmulatedBackend(1.0), outcomes.append, lambda parcel: None)
@@ -59,9 +59,14 @@ def test_verifying_and_handing_out_are_given_time_by_the_size_of_the_parameters(
     receiver = Watched(load(), [1], 10**6, fresh)
     thread.prepare(load(), receiver, limits(chore_seconds=0.0))
     next(thread._pending(wait=True))  # its program is empty
-    job = SimpleNamespace(give_state=lambda: seen.append(thread.stopwatch.doing))
+
+    def look() -> None:
+        seen.append(thread.stopwatch.doing)
+
+    job = SimpleNamespace(give_state=look, copy_state=look)
     thread._attempt, thread._job = ("job-1", 5), cast(Any, job)
     thread.check_state(("job-1", 5), receiver)
+    thread.keep_state(("job-1", 5))
     thread.give_state(("job-1", 5))
     thread.close()
     thread.run()
@@ -70,5 +75,6 @@ def test_verifying_and_handing_out_are_given_time_by_the_size_of_the_parameters(
     assert allowed > 0
     assert [(doing.what, doing.allowed_seconds) for doing in seen if doing] == [
         ("verifying the parameters", allowed),
+        ("copying the parameters", allowed),
         ("handing out the parameters", allowed),
     ]

@@ -23,6 +23,7 @@ from farflung.worker.state import (
     Filled,
     FromBroker,
     GiveState,
+    KeepState,
     Note,
     PeerLinked,
     PeerLost,
@@ -119,6 +120,30 @@ def test_a_decision_may_change_the_codecs_of_links() -> None:
     assert run(*READY, begin, UnitFinished(KEY, 0, SHARES), decide)[1][-1] == Apply(0, 1.0, codecs)
 
 
+def test_a_copy_is_of_the_state_that_a_unit_has_just_left() -> None:
+    keep = FromBroker(Decide(JOB, ATTEMPT, 0, 0.5, keep=True))
+    decided = (*READY, FromBroker(Begin(JOB, ATTEMPT)), UnitFinished(KEY, 0, SHARES), keep)
+    state, done = run(*decided)
+    assert done[-2:] == [Apply(0, 0.5), KeepState(0)]
+    assert (state.phase, state.unit) == ("running", 1)
+    assert run(*decided, keep) == (state, done)
+    assert run(*decided, UnitFinished(KEY, 1, SHARES), FromBroker(Decide(JOB, ATTEMPT, 1, 1.0)))[1][-1] == (
+        Apply(1, 1.0)
+    )
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_state_at_the_end_is_as_whole_as_the_broker_asks_for(whole: bool) -> None:
+    asked = FromBroker(SendState(JOB, ATTEMPT, whole))
+    assert run(*READY, FromBroker(Begin(JOB, ATTEMPT)), asked)[1][-1] == GiveState(whole)
+
+
+def test_a_worker_that_lost_a_link_applies_the_step_that_was_decided() -> None:
+    finished = (*READY, FromBroker(Begin(JOB, ATTEMPT)), UnitFinished(KEY, 0, SHARES))
+    state, done = run(*finished, PeerLost("a", "reset"), FromBroker(Decide(JOB, ATTEMPT, 0, 0.5, keep=True)))
+    assert (state.phase, state.unit, done[-2:]) == ("broken", 1, [Apply(0, 0.5), KeepState(0)])
+
+
 def test_a_refusal_frees_the_worker() -> None:
     state, done = run(FromBroker(load()), Verified(KEY, "op aten.evil is not in the opset"))
     assert state == State("b")
@@ -171,9 +196,9 @@ EVENTS = st.sampled_from(
         *READY,
         FromBroker(load(6)),
         FromBroker(Begin(JOB, ATTEMPT)),
-        FromBroker(Decide(JOB, ATTEMPT, 0, 1.0)),
+        FromBroker(Decide(JOB, ATTEMPT, 0, 1.0, keep=True)),
         FromBroker(Decide(JOB, ATTEMPT, 1, 1.0)),
-        FromBroker(SendState(JOB, ATTEMPT)),
+        FromBroker(SendState(JOB, ATTEMPT, whole=True)),
         FromBroker(Stop(JOB, ATTEMPT, "over")),
         UnitFinished(KEY, 0, SHARES),
         UnitFinished(KEY, 1, SHARES),
@@ -208,6 +233,8 @@ def test_invariants_hold_after_any_events(events: list[machine.Event]) -> None:
                 assert before.ready is not None and before.ready.unit == command.unit == applied + 1
                 assert before.phase in ("running", "broken", "collecting")  # a decided step is finished
                 applied = command.unit
+            elif isinstance(command, KeepState):
+                assert applied == command.unit and Apply(command.unit, 1.0) in commands
             elif isinstance(command, Drop):
                 assert state.load is None or state.phase == "loading"
             elif isinstance(command, Start | EndTraining | GiveState):

@@ -53,6 +53,8 @@ from farflung.protocol.messages import (
     Broken,
     Cancel,
     Collected,
+    Keep,
+    Kept,
     Loaded,
     Message,
     Moved,
@@ -113,7 +115,7 @@ def events_of(
             yield events.SubmitterMessage(now, session.peer.id, content, session.remote)
         case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
             yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
-        case Submit() | Collected() | Cancel():
+        case Submit() | Keep() | Kept() | Collected() | Cancel():
             yield events.SubmitterMessage(now, session.peer.id, content, session.remote)
 
 

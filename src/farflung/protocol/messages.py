@@ -31,6 +31,8 @@ from farflung.protocol.submitter import (
     Collected,
     Collecting,
     Ended,
+    Keep,
+    Kept,
     Planned,
     Running,
     Submit,
@@ -72,7 +74,18 @@ FromWorker = (
     | Renew
 )
 FromSubmitter = (
-    Attach | Submit | Collected | Cancel | AskReverse | AskCircuit | Links | Ask | AskTopology | Renew
+    Attach
+    | Submit
+    | Keep
+    | Kept
+    | Collected
+    | Cancel
+    | AskReverse
+    | AskCircuit
+    | Links
+    | Ask
+    | AskTopology
+    | Renew
 )
 FromPeer = Claim | Welcome
 FromViewer = Ask | AskTopology | Renew

@@ -13,6 +13,8 @@ from farflung.protocol.fields import Addresses, Count, Id, Message, Opset, Text
 from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.training import Training
 
+MOST_ATTEMPTS = 10**9
+
 
 class Submit(Message, frozen=True):
     """Submit a job: the encoded OP-DAG (no weights), how to train it, on how many workers, how to plan it.
@@ -20,6 +22,11 @@ class Submit(Message, frozen=True):
     Each of `workers` workers gets a part; with 0 the planner chooses how many. `on` names the workers to
     choose from, which must all be connected; if empty, idle workers are used. `opset` is the opset that the
     graph was captured with.
+
+    A job that goes on from a checkpoint begins at `unit`, and its attempts are numbered from `attempts` + 1:
+    so many did earlier runs of it have. The state is copied to the submitter after each `checkpoint_every`
+    steps (0: only when it asks, see `Keep`). With `checkpoint_end` workers send the state of the optimizer
+    and of the coders with the weights when the job ends (`SendState`).
     """
 
     name: Text
@@ -29,6 +36,10 @@ class Submit(Message, frozen=True):
     on: Annotated[list[Id], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     wishes: Wishes = NO_WISHES
     opset: Opset | None = None
+    unit: Count = 0
+    attempts: Annotated[int, Meta(ge=0, le=MOST_ATTEMPTS)] = 0
+    checkpoint_every: Count = 0
+    checkpoint_end: bool = False
 
     def __post_init__(self) -> None:
         if self.on and (self.workers > len(self.on) or len(set(self.on)) < len(self.on)):
@@ -88,7 +99,8 @@ class Running(Message, frozen=True):
 class UnitDone(Message, frozen=True):
     """A unit was decided. `loss` sums the shares in segment order, `gradient_norm` is before clipping.
 
-    `links` is the traffic between workers in this unit.
+    `links` is the traffic between workers in this unit. With `keep` every worker now sends a copy of its
+    state right after this unit, which the submitter answers with `Kept`.
     """
 
     job: Id
@@ -98,6 +110,25 @@ class UnitDone(Message, frozen=True):
     gradient_norm: float
     bytes_sent: Count
     links: list[LinkTraffic] = msgspec.field(default_factory=list)
+    keep: bool = False
+
+
+class Keep(Message, frozen=True):
+    """Copy the state after the next training step, as soon as no earlier copy is under way.
+
+    A wish of an earlier attempt counts, too. The last unit is not copied: the state is sent after it anyway.
+    """
+
+    job: Id
+    attempt: Count
+
+
+class Kept(Message, frozen=True):
+    """The submitter has stored the copy of the state after `unit`, so the next copy may be made."""
+
+    job: Id
+    attempt: Count
+    unit: Count
 
 
 class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

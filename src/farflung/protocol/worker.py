@@ -226,7 +226,8 @@ class UnitReady(Message, frozen=True):
 class Decide(Message, frozen=True):
     """The unit is decided: a step is applied with gradients times `scale`, an evaluation just ends.
 
-    `codecs`, if given, replace the plan's codecs from the next unit on; all are in the job's codebook.
+    `codecs`, if given, replace the plan's codecs from the next unit on; all are in the job's codebook. With
+    `keep`, copy the state right after this unit, and send the copy to the submitter while training goes on.
     """
 
     job: Id
@@ -234,13 +235,18 @@ class Decide(Message, frozen=True):
     unit: Count
     scale: float
     codecs: Annotated[tuple[LinkCodec, ...], Meta(max_length=100_000)] | None = None
+    keep: bool = False
 
 
 class SendState(Message, frozen=True):
-    """Send the current owned parameters and buffers of every segment to the submitter."""
+    """Run no further unit, and send the owned parameters and buffers of every segment to the submitter.
+
+    If `whole`, send the state of the optimizer and of the coders with them.
+    """
 
     job: Id
     attempt: Count
+    whole: bool = False
 
 
 class Broken(Message, frozen=True):

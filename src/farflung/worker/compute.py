@@ -190,12 +190,16 @@ class _Job(Generic[Array]):
         The unit in flight goes on. The copies take memory beside it, which `needs_of` counts only after
         `ComputeThread.end_training`.
         """
+        self.copy_state()
+        self._emit(StateGiven(self._attempt))
+
+    def copy_state(self) -> None:
+        """Emit copies of all owned tensors that training changes; the unit in flight goes on."""
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
             for key, buffer in segment.snapshot(changed).items():
                 digest = hashlib.sha256(buffer).digest()
                 self._emit(OutgoingState(self._attempt, number, key, buffer, digest))
-        self._emit(StateGiven(self._attempt))
 
 
 _ENDING = "ending a job"
@@ -265,6 +269,10 @@ class ComputeThread(threading.Thread):
         The unit in flight goes on, unless `end_training` came before.
         """
         self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state())
+
+    def keep_state(self, attempt: Attempt) -> None:
+        """Copy all owned tensors for the submitter while training goes on; answers `OutgoingState`s."""
+        self._post(attempt, self._of_state("copying"), lambda: self._current.copy_state())
 
     def drop(self) -> None:
         """Drop the job and free its memory."""

@@ -304,6 +304,8 @@ class WorkerService:
             self._compute.decide(attempt, command.unit, command.scale, command.codecs)
         elif isinstance(command, machine.EndTraining):
             self._compute.end_training(attempt)
+        elif isinstance(command, machine.KeepState):
+            self._compute.keep_state(attempt)
         else:
             self._compute.give_state(attempt)
 

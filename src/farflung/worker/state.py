@@ -204,8 +204,17 @@ class EndTraining:
 
 
 @dataclass(frozen=True)
+class KeepState:
+    """Copy the state, as unit `unit` has just left it, and send the copy to the submitter while training."""
+
+    unit: int
+
+
+@dataclass(frozen=True)
 class GiveState:
-    """Send the state of the owned tensors to the submitter."""
+    """Send the state of the owned tensors to the submitter; if `whole`, with optimizer and coders."""
+
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,7 +231,7 @@ class Note:
     text: str
 
 
-Command = Tell | Prepare | Start | Apply | EndTraining | GiveState | Drop | Note
+Command = Tell | Prepare | Start | Apply | KeepState | EndTraining | GiveState | Drop | Note
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
@@ -266,11 +275,11 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, Begin) and state.phase == "loading":
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
     if isinstance(message, Decide) and state.ready is not None and message.unit == state.unit:
-        return replace(state, unit=state.unit + 1, ready=None), [
-            Apply(message.unit, message.scale, message.codecs)
-        ]
+        apply = Apply(message.unit, message.scale, message.codecs)
+        copied = [KeepState(message.unit)] if message.keep else []
+        return replace(state, unit=state.unit + 1, ready=None), [apply, *copied]
     if isinstance(message, SendState) and state.phase == "running":
-        return replace(state, phase="collecting"), [EndTraining(), GiveState()]
+        return replace(state, phase="collecting"), [EndTraining(), GiveState(message.whole)]
     return state, []
 
 

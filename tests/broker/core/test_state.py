@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.broker.copy_laws import check_copies
 from tests.broker.scenario import (
     DEVICE,
     EMULATED_DEVICE,
@@ -23,7 +24,7 @@ from tests.broker.scenario import (
 )
 
 from farflung.broker.core import events, facts, log_lines
-from farflung.broker.core.events import Send
+from farflung.broker.core.events import Send, SendToSubmitter
 from farflung.broker.core.jobs import planning_words
 from farflung.broker.core.state import durable, reduce_fact, replay
 from farflung.broker.network.worker_addresses import WorkerAddresses
@@ -40,6 +41,8 @@ from farflung.protocol.messages import (
     Decide,
     Denied,
     Ended,
+    Keep,
+    Kept,
     PeerMoved,
     Planned,
     Refused,
@@ -760,6 +763,7 @@ class Chaos:
         destructive = (self.leave, self.cancel, self.quit, self.try_again)
         moves = (self.join, self.submit, self.stray, self.tick, self.collect)
         moves += (self.plan,) * 4 + (self.load,) * 4 + (self.ready,) * 12 + (self.repeat,) * 3
+        moves += (self.ask_for_copy, self.store_copy, self.store_copy)
         for _ in range(count):
             try:
                 # One blow in twenty moves, so that histories get far enough to have something to lose.
@@ -786,8 +790,13 @@ class Chaos:
             self.story.leave(worker)
 
     def submit(self) -> None:
+        """Submit a job, which may be a resumed one or name a unit that it does not have."""
         self.story.submit(
-            self.data.draw(st.integers(0, 3)), validation_microbatches=self.data.draw(st.integers(0, 1))
+            self.data.draw(st.integers(0, 3)),
+            validation_microbatches=self.data.draw(st.integers(0, 1)),
+            unit=self.data.draw(st.sampled_from([0, 0, 0, 0, 1, 2, 5])),
+            attempts=self.data.draw(st.integers(0, 2)),
+            checkpoint_every=self.data.draw(st.integers(0, 2)),
         )
 
     def plan(self) -> None:
@@ -836,6 +845,19 @@ class Chaos:
             assert isinstance(command, Send) and isinstance(command.message, Decide)
             assert (command.message.attempt, command.message.unit) == (message.attempt, message.unit)
 
+    def ask_for_copy(self) -> None:
+        if (job := self._job()) is not None:
+            attempt = self.story.state.jobs[job].attempt
+            self.story.say(Keep(job, max(0, attempt + self.data.draw(st.integers(-1, 1)))))
+
+    def store_copy(self) -> None:
+        """Confirm the copy that is under way, or any other."""
+        if (job := self._job()) is not None:
+            held = self.story.state.jobs[job]
+            unit = held.copies.under_way
+            stray = unit is None or self.data.draw(st.integers(0, 4)) == 0
+            self.story.say(Kept(job, held.attempt, self.data.draw(st.integers(0, 3)) if stray else unit))
+
     def try_again(self) -> None:
         """Plan a job anew that has run for a while, as it will be once a lost worker no longer ends it."""
         job = self._job()
@@ -877,6 +899,8 @@ def test_laws_of_every_history(data: st.DataObject) -> None:
     story = chaos.story
     _decides_once_and_only_when_ready(story.facts)
     _attempts_rise(story.facts)
+    check_copies(story.facts)
+    _each_decision_is_one_message(story)
     state = Scenario().state
     for fact in story.facts:
         state = reduce_fact(state, fact)
@@ -894,14 +918,16 @@ def _decides_once_and_only_when_ready(history: list[facts.Fact]) -> None:
     shares: dict[tuple[str, int, int], list[Share]] = {}
     plans = {}
     for fact in history:
-        if isinstance(fact, facts.JobLoading):
+        if isinstance(fact, facts.JobSubmitted):
+            decided[fact.job] = fact.unit
+        elif isinstance(fact, facts.JobLoading):
             plans[fact.job] = fact.plan
         elif isinstance(fact, facts.WorkerReady):
             key = (fact.job, fact.ready.attempt, fact.ready.unit)
             shares.setdefault(key, []).extend(fact.ready.shares)
         elif isinstance(fact, facts.UnitDecided):
             key = (fact.job, fact.attempt, fact.unit)
-            assert fact.unit == decided.get(fact.job, 0)
+            assert fact.unit == decided[fact.job]
             decided[fact.job] = fact.unit + 1
             segments = sorted(share.segment for share in shares[key])
             assert segments == [part.segment for part in plans[fact.job].placements]
@@ -909,11 +935,26 @@ def _decides_once_and_only_when_ready(history: list[facts.Fact]) -> None:
                 assert all(share.finite for share in shares[key])
 
 
+def _each_decision_is_one_message(story: Scenario) -> None:
+    """To whomever and however often a decision is sent, it is the same, and the submitter hears the same."""
+    kept = {(f.job, f.attempt, f.unit): f.keep for f in story.facts if isinstance(f, facts.UnitDecided)}
+    found: dict[tuple[str, int, int], Decide] = {}
+    for command in story.commands:
+        if isinstance(command, Send | SendToSubmitter) and isinstance(command.message, Decide | UnitDone):
+            message = command.message
+            place = (message.job, message.attempt, message.unit)
+            assert message.keep == kept[place]
+            if isinstance(message, Decide):
+                assert found.setdefault(place, message) == message
+
+
 def _attempts_rise(history: list[facts.Fact]) -> None:
     attempts: dict[str, int] = {}
     for fact in history:
-        if isinstance(fact, facts.JobPlanning):
-            assert fact.attempt == attempts.get(fact.job, 0) + 1
+        if isinstance(fact, facts.JobSubmitted):
+            attempts[fact.job] = fact.attempts
+        elif isinstance(fact, facts.JobPlanning):
+            assert fact.attempt == attempts[fact.job] + 1
             attempts[fact.job] = fact.attempt
 
 

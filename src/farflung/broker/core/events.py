@@ -19,6 +19,8 @@ from farflung.protocol.messages import (
     Broken,
     Cancel,
     Collected,
+    Keep,
+    Kept,
     Load,
     Loaded,
     Message,
@@ -107,7 +109,7 @@ class SubmitterMessage(Event):
     """A message from a submitter, whose connection comes from `remote` (HOST:PORT)."""
 
     submitter: str
-    message: Submit | Collected | Cancel | AskReverse | AskCircuit
+    message: Submit | Keep | Kept | Collected | Cancel | AskReverse | AskCircuit
     remote: str
 
 

@@ -63,7 +63,7 @@ class JobSubmitted(Decision, frozen=True):
     """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them.
 
     `number` counts all jobs of a broker from 1; older logs lack it. The blob `graph_digest` is the encoded
-    OP-DAG; in older logs it is `graph`.
+    OP-DAG; in older logs it is `graph`. The last four fields are those of `Submit`.
     """
 
     job: str
@@ -77,6 +77,10 @@ class JobSubmitted(Decision, frozen=True):
     number: int = 0
     graph: bytes = b""
     graph_digest: Digest | None = None
+    unit: int = 0
+    attempts: int = 0
+    checkpoint_every: int = 0
+    checkpoint_end: bool = False
 
 
 class JobPlanning(Decision, frozen=True):
@@ -119,7 +123,10 @@ class JobRunning(Decision, frozen=True):
 
 
 class UnitDecided(Decision, frozen=True):
-    """The unit is complete on every worker; a training step is applied with gradients times `scale`."""
+    """The unit is complete on every worker; a training step is applied with gradients times `scale`.
+
+    If `keep`, a copy of the state after it is under way from now on.
+    """
 
     job: str
     attempt: int
@@ -128,6 +135,24 @@ class UnitDecided(Decision, frozen=True):
     loss: float
     gradient_norm: float
     bytes_sent: int
+    keep: bool = False
+
+
+class CopyAsked(Decision, frozen=True):
+    """The submitter wants a copy of the state after the next training step.
+
+    This and `CopyStored` are decisions although their sender could repeat them: they are rare, and a broker
+    that comes back then forgets no wish, and waits for no copy that was stored long ago.
+    """
+
+    job: str
+
+
+class CopyStored(Decision, frozen=True):
+    """The submitter has stored the copy of the state after `unit`: none is under way any more."""
+
+    job: str
+    unit: int
 
 
 class CodecsDecided(Decision, frozen=True):
@@ -205,6 +230,8 @@ AnyDecision = (
     | JobLoading
     | JobRunning
     | UnitDecided
+    | CopyAsked
+    | CopyStored
     | CodecsDecided
     | JobCollecting
     | JobEnded

@@ -31,7 +31,10 @@ from farflung.protocol.messages import (
     Cancel,
     Collected,
     Collecting,
+    Denied,
     Ended,
+    Keep,
+    Kept,
     Load,
     PeerMoved,
     Planned,
@@ -41,6 +44,7 @@ from farflung.protocol.messages import (
     Submit,
 )
 from farflung.protocol.submitter import waiting_for
+from farflung.runtime.training import Training
 from farflung.text import and_more, count_of
 
 _PLANNING_LENGTH = 120
@@ -51,7 +55,14 @@ NAMED = 5
 
 
 def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None:
-    """Add a job to the end of the queue; `seen` is the host that the submitter connects from."""
+    """Add a job to the end of the queue; `seen` is the host that the submitter connects from.
+
+    A job that cannot begin at the unit that it names is denied.
+    """
+    training = message.training
+    if training.units().at(message.unit) is None:
+        turn.do(Reply(Denied(_no_unit(training, message.unit))))
+        return
     number = turn.state.submitted + 1
     turn.emit(
         facts.JobSubmitted(
@@ -59,13 +70,17 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             job=f"job-{number}",
             name=one_line(message.name),
             submitter=submitter,
-            training=message.training,
+            training=training,
             workers=message.workers,
             on=message.on,
             wishes=message.wishes,
             seen=seen,
             number=number,
             graph_digest=turn.keep(message.graph),
+            unit=message.unit,
+            attempts=message.attempts,
+            checkpoint_every=message.checkpoint_every,
+            checkpoint_end=message.checkpoint_end,
         )
     )
 
@@ -167,7 +182,7 @@ def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
     """Make the workers send their state; the job then ends as `state`."""
     reason = one_line(reason)
     turn.emit(facts.JobCollecting(turn.now, job.job, state, reason))
-    turn.send_members(job, SendState(job.job, job.attempt))
+    turn.send_members(job, SendState(job.job, job.attempt, job.checkpoint_end))
     turn.tell(job.job, Collecting(job.job, job.attempt, job.step, state, reason))
 
 
@@ -184,6 +199,40 @@ def on_collected(turn: Transition, job: Job, message: Collected) -> None:
     if job.state != COLLECTING or message.attempt > job.attempt:
         raise ProtocolError(f"the submitter says it collected {job.job}, which is {job.state}")
     end(turn, job, job.ending, job.reason)
+
+
+def on_keep(turn: Transition, job: Job, message: Keep) -> None:
+    """Let the state be copied after the next training step; without effect if that is so, or none follows.
+
+    Raises
+    ------
+    ProtocolError
+        The attempt has not begun.
+    """
+    if message.attempt > job.attempt:
+        raise ProtocolError(
+            f"the submitter asks for a copy in attempt {message.attempt} of {job.job}, which has not begun"
+        )
+    if job.state != COLLECTING and not job.copies.due:
+        turn.emit(facts.CopyAsked(turn.now, job.job))
+
+
+def on_kept(turn: Transition, job: Job, message: Kept) -> None:
+    """Note that the submitter has stored a copy; the next one may be made.
+
+    Raises
+    ------
+    ProtocolError
+        No copy of this unit is under way.
+    """
+    if message.attempt < job.attempt:
+        return
+    if message.attempt > job.attempt or message.unit != job.copies.under_way:
+        raise ProtocolError(
+            f"the submitter says it stored the copy of unit {message.unit} of {job.job}, "
+            "which is not under way"
+        )
+    turn.emit(facts.CopyStored(turn.now, job.job, message.unit))
 
 
 def cancel(turn: Transition, job: Job, message: Cancel) -> None:
@@ -243,6 +292,14 @@ def moment(job: Job) -> str:
     if job.state == COLLECTING:
         return f"while the weights of step {job.step} were collected"
     return f"while the job was {job.state}"
+
+
+def _no_unit(training: Training, unit: int) -> str:
+    """Why a job with this training cannot begin at `unit`, in one line."""
+    steps = count_of(training.steps, "step")
+    if training.units().at(unit - 1) is not None:
+        return f"nothing is left to do: the job's {steps} are done before unit {unit}; ask for more steps"
+    return f"the job cannot begin at unit {unit}: with {steps} it has no such unit"
 
 
 def _plan(turn: Transition, job: Job, workers: list[str]) -> None:

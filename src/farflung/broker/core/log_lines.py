@@ -65,6 +65,11 @@ def _describe_job_running(fact: facts.JobRunning) -> str:
 
 
 @log_line.register
+def _describe_copy_stored(fact: facts.CopyStored) -> str:
+    return f"{fact.job}: the submitter has stored the copy of the state after unit {fact.unit}"
+
+
+@log_line.register
 def _describe_codecs_decided(fact: facts.CodecsDecided) -> str:
     changes = [f"{one.source} -> {one.target} uses {one.codec} ({one.reason})" for one in fact.changes]
     return one_line(f"{fact.job} changes codecs from unit {fact.unit} on: {'; '.join(changes)}")

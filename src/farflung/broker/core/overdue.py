@@ -29,9 +29,17 @@ def overdue(job: Job, now: float, patience_seconds: float) -> str:
 def _expected_seconds(job: Job) -> float:
     if job.plan is None:
         return 0.0
-    state_seconds = sum(part.parameter_bytes for part in job.plan.placements) / BYTES_PER_SECOND
-    if job.state != RUNNING or job.unit is None:
-        return state_seconds
+    weights = sum(part.parameter_bytes for part in job.plan.placements) / BYTES_PER_SECOND
+    whole = (1 + job.training.optimizer.moments) * weights
+    copy = 0.0 if job.copies.under_way is None else whole  # it shares the lines with what is awaited
+    if job.state == RUNNING:
+        return copy + _unit_seconds(job)
+    is_whole = job.checkpoint_end if job.state == COLLECTING else job.step > 0
+    return copy + (whole if is_whole else weights)
+
+
+def _unit_seconds(job: Job) -> float:
+    assert job.plan is not None and job.unit is not None
     if job.pace.slowest is not None:
         return DROPPED_AFTER * job.pace.slowest * job.unit.microbatches
     flops = TRAIN_FLOPS_PER_FORWARD * sum(part.flops for part in job.plan.placements)

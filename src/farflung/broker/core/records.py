@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from farflung.broker.core.blobs import Digest, JobBlobs
 from farflung.broker.core.commit import CommitGroup
+from farflung.broker.core.copies import Copies
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.worker import Decide, Device, HomeLine, LinkTraffic
@@ -75,7 +76,8 @@ class Job:
     its end: held). `ending` is the final state of a job that is collecting. `on` names the only workers that
     may run it, if any; `unable` maps workers to the ops of its model that they lack, until they register
     again. `codecs` are the current codecs of its links. `decisions` are those that may have to be sent again,
-    the oldest first.
+    the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end` workers
+    send it whole at the end.
 
     `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `tuning` (codec
     tuning) are observed, and empty after a replay.
@@ -108,6 +110,8 @@ class Job:
     codecs: tuple[LinkCodec, ...] = ()
     decisions: tuple[Decide, ...] = ()
     tuning: TuningState | None = None
+    copies: Copies = field(default_factory=Copies)
+    checkpoint_end: bool = False
 
     @property
     def over(self) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import JobBlobs, digest_of
 from farflung.broker.core.commit import CommitGroup, add_traffic
+from farflung.broker.core.copies import Copies
 from farflung.broker.core.records import (
     COLLECTING,
     LOADING,
@@ -84,6 +85,7 @@ def _apply_worker_lost(fact: facts.WorkerLost, state: State) -> State:
 
 @_evolve.register
 def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
+    unit = fact.training.units().at(fact.unit)
     job = Job(
         job=fact.job,
         name=fact.name,
@@ -95,7 +97,11 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         on=tuple(fact.on),
         wishes=fact.wishes,
         seen=fact.seen,
-        unit=fact.training.units().at(0),
+        attempt=fact.attempts,
+        unit=unit,
+        step=0 if unit is None else unit.step,
+        copies=Copies(fact.checkpoint_every),
+        checkpoint_end=fact.checkpoint_end,
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
 
@@ -113,6 +119,7 @@ def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
         plan=None,
         codecs=(),
         group=None,
+        copies=job.copies.interrupted(),
         pace=Pace(fact.at),
     )
     return _assign_workers(state, job, fact.workers).with_job(job)
@@ -156,7 +163,7 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
     assert job.unit is not None
     trained = job.unit.train
     # Each member has applied the earlier ones, or it could not have been ready for this unit.
-    decisions = (Decide(job.job, fact.attempt, fact.unit, fact.scale),)
+    decisions = (Decide(job.job, fact.attempt, fact.unit, fact.scale, keep=fact.keep),)
     moved = replace(
         job,
         pace=_next_pace(job, fact.at),
@@ -165,8 +172,21 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
         unit=job.training.units().at(job.unit.number + 1),
         group=None,
         decisions=decisions,
+        copies=job.copies.decided(job.unit, fact.keep),
     )
     return state.with_job(moved)
+
+
+@_evolve.register
+def _apply_copy_asked(fact: facts.CopyAsked, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(replace(job, copies=job.copies.asked()))
+
+
+@_evolve.register
+def _apply_copy_stored(fact: facts.CopyStored, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(replace(job, copies=job.copies.stored()))
 
 
 @_evolve.register
@@ -211,6 +231,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         traffic={},
         codecs=(),
         decisions=(),
+        copies=Copies(),
         tuning=None,
         words="",
     )

@@ -32,6 +32,8 @@ from farflung.protocol.messages import (
     Collected,
     Denied,
     Ended,
+    Keep,
+    Kept,
     Loaded,
     NotReached,
     Refused,
@@ -234,6 +236,10 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
         jobs.cancel(turn, job, message)
     elif isinstance(message, Collected):
         jobs.on_collected(turn, job, message)
+    elif isinstance(message, Keep):
+        jobs.on_keep(turn, job, message)
+    elif isinstance(message, Kept):
+        jobs.on_kept(turn, job, message)
     elif message.attempt == job.attempt:
         seen = reachability.submitter_addresses(message, event.remote)
         reachability.ask(turn, job, event.submitter, message, seen)

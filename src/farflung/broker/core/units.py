@@ -47,6 +47,8 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
         jobs.collect(turn, job, FAILED, _trouble(job, verdict.trouble))
         return
     unit = job.unit.number
+    is_last = job.training.units().at(unit + 1) is None
+    keep = job.copies.takes(job.unit) and not is_last  # after the last one the state is sent anyway
     turn.emit(
         facts.UnitDecided(
             turn.now,
@@ -57,6 +59,7 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             verdict.loss,
             verdict.gradient_norm,
             verdict.bytes_sent,
+            keep,
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)
@@ -73,6 +76,7 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             verdict.gradient_norm,
             verdict.bytes_sent,
             list(verdict.links),
+            keep,
         ),
     )
     job = turn.state.jobs[job.job]

@@ -1,0 +1,46 @@
+"""When the state of a job is copied to its submitter while training goes on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from farflung.schedule import Unit
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of one job's state, of which at most one is under way.
+
+    The state is to be copied after each `every` steps (0: never), and after the next step if `due`: the
+    submitter asked for it, or an earlier copy was under way when it was its turn. `under_way` is the unit
+    whose copy the submitter has not stored yet.
+    """
+
+    every: int = 0
+    due: bool = False
+    under_way: int | None = None
+
+    def takes(self, unit: Unit) -> bool:
+        """Whether the state right after `unit` is to be copied."""
+        return unit.train and self.under_way is None and self._is_due_after(unit)
+
+    def decided(self, unit: Unit, keep: bool) -> Copies:
+        """The copies once `unit` is decided; `keep` says that its copy is under way."""
+        if keep:
+            return replace(self, due=False, under_way=unit.number)
+        return replace(self, due=self._is_due_after(unit))
+
+    def asked(self) -> Copies:
+        """The copies once the submitter asks for one."""
+        return replace(self, due=True)
+
+    def stored(self) -> Copies:
+        """The copies once the submitter has stored the one under way."""
+        return replace(self, under_way=None)
+
+    def interrupted(self) -> Copies:
+        """The copies once the attempt has ended: one under way may never arrive, so another is due."""
+        return replace(self, due=self.due or self.under_way is not None, under_way=None)
+
+    def _is_due_after(self, unit: Unit) -> bool:
+        return self.due or (unit.train and self.every > 0 and (unit.step + 1) % self.every == 0)

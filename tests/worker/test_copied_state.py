@@ -1,0 +1,117 @@
+"""The compute thread copies the state between two steps, and the copy is of that moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured, microbatches, placed
+from tests.worker.loads import limits
+
+from farflung.plans import FEEDER
+from farflung.protocol.messages import Load
+from farflung.protocol.worker import SegmentProgram, Share
+from farflung.runtime.optimizer import AdamW
+from farflung.runtime.parcel import Coded, Parcel
+from farflung.runtime.parity.steps import named_state
+from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend.backend import TorchBackend
+from farflung.runtime.training import Training
+from farflung.worker.compute import ComputeThread, OutgoingState, StateGiven
+from farflung.worker.state import UnitFinished, Verified
+from farflung.worker.state_receiver import StateReceiver
+
+torch.set_num_threads(1)
+NAME, SAMPLES, MICROBATCHES, PATIENCE_SECONDS = "gpt-dropout", 2, 2, 60.0
+ATTEMPT = ("job-1", 1)
+Kind = TypeVar("Kind")
+
+
+class Trained:
+    """A compute thread that trains a whole model, and what came out of it."""
+
+    def __init__(self) -> None:
+        module, graph = captured(case(NAME), SAMPLES)
+        job = placed(graph, [], ["worker-0"], MICROBATCHES, SAMPLES)
+        state = {name: bytes(tensors.memory(t.detach())) for name, t in named_state(module, graph).items()}
+        sizes = {name: len(state[name]) for name in job.segments[0].owned}
+        program = SegmentProgram(0, job.programs[0], sizes)
+        training = Training(3, MICROBATCHES, SAMPLES, AdamW(0.01))
+        load = Load("job-1", 1, job.plan, training, [program], {}, "desk")
+        receiver = StateReceiver(load, [0], 10**9, tensors.allocate)
+        for (_, name), buffer in receiver.buffers.items():
+            buffer[:] = state[name]
+        self.said: list[object] = []
+        self.thread = ComputeThread("worker-0", 10**9, TorchBackend(), self.said.append, self.said.append)
+        self.thread.start()
+        self.thread.prepare(load, receiver, limits())
+        self.all_of(Verified, 1)
+        self.thread.begin(ATTEMPT)
+        names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+        batches = microbatches(case(NAME), SAMPLES, MICROBATCHES, 0)
+        self._inputs = [
+            (microbatch, edge.value, tensors.memory(batch[names[edge.value]].contiguous()))
+            for microbatch, batch in enumerate(batches)
+            for edge in job.plan.edges
+            if edge.source == FEEDER
+        ]
+
+    def run(self, unit: int) -> tuple[Share, ...]:
+        """The shares of a unit, once every microbatch has run."""
+        for microbatch, value, data in self._inputs:
+            fed = Parcel(unit, microbatch, FEEDER, 0, value, False, Coded(0, data))
+            self.thread.receive(ATTEMPT, fed)
+        return self.all_of(UnitFinished, unit + 1)[unit].shares
+
+    def copied(self) -> dict[str, bytes]:
+        return {one.name: bytes(one.buffer) for one in self.all_of(OutgoingState, 0)}
+
+    def all_of(self, kind: type[Kind], count: int) -> list[Kind]:
+        def found() -> list[Kind]:
+            return [one for one in list(self.said) if isinstance(one, kind)]
+
+        eventually(lambda: len(found()) >= count)
+        return found()
+
+
+@contextmanager
+def training() -> Iterator[Trained]:
+    one = Trained()
+    try:
+        yield one
+    finally:
+        one.thread.close()
+        one.thread.join(PATIENCE_SECONDS)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_a_copy_holds_the_step_that_was_just_applied_and_the_next_step_is_as_without_it() -> None:
+    with training() as ended:
+        ended.run(0)
+        ended.thread.decide(ATTEMPT, 0, 0.5)
+        ended.thread.give_state(ATTEMPT)
+        ended.all_of(StateGiven, 1)
+        expected = ended.copied()
+    with training() as undisturbed:
+        undisturbed.run(0)
+        undisturbed.thread.decide(ATTEMPT, 0, 0.5)
+        shares = undisturbed.run(1)
+    with training() as copying:
+        copying.run(0)
+        copying.thread.decide(ATTEMPT, 0, 0.5)
+        copying.thread.keep_state(ATTEMPT)
+        assert copying.run(1) == shares
+        copying.thread.decide(ATTEMPT, 1, 1.0)
+        copying.run(2)
+        assert copying.copied() == expected and expected
+        assert not copying.all_of(StateGiven, 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from tests.broker.scenario import Scenario, plan_over, sent, told
+import pytest
+from tests.broker.scenario import Scenario, loads, plan_over, sent, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.state import Outcome, durable, replay
@@ -73,3 +74,17 @@ def test_a_replay_knows_the_codecs_that_were_decided_with_the_last_unit() -> Non
         (decision,) = again.jobs["job-1"].decisions
         assert (decision.unit, decision.codecs) == (number, codecs)
         assert sent(scenario.commands, "a")[-1] == decision
+
+
+@pytest.mark.parametrize(("step", "codecs"), [(1, ROUGH), (2, GENTLE), (3, GENTLE)])
+def test_a_job_that_begins_later_begins_in_the_phase_of_its_step(step: int, codecs: list[LinkCodec]) -> None:
+    scenario = Phased("a", "b")
+    scenario.submit(2, steps=5, unit=step)
+    plan = loads(scenario.planned())["a"].plan
+    assert plan.codecs == codecs and scenario.state.jobs["job-1"].codecs == tuple(codecs)
+    for worker in ("a", "b"):
+        scenario.loaded(worker)
+    for unit in range(step, 5):
+        scenario.all_ready(unit)
+    changed = [fact.unit for fact in scenario.facts if isinstance(fact, facts.CodecsDecided)]
+    assert changed == ([2] if step == 1 else [])

@@ -19,12 +19,20 @@ from farflung.broker.core.events import CodecsConsidered, ConsiderCodecs
 from farflung.broker.core.records import Job
 from farflung.broker.core.transition import Transition
 from farflung.errors import FarflungError
-from farflung.plans import LinkCodec
+from farflung.plans import LinkCodec, Plan
 from farflung.plans.codec_pair import DENSE
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import CodecsChosen
 from farflung.protocol.submitter import CodecChange
 from farflung.schedule import Unit
+
+
+def plan_from(plan: Plan, step: int) -> Plan:
+    """The plan of a job that begins after `step` steps, with the codec pairs of the phase in force there."""
+    begun = [phase for phase in plan.later if phase.step <= step]
+    if not begun:
+        return plan
+    return msgspec.structs.replace(plan, codecs=begun[-1].codecs, later=plan.later[len(begun) :])
 
 
 def apply_phase(turn: Transition, job: Job, unit: Unit) -> None:

@@ -123,24 +123,25 @@ def worker_loaded(turn: Transition, job: Job, worker: str) -> None:
 
 def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
     """Send the plan to its workers and to the submitter."""
+    plan = tuning.plan_from(result.plan, job.step)
     turn.emit(
         facts.JobLoading(
             turn.now,
             job.job,
-            result.plan,
+            plan,
             result.owned,
             dict(result.unable),
             {one.segment: turn.keep(msgspec.msgpack.encode(one)) for one in result.programs},
             turn.keep(result.steering) if result.steering else None,
         )
     )
-    names = result.plan.workers()
+    names = plan.workers()
     for name in names:
         turn.do(load_of(turn.state, turn.state.jobs[job.job], name))
     planned = Planned(
         job.job,
         job.attempt,
-        result.plan,
+        plan,
         result.owned,
         {name: turn.state.addresses_for(name, job.submitter, job.job) for name in names},
         result.prediction,

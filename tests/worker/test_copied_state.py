@@ -68,7 +68,7 @@ class Trained:
         return self.all_of(UnitFinished, unit + 1)[unit].shares
 
     def copied(self) -> dict[str, bytes]:
-        return {one.name: bytes(one.buffer) for one in self.all_of(OutgoingState, 0)}
+        return {one.key.name: bytes(one.buffer) for one in self.all_of(OutgoingState, 0)}
 
     def all_of(self, kind: type[Kind], count: int) -> list[Kind]:
         def found() -> list[Kind]:

@@ -143,8 +143,12 @@ class Scenario:
         values = {"square": 4.0, "finite": True, "loss": 0.5, **share}
         plan = held.plan or plan_over(list(held.members))
         square = values.pop("square")
-        mine = plan.segments_of(worker)
-        parts = [Share(number, squares={number: square}, **values) for number in mine]  # type: ignore[arg-type, dict-item]
+        now = held.training.units().at(unit)
+        trains = now is None or now.train
+        parts = [
+            Share(number, squares={number: square} if trains else {}, **values)  # type: ignore[arg-type, dict-item]
+            for number in plan.segments_of(worker)
+        ]
         return UnitReady(job, held.attempt, unit, parts, bytes_sent=10)
 
     def running(self, workers: int = 2, **changes: object) -> None:

@@ -241,7 +241,7 @@ def test_segments_that_do_not_fit_are_refused_with_the_bytes(hub: Hub) -> None:
     reason = Run(on.start("desk", "train", "net.py", *where), on.folder / "tight").fails()
     parameters = 6 * (8 * 8 + 8) * 4
     assert "worker tiny refused the job while the job was loading" in reason
-    words = f"take {parameters} bytes, this worker offers 1000: raise `farflung join --memory`"
+    words = f"takes {parameters} bytes, this worker offers 1000: raise `farflung join --memory`"
     assert words in reason
     tiny.stop()
     on.idle("a")

@@ -215,7 +215,8 @@ class Dispatcher:
         Raises
         ------
         StoreError
-            A decision cannot be stored, so its commands must not be carried out: the broker must stop.
+            A decision cannot be stored, or what it names cannot be read, so its commands must not be carried
+            out: the broker must stop.
         """
         while True:
             await self._awake.wait()

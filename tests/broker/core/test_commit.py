@@ -19,7 +19,9 @@ PASS = Unit(4, False, 3, 2)
 
 
 def opened(workers: list[str], unit: Unit = STEP) -> CommitGroup:
-    return CommitGroup.for_plan(plan_over(workers), 1, unit)
+    plan = plan_over(workers)
+    trained = [frozenset({10 + segment}) for segment in range(len(plan.placements))]  # as `share` has them
+    return CommitGroup.for_plan(plan, 1, unit, trained)
 
 
 def ready(*shares: Share, attempt: int = 1, unit: int = 4) -> UnitReady:
@@ -49,7 +51,9 @@ def test_a_step_within_bounds_is_not_scaled(clip: float | None) -> None:
 
 
 def test_an_evaluation_is_never_in_trouble_and_has_no_norm() -> None:
-    verdict = full(PASS, finite=False, loss=math.nan).verdict(clip=1.0)
+    shares = [Share(segment, False, math.nan) for segment in range(3)]
+    group = opened(["a", "b"], PASS).add("a", ready(shares[0], shares[2])).add("b", ready(shares[1]))
+    verdict = group.verdict(clip=1.0)
     assert (verdict.scale, verdict.gradient_norm, verdict.trouble) == (1.0, 0.0, "")
     assert math.isnan(verdict.loss)
 
@@ -80,7 +84,8 @@ def test_a_step_that_is_not_finite_is_in_trouble(last: dict[str, object], words:
         ("c", ready(share(1)), "the plan gives it"),
         ("a", ready(share(0)), "the plan gives it"),
         ("b", ready(share(1, -1.0)), "negative"),
-        ("a", ready(share(0), Share(2, True, 0.0, {10: 1.0})), "squares of parameter 10 again"),
+        ("a", ready(share(0), Share(2, True, 0.0, {10: 1.0})), "squares of 1 parameter for segment 2"),
+        ("b", ready(Share(1, True, 0.0, {})), "squares of 0 parameters for segment 1"),
     ],
 )
 def test_a_breach_is_refused(worker: str, message: UnitReady, words: str) -> None:
@@ -103,10 +108,14 @@ def test_a_message_with_a_loss_that_is_not_a_number_is_the_same_when_it_comes_ag
     assert group.holds("b", ready(share(1, loss=float("nan"))))
 
 
-def test_a_parameter_counts_once_in_all_shares() -> None:
-    group = opened(["a", "b"]).add("b", ready(share(1)))
-    with pytest.raises(ProtocolError, match="worker a sent the squares of parameter 11 again"):
-        group.add("a", ready(share(0), Share(2, True, 0.0, {11: 1.0})))
+def test_the_squares_of_anothers_parameter_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="worker a sent squares of 1 parameter for segment 2"):
+        opened(["a", "b"]).add("a", ready(share(0), Share(2, True, 0.0, {11: 1.0})))
+
+
+def test_an_evaluation_has_no_squares() -> None:
+    with pytest.raises(ProtocolError, match="expected those of the 0"):
+        opened(["a", "b"], PASS).add("b", ready(share(1)))
 
 
 @settings(max_examples=50)
@@ -116,8 +125,9 @@ def test_the_norm_does_not_follow_the_cut(data: st.DataObject, count: int) -> No
     squares = dict(enumerate(data.draw(st.lists(st.floats(0, 1e30), min_size=1, max_size=20))))
     workers = [f"w{number}" for number in range(count)]
     plan = plan_over(workers)
-    group = CommitGroup.for_plan(plan, 1, STEP)
     owner = {value: data.draw(st.integers(0, len(plan.placements) - 1)) for value in squares}
+    trained = [frozenset(v for v in squares if owner[v] == n) for n in range(len(plan.placements))]
+    group = CommitGroup.for_plan(plan, 1, STEP, trained)
     for worker in workers:
         shares = []
         for segment in plan.segments_of(worker):

@@ -7,7 +7,7 @@ whole job and the coordinator is the broker; nothing outside this file may rely 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farflung.errors import ProtocolError
@@ -18,6 +18,7 @@ from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkTraffic, Share
 from farflung.runtime.clipping import added_in_order, clip_scale, gradient_norm
 from farflung.schedule import Unit
+from farflung.text import count_of
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,18 @@ class CommitGroup:
     unit: Unit
     owners: Mapping[str, tuple[int, ...]]
     shares: Mapping[int, Share]
+    trained: tuple[frozenset[int], ...] = ()
     bytes_sent: int = 0
     links: tuple[LinkTraffic, ...] = ()
     ready_messages: tuple[tuple[str, UnitReady], ...] = ()
 
     @classmethod
-    def for_plan(cls, plan: Plan, attempt: int, unit: Unit) -> CommitGroup:
-        """A group that waits for every segment of `plan`."""
+    def for_plan(
+        cls, plan: Plan, attempt: int, unit: Unit, trained: Sequence[frozenset[int]] = ()
+    ) -> CommitGroup:
+        """A group that waits for every segment of `plan`; `trained` as in `Job`, empty if not known."""
         owners = {worker: tuple(plan.segments_of(worker)) for worker in plan.workers()}
-        return cls(attempt, unit, owners, {})
+        return cls(attempt, unit, owners, {}, tuple(trained))
 
     @property
     def complete(self) -> bool:
@@ -77,8 +81,8 @@ class CommitGroup:
         ------
         ProtocolError
             The shares belong to another attempt or unit, follow others of the same worker, are not exactly
-            those of its segments, or hold a negative sum of squares or one of a parameter that another share
-            has; or the message names a link that the plan does not have.
+            those of its segments, or hold a negative sum of squares or others than those of the parameters
+            that the segment updates; or the message names a link that the plan does not have.
         """
         if (ready.attempt, ready.unit) != (self.attempt, self.unit.number):
             raise ProtocolError(
@@ -119,13 +123,15 @@ class CommitGroup:
         return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links)
 
     def _check_squares(self, worker: str, shares: Iterable[Share]) -> None:
-        known = {value for share in self.shares.values() for value in share.squares}
         for share in shares:
             if any(square < 0 for square in share.squares.values()):
                 raise ProtocolError(f"worker {worker} sent a negative sum of squares")
-            if twice := known & share.squares.keys():
-                raise ProtocolError(f"worker {worker} sent the squares of parameter {min(twice)} again")
-            known |= share.squares.keys()
+            expected = self.trained[share.segment] if self.trained and self.unit.train else frozenset()
+            if share.squares.keys() != expected and (self.trained or not self.unit.train):
+                raise ProtocolError(
+                    f"worker {worker} sent squares of {count_of(len(share.squares), 'parameter')} for segment"
+                    f" {share.segment}, expected those of the {len(expected)} that it updates"
+                )
 
     def _links(self, worker: str, ready: UnitReady) -> list[LinkTraffic]:
         others = self.owners.keys() - {worker}

@@ -105,7 +105,8 @@ class JobRequeued(Decision, frozen=True):
 class JobLoading(Decision, frozen=True):
     """The plan is made. Workers that it does not use are free again; `unable` says what some of them lack.
 
-    `programs` and `steering` name blobs, see `JobBlobs`; older logs lack them.
+    `programs` and `steering` name blobs, see `JobBlobs`. `trained` are the value ids of the parameters that
+    each segment updates. Older logs lack them.
     """
 
     job: str
@@ -114,6 +115,7 @@ class JobLoading(Decision, frozen=True):
     unable: dict[str, str] = {}
     programs: dict[int, Digest] = {}
     steering: Digest | None = None
+    trained: list[list[int]] = []
 
 
 class JobRunning(Decision, frozen=True):

@@ -133,6 +133,7 @@ def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
             dict(result.unable),
             {one.segment: turn.keep(msgspec.msgpack.encode(one)) for one in result.programs},
             turn.keep(result.steering) if result.steering else None,
+            [list(values) for values in result.trained],
         )
     )
     names = plan.workers()

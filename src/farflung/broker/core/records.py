@@ -75,7 +75,8 @@ class Job:
     `seen` is the host that the submitter connects from. `members` are the workers that the job holds (after
     its end: held). `ending` is the final state of a job that is collecting. `on` names the only workers that
     may run it, if any; `unable` maps workers to the ops of its model that they lack, until they register
-    again. `codecs` are the current codecs of its links. `decisions` are those that may have to be sent again,
+    again. `trained` are the value ids of the parameters that each segment updates. `codecs` are the current
+    codecs of its links. `decisions` are those that may have to be sent again,
     the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end` workers
     send it whole at the end.
 
@@ -107,6 +108,7 @@ class Job:
     group: CommitGroup | None = None
     traffic: Mapping[tuple[str, str], LinkTraffic] = field(default_factory=dict)
     words: str = ""
+    trained: tuple[frozenset[int], ...] = ()
     codecs: tuple[LinkCodec, ...] = ()
     decisions: tuple[Decide, ...] = ()
     tuning: TuningState | None = None

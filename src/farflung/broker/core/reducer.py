@@ -145,6 +145,7 @@ def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
         plan=fact.plan,
         members=tuple(fact.plan.workers()),
         loaded=frozenset(),
+        trained=tuple(frozenset(values) for values in fact.trained),
         codecs=tuple(fact.plan.codecs),
         tuning=None,
         pace=Pace(fact.at),
@@ -248,7 +249,7 @@ def _apply_worker_loaded(fact: facts.WorkerLoaded, state: State) -> State:
 def _apply_worker_ready(fact: facts.WorkerReady, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.plan is not None and job.unit is not None
-    group = job.group or CommitGroup.for_plan(job.plan, job.attempt, job.unit)
+    group = job.group or CommitGroup.for_plan(job.plan, job.attempt, job.unit, job.trained)
     group = group.add(fact.worker, fact.ready)
     return state.with_job(replace(job, group=group, traffic=add_traffic(job.traffic, group, fact.worker)))
 

@@ -37,10 +37,10 @@ class Question(msgspec.Struct, frozen=True):
 class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
     """A plan, and what its workers and the submitter need to run it.
 
-    `programs` and `owned` have one entry per segment. `prediction` is the simulated step; None if nothing is
-    known about workers and links. `unable` says for each worker that lacks ops of the model which ones.
-    `notes` are warnings for the user. `steering` is the initial state of codec tuning
-    (`broker.codecs.tuning`); empty if codecs are fixed.
+    `programs`, `owned` and `trained` have one entry per segment; `trained` are the value ids of the
+    parameters that it updates. `prediction` is the simulated step; None if nothing is known about workers and
+    links. `unable` says for each worker that lacks ops of the model which ones. `notes` are warnings for the
+    user. `steering` is the initial state of codec tuning (`broker.codecs.tuning`); empty if codecs are fixed.
     """
 
     plan: Plan
@@ -50,6 +50,7 @@ class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
     unable: dict[str, str] = {}
     notes: list[str] = []
     steering: bytes = b""
+    trained: list[list[int]] = []
 
 
 class Impossible(msgspec.Struct, frozen=True, tag=True):

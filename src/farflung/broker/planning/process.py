@@ -133,7 +133,14 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
     notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
     return PlanResult(
-        made.plan, programs, owned, prediction, lacking, notes, _tuning_basis(question, made.plan)
+        made.plan,
+        programs,
+        owned,
+        prediction,
+        lacking,
+        notes,
+        _tuning_basis(question, made.plan),
+        [_trained(segment, training) for segment in made.segments],
     )
 
 
@@ -220,6 +227,12 @@ def _check_size(program_bytes: int) -> None:
             f"the programs take {program_bytes} bytes, at most {MAXIMUM_CONTROL_BYTES // 2} can be sent: "
             "register large constant tensors of the model as buffers"
         )
+
+
+def _trained(segment: Segment, training: Training) -> list[int]:
+    """The value ids of the parameters that the segment updates; an emulated device updates none."""
+    owned = set() if training.emulated else set(segment.owned)
+    return [entry.value for entry in segment.inputs if entry.trainable and entry.name in owned]
 
 
 def _owned_sizes(segment: Segment, training: Training) -> dict[str, int]:

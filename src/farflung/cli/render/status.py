@@ -45,7 +45,8 @@ def _links(status: Status) -> Iterator[str]:
     over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
     links = [view for view in status.links if view.job not in over]
     relays = f"the broker relays up to {format_rate(status.relay_mbps)}"
-    yield f"{count_of(len(links), 'link')} in use; {relays}"
+    in_use = sum(view.report.link is not None for view in links)
+    yield f"{count_of(in_use, 'link')} in use; {relays}"
     written = {(job.job, one.source, one.target): one.codec for job in status.jobs for one in job.codecs}
     carried = {
         (job.job, link.source, link.target): (link.ratio, link.coding_seconds / max(1, job.step))

@@ -96,9 +96,11 @@ def square_sums(gradients: Iterable[Tensor]) -> list[float]:
 
 def _square_sum(gradient: Tensor) -> Tensor:
     """In pieces, because torch converts a whole tensor at once."""
-    total = torch.zeros((), dtype=torch.float64, device=gradient.device)
-    for piece in parts(gradient):
-        total += torch.linalg.vector_norm(piece.reshape(-1), dtype=torch.float64).square()
+    total, *others = (
+        torch.linalg.vector_norm(piece.reshape(-1), dtype=torch.float64).square() for piece in parts(gradient)
+    )
+    for square in others:
+        total += square
     return total
 
 

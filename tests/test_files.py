@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from farflung.files import write_atomically
+from farflung import files
+from farflung.files import make_folder, write_atomically
 
 
 def test_a_file_is_replaced_whole_with_the_mode_asked_for(tmp_path: Path) -> None:
@@ -39,3 +40,12 @@ def test_a_write_that_fails_half_way_leaves_the_old_file_and_no_temporary_one(tm
 def test_a_missing_folder_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "nowhere" / "file", b"")
+
+
+def test_the_name_of_each_new_folder_is_put_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync", synced.append)
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert len(synced) == 3 and (tmp_path / "a" / "b" / "c").is_dir()

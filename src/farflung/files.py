@@ -28,6 +28,16 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     sync(path.parent)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing; all of their names are on disk then."""
+    if path.is_dir():
+        return
+    if path.parent != path:
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
 def sync(path: Path) -> None:
     """Put on disk what was written to a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -11,10 +11,10 @@ import pytest
 
 from farflung.client.output.checkpoints.record import (
     CheckpointRecord,
+    CutSegment,
     DataIdentity,
     ModelIdentity,
     RunIdentity,
-    Share,
     StoredFile,
     Versions,
 )
@@ -38,7 +38,7 @@ FILES = {
         ModelIdentity,
         DataIdentity,
         Versions,
-        Share,
+        CutSegment,
         StoredFile,
     ],
     "lab.json": [LabReport, Stats, LinkStats, Emulation],

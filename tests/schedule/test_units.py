@@ -53,6 +53,16 @@ def test_any_unit_is_found_without_those_before_it(
     assert all(list(units.since(first)) == expected[first:] for first in range(len(expected) + 2))
 
 
+@given(STEPS, EVERY, VALIDATION, st.booleans())
+def test_a_run_that_goes_on_after_a_step_begins_with_the_next_training_unit(
+    steps: int, every: int | None, validation: int, twice: bool
+) -> None:
+    units = Units(steps, 4, every, validation, twice)
+    numbers = [unit.number for unit in units if unit.train]
+    assert [units.after(step) for step in range(steps)] == numbers
+    assert units.after(steps) is units.after(-1) is units.after(steps + 1) is None
+
+
 def test_a_window_sees_units_ahead_and_none_that_is_over() -> None:
     window = UnitWindow(Units(2, 4))
     ahead = window.get(1)

@@ -12,10 +12,10 @@ import farflung
 from farflung.client.output.checkpoints.contents import Contents
 from farflung.client.output.checkpoints.record import (
     CheckpointRecord,
+    CutSegment,
     DataIdentity,
     ModelIdentity,
     RunIdentity,
-    Share,
     Versions,
 )
 from farflung.runtime.training import Training
@@ -43,8 +43,8 @@ class Tied(nn.Module):
 def record_of(step: int, run: str = "r1", identity: RunIdentity = IDENTITY) -> CheckpointRecord:
     """The record of a checkpoint before it is saved."""
     return CheckpointRecord(
-        run=run, job="gpt", step=step, unit=step + 1, attempt=1, loss=1.5, identity=identity,
-        versions=Versions("0.1.0", "2.13.0"), cut=[Share(0, ["a"], ["symbol.weight"])],
+        run=run, job="gpt", step=step, attempt=1, loss=1.5, identity=identity,
+        versions=Versions("0.1.0", "2.13.0"), cut=[CutSegment(0, ["a"], ["symbol.weight"])],
     )  # fmt: skip
 
 

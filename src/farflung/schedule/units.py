@@ -39,8 +39,7 @@ class Units:
 
     def at(self, number: int) -> Unit | None:
         """Unit `number`, from 0; None if the job has no such unit."""
-        passes = 1 + self.validate_twice if self.validation_microbatches else 0
-        every = min(self.validate_every or self.steps, self.steps)
+        passes, every = self._passes, self._every
         blocks = -(-self.steps // every)  # of some passes and then at most `every` steps
         last_passes = self.steps + blocks * passes
         block, place = divmod(number, passes + every)
@@ -53,6 +52,15 @@ class Units:
             return Unit(number, False, step, self.validation_microbatches, plain=place == 1)
         return Unit(number, True, step, self.microbatches)
 
+    def after(self, step: int) -> int | None:
+        """The number of the unit after `step` steps and their evaluation; None if no such unit is left.
+
+        That is the training unit that begins at this step, behind any pass over the validation set.
+        """
+        if not 0 <= step < self.steps:
+            return None
+        return step + self._passes * (step // self._every + 1)
+
     def since(self, first: int) -> Iterator[Unit]:
         """The units from number `first` on."""
         for number in count(first):
@@ -63,6 +71,16 @@ class Units:
 
     def __iter__(self) -> Iterator[Unit]:
         return self.since(0)
+
+    @property
+    def _passes(self) -> int:
+        """Passes over the validation set in each evaluation."""
+        return 1 + self.validate_twice if self.validation_microbatches else 0
+
+    @property
+    def _every(self) -> int:
+        """Steps between two evaluations."""
+        return min(self.validate_every or self.steps, self.steps)
 
 
 class UnitWindow:

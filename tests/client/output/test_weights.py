@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from farflung.client.output.tensor_file import STEP, read_tensors, write_tensors
 from farflung.client.output.weights import load_weights, save_weights
 from farflung.errors import JobError, RunFailed
 
@@ -52,9 +53,15 @@ def test_the_file_holds_each_tensor_once_by_its_name(tmp_path: Path) -> None:
     save_weights(path, Tied(), {}, TIES, 40)
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
-        assert file.metadata() == {"head.weight": "same as symbol.weight", "farflung.step": "40"}
+        assert file.metadata() == {"head.weight": "same as symbol.weight", "farflung:step": "40"}
     assert "symbol.weight" in names and not names & {"head.weight", "positions"}
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("step", ["", "-1", "4.0", "٤٠", "²", "9" * 19, "9" * 5000])
+def test_a_step_that_is_none_is_ignored(step: str, tmp_path: Path) -> None:
+    write_tensors(tmp_path / "a", {"x": torch.ones(1)}, {STEP: step})
+    assert read_tensors(tmp_path / "a")[1] is None
 
 
 def test_a_file_of_another_model_is_refused_in_one_line(tmp_path: Path) -> None:

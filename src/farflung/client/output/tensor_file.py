@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 TIE = "same as "
 """Prefix of the metadata that maps each further name of a tied tensor to the name it is stored under."""
 
-STEP = "farflung.step"
+STEP = "farflung:step"
 """Metadata: how many steps the weights were trained for."""
 
 
@@ -67,4 +68,4 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], int | None]:
                 raise CheckpointError(f"{path} lacks {stored[:80]!r}, which {alias[:80]!r} is tied to")
             tensors[alias] = tensors[stored]
     step = metadata.get(STEP, "")
-    return tensors, int(step) if step.isdecimal() else None
+    return tensors, int(step) if re.fullmatch("[0-9]{1,18}", step) else None

@@ -17,7 +17,7 @@ import pytest
 from tests.support.checkpoints import contents_of, is_of_step, record_of
 from tests.support.ports import held_port
 
-from farflung.client.output.checkpoints.object_store import ObjectStore
+from farflung.client.output.checkpoints.object_store import MARKER, ObjectStore
 from farflung.client.output.checkpoints.record import MODEL, RECORD
 from farflung.client.output.checkpoints.store import CheckpointStore
 from farflung.errors import CheckpointError
@@ -127,6 +127,31 @@ def test_checkpoints_of_another_run_and_other_files_are_not_touched(url: str) ->
     assert files.cat_file(f"{root}/2024/holiday.jpg") == b"mine"
 
 
+@pytest.mark.parametrize("marker", [None, b"r2"], ids=["no marker", "the marker of another run"])
+def test_files_without_a_record_are_not_ours_unless_this_run_marked_them(
+    marker: bytes | None, url: str
+) -> None:
+    files, root = files_of(url)
+    files.pipe_file(f"{root}/500/model.safetensors", b"mine")
+    if marker:
+        files.pipe_file(f"{root}/500/{MARKER}", marker)
+    store = saved(url, 30, 31, 32)
+    with pytest.raises(CheckpointError, match="500 has files that are not of a checkpoint"):
+        store.save(record_of(500), contents_of(500))
+    assert files.cat_file(f"{root}/500/model.safetensors") == b"mine"
+
+
+def test_files_that_this_run_marked_are_replaced(url: str) -> None:
+    files, root = files_of(url)
+    files.pipe_file(f"{root}/40/optimizer.safetensors", b"half")
+    files.pipe_file(f"{root}/40/{MARKER}", b"r1")
+    files.pipe_file(f"{root}/41/model.safetensors", b"half")
+    files.pipe_file(f"{root}/41/{MARKER}", b"r1")
+    assert is_of_step(saved(url, 40).load().state, 40)
+    assert {name.removeprefix(root).split("/")[1] for name in files.find(root)} == {"40"}
+    assert not any(name.endswith(MARKER) for name in files.find(root))
+
+
 def flip(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
@@ -185,8 +210,10 @@ def test_a_kill_at_any_request_leaves_whole_checkpoints_only(
         seen.add((found.record.step, found.record.attempt))
         CheckpointStore.open(url, scratch=tmp_path).save(record_of(50), contents_of(50))
         left = {name.removeprefix(root).split("/")[1] for name in files.find(root)}
-        assert left == {str(found.record.step), "50"} and list(tmp_path.iterdir()) == []
-    assert seen == ({(30, 1), (20, 1)} if again else {(30, 1), (40, 2)})
+        assert left == {str(found.record.step), "50"}
+        assert not any(name.endswith(MARKER) for name in files.find(root))
+        assert list(tmp_path.iterdir()) == []
+    assert seen == ({(30, 1), (20, 1), (30, 2)} if again else {(30, 1), (40, 2)})
     assert call > 5
 
 

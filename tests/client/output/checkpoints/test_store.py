@@ -154,13 +154,46 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
     assert folders(tmp_path / "2024") == ["holiday.jpg"]
 
 
+@pytest.mark.parametrize("names", [[], ["model.safetensors"], ["model.safetensors", "optimizer.safetensors"]])
+def test_a_folder_without_a_record_is_not_ours(names: list[str], tmp_path: Path) -> None:
+    """Trainers keep weights in folders that have the step's number and our file's name."""
+    (tmp_path / "500").mkdir()
+    for name in names:
+        (tmp_path / "500" / name).write_text("mine")
+    store = saved(tmp_path, 1, 2, 3)
+    with pytest.raises(CheckpointError, match="500 has files that are not of a checkpoint"):
+        store.save(record_of(500), contents_of(500))
+    assert folders(tmp_path) == ["2", "3", "500"] and folders(tmp_path / "500") == names
+
+
+def test_digits_of_other_scripts_are_no_step(tmp_path: Path) -> None:
+    (tmp_path / "٤٠").mkdir()
+    (tmp_path / "٤٠" / "model.safetensors").write_text("mine")
+    assert CheckpointStore.open(tmp_path).newest() == (None, ())
+    saved(tmp_path, 1)
+    assert folders(tmp_path / "٤٠") == ["model.safetensors"]
+
+
+def test_a_note_in_a_checkpoint_stays_and_its_step_can_be_saved_again(tmp_path: Path) -> None:
+    for attempt in range(1, 5):
+        store = CheckpointStore.open(tmp_path)
+        store.save(msgspec.structs.replace(record_of(40), attempt=attempt), contents_of(attempt))
+        assert store.load().record.attempt == attempt
+        (tmp_path / "40" / "note").write_text(str(attempt))
+    saved(tmp_path, 50, 60)
+    assert [name for name in folders(tmp_path) if not name.startswith(".")] == ["50", "60"]
+    saved(tmp_path, 40)
+    assert folders(tmp_path)[-1] == "40"
+    assert sorted(path.read_text() for path in tmp_path.rglob("note")) == ["1", "2", "3", "4"]
+
+
 def test_what_a_broken_off_save_left_is_removed(tmp_path: Path) -> None:
-    """Also safetensors' own temporary file, which has a random name, and a folder of the same step."""
+    """Also safetensors' own temporary file, which has a random name, and a checkpoint half deleted."""
     store = saved(tmp_path, 8)
     for name in (
         ".9.new/.tmpAaWLqF",
         ".3.new/model.safetensors",
-        "7/model.safetensors",
+        ".7.gone/model.safetensors",
         ".8.old/checkpoint.json",
     ):
         (tmp_path / name).parent.mkdir()

@@ -1,6 +1,8 @@
 """Checkpoints in an object store, through fsspec: S3, Google Cloud Storage, Azure and what else it knows.
 
-An object store has no rename, so `checkpoint.json` is the mark: it is written last and deleted first.
+An object store has no rename, so `checkpoint.json` is the mark: it is written last and deleted first. While
+files of a step are written or deleted, `.farflung` beside them names the run, by which a later save finds
+what a broken-off one has left.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farflung.client.output.checkpoints.places import OURS, Place, discard, require_equal, steps_in
+from farflung.client.output.checkpoints.places import (
+    FOREIGN,
+    CheckpointPlace,
+    discard,
+    require_equal,
+    steps_in,
+)
 from farflung.client.output.checkpoints.record import FILES, RECORD, CheckpointRecord, StoredFile
 from farflung.errors import CheckpointError
 from farflung.text import first_line
@@ -29,9 +37,10 @@ minutes. With its default of 30 seconds, no part arrived over 1.2 Mbit/s, and th
 
 PIECE_BYTES = 2**20
 TEMPORARY = ".farflung-checkpoint-"
+MARKER = ".farflung"
 
 
-class ObjectStore(Place):
+class ObjectStore(CheckpointPlace):
     """Checkpoints below a URL.
 
     Each passes through a temporary folder of this machine, both ways. It is in `scratch` if that is given;
@@ -44,6 +53,8 @@ class ObjectStore(Place):
     OSError
         A method raises it with one line if the store refuses or cannot be reached.
     """
+
+    replaces_at_once = False
 
     def __init__(self, url: str, scratch: Path | None = None) -> None:
         self.name = url.rstrip("/")
@@ -64,30 +75,34 @@ class ObjectStore(Place):
         with self._guarded():
             return dict(self._listed(self._key(step)))
 
-    def begin(self, step: int) -> Path:
-        for known in self.steps():
-            names = self.sizes(known).keys()
-            if RECORD not in names and names <= OURS:
-                self.remove(known)
+    def begin(self, record: CheckpointRecord) -> Path:
+        with self._guarded():
+            for step in self.steps():
+                self._clear(step, record.run)
+        if (names := self.sizes(record.step).keys()) and RECORD not in names:
+            raise CheckpointError(f"{self.at(record.step)} {FOREIGN}")
         if self._scratch is not None:
             self._scratch.mkdir(parents=True, exist_ok=True)
             for left in self._scratch.glob(f"{TEMPORARY}*"):
                 discard(left)
         return Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=self._scratch))
 
-    def publish(self, folder: Path, step: int) -> None:
+    def publish(self, folder: Path, record: CheckpointRecord) -> None:
+        step = record.step
         with self._guarded():
+            self._mark(record)
             self._delete(step, [RECORD])
-            self._files.makedirs(self._key(step), exist_ok=True)
             for name in FILES:
                 if (folder / name).exists():
                     self._files.put_file(str(folder / name), self._key(step, name))
             self._delete(step, [name for name in FILES if not (folder / name).exists()])
             self._files.pipe_file(self._key(step, RECORD), (folder / RECORD).read_bytes())
+            self._delete(step, [MARKER])
 
-    def remove(self, step: int) -> None:
+    def remove(self, record: CheckpointRecord) -> None:
         with self._guarded():
-            self._delete(step, [RECORD, *FILES])
+            self._mark(record)
+            self._delete(record.step, [RECORD, *FILES, MARKER])
 
     @contextmanager
     def verified(self, record: CheckpointRecord) -> Iterator[Path]:
@@ -109,6 +124,17 @@ class ObjectStore(Place):
                 digest.update(piece)
                 size += file.write(piece)
         return StoredFile(size, digest.hexdigest())
+
+    def _mark(self, record: CheckpointRecord) -> None:
+        """Say that the files of a step are being changed, and by which run."""
+        self._files.makedirs(self._key(record.step), exist_ok=True)
+        self._files.pipe_file(self._key(record.step, MARKER), record.run.encode())
+
+    def _clear(self, step: int, run: str) -> None:
+        """Delete what a broken-off save of this run has left; a whole checkpoint loses its marker only."""
+        names = self.sizes(step).keys()
+        if MARKER in names and self._files.cat_file(self._key(step, MARKER)) == run.encode():
+            self._delete(step, [MARKER] if RECORD in names else [*FILES, MARKER])
 
     def _delete(self, step: int, names: list[str]) -> None:
         present = dict(self._listed(self._key(step)))

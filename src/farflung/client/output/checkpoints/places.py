@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: `Place`, and `Folder` for those on this machine's disk."""
+"""Where checkpoints are kept: `CheckpointPlace`, and `Folder` for those on this machine's disk."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from farflung.client.output.checkpoints.contents import stored_file
 from farflung.client.output.checkpoints.record import FILES, RECORD, CheckpointRecord, StoredFile
 from farflung.errors import CheckpointError
-from farflung.files import sync
+from farflung.files import make_folder, sync
 
-OURS = frozenset((RECORD, *FILES))
-_STEP = re.compile(r"0|[1-9]\d{0,17}")
+FOREIGN = "has files that are not of a checkpoint: choose another place"
+
+_STEP = re.compile(r"0|[1-9][0-9]{0,17}")
+_HIDDEN = re.compile(rf"\.({_STEP.pattern})\.(new|old|gone)(?:\.[0-9]+)?")
 
 
-class Place(ABC):
+class CheckpointPlace(ABC):
     """Checkpoints by step, each a folder with `checkpoint.json`; without that file it does not count.
 
     Methods raise `OSError` if the place refuses or cannot be reached, `CheckpointError` if what is there is
@@ -27,6 +30,9 @@ class Place(ABC):
 
     name: str
     """The folder or URL, for messages."""
+
+    replaces_at_once: bool
+    """Whether the checkpoint of a step stays until the one that replaces it is whole."""
 
     @abstractmethod
     def steps(self) -> list[int]:
@@ -41,16 +47,22 @@ class Place(ABC):
         """The files of a checkpoint and their sizes in bytes."""
 
     @abstractmethod
-    def begin(self, step: int) -> Path:
-        """Remove what broken-off saves have left; returns an empty folder of this machine to write into."""
+    def begin(self, record: CheckpointRecord) -> Path:
+        """Remove what broken-off saves have left; returns an empty folder of this machine to write into.
+
+        Raises
+        ------
+        CheckpointError
+            There are files of others where the checkpoint belongs.
+        """
 
     @abstractmethod
-    def publish(self, folder: Path, step: int) -> None:
+    def publish(self, folder: Path, record: CheckpointRecord) -> None:
         """Make the files of that folder the checkpoint of a step: all of them at once, even if killed."""
 
     @abstractmethod
-    def remove(self, step: int) -> None:
-        """Delete a checkpoint; if killed meanwhile, what is left does not count."""
+    def remove(self, record: CheckpointRecord) -> None:
+        """Delete a checkpoint; if killed meanwhile, the next save deletes what is left of it."""
 
     @contextmanager
     @abstractmethod
@@ -68,19 +80,24 @@ class Place(ABC):
         return f"{self.name}/{step}"
 
 
-class Folder(Place):
+class Folder(CheckpointPlace):
     """Checkpoints in a folder on disk.
 
     A checkpoint is written to `.STEP.new`, and renamed to STEP when it is on disk. One that it replaces is
-    `.STEP.old` in between, and counts as long as there is no STEP.
+    `.STEP.old` in between, and counts as long as there is no STEP. One that is to be deleted is renamed to
+    `.STEP.gone` first. A number is added to a name that is taken. Only these hidden folders are cleared;
+    files of others in them stay.
     """
+
+    replaces_at_once = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
 
     def steps(self) -> list[int]:
-        return sorted({*self._steps("{}"), *self._steps(".{}.old")})
+        replaced = (step for step, path in self._hidden("old") if (path / RECORD).exists())
+        return sorted({*self._shown(), *replaced})
 
     def read_record(self, step: int) -> bytes:
         return (self._at(step) / RECORD).read_bytes()
@@ -88,22 +105,19 @@ class Folder(Place):
     def sizes(self, step: int) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in self._at(step).iterdir() if path.is_file()}
 
-    def begin(self, step: int) -> Path:
-        if not self.path.is_dir():
-            self.path.mkdir(parents=True)
-            sync(self.path.parent)
+    def begin(self, record: CheckpointRecord) -> Path:
+        make_folder(self.path)
         self._clear()
-        if step in self._steps("{}") and not (self._named(step) / RECORD).exists():
-            raise CheckpointError(
-                f"{self._named(step)} has files that are not of a checkpoint: choose another place"
-            )
-        folder = self._named(step, ".{}.new")
+        named = self._named(record.step)
+        if named.exists() and not (named / RECORD).exists():
+            raise CheckpointError(f"{named} {FOREIGN}")
+        folder = self._fresh(record.step, "new")
         folder.mkdir()
         return folder
 
-    def publish(self, folder: Path, step: int) -> None:
+    def publish(self, folder: Path, record: CheckpointRecord) -> None:
         sync(folder)
-        target, old = self._named(step), self._named(step, ".{}.old")
+        target, old = self._named(record.step), self._fresh(record.step, "old")
         if target.exists():
             target.rename(old)
         folder.rename(target)
@@ -111,8 +125,11 @@ class Folder(Place):
         if old.exists():
             _delete(old)
 
-    def remove(self, step: int) -> None:
-        _delete(self._at(step))
+    def remove(self, record: CheckpointRecord) -> None:
+        gone = self._fresh(record.step, "gone")
+        self._at(record.step).rename(gone)
+        sync(self.path)
+        _delete(gone)
 
     @contextmanager
     def verified(self, record: CheckpointRecord) -> Iterator[Path]:
@@ -127,37 +144,40 @@ class Folder(Place):
 
     def _clear(self) -> None:
         """Remove leftovers; a checkpoint that was being replaced gets its name back."""
-        for step in self._steps(".{}.new"):
-            discard(self._named(step, ".{}.new"))
-        for step in self._steps(".{}.old"):
-            old = self._named(step, ".{}.old")
-            if self._named(step).exists():
-                _delete(old)
+        for _, path in self._hidden("new"):
+            discard(path)
+        for step, path in self._hidden("old"):
+            if (path / RECORD).exists() and not self._named(step).exists():
+                path.rename(self._named(step))
             else:
-                old.rename(self._named(step))
-        for step in self._steps("{}"):
-            names = {path.name for path in self._named(step).iterdir()}
-            if RECORD not in names and names <= OURS:
-                _delete(self._named(step))
+                _delete(path)
+        for _, path in self._hidden("gone"):
+            _delete(path)
 
-    def _named(self, step: int, form: str = "{}") -> Path:
-        return self.path / form.format(step)
+    def _named(self, step: int) -> Path:
+        return self.path / str(step)
+
+    def _fresh(self, step: int, kind: str) -> Path:
+        """A hidden name that is not taken."""
+        name = f".{step}.{kind}"
+        paths = (self.path / (f"{name}.{number}" if number else name) for number in count())
+        return next(path for path in paths if not path.exists())
 
     def _at(self, step: int) -> Path:
+        replaced = (path for known, path in self._hidden("old") if known == step and (path / RECORD).exists())
         named = self._named(step)
-        return named if named.is_dir() else self._named(step, ".{}.old")
+        return named if named.is_dir() else next(replaced, named)
 
-    def _steps(self, form: str) -> list[int]:
-        """The steps for which there is a folder with a name of this form."""
-        before, after = form.split("{}")
-        if not self.path.is_dir():
-            return []
-        names = (path.name for path in self.path.iterdir() if path.is_dir())
-        return steps_in(
-            name[len(before) :].removesuffix(after)
-            for name in names
-            if name.startswith(before) and name.endswith(after)
-        )
+    def _shown(self) -> list[int]:
+        return steps_in(path.name for path in self._folders())
+
+    def _hidden(self, kind: str) -> list[tuple[int, Path]]:
+        """Step and path of each hidden folder of this kind."""
+        matches = ((_HIDDEN.fullmatch(path.name), path) for path in self._folders())
+        return [(int(match[1]), path) for match, path in matches if match and match[2] == kind]
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self.path.iterdir() if path.is_dir()] if self.path.is_dir() else []
 
 
 def steps_in(names: Iterator[str]) -> list[int]:

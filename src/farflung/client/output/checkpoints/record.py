@@ -78,7 +78,7 @@ class Versions(msgspec.Struct, frozen=True):
         return cls(farflung.__version__, str(torch.__version__))
 
 
-class Share(msgspec.Struct, frozen=True):
+class CutSegment(msgspec.Struct, frozen=True):
     """One segment of the cut that was in force: its workers, and the parameters and buffers that it owned."""
 
     segment: Count
@@ -90,20 +90,19 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`checkpoint.json`.
 
     `run` is a random name that a run keeps when it is resumed, `job` the job's name. The checkpoint holds the
-    state after `step` steps, the last of which was applied in `attempt` and had `loss`; `unit` is the number
-    of the next unit. The state of coders is that of the segments in `cut`. `files` gives sizes and digests.
+    state after `step` steps, the last of which was applied in `attempt` and had `loss`. The state of
+    coders is that of the segments in `cut`. `files` gives sizes and digests.
     """
 
     format: int = FORMAT
     run: Annotated[str, Meta(min_length=1)]
     job: str
     step: Count
-    unit: Count
     attempt: Count
     loss: float | None
     identity: RunIdentity
     versions: Versions
-    cut: list[Share] = []
+    cut: list[CutSegment] = []
     files: dict[str, StoredFile] = {}
 
 

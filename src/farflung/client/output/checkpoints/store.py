@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from farflung.client.output.checkpoints.contents import Checkpoint, Contents, read_contents, write_contents
-from farflung.client.output.checkpoints.places import Folder, Place, discard
+from farflung.client.output.checkpoints.places import CheckpointPlace, Folder, discard
 from farflung.client.output.checkpoints.record import RECORD, CheckpointRecord, decode_record
 from farflung.errors import CheckpointError
 from farflung.files import sync
@@ -38,7 +38,7 @@ class CheckpointStore:
         How many of them stay; at least 1.
     """
 
-    def __init__(self, place: Place, keep: int = KEPT) -> None:
+    def __init__(self, place: CheckpointPlace, keep: int = KEPT) -> None:
         if keep < 1:
             raise CheckpointError(f"at least 1 checkpoint must be kept, found {keep}")
         self._place = place
@@ -134,13 +134,13 @@ class CheckpointStore:
         raise CheckpointError(f"{self.name} has no whole checkpoint: {found}")
 
     def _write(self, record: CheckpointRecord, contents: Contents) -> CheckpointRecord:
-        folder = self._place.begin(record.step)
+        folder = self._place.begin(record)
         try:
             files = write_contents(folder, contents, record.step)
             complete = msgspec.structs.replace(record, files=files)
             (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(complete)) + b"\n")
             sync(folder / RECORD)
-            self._place.publish(folder, record.step)
+            self._place.publish(folder, complete)
         finally:
             discard(folder)
         return complete
@@ -188,7 +188,7 @@ class CheckpointStore:
             if record.step <= newest.step and len(kept) < self._keep and self._is_whole(record.step):
                 kept.append(record.step)
             else:
-                self._place.remove(record.step)
+                self._place.remove(record)
 
     def _is_whole(self, step: int) -> bool:
         try:

@@ -116,6 +116,30 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert printed.err.startswith("warning: skipped: runs/gpt/checkpoints/40/model.safetensors has 1 bytes")
 
 
+def test_a_damaged_checkpoint_gives_way_to_the_end_of_the_run(
+    gpt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of its right size, so that only its digest tells; the checkpoint before is older than the end."""
+    end(gpt, 35)
+    path = gpt / "checkpoints/40/model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    found = exported(capsys, str(gpt))
+    assert found["step"] == 35 == step_of("gpt-35.safetensors")
+    (line,) = found["skipped"]
+    assert "checkpoints/40/model.safetensors is damaged" in line
+
+
+def test_a_damaged_end_gives_way_to_the_newest_checkpoint(
+    gpt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (gpt / "model.safetensors").write_bytes(b"x")
+    found = exported(capsys, str(gpt))
+    assert found["step"] == 40 == step_of("gpt-40.safetensors")
+    (line,) = found["skipped"]
+    assert line.startswith("runs/gpt/model.safetensors cannot be read")
+
+
 BAD = {
     "nothing there": (["nowhere"], "expected a run folder at nowhere, found nothing"),
     "a file": (["file"], "expected a run folder at file, found a file"),

@@ -18,6 +18,8 @@ from farflung.files import sync
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from farflung.client.output.checkpoints.contents import Checkpoint
+
 SUFFIXES = (".safetensors", ".pt")
 
 
@@ -25,7 +27,7 @@ class Exported(msgspec.Struct, frozen=True):
     """What `farflung export` wrote. Keys are only ever added.
 
     `file` has `bytes` bytes and holds `tensors` tensors, read from `source`: the weights of `step`, None if
-    `source` does not say. `skipped` says of each later checkpoint why it was not read.
+    `source` does not say. `skipped` says of other weights why they were not read.
     """
 
     file: str
@@ -88,13 +90,33 @@ def _weights(run: str, step: int | None) -> _Weights:
         )
     is_run = (folder / CHECKPOINTS).is_dir()
     store = CheckpointStore.open(folder / CHECKPOINTS if is_run else folder)
-    final = _of_file(folder / MODEL) if (folder / MODEL).is_file() else None
-    if final is None or (step is not None and step != final.step):
+    if not (folder / MODEL).is_file():
         return _of_checkpoint(store, step)
-    newest = store.newest().record
-    if newest is not None and final.step is not None and newest.step > final.step:
-        return _of_checkpoint(store, step)
-    return final
+    try:
+        final = _of_file(folder / MODEL)
+    except CheckpointError as error:
+        return _instead_of_final(store, step, str(error))
+    if step is not None:
+        return final if step == final.step else _of_checkpoint(store, step)
+    return final if final.step is None else _newer_or_final(store, final, final.step)
+
+
+def _instead_of_final(store: CheckpointStore, step: int | None, trouble: str) -> _Weights:
+    """The weights of a checkpoint, as the final ones are damaged."""
+    try:
+        weights = _of_checkpoint(store, step)
+    except CheckpointError as error:
+        raise CheckpointError(f"{trouble}; {error}") from None
+    return weights._replace(skipped=(trouble, *weights.skipped))
+
+
+def _newer_or_final(store: CheckpointStore, final: _Weights, step: int) -> _Weights:
+    """The weights of the newest whole checkpoint above that step, or else the final ones."""
+    try:
+        found, skipped = store.load_newest(above=step)
+    except CheckpointError as error:
+        return final._replace(skipped=(str(error),))
+    return final._replace(skipped=skipped) if found is None else _from(store, found)
 
 
 def _of_file(path: Path) -> _Weights:
@@ -103,7 +125,10 @@ def _of_file(path: Path) -> _Weights:
 
 
 def _of_checkpoint(store: CheckpointStore, step: int | None) -> _Weights:
-    found = store.load(step)
+    return _from(store, store.load(step))
+
+
+def _from(store: CheckpointStore, found: Checkpoint) -> _Weights:
     return _Weights(found.weights, found.record.step, f"{store.name}/{found.record.step}", found.skipped)
 
 

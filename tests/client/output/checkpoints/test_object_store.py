@@ -262,6 +262,35 @@ def test_a_store_that_cannot_be_reached_is_one_line_and_no_damage(monkeypatch: p
     assert store.load().record.step == 60
 
 
+def test_a_file_deleted_during_a_load_leads_to_the_checkpoint_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{uuid4().hex}"
+    store = saved(url, 50, 60)
+    kind = type(files_of(url)[0])
+    real = kind.open
+
+    def opened(self: Any, path: str, *arguments: Any, **named: Any) -> Any:
+        if "/60/" in path:
+            raise FileNotFoundError(path)
+        return real(self, path, *arguments, **named)
+
+    monkeypatch.setattr(kind, "open", opened)
+    found = store.load()
+    assert found.record.step == 50 and "was deleted meanwhile" in found.skipped[0]
+
+
+def test_a_failed_save_of_a_step_promises_only_those_of_other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{uuid4().hex}"
+    store = saved(url, 50, 60)
+
+    def fail(*_: object, **__: object) -> None:
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(type(files_of(url)[0]), "put_file", fail)
+    with pytest.raises(CheckpointError, match="those written before of other steps are kept"):
+        store.save(record_of(60), contents_of(60))
+    assert store.load().record.step == 50
+
+
 @pytest.mark.processes
 def test_a_bucket_that_does_not_exist_is_one_line(s3: str) -> None:
     store = CheckpointStore.open(f"s3://nobody-{uuid4().hex}/x")

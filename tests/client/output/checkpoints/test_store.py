@@ -23,7 +23,15 @@ from tests.support.checkpoints import contents_of, encoded, is_of_step, record_o
 from torch import nn
 
 from farflung.client.output.checkpoints.contents import Contents
-from farflung.client.output.checkpoints.record import BUFFERS, CODERS, MODEL, OPTIMIZER, RECORD
+from farflung.client.output.checkpoints.places import Folder
+from farflung.client.output.checkpoints.record import (
+    BUFFERS,
+    CODERS,
+    MODEL,
+    OPTIMIZER,
+    RECORD,
+    CheckpointRecord,
+)
 from farflung.client.output.checkpoints.store import CheckpointStore
 from farflung.client.output.tensor_file import write_tensors
 from farflung.errors import CheckpointError
@@ -187,6 +195,55 @@ def test_a_note_in_a_checkpoint_stays_and_its_step_can_be_saved_again(tmp_path: 
     assert sorted(path.read_text() for path in tmp_path.rglob("note")) == ["1", "2", "3", "4"]
 
 
+def test_a_checkpoint_that_is_not_whole_when_written_deletes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved(tmp_path, 50, 60)
+    real = Folder.publish
+
+    def torn(self: Folder, folder: Path, record: CheckpointRecord) -> None:
+        real(self, folder, record)
+        truncate(self.path / str(record.step))
+
+    monkeypatch.setattr(Folder, "publish", torn)
+    with pytest.raises(CheckpointError, match=r"step 70 cannot be written .* it is damaged"):
+        store.save(record_of(70), contents_of(70))
+    assert folders(tmp_path) == ["50", "60", "70"] and store.load().record.step == 60
+
+
+def test_a_deletion_that_fails_does_not_deny_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved(tmp_path, 50, 60)
+
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Folder, "remove", refuse)
+    with pytest.raises(
+        CheckpointError, match=r"step 70 is written to .* older ones cannot be deleted"
+    ):
+        store.save(record_of(70), contents_of(70))
+    assert store.load().record.step == 70
+
+
+def test_a_checkpoint_deleted_during_a_load_leads_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved(tmp_path, 50, 60)
+    real = Folder.read_record
+
+    def read(self: Folder, step: int) -> bytes:
+        document = real(self, step)
+        if step == 60:
+            shutil.rmtree(self.path / "60")
+        return document
+
+    monkeypatch.setattr(Folder, "read_record", read)
+    found = store.load()
+    assert found.record.step == 50 and "was deleted meanwhile" in found.skipped[0]
+
+
 def test_what_a_broken_off_save_left_is_removed(tmp_path: Path) -> None:
     """Also safetensors' own temporary file, which has a random name, and a checkpoint half deleted."""
     store = saved(tmp_path, 8)
@@ -251,7 +308,6 @@ def torn_tie(folder: Path) -> None:
 def record_for(folder: Path, name: str) -> None:
     """Make the record true for a file that was exchanged."""
     from farflung.client.output.checkpoints.contents import stored_file
-    from farflung.client.output.checkpoints.record import CheckpointRecord
 
     record = msgspec.json.decode((folder / RECORD).read_bytes(), type=CheckpointRecord)
     files = {**record.files, name: stored_file(folder / name)}

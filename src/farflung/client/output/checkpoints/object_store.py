@@ -115,14 +115,17 @@ class ObjectStore(CheckpointPlace):
     def _download(self, step: int, name: str, target: Path) -> StoredFile:
         """Copy a file to this machine; returns its size and digest."""
         digest, size = hashlib.sha256(), 0
-        with (
-            self._guarded(),
-            self._files.open(self._key(step, name), "rb") as source,
-            target.open("wb") as file,
-        ):
-            while piece := source.read(PIECE_BYTES):
-                digest.update(piece)
-                size += file.write(piece)
+        try:
+            with (
+                self._guarded(),
+                self._files.open(self._key(step, name), "rb") as source,
+                target.open("wb") as file,
+            ):
+                while piece := source.read(PIECE_BYTES):
+                    digest.update(piece)
+                    size += file.write(piece)
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.at(step)}/{name} was deleted meanwhile") from None
         return StoredFile(size, digest.hexdigest())
 
     def _mark(self, record: CheckpointRecord) -> None:

@@ -83,16 +83,25 @@ class CheckpointStore:
         Raises
         ------
         CheckpointError
-            The disk or the object store refuses, or there are checkpoints of another run.
+            The disk or the object store refuses, or there are checkpoints of another run. If only the
+            deletion failed, the message says that this checkpoint is written.
         """
         try:
             self._require_own(record)
             complete = self._write(record, contents)
+            self._whole(record.step)
+        except (CheckpointError, OSError) as error:
+            kept = "are kept" if self._place.replaces_at_once else "of other steps are kept"
+            raise CheckpointError(
+                f"the checkpoint of step {record.step} cannot be written to {self.name}: {_reason(error)};"
+                f" those written before {kept}"
+            ) from error
+        try:
             self._prune(complete)
         except (CheckpointError, OSError) as error:
             raise CheckpointError(
-                f"the checkpoint of step {record.step} cannot be written to {self.name}: {_reason(error)};"
-                " those written before are kept"
+                f"the checkpoint of step {record.step} is written to {self.name}, but older ones cannot be"
+                f" deleted: {_reason(error)}"
             ) from error
         return complete
 
@@ -121,17 +130,33 @@ class CheckpointStore:
         CheckpointError
             There is none, or (with `step`) it is damaged; the message says what was found.
         """
-        with self._readable():
-            if step is not None:
+        if step is not None:
+            with self._readable():
                 return self._load(step, ())
-            skipped: list[str] = []
-            for known in reversed(self._place.steps()):
+        checkpoint, skipped = self.load_newest()
+        if checkpoint is None:
+            found = "; ".join(skipped) or "it is empty or missing"
+            raise CheckpointError(f"{self.name} has no whole checkpoint: {found}")
+        return checkpoint
+
+    def load_newest(self, above: int = -1) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        """The newest whole checkpoint of a step above that one, if any, and why each newer one was skipped.
+
+        Raises
+        ------
+        CheckpointError
+            The place cannot be read.
+        """
+        skipped: list[str] = []
+        with self._readable():
+            for step in reversed(self._place.steps()):
+                if step <= above:
+                    break
                 try:
-                    return self._load(known, tuple(skipped))
+                    return self._load(step, tuple(skipped)), tuple(skipped)
                 except CheckpointError as error:
                     skipped.append(str(error))
-        found = "; ".join(skipped) or "it is empty or missing"
-        raise CheckpointError(f"{self.name} has no whole checkpoint: {found}")
+        return None, tuple(skipped)
 
     def _write(self, record: CheckpointRecord, contents: Contents) -> CheckpointRecord:
         folder = self._place.begin(record)
@@ -157,7 +182,10 @@ class CheckpointStore:
             record = decode_record(self._place.read_record(step), where, step)
         except FileNotFoundError:
             raise CheckpointError(f"{where} has no {RECORD}: it was not written to its end") from None
-        sizes = self._place.sizes(step)
+        try:
+            sizes = self._place.sizes(step)
+        except FileNotFoundError:
+            raise CheckpointError(f"{where} was deleted meanwhile") from None
         for name, expected in record.files.items():
             if name not in sizes:
                 raise CheckpointError(f"{where} lacks {name}")

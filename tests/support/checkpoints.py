@@ -29,7 +29,7 @@ IDENTITY = RunIdentity(
 
 
 class Tied(nn.Module):
-    """An embedding that is the head too, BatchNorm statistics, and a buffer that the state dict lacks."""
+    """An embedding that is the head too, BatchNorm statistics, an unread parameter, an unsaved buffer."""
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
@@ -37,6 +37,7 @@ class Tied(nn.Module):
         self.norm = nn.BatchNorm1d(width)
         self.head = nn.Linear(width, 5, bias=False)
         self.head.weight = self.symbol.weight
+        self.unused = nn.Parameter(torch.ones(2))
         self.register_buffer("positions", torch.arange(4), persistent=False)
 
 

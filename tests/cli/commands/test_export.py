@@ -50,13 +50,13 @@ def step_of(file: str) -> float:
 
 def test_the_newest_checkpoint_becomes_a_state_dict(gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", str(gpt)]) == 0
-    assert capsys.readouterr().out.startswith("gpt-40.safetensors: 7 tensors, ")
+    assert capsys.readouterr().out.startswith("gpt-40.safetensors: 8 tensors, ")
     assert step_of("gpt-40.safetensors") == 40
     with safe_open("gpt-40.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}  # which Hugging Face's loaders ask for
     found = exported(capsys, str(gpt))
     assert found == {
-        "file": "gpt-40.safetensors", "step": 40, "tensors": 7, "skipped": [],
+        "file": "gpt-40.safetensors", "step": 40, "tensors": 8, "skipped": [],
         "bytes": Path("gpt-40.safetensors").stat().st_size, "source": "runs/gpt/checkpoints/40",
     }  # fmt: skip
 

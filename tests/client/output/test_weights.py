@@ -7,27 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from torch import nn
+from tests.support.checkpoints import TIES, Tied
 
 from farflung.client.output.tensor_file import STEP, read_tensors, write_tensors
 from farflung.client.output.weights import load_weights, save_weights
 from farflung.errors import JobError, RunFailed
-
-
-class Tied(nn.Module):
-    """An embedding that is the head too, BatchNorm statistics, a parameter that nobody reads."""
-
-    def __init__(self, width: int = 3) -> None:
-        super().__init__()
-        self.symbol = nn.Embedding(5, width)
-        self.norm = nn.BatchNorm1d(width)
-        self.head = nn.Linear(width, 5, bias=False)
-        self.head.weight = self.symbol.weight
-        self.unused = nn.Parameter(torch.ones(2))
-        self.register_buffer("positions", torch.arange(4), persistent=False)
-
-
-TIES = {"head.weight": "symbol.weight"}
 
 
 def test_trained_weights_come_back_into_a_fresh_module(tmp_path: Path) -> None:

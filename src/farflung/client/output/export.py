@@ -69,9 +69,8 @@ def export_weights(run: str, out: Path | None = None, step: int | None = None) -
         raise CheckpointError(f"--out must end in {' or '.join(SUFFIXES)}, found {out.name!r}")
     weights = _weights(run, step)
     if out is None:
-        name = (
-            Path(run.rstrip("/")).resolve().name if "://" not in run else run.rstrip("/").rpartition("/")[2]
-        )
+        is_url = "://" in run
+        name = CheckpointStore.open(run).name.rpartition("/")[2] if is_url else Path(run).resolve().name
         out = Path(f"{name}{'' if weights.step is None else f'-{weights.step}'}.safetensors")
     _write(out, weights.tensors)
     return Exported(

@@ -299,6 +299,25 @@ def test_a_bucket_that_does_not_exist_is_one_line(s3: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_credentials_in_a_url_stay_out_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://me:secret@{uuid4().hex}"
+    store = saved(url, 1)
+    assert "secret" not in store.name and store.name.startswith("memory://")
+    kind = type(files_of(url)[0])
+
+    def fail(_: object, path: str, *__: object, **___: object) -> None:
+        raise TimeoutError(f"no answer for {path}")
+
+    monkeypatch.setattr(kind, "cat_file", fail)
+    with pytest.raises(CheckpointError, match="no answer for") as caught:
+        store.load()
+    assert "secret" not in str(caught.value)
+    with pytest.raises(CheckpointError, match="floppy://a/b") as caught:
+        CheckpointStore.open("floppy://me:secret@a/b")
+    assert "secret" not in str(caught.value)
+    assert ObjectStore("memory://runs@account/x").name == "memory://runs@account/x"
+
+
 def test_an_unknown_protocol_is_named() -> None:
     with pytest.raises(CheckpointError, match="there is no file system called 'floppy'"):
         CheckpointStore.open("floppy://a/b")

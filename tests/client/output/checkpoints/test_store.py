@@ -220,9 +220,7 @@ def test_a_deletion_that_fails_does_not_deny_what_is_written(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(Folder, "remove", refuse)
-    with pytest.raises(
-        CheckpointError, match=r"step 70 is written to .* older ones cannot be deleted"
-    ):
+    with pytest.raises(CheckpointError, match=r"step 70 is written to .* older ones cannot be deleted"):
         store.save(record_of(70), contents_of(70))
     assert store.load().record.step == 70
 

@@ -57,7 +57,8 @@ class ObjectStore(CheckpointPlace):
     replaces_at_once = False
 
     def __init__(self, url: str, scratch: Path | None = None) -> None:
-        self.name = url.rstrip("/")
+        self.name = without_credentials(url).rstrip("/")
+        self._url = url
         self._scratch = scratch
         with self._guarded():
             self._files, root = _file_system(url)
@@ -166,7 +167,24 @@ class ObjectStore(CheckpointPlace):
         except (CheckpointError, FileNotFoundError):
             raise
         except Exception as error:
-            raise OSError(f"{type(error).__name__}: {first_line(error)[:300]}") from error
+            secret = credentials_in(self._url)
+            line = first_line(error).replace(secret, "***") if secret else first_line(error)
+            raise OSError(f"{type(error).__name__}: {line[:300]}") from error
+
+
+def credentials_in(url: str) -> str:
+    """What a URL has between `://` and `@`, such as `user:password`; empty if there is no password.
+
+    `abfs://container@account/path` has none.
+    """
+    before, at, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
+    return before if at and ":" in before else ""
+
+
+def without_credentials(url: str) -> str:
+    """The URL for messages, without the user and the password in it."""
+    secret = credentials_in(url)
+    return url.replace(f"{secret}@", "", 1) if secret else url
 
 
 def _file_system(url: str) -> tuple[AbstractFileSystem, str]:
@@ -181,7 +199,9 @@ def _file_system(url: str) -> tuple[AbstractFileSystem, str]:
     try:
         get_filesystem_class(protocol)
     except ValueError:
-        raise CheckpointError(f"{url}: there is no file system called {protocol!r}") from None
+        raise CheckpointError(
+            f"{without_credentials(url)}: there is no file system called {protocol!r}"
+        ) from None
     except ImportError as error:
         if protocol not in OBSTORE:
             raise CheckpointError(f"{protocol}:// needs another package: {first_line(error)}") from None

@@ -61,12 +61,17 @@ class CheckpointStore:
             return cls(Folder(Path(where)), keep)
         if address.startswith("file://"):
             return cls(Folder(Path(address.removeprefix("file://"))), keep)
-        from farflung.client.output.checkpoints.object_store import ObjectStore
+        from farflung.client.output.checkpoints.object_store import (
+            ObjectStore,
+            without_credentials,
+        )
 
         try:
             return cls(ObjectStore(address, scratch), keep)
         except OSError as error:
-            raise CheckpointError(f"{address} cannot be opened: {_reason(error)}") from error
+            raise CheckpointError(
+                f"{without_credentials(address)} cannot be opened: {_reason(error)}"
+            ) from error
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ TIES = {"head.weight": "symbol.weight"}
 IDENTITY = RunIdentity(
     ModelIdentity("a" * 64, 30),
     Training(steps=100, microbatches=4, microbatch_size=2, optimizer=farflung.AdamW(lr=0.001)),
-    DataIdentity(1000, 8, "b" * 64),
+    DataIdentity(1000, ["b" * 64] * 8, True),
 )
 
 

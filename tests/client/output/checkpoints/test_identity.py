@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 import torch
 from tests.support.checkpoints import IDENTITY, record_of
@@ -74,16 +75,12 @@ OTHERS: dict[str, tuple[RunIdentity, str]] = {
         "model: parameters of 30 numbers there, 3,000 here",
     ),
     "length of the data": (
-        msgspec.structs.replace(IDENTITY, data=DataIdentity(900, 8, "b" * 64)),
+        msgspec.structs.replace(IDENTITY, data=DataIdentity(900, ["b" * 64] * 8, True)),
         "data: 1000 items there, 900 here",
     ),
     "items of the data": (
-        msgspec.structs.replace(IDENTITY, data=DataIdentity(1000, 8, "c" * 64)),
-        "data: of 8 sampled items some are not the same",
-    ),
-    "data that are no longer repeatable": (
-        msgspec.structs.replace(IDENTITY, data=DataIdentity(1000, 8, None)),
-        "data: items read twice are alike there, unlike here",
+        msgspec.structs.replace(IDENTITY, data=DataIdentity(1000, ["b" * 64] * 3 + ["c" * 64] * 5, True)),
+        "data: of 8 sampled items 5 are not the same",
     ),
 }
 
@@ -145,18 +142,41 @@ def job_of(data: Any, **changes: Any) -> farflung.Job:
 
 def test_data_are_known_by_their_length_and_some_items() -> None:
     known = data_identity(job_of(Numbers()))
-    assert (known.items, known.sampled, known.is_repeatable) == (100, 8, True)
+    assert (known.items, len(known.digests), known.is_repeatable) == (100, 8, True)
     assert data_identity(job_of(Numbers())) == known
     assert data_identity(job_of(Numbers(changed=50))) != known
     assert data_identity(job_of(Numbers(101))).items == 101
-    assert data_identity(job_of(Numbers(4))).sampled == 4
+    assert len(data_identity(job_of(Numbers(4))).digests) == 4
 
 
 def test_data_whose_items_differ_when_read_again_are_noticed_and_taken() -> None:
     first, second = (data_identity(job_of(Numbers(noise=True))) for _ in range(2))
-    assert not first.is_repeatable and first == second
+    assert not first.is_repeatable and not second.is_repeatable
     there = msgspec.structs.replace(IDENTITY, data=first)
-    require_same_run(record_of(40, identity=there), there)
+    (warning,) = require_same_run(record_of(40, identity=there), there)
+    assert warning.startswith("data: items differ when they are read twice")
+
+
+def test_data_that_looked_repeatable_by_luck_are_taken_with_a_warning() -> None:
+    for data in (
+        DataIdentity(1000, ["c" * 64] * 8, False),
+        DataIdentity(1000, ["b" * 64] * 4 + ["c" * 64] * 4, True),
+    ):
+        here = msgspec.structs.replace(IDENTITY, data=data)
+        assert len(require_same_run(record_of(40), here)) == 1
+    assert require_same_run(record_of(40), IDENTITY) == ()
+
+
+def test_reading_items_leaves_the_random_states() -> None:
+    class Noisy(Numbers):
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            return {"x": torch.rand(1) + random.random() + float(numpy.random.rand())}
+
+    job = job_of(Noisy())
+    before = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[2]  # type: ignore[index]
+    assert not data_identity(job).is_repeatable
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+    assert numpy.random.get_state()[2] == before[2]  # type: ignore[index]
 
 
 def test_items_are_compared_as_batches() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,7 +53,9 @@ def identity_of(prepared: Prepared, training: Training) -> RunIdentity:
 
 
 def data_identity(job: Job) -> DataIdentity:
-    """The number of training items, and a digest of some of them if they are the same when read again.
+    """The number of training items, digests of some, and whether they are the same when read again.
+
+    The random states of Python, NumPy and PyTorch stay as they are.
 
     Raises
     ------
@@ -59,13 +64,15 @@ def data_identity(job: Job) -> DataIdentity:
     """
     length = len(job.data)
     indices = spread_indices(length, min(length, SAMPLED_ITEMS))
-    digest = _items_digest(job, indices)
-    is_repeatable = digest == _items_digest(job, indices)
-    return DataIdentity(length, len(indices), digest if is_repeatable else None)
+    with _random_states_kept():
+        digests = _digests(job, indices)
+        return DataIdentity(length, digests, digests == _digests(job, indices))
 
 
-def require_same_run(record: CheckpointRecord, current: RunIdentity) -> None:
+def require_same_run(record: CheckpointRecord, current: RunIdentity) -> tuple[str, ...]:
     """Check that a checkpoint is of the run with this identity, which may have other `steps`.
+
+    Returns warnings: what could not be compared, or differs in a few sampled items only.
 
     Raises
     ------
@@ -79,6 +86,7 @@ def require_same_run(record: CheckpointRecord, current: RunIdentity) -> None:
             f"the checkpoint of step {record.step} is of another run: {'; '.join(found)}. Resume with the job"
             " as it was, or start a new run"
         )
+    return tuple(_data_warnings(record.identity.data, current.data))
 
 
 def differences(record: CheckpointRecord, current: RunIdentity) -> list[str]:
@@ -131,28 +139,53 @@ def _word(value: object) -> str:
 def _data_differences(there: DataIdentity, here: DataIdentity) -> Iterator[str]:
     if there.items != here.items:
         yield f"data: {there.items} items there, {here.items} here"
-    elif there.is_repeatable != here.is_repeatable:
-        old, new = ("alike" if one.is_repeatable else "unlike" for one in (there, here))
-        yield f"data: items read twice are {old} there, {new} here"
-    elif there.sampled == here.sampled and there.sha256 != here.sha256:
-        yield f"data: of {there.sampled} sampled items some are not the same"
+    elif (changed := _changed(there, here)) * 2 > len(there.digests):
+        yield f"data: of {len(there.digests)} sampled items {changed} are not the same"
+
+
+def _data_warnings(there: DataIdentity, here: DataIdentity) -> Iterator[str]:
+    if not (there.is_repeatable and here.is_repeatable):
+        yield "data: items differ when they are read twice, so they were not compared with the checkpoint's"
+    elif changed := _changed(there, here):
+        yield f"data: of {len(there.digests)} sampled items {changed} are not the same as in the checkpoint"
+
+
+def _changed(there: DataIdentity, here: DataIdentity) -> int:
+    """How many of the sampled items differ; 0 if they cannot be compared."""
+    if not (there.is_repeatable and here.is_repeatable) or len(there.digests) != len(here.digests):
+        return 0
+    return sum(old != new for old, new in zip(there.digests, here.digests, strict=True))
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
 
 
 def _numbers(graph: Graph) -> int:
     return sum(math.prod(graph.values[entry.value].shape_at(1)) for entry in graph.inputs_of("parameter"))
 
 
-def _items_digest(job: Job, indices: Sequence[int]) -> str:
-    digest = hashlib.sha256()
-    for index in indices:
-        _add(digest, read_batch(job.data, "data", [index], job))
-    return digest.hexdigest()
+def _digests(job: Job, indices: Sequence[int]) -> list[str]:
+    return [_digest(read_batch(job.data, "data", [index], job)) for index in indices]
 
 
-def _add(digest: hashlib._Hash, batch: Mapping[str, Tensor]) -> None:
+def _digest(batch: Mapping[str, Tensor]) -> str:
     from farflung.runtime.torch_backend.tensors import memory, outgoing
 
+    digest = hashlib.sha256()
     for name in sorted(batch):
         tensor = outgoing(batch[name]).cpu()
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
         digest.update(memory(tensor))
+    return digest.hexdigest()

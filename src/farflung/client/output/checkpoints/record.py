@@ -41,19 +41,14 @@ class ModelIdentity(msgspec.Struct, frozen=True):
 
 
 class DataIdentity(msgspec.Struct, frozen=True):
-    """The training data: how many items, and a digest of `sampled` of them, spread evenly.
+    """The training data: how many items, and the digest of each of some, spread evenly.
 
-    `sha256` is None if an item differed when it was read a second time, as with random augmentation.
+    `is_repeatable` is false if an item differed when it was read a second time, as with random augmentation.
     """
 
     items: Count
-    sampled: Count
-    sha256: Sha256 | None
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the sampled items were the same when they were read again."""
-        return self.sha256 is not None
+    digests: list[Sha256]
+    is_repeatable: bool
 
 
 class RunIdentity(msgspec.Struct, frozen=True):

@@ -175,11 +175,11 @@ def test_a_folder_without_a_record_is_not_ours(names: list[str], tmp_path: Path)
 
 
 def test_digits_of_other_scripts_are_no_step(tmp_path: Path) -> None:
-    (tmp_path / "٤٠").mkdir()
-    (tmp_path / "٤٠" / "model.safetensors").write_text("mine")
+    (tmp_path / "4٠").mkdir()
+    (tmp_path / "4٠" / "model.safetensors").write_text("mine")
     assert CheckpointStore.open(tmp_path).newest() == (None, ())
     saved(tmp_path, 1)
-    assert folders(tmp_path / "٤٠") == ["model.safetensors"]
+    assert folders(tmp_path / "4٠") == ["model.safetensors"]
 
 
 def test_a_note_in_a_checkpoint_stays_and_its_step_can_be_saved_again(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_findings_name_workers_with_older_opsets_and_missing_ops() -> None:
 
 def test_a_lost_worker_is_a_finding_and_one_that_left_is_not() -> None:
     (finding,) = lost_findings([worker("a"), worker("b", state="lost"), worker("c", state="left")])
-    assert not finding.ok and finding.found == "b is disconnected, last seen 0:00 ago"
+    assert not finding.ok and finding.found == "b was lost, last seen 0:00 ago"
     assert "farflung join" in finding.helps
 
 

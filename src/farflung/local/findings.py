@@ -31,10 +31,12 @@ def lost_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
     """One finding for each worker whose connection was lost; one that left by itself is in order."""
     for worker in workers:
         if worker.state == "lost":
-            found = f"{worker.worker} is disconnected"
+            found = f"{worker.worker} was lost"
             if worker.last_seen_seconds >= 0:
                 found += f", last seen {format_clock(worker.last_seen_seconds)} ago"
-            helps = "run farflung doctor on its machine; if its worker has ended, run farflung join"
+            helps = (
+                "run `farflung doctor` on its machine; if its worker has ended, start it with `farflung join`"
+            )
             yield Finding("worker", False, found, helps)
 
 

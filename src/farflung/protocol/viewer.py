@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -89,11 +90,11 @@ class Status(Message, frozen=True):
     relay_mbps: float
 
     def workers_counted(self) -> str:
-        """The number of workers in each state: "2 workers connected, 1 disconnected, 2 idle"."""
-        away = sum(worker.is_away for worker in self.workers)
-        connected = f"{count_of(len(self.workers) - away, 'worker')} connected"
-        disconnected = f", {away} disconnected" if away else ""
-        return f"{connected}{disconnected}, {len(self.backup_pool)} idle"
+        """The number of workers in each state: "2 workers connected, 1 lost, 2 idle"."""
+        connected = count_of(sum(not worker.is_away for worker in self.workers), "worker")
+        states = Counter(worker.state for worker in self.workers if worker.is_away)
+        away = "".join(f", {count} {state}" for state, count in sorted(states.items(), reverse=True))
+        return f"{connected} connected{away}, {len(self.backup_pool)} idle"
 
 
 class Renew(Message, frozen=True):

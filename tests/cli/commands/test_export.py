@@ -144,6 +144,10 @@ BAD = {
     "nothing there": (["nowhere"], "expected a run folder at nowhere, found nothing"),
     "a file": (["file"], "expected a run folder at file, found a file"),
     "no weights": (["empty"], "empty has no whole checkpoint: it is empty or missing"),
+    "a run that lost its weights": (
+        ["lost"],
+        "ended before its weights were collected: its summary.json says",
+    ),
     "another ending": (
         ["runs/gpt", "--out", "a.bin"],
         "--out must end in .safetensors or .pt, found 'a.bin'",
@@ -158,6 +162,8 @@ BAD = {
 def test_bad_input_is_one_line(case: str, gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
     Path("empty").mkdir()
+    Path("lost").mkdir()
+    Path("lost/summary.json").write_text("{}")
     Path("damaged").mkdir()
     Path("damaged/model.safetensors").write_bytes(b"x")
     arguments, words = BAD[case]

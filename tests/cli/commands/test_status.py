@@ -26,8 +26,8 @@ def status_of(*states: str) -> Status:
     ("states", "words"),
     [
         (("idle", "running"), "2 workers connected, 1 idle"),
-        (("idle", "lost", "left"), "1 worker connected, 2 disconnected, 1 idle"),
-        (("lost",), "0 workers connected, 1 disconnected, 0 idle"),
+        (("idle", "lost", "left"), "1 worker connected, 1 lost, 1 left, 1 idle"),
+        (("lost",), "0 workers connected, 1 lost, 0 idle"),
         ((), "0 workers connected, 0 idle"),
     ],
 )

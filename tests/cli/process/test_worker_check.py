@@ -28,7 +28,7 @@ def test_who_never_joined_is_refused_with_those_there_are() -> None:
         list(check_workers(status, ["home-0", "w0", "home-1"], BROKER, wait=False))
     words = str(raised.value)
     assert words.startswith(f"no worker called home-0, home-1 has joined the broker at {BROKER}: ")
-    assert "its workers are w0, w1 (disconnected)" in words and "\n" not in words
+    assert "its workers are w0, w1 (lost)" in words and "\n" not in words
     assert f"farflung join {BROKER} --name home-0" in words and "--wait" in words
 
 
@@ -41,9 +41,9 @@ def test_who_is_away_or_to_come_is_waited_for_in_so_many_words() -> None:
     status = status_of("idle", "left")
     assert list(check_workers(status, ["w0"], BROKER, wait=False)) == []
     (away,) = check_workers(status, ["w0", "w1"], BROKER, wait=False)
-    assert away == "disconnected: w1; the run waits for it to come back"
+    assert away == "not connected: w1; the run waits for it to come back"
     strange, away = check_workers(status, ["w1", "w2"], BROKER, wait=True)
-    assert strange == "waiting for w2 to join (--wait)" and away.startswith("disconnected: w1")
+    assert strange == "waiting for w2 to join (--wait)" and away.startswith("not connected: w1")
 
 
 def test_a_codec_is_for_workers_who_are_there() -> None:

@@ -73,7 +73,7 @@ def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool)
         yield f"waiting for {and_more(strange)} to join (--wait)"
     if away := [id for id in named if id in known and known[id].is_away]:
         them = "them" if len(away) > 1 else "it"
-        yield f"disconnected: {and_more(away)}; the run waits for {them} to come back"
+        yield f"not connected: {and_more(away)}; the run waits for {them} to come back"
 
 
 def require_codec_ends(status: Status, codecs: CodecWishes) -> None:
@@ -86,7 +86,7 @@ def require_codec_ends(status: Status, codecs: CodecWishes) -> None:
 
 
 def _refusal(status: Status, strange: Sequence[str], broker: str) -> str:
-    there = [worker.worker + " (disconnected)" * worker.is_away for worker in status.workers]
+    there = [worker.worker + f" ({worker.state})" * worker.is_away for worker in status.workers]
     has = f"its workers are {and_more(there)}" if there else "no worker has joined it yet"
     return (
         f"no worker called {and_more(strange)} has joined the broker at {broker}: {has}. Start it with"

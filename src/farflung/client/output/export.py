@@ -10,7 +10,7 @@ import msgspec
 
 from farflung.client.output.checkpoints.record import MODEL
 from farflung.client.output.checkpoints.store import CheckpointStore
-from farflung.client.output.run_folder import CHECKPOINTS
+from farflung.client.output.run_folder import CHECKPOINTS, SUMMARY
 from farflung.client.output.tensor_file import read_tensors, write_tensors
 from farflung.errors import CheckpointError
 from farflung.files import sync
@@ -88,6 +88,10 @@ def _weights(run: str, step: int | None) -> _Weights:
             f"expected a run folder at {run}, found {'a file' if folder.exists() else 'nothing'}"
         )
     is_run = (folder / CHECKPOINTS).is_dir()
+    if (folder / SUMMARY).is_file() and not is_run and not (folder / MODEL).is_file():
+        raise CheckpointError(
+            f"the run in {run} ended before its weights were collected: its {SUMMARY} says why"
+        )
     store = CheckpointStore.open(folder / CHECKPOINTS if is_run else folder)
     if not (folder / MODEL).is_file():
         return _of_checkpoint(store, step)

@@ -293,8 +293,8 @@ def test_a_failed_save_of_a_step_promises_only_those_of_other_steps(monkeypatch:
 
 @pytest.mark.processes
 def test_a_bucket_that_does_not_exist_is_one_line(s3: str) -> None:
-    store = CheckpointStore.open(f"s3://nobody-{uuid4().hex}/x")
-    with pytest.raises(CheckpointError, match="cannot be written to s3://nobody") as caught:
+    store = CheckpointStore.open(f"s3://missing-{uuid4().hex}/x")
+    with pytest.raises(CheckpointError, match="cannot be written to s3://missing") as caught:
         store.save(record_of(1), contents_of(1))
     assert "\n" not in str(caught.value)
 

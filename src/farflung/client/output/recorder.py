@@ -49,6 +49,7 @@ class RunMetrics:
         self.steps = self._steps_before = self.current.step if self.current else self._training.steps
         self.workers = 0
         self.weights_step: int | None = None
+        self.checkpoint_step: int | None = None
         self.bytes_on_wire = 0
         self.loading_bytes = 0
         self.loading_seconds: float | None = None
@@ -152,6 +153,7 @@ class RunMetrics:
             predicted_step_seconds=self.prediction.step_seconds if self.prediction else None,
             predicted_bottleneck=self.prediction.bottleneck if self.prediction else "",
             prediction_is_brief=self.prediction.brief if self.prediction else False,
+            checkpoint_step=self.checkpoint_step,
             scheduler=self.prediction.scheduler if self.prediction else "",
             links=[_row(link) for link in self._links.values()],
             ratio=self.ratio,

@@ -64,7 +64,8 @@ class Summary(msgspec.Struct, frozen=True):
     was expected to compute for 1 ms a microbatch: what Python takes is not predicted, and steps may take far
     longer. `links` are sums over all units, and `ratio` is that of all of them together. `validation_loss` is
     that of the weights alone; where codecs are chosen while it runs, `validation_loss_with_codecs` is that of
-    the links as they were written.
+    the links as they were written. `checkpoint_step` is that of the newest
+    checkpoint, None if there is none.
     """
 
     state: str
@@ -90,3 +91,4 @@ class Summary(msgspec.Struct, frozen=True):
     ratio: float | None = None
     validation_loss_with_codecs: float | None = None
     prediction_is_brief: bool = False
+    checkpoint_step: int | None = None

@@ -18,6 +18,7 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.weights import save_weights
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.broker_client import Lost, open_broker_session
+from farflung.client.run.checkpointing import Checkpointing
 from farflung.client.run.events import BackgroundTasks, Event, FleetLost, Stop, TaskFailed, WeightsSaved
 from farflung.client.run.worker_session import WorkerRoutes
 from farflung.errors import FarflungError, RunFailed
@@ -83,6 +84,7 @@ class Submitter:
 
     It trains on `workers` idle workers (0: the planner chooses), taken from `on` if that names any. `wishes`
     say how to plan it. No more workers can join a fleet that is `closed`, so the run does not wait for them.
+    `checkpointing` says when to save checkpoints and where to begin; without it none is saved.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Submitter:
         on: Sequence[str] = (),
         wishes: Wishes = NO_WISHES,
         closed: bool = False,
+        checkpointing: Checkpointing | None = None,
     ) -> None:
         codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
         self._prepared = prepared = prepared.written_by(codecs.every)
@@ -103,6 +106,7 @@ class Submitter:
         self._on = list(on)
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._closed = closed
+        self._checkpointing = checkpointing
         self._timeouts = Timeouts()
         self.recorder = Recorder(prepared.job, run, observer, prepared.emulated)
         self._events: asyncio.Queue[Event] = asyncio.Queue()

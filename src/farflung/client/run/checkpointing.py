@@ -1,0 +1,40 @@
+"""When a run saves checkpoints, and which one it goes on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from farflung.client.output.checkpoints.contents import Checkpoint
+from farflung.client.output.checkpoints.store import CheckpointStore
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When to save: after each `steps` steps, each `seconds` seconds (0: never), and at the `end`."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    end: bool = True
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """How one run saves its state, and where it begins.
+
+    Parameters
+    ----------
+    policy, store
+        When to save, and where.
+    run
+        The random name that the run keeps when it is resumed.
+    resumed
+        The checkpoint to go on from; None for a new run.
+    attempts
+        How many attempts the run has had before; the next ones are numbered after them.
+    """
+
+    policy: CheckpointPolicy
+    store: CheckpointStore
+    run: str
+    resumed: Checkpoint | None = None
+    attempts: int = 0
